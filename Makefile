@@ -1,0 +1,3 @@
+.PHONY: test
+test: ## Run every test
+	cargo test --workspace --locked

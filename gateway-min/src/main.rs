@@ -1,0 +1,2 @@
+//! The `threadkeep` binary.
+fn main() {}

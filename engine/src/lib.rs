@@ -1,1 +1,16 @@
-//! Placeholder.
+#![doc = include_str!("../README.md")]
+
+pub mod cadence;
+pub mod channel;
+pub mod checkpoint;
+mod error;
+pub mod id;
+pub mod metadata;
+pub mod mode;
+pub mod saver;
+pub mod value;
+
+pub use error::{
+    CADENCE_RECONFIGURATION, Error, FREQUENCY_NOT_POSITIVE, MODE_MISMATCH, MODE_RECONFIGURATION, Result,
+    SECOND_OVERWRITE,
+};

@@ -1,0 +1,153 @@
+//! What can go wrong, by what the caller should do about it.
+
+use crate::id::{CheckpointId, Namespace, ThreadId};
+
+/// The result of an engine or saver operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Text of the mismatch error (service reference, "Messages").
+pub const MODE_MISMATCH: &str =
+    "Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
+/// Text of the mode reconfiguration error (service reference, "Messages").
+pub const MODE_RECONFIGURATION: &str =
+    "checkpoint_channel_mode is restart-required and cannot change in a running process";
+/// Text of the cadence reconfiguration error (service reference, "Messages").
+pub const CADENCE_RECONFIGURATION: &str =
+    "checkpoint_delta.snapshot_frequency is restart-required and cannot change in a running process";
+/// Text of the error for a cadence below one (service reference, "Messages").
+pub const FREQUENCY_NOT_POSITIVE: &str = "snapshot frequency must be positive";
+/// Text of the error for a second replace-style write in one superstep (service reference, "Other rules" 1).
+pub const SECOND_OVERWRITE: &str = "Can receive only one Overwrite value per super-step.";
+
+/// An error of the engine or of a saver. The kind says what to do; the text names the ids that are needed for it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The thing asked for by id is not there. Nothing else is ever returned in its place.
+    #[error("thread {thread} has no checkpoint {checkpoint}")]
+    NotFound {
+        /// The thread that was asked.
+        thread: ThreadId,
+        /// The checkpoint that it does not have.
+        checkpoint: CheckpointId,
+    },
+    /// Another writer moved the head. Read the head again and decide anew.
+    #[error(
+        "thread {thread}{}: the head is {}, the commit expected {}; read the head again and retry",
+        in_namespace(namespace),
+        or_none(found),
+        or_none(expected)
+    )]
+    Conflict {
+        /// The thread.
+        thread: ThreadId,
+        /// The namespace in it.
+        namespace: Namespace,
+        /// The head that the commit named.
+        expected: Option<CheckpointId>,
+        /// The head that the store has.
+        found: Option<CheckpointId>,
+    },
+    /// A row that the lineage needs is missing. The state cannot be told; restore a backup or verify the store.
+    #[error("thread {thread}, checkpoint {checkpoint}: broken lineage: {missing}")]
+    BrokenLineage {
+        /// The thread.
+        thread: ThreadId,
+        /// The checkpoint whose state was asked for, or at which the gap shows.
+        checkpoint: CheckpointId,
+        /// What is missing.
+        missing: String,
+    },
+    /// Stored bytes do not decode or do not have their checksum.
+    #[error("corrupt data: {place}: {reason}")]
+    Corrupt {
+        /// Where: table and key, or the kind of value.
+        place: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The saver does not offer this operation.
+    #[error("the {saver} saver does not support {operation}")]
+    Unsupported {
+        /// The operation.
+        operation: &'static str,
+        /// The saver.
+        saver: &'static str,
+    },
+    /// The store did not take the operation, and nothing of it was kept. Try again later.
+    #[error("the {saver} store is unavailable, nothing was written: {reason}")]
+    Unavailable {
+        /// The saver.
+        saver: &'static str,
+        /// Why, and the remedy where there is one.
+        reason: String,
+    },
+    /// The operation may or may not have been kept. Look, or repeat it: a repeated commit is idempotent.
+    #[error("the outcome is in doubt in the {saver} store: {reason}; repeat the operation or read the head")]
+    InDoubt {
+        /// The saver.
+        saver: &'static str,
+        /// What happened.
+        reason: String,
+    },
+    /// The database was written by a newer version of this program.
+    #[error(
+        "{store} has format version {found}, this program reads up to version {supported}; upgrade threadkeep"
+    )]
+    NewerFormat {
+        /// The database.
+        store: String,
+        /// Its format version.
+        found: u32,
+        /// The newest version this program knows.
+        supported: u32,
+    },
+    /// A process in `full` mode meets a delta checkpoint (`CheckpointModeMismatchError` of the reference).
+    #[error("{}", MODE_MISMATCH)]
+    ModeMismatch,
+    /// The process tries to change a frozen setting (`CheckpointModeReconfigurationError` of the reference).
+    #[error("{0}")]
+    Reconfiguration(&'static str),
+    /// The writes of one superstep cannot be applied together.
+    #[error("{0}")]
+    InvalidUpdate(String),
+    /// A caller's argument is wrong; nothing was changed.
+    #[error("{0}")]
+    InvalidInput(String),
+}
+
+impl Error {
+    /// A [`Error::Corrupt`] at `place`.
+    pub fn corrupt(place: impl Into<String>, reason: impl ToString) -> Self {
+        Self::Corrupt { place: place.into(), reason: reason.to_string() }
+    }
+
+    /// A [`Error::BrokenLineage`] at `checkpoint`.
+    pub fn broken(thread: &ThreadId, checkpoint: CheckpointId, missing: impl Into<String>) -> Self {
+        Self::BrokenLineage { thread: thread.clone(), checkpoint, missing: missing.into() }
+    }
+
+    /// The class name that clients of the service know, used in `error` frames (service reference, "Exceptions").
+    pub fn class_name(&self) -> &'static str {
+        match self {
+            Self::ModeMismatch => "CheckpointModeMismatchError",
+            Self::Reconfiguration(_) => "CheckpointModeReconfigurationError",
+            Self::InvalidUpdate(_) => "InvalidUpdateError",
+            Self::InvalidInput(_) => "ValueError",
+            Self::NotFound { .. } => "CheckpointNotFoundError",
+            Self::Conflict { .. } => "CheckpointConflictError",
+            Self::BrokenLineage { .. } => "BrokenLineageError",
+            Self::Corrupt { .. } | Self::NewerFormat { .. } => "CorruptCheckpointError",
+            Self::Unsupported { .. } => "NotImplementedError",
+            Self::Unavailable { .. } | Self::InDoubt { .. } => "CheckpointStoreError",
+        }
+    }
+}
+
+fn or_none(id: &Option<CheckpointId>) -> String {
+    id.map_or_else(|| "empty".to_owned(), |id| id.to_string())
+}
+
+fn in_namespace(namespace: &Namespace) -> String {
+    if namespace.as_str().is_empty() { String::new() } else { format!(", namespace {namespace}") }
+}

@@ -1,0 +1,328 @@
+//! Identifiers: threads, namespaces, channels, tasks, checkpoints, versions, and the source that makes new ones.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Wraps a text; cloning it afterwards copies a pointer.
+            pub fn new(text: impl Into<Arc<str>>) -> Self {
+                Self(text.into())
+            }
+
+            /// The text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self::new(text)
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(text: String) -> Self {
+                Self::new(text)
+            }
+        }
+
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+text_id! {
+    /// A conversation. Any text is a valid id; the gateway is stricter about the ids it accepts.
+    ThreadId
+}
+text_id! {
+    /// A chain of checkpoints inside a thread. The root namespace is the empty text; a nested graph has its own.
+    Namespace
+}
+text_id! {
+    /// The name of a state channel, for example `messages`.
+    ChannelName
+}
+text_id! {
+    /// The name of a graph node, for example `model`.
+    NodeName
+}
+
+impl Namespace {
+    /// The namespace of the thread's own graph: the empty text.
+    pub fn root() -> Self {
+        Self::new("")
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self::root()
+    }
+}
+
+macro_rules! uuid_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Uuid);
+
+        impl $name {
+            /// The id made of these sixteen bytes.
+            pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+                Self(Uuid::from_bytes(bytes))
+            }
+
+            /// The sixteen bytes of the id.
+            pub const fn as_bytes(&self) -> &[u8; 16] {
+                self.0.as_bytes()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = uuid::Error;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                text.parse().map(Self)
+            }
+        }
+    };
+}
+
+uuid_id! {
+    /// A checkpoint: a time-ordered UUID (version 7). Byte order, text order and age order are the same, and an id is
+    /// strictly greater than its parent's and than every head it followed, also when clocks run backwards.
+    CheckpointId
+}
+uuid_id! {
+    /// One attempt at one task of a superstep. A second attempt has another id.
+    TaskId
+}
+
+impl CheckpointId {
+    /// Milliseconds since the Unix epoch, as the id carries them.
+    pub fn unix_ms(&self) -> u64 {
+        let mut bytes = [0_u8; 8];
+        bytes[2..].copy_from_slice(&self.as_bytes()[..6]);
+        u64::from_be_bytes(bytes)
+    }
+
+    /// The moment the id carries, as ISO-8601 in UTC with microseconds: the checkpoint's `created_at`.
+    pub fn created_at(&self) -> String {
+        let ms = i64::try_from(self.unix_ms()).unwrap_or(i64::MAX);
+        let time = chrono::DateTime::from_timestamp_millis(ms).unwrap_or(chrono::DateTime::UNIX_EPOCH);
+        time.to_rfc3339_opts(chrono::SecondsFormat::Micros, false)
+    }
+
+    fn from_parts(unix_ms: u64, counter: u16, random: u64) -> Self {
+        let mut bytes = [0_u8; 16];
+        bytes[..6].copy_from_slice(&unix_ms.to_be_bytes()[2..]);
+        bytes[6] = 0x70 | (counter >> 8) as u8 & 0x0f;
+        bytes[7] = (counter & 0xff) as u8;
+        bytes[8..].copy_from_slice(&random.to_be_bytes());
+        bytes[8] = 0x80 | (bytes[8] & 0x3f);
+        Self::from_bytes(bytes)
+    }
+
+    fn counter(&self) -> u16 {
+        u16::from(self.as_bytes()[6] & 0x0f) << 8 | u16::from(self.as_bytes()[7])
+    }
+}
+
+/// The version of a channel's value: a counter that grows along a lineage, and a random part, so that two children of
+/// one parent never give the same version to two values.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// One more than the greatest counter of the parent checkpoint.
+    pub counter: u64,
+    /// Drawn anew for each superstep.
+    pub random: u64,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032}.{:016x}", self.counter, self.random)
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:x}", self.counter, self.random)
+    }
+}
+
+/// Where the current time comes from. Tests put their own in.
+pub trait Clock: Send + Sync {
+    /// Milliseconds since the Unix epoch.
+    fn now_ms(&self) -> u64;
+}
+
+/// The machine's clock.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now_ms(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |past| u64::try_from(past.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Makes new ids. With a seed and a fixed clock it makes the same ids again, so a test can be replayed.
+pub struct IdSource {
+    clock: Box<dyn Clock>,
+    random: Mutex<StdRng>,
+}
+
+impl fmt::Debug for IdSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdSource").finish_non_exhaustive()
+    }
+}
+
+impl Default for IdSource {
+    fn default() -> Self {
+        Self { clock: Box::new(SystemClock), random: Mutex::new(rand::make_rng()) }
+    }
+}
+
+impl IdSource {
+    /// A source with this clock and this seed.
+    pub fn seeded(clock: impl Clock + 'static, seed: u64) -> Self {
+        Self { clock: Box::new(clock), random: Mutex::new(StdRng::seed_from_u64(seed)) }
+    }
+
+    fn random<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
+        draw(&mut self.random.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A checkpoint id of now, strictly greater than `floor` (the greater of the parent and the head that it follows).
+    pub fn checkpoint_after(&self, floor: Option<CheckpointId>) -> CheckpointId {
+        let now = self.clock.now_ms();
+        let (start, tail) = self.random(|rng| (rng.random_range(0..0x800_u16), rng.random::<u64>()));
+        match floor {
+            Some(floor) if floor.unix_ms() >= now => {
+                let next = floor.counter() + 1;
+                if next > 0x0fff {
+                    CheckpointId::from_parts(floor.unix_ms() + 1, 0, tail)
+                } else {
+                    CheckpointId::from_parts(floor.unix_ms(), next, tail)
+                }
+            }
+            _ => CheckpointId::from_parts(now, start, tail),
+        }
+    }
+
+    /// The version for the channels written in one superstep, greater than `last`.
+    pub fn version_after(&self, last: Option<Version>) -> Version {
+        Version { counter: last.map_or(1, |v| v.counter + 1), random: self.random(RngExt::random) }
+    }
+
+    /// The id of a new task attempt.
+    pub fn task(&self) -> TaskId {
+        TaskId(uuid::Builder::from_random_bytes(self.random(RngExt::random)).into_uuid())
+    }
+
+    /// The id of a message that came without one.
+    pub fn message(&self) -> String {
+        self.task().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    struct Steps(AtomicU64, i64);
+
+    impl Clock for Steps {
+        fn now_ms(&self) -> u64 {
+            let delta = u64::try_from(self.1.abs()).unwrap();
+            if self.1 < 0 {
+                self.0.fetch_sub(delta, Ordering::Relaxed)
+            } else {
+                self.0.fetch_add(delta, Ordering::Relaxed)
+            }
+        }
+    }
+
+    #[test]
+    fn checkpoint_ids_grow_strictly_with_a_stopped_and_a_backward_clock() {
+        for pace in [0, -7, 1] {
+            let ids = IdSource::seeded(Steps(AtomicU64::new(1_700_000_000_000), pace), 1);
+            let mut last = None;
+            for _ in 0..10_000 {
+                let id = ids.checkpoint_after(last);
+                assert!(last < Some(id), "{last:?} then {id}");
+                assert!(last.map(|l| l.to_string()) < Some(id.to_string()));
+                last = Some(id);
+            }
+        }
+    }
+
+    #[test]
+    fn checkpoint_ids_are_uuid_v7_and_carry_their_time() {
+        let ids = IdSource::seeded(Steps(AtomicU64::new(1_700_000_000_123), 0), 2);
+        let id = ids.checkpoint_after(None);
+        assert_eq!(Uuid::from_bytes(*id.as_bytes()).get_version_num(), 7);
+        assert_eq!(id.unix_ms(), 1_700_000_000_123);
+        assert_eq!(id.created_at(), "2023-11-14T22:13:20.123000+00:00");
+        assert_eq!(id.to_string().parse::<CheckpointId>().unwrap(), id);
+    }
+
+    #[test]
+    fn sibling_versions_differ_and_sort_after_their_parent() {
+        let ids = IdSource::default();
+        let parent = ids.version_after(None);
+        let (a, b) = (ids.version_after(Some(parent)), ids.version_after(Some(parent)));
+        assert_ne!(a, b);
+        assert!(a > parent && b > parent);
+        assert_eq!(Version { counter: 3, random: 255 }.to_string(), format!("{:032}.00000000000000ff", 3));
+    }
+}

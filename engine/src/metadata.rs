@@ -1,0 +1,182 @@
+//! Checkpoint metadata: typed well-known keys, and the rest as JSON.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json, json};
+
+use crate::error::{Error, Result};
+use crate::id::{ChannelName, CheckpointId, Namespace};
+use crate::mode::{CHECKPOINT_MODE_METADATA_KEY, ChannelMode};
+
+/// The metadata key of the counters (service reference, "Marker constants").
+pub const COUNTERS_KEY: &str = "counters_since_delta_snapshot";
+
+/// What made a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The input of a run, or the creation of the thread.
+    Input,
+    /// A superstep of a run.
+    Loop,
+    /// A write to the state from outside a run.
+    Update,
+    /// A copy of another checkpoint.
+    Fork,
+}
+
+/// What happened to a delta channel since its last snapshot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Supersteps that wrote the channel.
+    pub updates: u64,
+    /// All supersteps.
+    pub supersteps: u64,
+}
+
+/// The metadata of a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Metadata {
+    /// What made the checkpoint.
+    pub source: Source,
+    /// The number of the superstep: -1 for the first input of a thread, then counting up along the lineage.
+    pub step: i64,
+    /// For a nested graph: the checkpoint of each namespace around it.
+    pub parents: BTreeMap<Namespace, CheckpointId>,
+    /// Whether the checkpoint carries the marker of delta mode.
+    pub delta_marker: bool,
+    /// Per delta channel, what happened since its snapshot; absent on the checkpoint that holds the snapshot.
+    pub counters: BTreeMap<ChannelName, Counters>,
+    /// Every other key.
+    pub extra: Map<String, Json>,
+}
+
+impl Metadata {
+    /// Metadata of this source and step, and nothing else.
+    pub fn new(source: Source, step: i64) -> Self {
+        Self {
+            source,
+            step,
+            parents: BTreeMap::new(),
+            delta_marker: false,
+            counters: BTreeMap::new(),
+            extra: Map::new(),
+        }
+    }
+
+    /// Whether this is the metadata of a delta checkpoint: it has the marker, or counters for `messages`
+    /// (service reference, "Marker constants").
+    pub fn is_delta(&self) -> bool {
+        self.delta_marker || self.counters.contains_key("messages")
+    }
+
+    /// As one JSON object, the form in which clients see it.
+    pub fn to_json(&self) -> Map<String, Json> {
+        let mut map = self.extra.clone();
+        map.insert("source".into(), json!(self.source));
+        map.insert("step".into(), json!(self.step));
+        let parents = self.parents.iter().map(|(ns, id)| (ns.to_string(), json!(id.to_string()))).collect();
+        map.insert("parents".into(), Json::Object(parents));
+        if self.delta_marker {
+            map.insert(CHECKPOINT_MODE_METADATA_KEY.into(), json!(ChannelMode::Delta.as_str()));
+        }
+        if !self.counters.is_empty() {
+            let counters = self.counters.iter();
+            let counters = counters.map(|(name, c)| (name.to_string(), json!([c.updates, c.supersteps])));
+            map.insert(COUNTERS_KEY.into(), Json::Object(counters.collect()));
+        }
+        map
+    }
+
+    /// From the form of [`Self::to_json`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] naming the key that is missing or malformed.
+    pub fn from_json(mut map: Map<String, Json>) -> Result<Self> {
+        fn bad(key: &str) -> Error {
+            Error::InvalidInput(format!("checkpoint metadata: {key} is missing or malformed"))
+        }
+        let source = map.remove("source").ok_or_else(|| bad("source"))?;
+        let step = map.remove("step").and_then(|v| v.as_i64()).ok_or_else(|| bad("step"))?;
+        let mut metadata = Self::new(serde_json::from_value(source).map_err(|_| bad("source"))?, step);
+        if let Some(Json::Object(parents)) = map.remove("parents") {
+            for (namespace, id) in parents {
+                let id = id.as_str().and_then(|id| id.parse().ok()).ok_or_else(|| bad("parents"))?;
+                metadata.parents.insert(namespace.into(), id);
+            }
+        }
+        metadata.delta_marker =
+            map.remove(CHECKPOINT_MODE_METADATA_KEY).is_some_and(|v| v == ChannelMode::Delta.as_str());
+        if let Some(Json::Object(counters)) = map.remove(COUNTERS_KEY) {
+            for (channel, pair) in counters {
+                let at = |i: usize| pair.get(i).and_then(Json::as_u64).ok_or_else(|| bad(COUNTERS_KEY));
+                let counters = Counters { updates: at(0)?, supersteps: at(1)? };
+                metadata.counters.insert(channel.into(), counters);
+            }
+        }
+        metadata.extra = map;
+        Ok(metadata)
+    }
+
+    /// Whether every key of `filter` has an equal value in [`Self::to_json`].
+    pub fn matches(&self, filter: &Map<String, Json>) -> bool {
+        if filter.is_empty() {
+            return true;
+        }
+        let all = self.to_json();
+        filter.iter().all(|(key, value)| all.get(key) == Some(value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_survives_its_json_form_and_matches_filters_on_it() {
+        let mut metadata = Metadata::new(Source::Loop, 7);
+        metadata.delta_marker = true;
+        metadata.counters.insert("messages".into(), Counters { updates: 3, supersteps: 5 });
+        metadata.extra.insert("run_id".into(), json!("r1"));
+        let map = metadata.to_json();
+        assert_eq!(
+            Json::Object(map.clone()),
+            json!({"source": "loop", "step": 7, "parents": {}, "svc_checkpoint_channel_mode": "delta",
+                   "counters_since_delta_snapshot": {"messages": [3, 5]}, "run_id": "r1"})
+        );
+        assert_eq!(Metadata::from_json(map).unwrap(), metadata);
+        let filter = |v: Json| v.as_object().unwrap().clone();
+        assert!(metadata.matches(&filter(json!({"run_id": "r1", "step": 7}))));
+        assert!(!metadata.matches(&filter(json!({"run_id": "r2"}))));
+        assert!(!metadata.matches(&filter(json!({"absent": null}))));
+    }
+
+    #[test]
+    fn malformed_metadata_names_the_key() {
+        for (json, key) in [
+            (json!({"step": 1}), "source"),
+            (json!({"source": "loop"}), "step"),
+            (
+                json!({"source": "loop", "step": 1, "counters_since_delta_snapshot": {"messages": [1]}}),
+                COUNTERS_KEY,
+            ),
+        ] {
+            let error = Metadata::from_json(json.as_object().unwrap().clone()).unwrap_err();
+            assert!(error.to_string().contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_is_delta_by_its_marker_or_by_counters_of_messages() {
+        let mut metadata = Metadata::new(Source::Loop, 0);
+        assert!(!metadata.is_delta());
+        metadata.counters.insert("other".into(), Counters::default());
+        assert!(!metadata.is_delta());
+        metadata.counters.insert("messages".into(), Counters::default());
+        assert!(metadata.is_delta());
+        metadata.counters.clear();
+        metadata.delta_marker = true;
+        assert!(metadata.is_delta());
+    }
+}

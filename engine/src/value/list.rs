@@ -1,0 +1,377 @@
+//! List values: elements that carry their bytes and hash, in a persistent vector.
+//!
+//! A [`ListValue`] also remembers how it was made from a value that a saver already holds (its *base*): which ranges
+//! of it are the base's and which elements are new. A saver that shares elements can so write a list of thousands of
+//! elements by looking at the few that changed.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use imbl::{HashMap, Vector};
+use serde_json::Value as Json;
+
+use super::msgpack;
+use crate::error::Result;
+use crate::id::Version;
+
+/// The first sixteen bytes of the BLAKE3 hash of an element's bytes: its checksum, and its identity inside a thread.
+pub type ElementHash = [u8; 16];
+
+/// One element of a list: its bytes, its hash, and its `id` if it is an object that has one. Cloning shares all of it.
+#[derive(Clone)]
+pub struct Element(Arc<Inner>);
+
+struct Inner {
+    bytes: Bytes,
+    hash: OnceLock<ElementHash>,
+    id: OnceLock<Option<Arc<str>>>,
+}
+
+impl Element {
+    /// Encodes a JSON value.
+    ///
+    /// # Errors
+    /// As [`super::ChannelValue::from_json`].
+    pub fn from_json(value: &Json) -> Result<Self> {
+        msgpack::encode(value).map(Self::from_bytes)
+    }
+
+    /// Takes the MessagePack bytes of one value. They are not looked at until the element is decoded.
+    pub fn from_bytes(bytes: Bytes) -> Self {
+        Self(Arc::new(Inner { bytes, hash: OnceLock::new(), id: OnceLock::new() }))
+    }
+
+    /// Takes bytes whose hash was just checked, so that it is not computed again.
+    pub fn from_checked(bytes: Bytes, hash: ElementHash) -> Self {
+        Self(Arc::new(Inner { bytes, hash: OnceLock::from(hash), id: OnceLock::new() }))
+    }
+
+    /// The MessagePack bytes.
+    pub fn bytes(&self) -> &Bytes {
+        &self.0.bytes
+    }
+
+    /// The hash of the bytes, computed once.
+    pub fn hash(&self) -> &ElementHash {
+        self.0.hash.get_or_init(|| Self::hash_of(&self.0.bytes))
+    }
+
+    /// The hash that an element with these bytes has.
+    pub fn hash_of(bytes: &[u8]) -> ElementHash {
+        let mut short = [0; 16];
+        short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
+        short
+    }
+
+    /// The text under `id`, if the element is an object with one. Found once, without decoding the element.
+    pub fn id(&self) -> Option<&Arc<str>> {
+        self.0.id.get_or_init(|| msgpack::text_field(&self.0.bytes, "id").map(Arc::from)).as_ref()
+    }
+
+    /// The text under `key`, if the element is an object with one.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        msgpack::text_field(&self.0.bytes, key)
+    }
+
+    /// Decodes into JSON.
+    ///
+    /// # Errors
+    /// [`crate::Error::Corrupt`] if the bytes are not MessagePack that JSON can express.
+    pub fn to_json(&self) -> Result<Json> {
+        msgpack::decode(&self.0.bytes)
+    }
+}
+
+impl PartialEq for Element {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.bytes == other.0.bytes
+    }
+}
+
+impl fmt::Debug for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.to_json() {
+            Ok(json) => write!(f, "{json}"),
+            Err(_) => write!(f, "{} undecodable bytes", self.0.bytes.len()),
+        }
+    }
+}
+
+/// A run of neighbouring elements of a [`ListValue`], told from its base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The base's elements `start .. start + len`.
+    Base {
+        /// Index in the base.
+        start: usize,
+        /// How many.
+        len: usize,
+    },
+    /// Elements that the base does not have at this place.
+    New {
+        /// How many.
+        len: usize,
+    },
+}
+
+impl Part {
+    fn len(self) -> usize {
+        match self {
+            Self::Base { len, .. } | Self::New { len } => len,
+        }
+    }
+}
+
+/// A list whose clones share their elements: appending to a list of thousands costs as much as to a list of ten.
+#[derive(Clone, Default)]
+pub struct ListValue {
+    elements: Vector<Element>,
+    /// Where each element id stands. `None` until the first lookup by id, and again after a removal.
+    places: Option<HashMap<Arc<str>, usize>>,
+    base: Option<Version>,
+    parts: Vec<Part>,
+}
+
+impl ListValue {
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.elements.is_empty()
+    }
+
+    /// The elements in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Element> + ExactSizeIterator + Clone {
+        self.elements.iter()
+    }
+
+    /// The elements from `start` on.
+    pub fn iter_from(&self, start: usize) -> impl Iterator<Item = &Element> {
+        let start = start.min(self.elements.len());
+        self.elements.focus().narrow(start..).into_iter()
+    }
+
+    /// The element at `index`.
+    pub fn get(&self, index: usize) -> Option<&Element> {
+        self.elements.get(index)
+    }
+
+    /// The last element.
+    pub fn last(&self) -> Option<&Element> {
+        self.elements.last()
+    }
+
+    /// Appends an element.
+    pub fn push(&mut self, element: Element) {
+        if let (Some(places), Some(id)) = (&mut self.places, element.id()) {
+            places.entry(id.clone()).or_insert(self.elements.len());
+        }
+        self.elements.push_back(element);
+        match self.parts.last_mut() {
+            Some(Part::New { len }) => *len += 1,
+            _ => self.parts.push(Part::New { len: 1 }),
+        }
+    }
+
+    /// Puts `element` in the place of the one at `index`, which must have the same id. Equal bytes change nothing.
+    pub fn replace(&mut self, index: usize, element: Element) {
+        if self.elements.get(index).is_none_or(|old| *old == element) {
+            return;
+        }
+        self.elements.set(index, element);
+        self.splice_part(index, Some(Part::New { len: 1 }));
+    }
+
+    /// Removes the element at `index`.
+    pub fn remove(&mut self, index: usize) {
+        if index < self.elements.len() {
+            self.elements.remove(index);
+            self.places = None;
+            self.splice_part(index, None);
+        }
+    }
+
+    /// The index of the first element with this id. The first call after loading or a removal looks at every element.
+    pub fn position(&mut self, id: &str) -> Option<usize> {
+        let places = self.places.get_or_insert_with(|| {
+            let mut places = HashMap::new();
+            for (index, element) in self.elements.iter().enumerate() {
+                if let Some(id) = element.id() {
+                    places.entry(id.clone()).or_insert(index);
+                }
+            }
+            places
+        });
+        places.get(id).copied()
+    }
+
+    /// The stored value that this list was made from, if a saver holds one.
+    pub fn base(&self) -> Option<Version> {
+        self.base
+    }
+
+    /// The list as runs of its base's elements and of new ones, in order. Without a base everything is new.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Declares that a saver now holds this list under `version`: from here on changes are told relative to it.
+    pub fn rebase(&mut self, version: Version) {
+        self.base = Some(version);
+        self.parts.clear();
+        if !self.elements.is_empty() {
+            self.parts.push(Part::Base { start: 0, len: self.elements.len() });
+        }
+    }
+
+    /// Replaces the element at `index` in `parts` by `with`, splitting the part it is in.
+    fn splice_part(&mut self, index: usize, with: Option<Part>) {
+        let mut before = 0;
+        let Some(at) = self.parts.iter().position(|part| {
+            let inside = index < before + part.len();
+            if !inside {
+                before += part.len();
+            }
+            inside
+        }) else {
+            return;
+        };
+        let (part, offset) = (self.parts[at], index - before);
+        let (head, tail) = match part {
+            Part::Base { start, len } => (
+                Part::Base { start, len: offset },
+                Part::Base { start: start + offset + 1, len: len - offset - 1 },
+            ),
+            Part::New { len } => (Part::New { len: offset }, Part::New { len: len - offset - 1 }),
+        };
+        self.parts.splice(at..=at, [Some(head), with, Some(tail)].into_iter().flatten());
+        self.parts.retain(|part| part.len() > 0);
+        self.parts.dedup_by(|next, prev| match (prev, next) {
+            (Part::New { len }, Part::New { len: more }) => {
+                *len += *more;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    /// The ids that more than one element has; for a keyed list this is empty.
+    pub fn duplicate_ids(&self) -> Vec<Arc<str>> {
+        let mut seen = HashSet::new();
+        self.iter().filter_map(Element::id).filter(|id| !seen.insert((*id).clone())).cloned().collect()
+    }
+}
+
+impl FromIterator<Element> for ListValue {
+    fn from_iter<I: IntoIterator<Item = Element>>(elements: I) -> Self {
+        let elements: Vector<Element> = elements.into_iter().collect();
+        let parts = if elements.is_empty() { Vec::new() } else { vec![Part::New { len: elements.len() }] };
+        Self { elements, places: None, base: None, parts }
+    }
+}
+
+impl PartialEq for ListValue {
+    fn eq(&self, other: &Self) -> bool {
+        self.elements.ptr_eq(&other.elements) || self.elements == other.elements
+    }
+}
+
+impl fmt::Debug for ListValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Push(u8),
+        Replace(usize, u8),
+        Remove(usize),
+        Rebase,
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            4 => any::<u8>().prop_map(Op::Push),
+            2 => (any::<usize>(), any::<u8>()).prop_map(|(i, v)| Op::Replace(i, v)),
+            1 => any::<usize>().prop_map(Op::Remove),
+            1 => Just(Op::Rebase),
+        ];
+        prop::collection::vec(op, 0..60)
+    }
+
+    fn element(id: usize, value: u8) -> Element {
+        Element::from_json(&json!({ "id": format!("m{id}"), "v": value })).unwrap()
+    }
+
+    proptest! {
+        /// The list equals a plain Vec, its parts rebuild it from its base, and ids are found where they stand.
+        #[test]
+        fn a_list_is_its_base_and_its_changes(ops in ops()) {
+            let mut list = ListValue::default();
+            let (mut model, mut base): (Vec<Element>, Vec<Element>) = Default::default();
+            let mut next = 0;
+            for op in ops {
+                match op {
+                    Op::Push(v) => {
+                        list.push(element(next, v));
+                        model.push(element(next, v));
+                        next += 1;
+                    }
+                    Op::Replace(i, v) if !model.is_empty() => {
+                        let i = i % model.len();
+                        let id: usize = model[i].id().unwrap()[1..].parse().unwrap();
+                        list.replace(i, element(id, v));
+                        model[i] = element(id, v);
+                    }
+                    Op::Remove(i) if !model.is_empty() => {
+                        let i = i % model.len();
+                        list.remove(i);
+                        model.remove(i);
+                    }
+                    Op::Rebase => {
+                        list.rebase(Version { counter: 1, random: 1 });
+                        base = model.clone();
+                    }
+                    Op::Replace(..) | Op::Remove(_) => {}
+                }
+                prop_assert_eq!(list.iter().cloned().collect::<Vec<_>>(), model.clone());
+                let mut rebuilt = Vec::new();
+                for part in list.parts() {
+                    match *part {
+                        Part::Base { start, len } => rebuilt.extend_from_slice(&base[start..start + len]),
+                        Part::New { len } => rebuilt.extend_from_slice(&model[rebuilt.len()..rebuilt.len() + len]),
+                    }
+                }
+                prop_assert_eq!(rebuilt, model.clone());
+                for (i, e) in model.iter().enumerate() {
+                    prop_assert_eq!(list.position(e.id().unwrap()), Some(i));
+                }
+                prop_assert_eq!(list.position("absent"), None);
+            }
+        }
+    }
+
+    #[test]
+    fn appending_to_a_stored_list_leaves_one_base_part_and_one_new_part() {
+        let mut list: ListValue = (0..1000).map(|i| element(i, 0)).collect();
+        list.rebase(Version { counter: 7, random: 7 });
+        list.push(element(1000, 0));
+        list.push(element(1001, 0));
+        assert_eq!(list.parts(), [Part::Base { start: 0, len: 1000 }, Part::New { len: 2 }]);
+        list.replace(3, element(3, 0));
+        assert_eq!(list.parts().len(), 2, "an equal element is no change");
+    }
+}

@@ -1,0 +1,197 @@
+//! Channel values as they travel to and from savers: encoded once, shared afterwards.
+//!
+//! A value is MessagePack. A saver never interprets it, except that an array can be cut at the borders of its
+//! top-level elements ([`ListValue`]), so that an element which stands in many values is stored once.
+//! Encoding is deterministic: object keys are sorted, so equal values have equal bytes.
+
+mod list;
+mod msgpack;
+
+use bytes::Bytes;
+use serde_json::Value as Json;
+
+pub use list::{Element, ElementHash, ListValue, Part};
+
+use crate::error::{Error, Result};
+
+/// How the bytes of an [`Encoded`] value are to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codec {
+    /// MessagePack, maps with text keys.
+    MessagePack,
+}
+
+/// A value outside memory: a codec and bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// How to read the bytes.
+    pub codec: Codec,
+    /// The bytes; cloning shares them.
+    pub bytes: Bytes,
+}
+
+/// The value of a channel: a list, cut into its elements, or anything else, whole.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ChannelValue {
+    /// Not a list.
+    Plain(Encoded),
+    /// A list.
+    List(ListValue),
+}
+
+impl ChannelValue {
+    /// Encodes a JSON value; an array becomes a [`ListValue`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the value is nested more than [`MAX_DEPTH`] deep.
+    pub fn from_json(value: &Json) -> Result<Self> {
+        match value {
+            Json::Array(items) => {
+                items.iter().map(Element::from_json).collect::<Result<ListValue>>().map(Self::List)
+            }
+            other => Ok(Self::Plain(Encoded { codec: Codec::MessagePack, bytes: msgpack::encode(other)? })),
+        }
+    }
+
+    /// Decodes into JSON.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the bytes are not MessagePack that JSON can express.
+    pub fn to_json(&self) -> Result<Json> {
+        match self {
+            Self::Plain(encoded) => msgpack::decode(&encoded.bytes),
+            Self::List(list) => {
+                list.iter().map(Element::to_json).collect::<Result<Vec<_>>>().map(Json::Array)
+            }
+        }
+    }
+
+    /// Takes stored bytes back; an array is cut into elements without decoding them.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the bytes are not exactly one MessagePack value.
+    pub fn from_encoded(encoded: Encoded) -> Result<Self> {
+        match msgpack::cut_array(&encoded.bytes)? {
+            Some(elements) => Ok(Self::List(elements.into_iter().map(Element::from_bytes).collect())),
+            None => Ok(Self::Plain(encoded)),
+        }
+    }
+
+    /// The whole value in one piece, for savers that do not share elements.
+    pub fn to_encoded(&self) -> Encoded {
+        match self {
+            Self::Plain(encoded) => encoded.clone(),
+            Self::List(list) => {
+                Encoded { codec: Codec::MessagePack, bytes: msgpack::join_array(list.len(), list.iter()) }
+            }
+        }
+    }
+
+    /// Whether this is the JSON null.
+    pub fn is_null(&self) -> bool {
+        matches!(self, Self::Plain(encoded) if encoded.bytes[..] == [0xc0])
+    }
+
+    /// The elements, if the value is a list.
+    pub fn as_list(&self) -> Option<&ListValue> {
+        match self {
+            Self::List(list) => Some(list),
+            Self::Plain(_) => None,
+        }
+    }
+
+    /// The bytes of the value when written in one piece.
+    pub fn encoded_len(&self) -> usize {
+        match self {
+            Self::Plain(encoded) => encoded.bytes.len(),
+            Self::List(list) => {
+                msgpack::array_header_len(list.len()) + list.iter().map(|e| e.bytes().len()).sum::<usize>()
+            }
+        }
+    }
+}
+
+impl From<ListValue> for ChannelValue {
+    fn from(list: ListValue) -> Self {
+        Self::List(list)
+    }
+}
+
+/// The deepest nesting that values may have; deeper input is refused before it can exhaust the stack.
+pub const MAX_DEPTH: usize = 128;
+
+pub(crate) fn corrupt(reason: impl ToString) -> Error {
+    Error::corrupt("channel value", reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn any_json() -> impl Strategy<Value = Json> {
+        let leaf = prop_oneof![
+            Just(Json::Null),
+            any::<bool>().prop_map(Json::from),
+            any::<i64>().prop_map(Json::from),
+            any::<u64>().prop_map(Json::from),
+            (-1e300..1e300_f64).prop_map(Json::from),
+            ".{0,40}".prop_map(Json::from),
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Json::from),
+                prop::collection::btree_map(".{0,8}", inner, 0..6)
+                    .prop_map(|m| Json::Object(m.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn json_survives_encoding_and_cutting(value in any_json()) {
+            let channel = ChannelValue::from_json(&value).unwrap();
+            prop_assert_eq!(channel.to_json().unwrap(), value.clone());
+            let encoded = channel.to_encoded();
+            prop_assert_eq!(encoded.bytes.len(), channel.encoded_len());
+            let back = ChannelValue::from_encoded(encoded).unwrap();
+            prop_assert_eq!(back.to_json().unwrap(), value);
+            prop_assert_eq!(back, channel);
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let encoded = Encoded { codec: Codec::MessagePack, bytes: bytes.into() };
+            if let Ok(value) = ChannelValue::from_encoded(encoded.clone()) {
+                let _ = value.to_json();
+                if let ChannelValue::List(list) = &value {
+                    for element in list.iter() { let _ = element.id(); }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn too_deep_values_are_refused_both_ways() {
+        let mut deep = json!(1);
+        for _ in 0..=MAX_DEPTH {
+            deep = json!({ "a": deep });
+        }
+        assert!(matches!(ChannelValue::from_json(&deep), Err(Error::InvalidInput(_))));
+        let bytes = Bytes::from([vec![0x91; 100_000], vec![0xc0]].concat());
+        let value = ChannelValue::from_encoded(Encoded { codec: Codec::MessagePack, bytes });
+        assert!(value.and_then(|v| v.to_json()).is_err());
+    }
+
+    #[test]
+    fn equal_objects_have_equal_bytes_whatever_their_key_order() {
+        let a: Json = serde_json::from_str(r#"{"b":1,"a":[2]}"#).unwrap();
+        let b: Json = serde_json::from_str(r#"{"a":[2],"b":1}"#).unwrap();
+        assert_eq!(
+            ChannelValue::from_json(&a).unwrap().to_encoded(),
+            ChannelValue::from_json(&b).unwrap().to_encoded()
+        );
+    }
+}

@@ -118,8 +118,8 @@ pub enum Error {
 
 impl Error {
     /// A [`Error::Corrupt`] at `place`.
-    pub fn corrupt(place: impl Into<String>, reason: impl ToString) -> Self {
-        Self::Corrupt { place: place.into(), reason: reason.to_string() }
+    pub fn corrupt(place: impl Into<String>, reason: impl std::fmt::Display) -> Self {
+        Self::Corrupt { place: place.into(), reason: format!("{reason}") }
     }
 
     /// A [`Error::BrokenLineage`] at `checkpoint`.
@@ -144,6 +144,7 @@ impl Error {
     }
 }
 
+#[allow(clippy::ref_option)] // thiserror hands fields over by reference.
 fn or_none(id: &Option<CheckpointId>) -> String {
     id.map_or_else(|| "empty".to_owned(), |id| id.to_string())
 }

@@ -5,9 +5,12 @@ pub mod channel;
 pub mod checkpoint;
 mod error;
 pub mod id;
+mod materialize;
 pub mod metadata;
 pub mod mode;
 pub mod saver;
+pub mod state;
+pub mod step;
 pub mod value;
 
 pub use error::{

@@ -120,7 +120,7 @@ impl From<ListValue> for ChannelValue {
 /// The deepest nesting that values may have; deeper input is refused before it can exhaust the stack.
 pub const MAX_DEPTH: usize = 128;
 
-pub(crate) fn corrupt(reason: impl ToString) -> Error {
+pub(crate) fn corrupt(reason: impl std::fmt::Display) -> Error {
     Error::corrupt("channel value", reason)
 }
 

@@ -1,0 +1,251 @@
+//! The state accessor: the only way to read and write thread state. It gates every read and write, and materializes.
+
+mod plan;
+mod rewind;
+mod snapshot;
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json};
+
+pub(crate) use plan::{Plan, Step, plan};
+pub use rewind::RollbackPoint;
+pub(crate) use snapshot::Channel;
+pub use snapshot::{StateSnapshot, TaskView};
+
+use crate::channel::ChannelTable;
+use crate::checkpoint::{
+    ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write,
+};
+use crate::error::{Error, Result};
+use crate::id::{ChannelName, CheckpointId, IdSource, Namespace, NodeName, ThreadId};
+use crate::materialize::materialize;
+use crate::metadata::{Metadata, Source};
+use crate::mode::{gate, gate_tuple};
+use crate::saver::{CheckpointSelector, ListQuery, Load, Saver, StepCommit};
+
+/// Reads and writes the state of threads, with the channels, mode and cadence of a [`ChannelTable`]. Cloning is cheap.
+#[derive(Clone)]
+pub struct StateAccessor {
+    saver: Arc<dyn Saver>,
+    table: Arc<ChannelTable>,
+    ids: Arc<IdSource>,
+    namespace: Namespace,
+}
+
+/// A change of state from outside a run.
+#[derive(Debug, Clone)]
+pub struct Update {
+    /// The checkpoint to write on; none means the head. An older one makes a fork, which becomes the head.
+    pub at: Option<CheckpointId>,
+    /// The node as which the update is written.
+    pub node: NodeName,
+    /// The writes, made with [`StateAccessor::write`].
+    pub writes: Vec<Write>,
+    /// Further metadata of the new checkpoint.
+    pub extra: Map<String, Json>,
+}
+
+/// Selects a page of history, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct HistoryQuery {
+    /// Only checkpoints older than this one.
+    pub before: Option<CheckpointId>,
+    /// At most so many; none means all.
+    pub limit: Option<usize>,
+    /// Only checkpoints whose metadata has these values.
+    pub filter: Map<String, Json>,
+    /// Which values to load.
+    pub load: Load,
+}
+
+impl StateAccessor {
+    /// An accessor of the root namespace.
+    pub fn new(saver: Arc<dyn Saver>, table: Arc<ChannelTable>, ids: Arc<IdSource>) -> Self {
+        Self { saver, table, ids, namespace: Namespace::root() }
+    }
+
+    /// The same accessor for another namespace.
+    pub fn in_namespace(mut self, namespace: Namespace) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// The channels.
+    pub fn table(&self) -> &ChannelTable {
+        &self.table
+    }
+
+    /// The saver, for what is not state: existence checks and deletion.
+    pub fn saver(&self) -> &Arc<dyn Saver> {
+        &self.saver
+    }
+
+    /// The source of ids.
+    pub fn ids(&self) -> &IdSource {
+        &self.ids
+    }
+
+    fn selector(&self, thread: &ThreadId, id: Option<CheckpointId>, load: Load) -> CheckpointSelector {
+        CheckpointSelector { thread: thread.clone(), namespace: self.namespace.clone(), id, load }
+    }
+
+    /// The state at a checkpoint, or at the head; `None` if there is no such checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::ModeMismatch`] from the gate, [`Error::BrokenLineage`], and the saver's.
+    pub async fn get(&self, thread: &ThreadId, at: Option<CheckpointId>) -> Result<Option<StateSnapshot>> {
+        self.get_loading(thread, at, Load::All).await
+    }
+
+    /// As [`Self::get`], with only the values of `load`.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub async fn get_loading(
+        &self,
+        thread: &ThreadId,
+        at: Option<CheckpointId>,
+        load: Load,
+    ) -> Result<Option<StateSnapshot>> {
+        let tuple = self.saver.get(&self.selector(thread, at, load.clone())).await?;
+        gate_tuple(self.table.mode(), tuple.as_ref())?;
+        let tuples: Vec<CheckpointTuple> = tuple.into_iter().collect();
+        Ok(materialize(&*self.saver, &self.table, tuples, &load).await?.pop())
+    }
+
+    /// The gate alone, on a checkpoint or the head, before anything is written; returns whether it exists.
+    ///
+    /// # Errors
+    /// [`Error::ModeMismatch`], and the saver's.
+    pub async fn check(&self, thread: &ThreadId, at: Option<CheckpointId>) -> Result<bool> {
+        let tuple = self.saver.get(&self.selector(thread, at, Load::None)).await?;
+        gate_tuple(self.table.mode(), tuple.as_ref())?;
+        Ok(tuple.is_some())
+    }
+
+    /// A page of history, newest first, materialized in one pass.
+    ///
+    /// # Errors
+    /// As [`Self::get`]; the gate looks at every checkpoint of the page.
+    pub async fn history(&self, thread: &ThreadId, query: HistoryQuery) -> Result<Vec<StateSnapshot>> {
+        let list = ListQuery {
+            thread: thread.clone(),
+            namespace: Some(self.namespace.clone()),
+            before: query.before,
+            limit: query.limit,
+            filter: query.filter,
+            load: query.load.clone(),
+        };
+        let tuples = self.saver.list(&list).await?;
+        for tuple in &tuples {
+            gate(self.table.mode(), &tuple.metadata)?;
+        }
+        materialize(&*self.saver, &self.table, tuples, &query.load).await
+    }
+
+    /// Makes a write, completed (with message ids, for example) so that it can be stored.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUpdate`] for a channel that the schema does not have, or a value that the channel refuses.
+    pub fn write(&self, channel: &str, value: Json, overwrite: bool) -> Result<Write> {
+        let channel = ChannelName::from(channel);
+        let behaviour = self.table.behaviour(&channel).ok_or_else(|| unknown_channel(&channel))?;
+        let value = match behaviour.reducer() {
+            Some(reducer) => reducer.prepare(value, &self.ids)?,
+            None => value,
+        };
+        Ok(Write { value: crate::value::ChannelValue::from_json(&value)?, channel, overwrite })
+    }
+
+    /// Writes the first, empty checkpoint of a thread, with step -1 and source `input`. If the thread has a head
+    /// already, that is a [`Error::Conflict`].
+    ///
+    /// # Errors
+    /// The saver's.
+    pub async fn create(&self, thread: &ThreadId, extra: Map<String, Json>) -> Result<StateSnapshot> {
+        let step = Step { source: Source::Input, next: Vec::new(), extra };
+        let plan = plan(self, thread, None, None, Vec::new(), step)?;
+        self.commit(plan).await
+    }
+
+    /// Writes to the state from outside a run. The result has no next nodes.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if `at` does not exist, [`Error::ModeMismatch`] from the gate (nothing is written),
+    /// [`Error::InvalidUpdate`], [`Error::Conflict`] if the head moved meanwhile, and the saver's.
+    pub async fn update(&self, thread: &ThreadId, update: Update) -> Result<StateSnapshot> {
+        let head = self.saver.get(&self.selector(thread, None, Load::None)).await?;
+        gate_tuple(self.table.mode(), head.as_ref())?;
+        let head = head.map(|tuple| tuple.checkpoint.id);
+        let base = self.get(thread, update.at.or(head)).await?;
+        if let (None, Some(checkpoint)) = (&base, update.at) {
+            return Err(Error::NotFound { thread: thread.clone(), checkpoint });
+        }
+        self.update_on(thread, base.as_ref(), head, update).await
+    }
+
+    async fn update_on(
+        &self,
+        thread: &ThreadId,
+        base: Option<&StateSnapshot>,
+        head: Option<CheckpointId>,
+        update: Update,
+    ) -> Result<StateSnapshot> {
+        let row = TaskWrites { task: self.ids.task(), node: update.node, index: 0, writes: update.writes };
+        let step = Step { source: Source::Update, next: Vec::new(), extra: update.extra };
+        let plan = plan(self, thread, base, head, vec![(row, false)], step)?;
+        self.commit(plan).await
+    }
+
+    /// Writes a checkpoint that repeats `head`, with other metadata: the shape of a duration-only checkpoint. Nothing
+    /// is stored but a reference to what `head` stores; marker, counters and next nodes are its own.
+    ///
+    /// # Errors
+    /// [`Error::ModeMismatch`], [`Error::Conflict`] if `head` is not the head any more, and the saver's.
+    pub async fn annotate(&self, head: &StateSnapshot, extra: Map<String, Json>) -> Result<StateSnapshot> {
+        gate(self.table.mode(), &head.metadata)?;
+        let id = self.ids.checkpoint_after(Some(head.key.id));
+        let metadata =
+            Metadata { source: Source::Update, step: head.metadata.step + 1, extra, ..head.metadata.clone() };
+        let held = head.channels.iter();
+        let held =
+            held.map(|(name, c)| (name.clone(), ChannelEntry { version: c.version, stored: Stored::Held }));
+        let commit = StepCommit {
+            thread: head.key.thread.clone(),
+            namespace: head.key.namespace.clone(),
+            parent: Some(head.key.id),
+            expected_head: Some(head.key.id),
+            checkpoint: Checkpoint {
+                id,
+                channels: held.collect(),
+                next: head.next.clone(),
+                applied: Vec::new(),
+            },
+            metadata: metadata.clone(),
+            writes: Vec::new(),
+        };
+        let state = StateSnapshot {
+            key: CheckpointKey { id, ..head.key.clone() },
+            parent: Some(head.key.id),
+            metadata,
+            applied: Vec::new(),
+            writes: Vec::new(),
+            ..head.clone()
+        };
+        self.commit(Plan { commit, state }).await
+    }
+
+    /// Commits a planned step. An outcome in doubt is settled by repeating the commit, which is idempotent.
+    pub(crate) async fn commit(&self, plan: Plan) -> Result<StateSnapshot> {
+        match self.saver.commit(plan.commit.clone()).await {
+            Err(Error::InDoubt { .. }) => self.saver.commit(plan.commit).await?,
+            other => other?,
+        };
+        Ok(plan.state)
+    }
+}
+
+pub(crate) fn unknown_channel(channel: &ChannelName) -> Error {
+    Error::InvalidUpdate(format!("the thread state has no channel {channel}"))
+}

@@ -1,0 +1,138 @@
+//! Planning a superstep: from a state and the writes of tasks to the commit that makes the next state. Pure.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json};
+
+use super::snapshot::{Channel, StateSnapshot};
+use super::{StateAccessor, unknown_channel};
+use crate::cadence::{Due, advance};
+use crate::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites, Write};
+use crate::error::Result;
+use crate::id::{ChannelName, CheckpointId, NodeName, ThreadId};
+use crate::metadata::{Counters, Metadata, Source};
+use crate::mode::{ChannelMode, gate};
+use crate::saver::StepCommit;
+use crate::value::ChannelValue;
+
+/// What a superstep is besides its writes.
+pub(crate) struct Step {
+    pub(crate) source: Source,
+    pub(crate) next: Vec<NodeName>,
+    pub(crate) extra: Map<String, Json>,
+}
+
+/// A commit, and the state that is true once it is stored.
+pub(crate) struct Plan {
+    pub(crate) commit: StepCommit,
+    pub(crate) state: StateSnapshot,
+}
+
+/// Plans the step in which `tasks`, in live order, ran from `base`; a task comes with whether its row is durable yet.
+/// Its cost follows the number of channels and of writes, not the length of their values.
+pub(crate) fn plan(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    base: Option<&StateSnapshot>,
+    head: Option<CheckpointId>,
+    tasks: Vec<(TaskWrites, bool)>,
+    step: Step,
+) -> Result<Plan> {
+    let (table, ids) = (&*accessor.table, &*accessor.ids);
+    if let Some(base) = base {
+        gate(table.mode(), &base.metadata)?;
+    }
+    let parent = base.map(|base| base.key.id);
+    let id = ids.checkpoint_after(parent.max(head));
+    let version = ids.version_after(base.and_then(StateSnapshot::last_version));
+    let mut metadata = Metadata::new(step.source, base.map_or(-1, |base| base.metadata.step + 1));
+    metadata.delta_marker = table.mode() == ChannelMode::Delta;
+    metadata.extra = step.extra;
+    if let Some(base) = base {
+        metadata.parents = base.metadata.parents.clone();
+    }
+
+    let mut written: BTreeMap<&ChannelName, Vec<&Write>> = BTreeMap::new();
+    for write in tasks.iter().flat_map(|(row, _)| &row.writes).filter(|w| !w.is_special()) {
+        written.entry(&write.channel).or_default().push(write);
+    }
+    let mut channels = base.map(|base| base.channels.clone()).unwrap_or_default();
+    for (name, writes) in &written {
+        let behaviour = table.behaviour(name).ok_or_else(|| unknown_channel(name))?;
+        let current = match (channels.get(*name), base) {
+            (Some(Channel { value: None, .. }), Some(base)) => return Err(base.not_loaded(name)),
+            (channel, _) => channel.and_then(|c| c.value.clone()),
+        };
+        let value = behaviour.apply(name, current, writes)?;
+        channels.insert((*name).clone(), Channel { version, value, complete: false });
+    }
+
+    let mut entries = BTreeMap::new();
+    for (name, channel) in &mut channels {
+        let is_written = written.contains_key(name);
+        let delta = table.delta_channels().contains(name) && base.is_some();
+        let mut stored = None;
+        if delta {
+            let counted = base.and_then(|base| base.metadata.counters.get(name)).copied();
+            // Counters of a checkpoint that stores the value itself would be about an older snapshot.
+            let holds_value = base.and_then(|b| b.channels.get(name)).is_some_and(|c| c.complete);
+            let since = if holds_value { Counters::default() } else { counted.unwrap_or_default() };
+            if let Due::Counters(counters) = advance(since, is_written, table.frequency()) {
+                metadata.counters.insert(name.clone(), counters);
+                stored = Some(Stored::Sentinel);
+            }
+        }
+        let stored = match stored {
+            Some(sentinel) => {
+                channel.complete = false;
+                sentinel
+            }
+            None if channel.complete && !is_written && !delta => Stored::Held,
+            // A channel that the schema no longer has is carried along as it is.
+            None if channel.value.is_none() => Stored::Held,
+            None => complete(channel, table.delta_channels().contains(name)),
+        };
+        entries.insert(name.clone(), ChannelEntry { version: channel.version, stored });
+    }
+
+    let key = CheckpointKey { thread: thread.clone(), namespace: accessor.namespace.clone(), id };
+    // Without a parent there is nothing that writes could hang on; the values are stored whole.
+    let (applied, writes) = match parent {
+        Some(_) => (
+            tasks.iter().map(|(row, _)| row.task).collect(),
+            tasks.into_iter().filter(|(_, durable)| !durable).map(|(row, _)| row).collect(),
+        ),
+        None => (Vec::new(), Vec::new()),
+    };
+    let state = StateSnapshot {
+        key: key.clone(),
+        parent,
+        metadata: metadata.clone(),
+        next: step.next.clone(),
+        applied: Vec::clone(&applied),
+        writes: Vec::new(),
+        channels,
+    };
+    let checkpoint = Checkpoint { id, channels: entries, next: step.next, applied };
+    let commit = StepCommit {
+        thread: key.thread,
+        namespace: key.namespace,
+        parent,
+        expected_head: head,
+        checkpoint,
+        metadata,
+        writes,
+    };
+    Ok(Plan { commit, state })
+}
+
+/// The entry that stores the complete value; the live value is from then on told relative to it.
+fn complete(channel: &mut Channel, delta: bool) -> Stored {
+    channel.complete = true;
+    let Some(value) = &mut channel.value else { return Stored::Held };
+    let stored = value.clone();
+    if let ChannelValue::List(list) = value {
+        list.rebase(channel.version);
+    }
+    if delta { Stored::Snapshot(stored) } else { Stored::Value(stored) }
+}

@@ -1,0 +1,130 @@
+//! A checkpoint's state, materialized.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json};
+
+use crate::checkpoint::{CheckpointKey, ERROR_CHANNEL, INTERRUPT_CHANNEL, TaskWrites};
+use crate::error::{Error, Result};
+use crate::id::{ChannelName, CheckpointId, NodeName, TaskId, Version};
+use crate::metadata::Metadata;
+use crate::value::ChannelValue;
+
+/// The state of a thread at a checkpoint. Cloning shares the values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StateSnapshot {
+    /// The checkpoint.
+    pub key: CheckpointKey,
+    /// The checkpoint it was made from.
+    pub parent: Option<CheckpointId>,
+    /// Its metadata.
+    pub metadata: Metadata,
+    /// The nodes that are to run next; empty when the graph has finished.
+    pub next: Vec<NodeName>,
+    /// The tasks whose writes made it, in the order in which they were applied.
+    pub applied: Vec<TaskId>,
+    /// The writes of tasks that ran from it, in the order in which they were stored.
+    pub writes: Vec<TaskWrites>,
+    pub(crate) channels: BTreeMap<ChannelName, Channel>,
+}
+
+/// A channel that was written at some time.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Channel {
+    pub(crate) version: Version,
+    /// None if it was not asked for, or if the schema does not have the channel.
+    pub(crate) value: Option<ChannelValue>,
+    /// Whether the checkpoint stores the complete value, not a sentinel.
+    pub(crate) complete: bool,
+}
+
+/// A task that is to run from a checkpoint, as state readers see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskView {
+    /// The id of its last attempt, or an id derived from the checkpoint if there was none.
+    pub id: TaskId,
+    /// The node it runs.
+    pub name: NodeName,
+    /// The error text of the last attempt, if that failed.
+    pub error: Option<String>,
+    /// What the task asks, if it is interrupted.
+    pub interrupts: Vec<Json>,
+}
+
+impl StateSnapshot {
+    /// The value of a channel; `None` if the channel was never written or not loaded.
+    pub fn value(&self, channel: &str) -> Option<&ChannelValue> {
+        self.channels.get(channel).and_then(|c| c.value.as_ref())
+    }
+
+    /// The value of a channel, decoded. See [`Self::value`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the stored bytes do not decode.
+    pub fn json(&self, channel: &str) -> Result<Option<Json>> {
+        self.value(channel).map(ChannelValue::to_json).transpose()
+    }
+
+    /// Every loaded channel, decoded.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if stored bytes do not decode.
+    pub fn values(&self) -> Result<Map<String, Json>> {
+        let loaded = self.channels.iter().filter_map(|(name, c)| Some((name, c.value.as_ref()?)));
+        loaded.map(|(name, value)| Ok((name.to_string(), value.to_json()?))).collect()
+    }
+
+    /// The version of a channel; `None` if it was never written.
+    pub fn version(&self, channel: &str) -> Option<Version> {
+        self.channels.get(channel).map(|c| c.version)
+    }
+
+    /// When the checkpoint was made, ISO-8601 in UTC.
+    pub fn created_at(&self) -> String {
+        self.key.id.created_at()
+    }
+
+    /// The tasks that are to run next, with what is known of earlier attempts.
+    pub fn tasks(&self) -> Vec<TaskView> {
+        let indexed = self.next.iter().zip(0_u32..);
+        indexed
+            .map(|(node, index)| {
+                let last = self.writes.iter().rfind(|row| row.node == *node && row.index == index);
+                let special = |channel: &str| {
+                    let write =
+                        last.and_then(|row| row.writes.iter().find(|w| w.channel.as_str() == channel));
+                    write.and_then(|w| w.value.to_json().ok())
+                };
+                TaskView {
+                    id: last.map_or_else(|| self.planned_task(index), |row| row.task),
+                    name: node.clone(),
+                    error: special(ERROR_CHANNEL).map(|v| v.as_str().map_or(v.to_string(), str::to_owned)),
+                    interrupts: match special(INTERRUPT_CHANNEL) {
+                        Some(Json::Array(list)) => list,
+                        Some(other) => vec![other],
+                        None => Vec::new(),
+                    },
+                }
+            })
+            .collect()
+    }
+
+    fn planned_task(&self, index: u32) -> TaskId {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.key.id.as_bytes()).update(&index.to_le_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        TaskId::from_bytes(*uuid::Builder::from_random_bytes(bytes).as_uuid().as_bytes())
+    }
+
+    pub(crate) fn last_version(&self) -> Option<Version> {
+        self.channels.values().map(|c| c.version).max()
+    }
+
+    pub(crate) fn not_loaded(&self, channel: &ChannelName) -> Error {
+        Error::InvalidInput(format!(
+            "channel {channel} of thread {}, checkpoint {} was not loaded and cannot be written to",
+            self.key.thread, self.key.id
+        ))
+    }
+}

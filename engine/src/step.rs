@@ -1,0 +1,192 @@
+//! The superstep writer: takes the writes of parallel tasks, applies them in live order, commits.
+
+use serde_json::{Map, Value as Json};
+
+use crate::checkpoint::{ERROR_CHANNEL, TaskWrites, Write};
+use crate::error::{Error, Result};
+use crate::id::{CheckpointId, NodeName, TaskId, ThreadId};
+use crate::metadata::Source;
+use crate::state::{StateAccessor, StateSnapshot, Step, plan};
+use crate::value::ChannelValue;
+
+/// Runs supersteps on a thread. It holds the live state, so that a superstep costs what it changes.
+///
+/// ```text
+/// open -> finish_task (any number, in any order) -> commit -> finish_task ... -> commit
+/// ```
+///
+/// It is the only writer as long as its commits succeed; a [`Error::Conflict`] says that somebody else moved the head,
+/// and the writer has to be opened again.
+pub struct StepWriter {
+    accessor: StateAccessor,
+    thread: ThreadId,
+    /// The state from which the tasks of the current superstep run.
+    base: Option<StateSnapshot>,
+    head: Option<CheckpointId>,
+    finished: Vec<(TaskWrites, bool)>,
+    /// Set while a write is under way, and after one in doubt: a writer whose future was dropped there does not know
+    /// its own state.
+    unsettled: bool,
+}
+
+/// When the writes of a finished task become durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// At once, so that a crash does not run the task again: for a task that finishes before its siblings.
+    Now,
+    /// With the commit of the superstep: for the last (or only) task.
+    WithCommit,
+}
+
+impl StepWriter {
+    /// Opens a writer on a checkpoint of a thread, or on its head. On an older checkpoint, the first commit forks.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if `at` does not exist, and as [`StateAccessor::get`].
+    pub async fn open(accessor: &StateAccessor, thread: &ThreadId, at: Option<CheckpointId>) -> Result<Self> {
+        let mut base = accessor.get(thread, None).await?;
+        let head = base.as_ref().map(|state| state.key.id);
+        if let Some(checkpoint) = at.filter(|at| Some(*at) != head) {
+            base = accessor.get(thread, at).await?;
+            if base.is_none() {
+                return Err(Error::NotFound { thread: thread.clone(), checkpoint });
+            }
+        }
+        Ok(Self {
+            accessor: accessor.clone(),
+            thread: thread.clone(),
+            base,
+            head,
+            finished: Vec::new(),
+            unsettled: false,
+        })
+    }
+
+    /// The live state; `None` before the first commit to an empty thread.
+    pub fn state(&self) -> Option<&StateSnapshot> {
+        self.base.as_ref()
+    }
+
+    /// The thread.
+    pub fn thread(&self) -> &ThreadId {
+        &self.thread
+    }
+
+    /// Makes a write. See [`StateAccessor::write`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write(&self, channel: &str, value: Json, overwrite: bool) -> Result<Write> {
+        self.accessor.write(channel, value, overwrite)
+    }
+
+    /// Takes the writes of a finished task. `index` is its place among the tasks of the superstep: writes are applied
+    /// in the order of these, whatever the order in which tasks finish. The attempt gets an id of its own.
+    ///
+    /// # Errors
+    /// The saver's; the task then does not count as finished.
+    pub async fn finish_task(
+        &mut self,
+        node: &NodeName,
+        index: u32,
+        writes: Vec<Write>,
+        durability: Durability,
+    ) -> Result<TaskId> {
+        let task = self.accessor.ids().task();
+        let row = TaskWrites { task, node: node.clone(), index, writes };
+        let durable = durability == Durability::Now && self.put(&row).await?;
+        self.finished.push((row, durable));
+        Ok(task)
+    }
+
+    /// Records that a task failed, on the checkpoint that it ran from. Its writes are dropped.
+    ///
+    /// # Errors
+    /// The saver's.
+    pub async fn fail_task(&mut self, node: &NodeName, index: u32, error: &str) -> Result<()> {
+        let value = ChannelValue::from_json(&Json::from(error))?;
+        let write = Write { channel: ERROR_CHANNEL.into(), value, overwrite: false };
+        let row =
+            TaskWrites { task: self.accessor.ids().task(), node: node.clone(), index, writes: vec![write] };
+        self.put(&row).await?;
+        Ok(())
+    }
+
+    /// The tasks of the current superstep that finished before a crash: their rows are durable and no child has
+    /// applied them. A resuming run passes each to [`Self::adopt`] instead of running the task again.
+    pub fn recovered(&self) -> Vec<&TaskWrites> {
+        let Some(base) = self.base.as_ref().filter(|base| Some(base.key.id) == self.head) else {
+            return Vec::new();
+        };
+        let planned = |row: &&TaskWrites| base.next.get(row.index as usize) == Some(&row.node);
+        let finished = |row: &&TaskWrites| !row.writes.iter().any(Write::is_special);
+        base.writes.iter().filter(planned).filter(finished).collect()
+    }
+
+    /// Counts a recovered task as finished in this superstep.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there is no such task to recover.
+    pub fn adopt(&mut self, task: TaskId) -> Result<()> {
+        let row = self.recovered().into_iter().find(|row| row.task == task).cloned();
+        let row = row.ok_or_else(|| {
+            Error::InvalidInput(format!("thread {} has no finished task {task} to recover", self.thread))
+        })?;
+        self.finished.push((row, true));
+        Ok(())
+    }
+
+    /// Commits the superstep: applies the writes of its finished tasks, and makes state, writes and checkpoint durable
+    /// in one change. Returns the new state.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUpdate`] if the writes cannot be applied together, [`Error::Conflict`] if another writer moved
+    /// the head, and the saver's. After an error the superstep is not committed and its tasks still count as finished.
+    pub async fn commit(
+        &mut self,
+        source: Source,
+        next: Vec<NodeName>,
+        extra: Map<String, Json>,
+    ) -> Result<&StateSnapshot> {
+        self.settled()?;
+        self.finished.sort_by_key(|(row, _)| row.index);
+        let step = Step { source, next, extra };
+        let plan =
+            plan(&self.accessor, &self.thread, self.base.as_ref(), self.head, self.finished.clone(), step)?;
+        self.unsettled = true;
+        let committed = self.accessor.commit(plan).await;
+        self.unsettled = matches!(committed, Err(Error::InDoubt { .. }));
+        let state = committed?;
+        self.head = Some(state.key.id);
+        self.finished.clear();
+        Ok(self.base.insert(state))
+    }
+
+    /// Forgets the finished tasks of the current superstep, for a run that goes another way.
+    pub fn discard(&mut self) {
+        self.finished.clear();
+    }
+
+    /// Stores a row under the base; false if there is no base, so that the row has to wait for the commit.
+    async fn put(&mut self, row: &TaskWrites) -> Result<bool> {
+        self.settled()?;
+        let Some(key) = self.base.as_ref().map(|base| base.key.clone()) else { return Ok(false) };
+        self.unsettled = true;
+        let stored = self.accessor.saver().put_writes(&key, row).await;
+        self.unsettled = matches!(stored, Err(Error::InDoubt { .. }));
+        stored.map(|()| true)
+    }
+
+    fn settled(&self) -> Result<()> {
+        if self.unsettled {
+            return Err(Error::InDoubt {
+                saver: self.accessor.saver().capabilities().name,
+                reason:
+                    "an earlier write of this step writer was dropped before its outcome was known; open the \
+                         writer again"
+                        .to_owned(),
+            });
+        }
+        Ok(())
+    }
+}

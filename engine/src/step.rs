@@ -12,7 +12,7 @@ use crate::value::ChannelValue;
 /// Runs supersteps on a thread. It holds the live state, so that a superstep costs what it changes.
 ///
 /// ```text
-/// open -> finish_task (any number, in any order) -> commit -> finish_task ... -> commit
+/// open -> start_task, finish_task (any number, in any order) -> commit -> start_task ... -> commit
 /// ```
 ///
 /// It is the only writer as long as its commits succeed; a [`Error::Conflict`] says that somebody else moved the head,
@@ -27,6 +27,17 @@ pub struct StepWriter {
     /// Set while a write is under way, and after one in doubt: a writer whose future was dropped there does not know
     /// its own state.
     unsettled: bool,
+}
+
+/// One attempt at a task of a superstep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task {
+    /// The id of the attempt.
+    pub id: TaskId,
+    /// The node it runs.
+    pub node: NodeName,
+    /// Its place among the tasks of the superstep.
+    pub index: u32,
 }
 
 /// When the writes of a finished task become durable.
@@ -80,35 +91,36 @@ impl StepWriter {
         self.accessor.write(channel, value, overwrite)
     }
 
-    /// Takes the writes of a finished task. `index` is its place among the tasks of the superstep: writes are applied
-    /// in the order of these, whatever the order in which tasks finish. The attempt gets an id of its own.
+    /// Starts an attempt at a task. `index` is its place among the tasks of the superstep: writes are applied in the
+    /// order of these, whatever the order in which tasks finish.
+    pub fn start_task(&self, node: &NodeName, index: u32) -> Task {
+        Task { id: self.accessor.ids().task(), node: node.clone(), index }
+    }
+
+    /// Takes the writes of a finished task.
     ///
     /// # Errors
     /// The saver's; the task then does not count as finished.
     pub async fn finish_task(
         &mut self,
-        node: &NodeName,
-        index: u32,
+        task: Task,
         writes: Vec<Write>,
         durability: Durability,
-    ) -> Result<TaskId> {
-        let task = self.accessor.ids().task();
-        let row = TaskWrites { task, node: node.clone(), index, writes };
+    ) -> Result<()> {
+        let row = TaskWrites { task: task.id, node: task.node, index: task.index, writes };
         let durable = durability == Durability::Now && self.put(&row).await?;
         self.finished.push((row, durable));
-        Ok(task)
+        Ok(())
     }
 
-    /// Records that a task failed, on the checkpoint that it ran from. Its writes are dropped.
+    /// Records that a task failed, on the checkpoint that it ran from. It has no other writes.
     ///
     /// # Errors
     /// The saver's.
-    pub async fn fail_task(&mut self, node: &NodeName, index: u32, error: &str) -> Result<()> {
+    pub async fn fail_task(&mut self, task: Task, error: &str) -> Result<()> {
         let value = ChannelValue::from_json(&Json::from(error))?;
-        let write = Write { channel: ERROR_CHANNEL.into(), value, overwrite: false };
-        let row =
-            TaskWrites { task: self.accessor.ids().task(), node: node.clone(), index, writes: vec![write] };
-        self.put(&row).await?;
+        let writes = vec![Write { channel: ERROR_CHANNEL.into(), value, overwrite: false }];
+        self.put(&TaskWrites { task: task.id, node: task.node, index: task.index, writes }).await?;
         Ok(())
     }
 

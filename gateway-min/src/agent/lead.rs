@@ -1,0 +1,410 @@
+//! The loop of the lead agent.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use chrono::Utc;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::checkpoint::{TaskWrites, Write};
+use threadkeep::id::NodeName;
+use threadkeep::metadata::Source;
+use threadkeep::state::StateSnapshot;
+use threadkeep::step::{Durability, StepWriter, Task};
+use tokio_util::sync::CancellationToken;
+
+use super::{AgentError, UsageLedger, prompt, title};
+use crate::config::Title;
+use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
+use crate::runs::frames::{Frames, Origin};
+use crate::runs::journal::Journal;
+use crate::tools::loop_detection::{LoopDetection, STOP_REASON, Verdict, WARNING_NAME};
+use crate::tools::{ToolContext, Toolbox, dangling};
+
+const INPUT: &str = "__input__";
+const MODEL: &str = "model";
+const TOOLS: &str = "tools";
+const CALLER: &str = "lead_agent";
+
+/// The lead agent of one run: its model, its tools, its settings.
+pub(crate) struct LeadAgent {
+    pub(crate) model: RetryingModel,
+    /// The model that writes titles; none means that they are cut from the first message.
+    pub(crate) title_model: Option<RetryingModel>,
+    pub(crate) toolbox: Arc<Toolbox>,
+    pub(crate) tool_context: ToolContext,
+    pub(crate) title: Title,
+    pub(crate) loop_detection: LoopDetection,
+    pub(crate) thinking: Option<bool>,
+    pub(crate) reasoning_effort: Option<String>,
+}
+
+/// What a run brings with it, by channel; a run without input continues what is to run next.
+#[derive(Debug, Clone)]
+pub(crate) struct RunInput(pub(crate) Map<String, Json>);
+
+/// Where a run stops although the graph goes on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Breakpoints {
+    pub(crate) before: Nodes,
+    pub(crate) after: Nodes,
+}
+
+/// A set of nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Nodes {
+    All,
+    These(BTreeSet<String>),
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        Self::These(BTreeSet::new())
+    }
+}
+
+impl Nodes {
+    fn any_of(&self, nodes: &[NodeName]) -> bool {
+        match self {
+            Self::All => !nodes.is_empty(),
+            Self::These(names) => nodes.iter().any(|node| names.contains(node.as_str())),
+        }
+    }
+}
+
+/// What one run works on and reports to.
+pub(crate) struct Session<'a> {
+    pub(crate) run_id: &'a str,
+    pub(crate) writer: &'a mut StepWriter,
+    pub(crate) frames: &'a Frames,
+    pub(crate) journal: &'a mut Journal,
+    pub(crate) usage: &'a mut UsageLedger,
+    pub(crate) cancel: &'a CancellationToken,
+    /// Metadata of every checkpoint of the run.
+    pub(crate) metadata: Map<String, Json>,
+    pub(crate) recursion_limit: u64,
+    pub(crate) breakpoints: Breakpoints,
+}
+
+/// How a run's loop ended, if it did not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The graph has nothing more to run, or stops at a breakpoint.
+    Done {
+        /// Why it stopped early, for example `loop_capped`.
+        stop_reason: Option<String>,
+        /// The reason of the fallback answer, if the model failed.
+        fallback: Option<String>,
+    },
+    /// The run was cancelled; what was committed stays.
+    Cancelled,
+}
+
+/// What a superstep leaves to be known.
+struct Stepped {
+    messages: Vec<Json>,
+    stop_reason: Option<String>,
+    fallback: Option<String>,
+}
+
+impl LeadAgent {
+    /// Runs until the graph has nothing more to run. Not cancel-safe: use `session.cancel`, which stops it at the next
+    /// point where nothing is half-written.
+    ///
+    /// # Errors
+    /// [`AgentError`]; the head then is the last completed superstep, with the failed node next.
+    pub(crate) async fn run(
+        &self,
+        session: &mut Session<'_>,
+        input: Option<RunInput>,
+    ) -> Result<Ended, AgentError> {
+        let mut resumed = input.is_none();
+        match input {
+            Some(input) => self.input(session, input).await?,
+            None => {
+                if let Some(state) = session.writer.state() {
+                    session.frames.committed(state)?;
+                }
+            }
+        }
+        let mut conversation = conversation(session.writer.state())?;
+        let mut ended = Ended::Done { stop_reason: None, fallback: None };
+        let mut steps = 0;
+        loop {
+            let Some(state) = session.writer.state() else { return Ok(ended) };
+            let next = state.next.clone();
+            let Some(node) = next.first() else { return Ok(ended) };
+            if session.cancel.is_cancelled() {
+                return Ok(Ended::Cancelled);
+            }
+            // A run that resumes stands before the node at which it stopped, and goes past it.
+            if session.breakpoints.before.any_of(&next) && !std::mem::take(&mut resumed) {
+                session.frames.interrupted(state)?;
+                return Ok(ended);
+            }
+            if steps == session.recursion_limit {
+                return Err(AgentError::RecursionLimit(session.recursion_limit));
+            }
+            steps += 1;
+            let stepped = match node.as_str() {
+                MODEL => self.model_step(session, node, &conversation).await?,
+                TOOLS => self.tools_step(session, &next, &conversation).await?,
+                other => return Err(AgentError::UnknownNode(other.to_owned())),
+            };
+            let Some(stepped) = stepped else { return Ok(Ended::Cancelled) };
+            conversation.extend(stepped.messages);
+            if let Ended::Done { stop_reason, fallback } = &mut ended {
+                *stop_reason = stepped.stop_reason.or(stop_reason.take());
+                *fallback = stepped.fallback;
+            }
+            resumed = false;
+            let Some(state) = session.writer.state() else { return Ok(ended) };
+            session.frames.committed(state)?;
+            if session.breakpoints.after.any_of(&next) && !state.next.is_empty() {
+                session.frames.interrupted(state)?;
+                return Ok(ended);
+            }
+        }
+    }
+
+    /// The superstep of the run's input.
+    async fn input(&self, session: &mut Session<'_>, input: RunInput) -> Result<(), AgentError> {
+        let mut writes = Vec::new();
+        for (channel, mut value) in input.0 {
+            if channel == "messages" {
+                stamp_run(&mut value, session.run_id);
+            }
+            writes.push(session.writer.write(&channel, value, false)?);
+        }
+        let humans: Vec<Json> = messages_of(&writes)?.into_iter().filter(|m| m["type"] == "human").collect();
+        let task = session.writer.start_task(&INPUT.into(), 0);
+        session.writer.finish_task(task, writes, Durability::WithCommit).await?;
+        session.writer.commit(Source::Input, vec![MODEL.into()], session.metadata.clone()).await?;
+        for message in humans {
+            session.usage.message(&message);
+            session.journal.human_input(&message).await?;
+        }
+        if let Some(state) = session.writer.state() {
+            session.frames.committed(state)?;
+        }
+        Ok(())
+    }
+
+    /// One model call. `None` if it was cancelled.
+    async fn model_step(
+        &self,
+        session: &mut Session<'_>,
+        node: &NodeName,
+        conversation: &[Json],
+    ) -> Result<Option<Stepped>, AgentError> {
+        let step = next_step(session.writer.state());
+        let task = session.writer.start_task(node, 0);
+        session.frames.task_started(step, &task, || values(session.writer.state()))?;
+        let Some(mut answer) = self.ask(session, step, &task, conversation).await? else { return Ok(None) };
+
+        let fallback = message::fallback_reason(&answer).map(str::to_owned);
+        let mut stop_reason = None;
+        let mut messages = conversation.to_vec();
+        messages.push(answer.clone());
+        if let Verdict::Stop(finding) = self.loop_detection.assess(&messages) {
+            answer = message::strip_tool_calls(&answer, &finding.stop_notice());
+            stop_reason = Some(STOP_REASON.to_owned());
+        }
+        let next = vec![NodeName::from(TOOLS); calls(&answer).len()];
+        let mut update = Map::from_iter([("messages".to_owned(), json!([answer]))]);
+        if let Some(title) = self.title(session, conversation, &answer, next.is_empty()).await {
+            update.insert("title".to_owned(), json!(title));
+        }
+        session.usage.message(&answer);
+        session.journal.ai_response(&answer, CALLER).await?;
+        let mut writes = Vec::new();
+        for (channel, value) in &update {
+            writes.push(session.writer.write(channel, value.clone(), false)?);
+        }
+        let update = Json::Object(update);
+        session.frames.updates(MODEL, &update);
+        session.frames.task_ended(step, &task, Ok(&update));
+        session.writer.finish_task(task, writes, Durability::WithCommit).await?;
+        session.writer.commit(Source::Loop, next, session.metadata.clone()).await?;
+        Ok(Some(Stepped { messages: vec![answer], stop_reason, fallback }))
+    }
+
+    /// Streams an answer of the model to the end. `None` if the run was cancelled meanwhile.
+    async fn ask(
+        &self,
+        session: &mut Session<'_>,
+        step: i64,
+        task: &Task,
+        conversation: &[Json],
+    ) -> Result<Option<Json>, AgentError> {
+        let tools = self.toolbox.specs();
+        let mut messages = dangling::repaired(conversation);
+        if let Verdict::Warn(finding) = self.loop_detection.assess(conversation) {
+            messages.push(message::hidden(WARNING_NAME, finding.warning()));
+        }
+        let request = ModelRequest {
+            system: Some(prompt::system(Utc::now(), !tools.is_empty())),
+            messages,
+            tools,
+            caller: CALLER.to_owned(),
+            thinking: self.thinking,
+            reasoning_effort: self.reasoning_effort.clone(),
+            attempt: 0,
+        };
+        let origin = Origin { provider: self.model.provider(), model: self.model.name() };
+        let mut assembler = ChunkAssembler::new(self.model.name());
+        let mut chunks = self.model.stream(request);
+        loop {
+            let chunk = tokio::select! {
+                biased;
+                () = session.cancel.cancelled() => return Ok(None),
+                chunk = chunks.next() => chunk,
+            };
+            let Some(chunk) = chunk else { break };
+            let dictionary = assembler.push(&chunk);
+            session.frames.message(step, task, Some(&origin), &dictionary);
+        }
+        let answer = assembler.finish();
+        session.usage.record(self.model.name(), CALLER, &answer);
+        Ok(Some(answer))
+    }
+
+    /// The title, if the thread gets one now: with the answer that ends its first exchange.
+    async fn title(
+        &self,
+        session: &mut Session<'_>,
+        conversation: &[Json],
+        answer: &Json,
+        last: bool,
+    ) -> Option<String> {
+        let config = &self.title;
+        let has_title = session.writer.state().is_some_and(|s| s.value("title").is_some_and(|t| !t.is_null()));
+        if !config.enabled || !last || has_title {
+            return None;
+        }
+        let mut messages = conversation.to_vec();
+        messages.push(answer.clone());
+        if !title::is_due(&messages) {
+            return None;
+        }
+        let Some(model) = &self.title_model else { return Some(title::local(config, &messages)) };
+        let (title, answer) = tokio::select! {
+            () = session.cancel.cancelled() => return None,
+            made = title::by_model(config, model, &messages) => made,
+        };
+        if let Some(answer) = answer {
+            session.usage.record(model.name(), "middleware:title", &answer);
+        }
+        Some(title)
+    }
+
+    /// The tool calls of the last answer, in parallel. `None` if they were cancelled.
+    async fn tools_step(
+        &self,
+        session: &mut Session<'_>,
+        next: &[NodeName],
+        conversation: &[Json],
+    ) -> Result<Option<Stepped>, AgentError> {
+        let step = next_step(session.writer.state());
+        let calls = conversation.iter().rfind(|m| m["type"] == "ai").map(calls).unwrap_or_default();
+        let mut results: Vec<Option<Json>> = vec![None; calls.len()];
+        for row in session.writer.recovered().into_iter().cloned().collect::<Vec<TaskWrites>>() {
+            let recovered = messages_of(&row.writes)?.pop();
+            if let (Some(slot), Some(result)) = (results.get_mut(row.index as usize), recovered) {
+                session.writer.adopt(row.task)?;
+                *slot = Some(result);
+            }
+        }
+        let mut running = FuturesUnordered::new();
+        for ((call, node), index) in calls.iter().zip(next).zip(0_u32..) {
+            if results[index as usize].is_some() {
+                continue;
+            }
+            let task = session.writer.start_task(node, index);
+            session.frames.task_started(step, &task, || Ok(Json::clone(call)))?;
+            running.push(async move { (task, self.toolbox.run(&self.tool_context, call).await) });
+        }
+        let mut ends_run = false;
+        loop {
+            let (task, done) = tokio::select! {
+                biased;
+                () = session.cancel.cancelled() => return Ok(None),
+                done = running.next() => match done {
+                    Some(done) => done,
+                    None => break,
+                },
+            };
+            ends_run |= done.ends_run;
+            let write = session.writer.write("messages", json!([done.message]), false)?;
+            let result = messages_of(std::slice::from_ref(&write))?.pop().unwrap_or_default();
+            session.journal.tool_result(&result).await?;
+            session.usage.message(&result);
+            session.frames.message(step, &task, None, &result);
+            let update = json!({ "messages": [result] });
+            session.frames.updates(TOOLS, &update);
+            session.frames.task_ended(step, &task, Ok(&update));
+            results[task.index as usize] = Some(result);
+            // The last one to finish is durable with the commit that follows at once.
+            let durability = if running.is_empty() { Durability::WithCommit } else { Durability::Now };
+            session.writer.finish_task(task, vec![write], durability).await?;
+        }
+        drop(running);
+        let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };
+        session.writer.commit(Source::Loop, next, session.metadata.clone()).await?;
+        let messages = results.into_iter().flatten().collect();
+        Ok(Some(Stepped { messages, stop_reason: None, fallback: None }))
+    }
+}
+
+/// The calls of an answer that get a task each: also those that cannot be read, which are answered with an error.
+fn calls(answer: &Json) -> Vec<&Json> {
+    message::tool_calls(answer).iter().chain(message::invalid_tool_calls(answer)).collect()
+}
+
+fn next_step(state: Option<&StateSnapshot>) -> i64 {
+    state.map_or(-1, |state| state.metadata.step + 1)
+}
+
+fn values(state: Option<&StateSnapshot>) -> threadkeep::Result<Json> {
+    state.map(StateSnapshot::values).transpose().map(|values| Json::Object(values.unwrap_or_default()))
+}
+
+fn conversation(state: Option<&StateSnapshot>) -> Result<Vec<Json>, AgentError> {
+    Ok(match state.map(|state| state.json("messages")).transpose()?.flatten() {
+        Some(Json::Array(messages)) => messages,
+        _ => Vec::new(),
+    })
+}
+
+/// The messages in writes to the messages channel.
+fn messages_of(writes: &[Write]) -> Result<Vec<Json>, AgentError> {
+    let mut messages = Vec::new();
+    for write in writes.iter().filter(|w| w.channel.as_str() == "messages") {
+        if let Json::Array(more) = write.value.to_json()? {
+            messages.extend(more);
+        }
+    }
+    Ok(messages)
+}
+
+/// Marks the run's human messages as its own; a client's mark is overwritten, because turns are told apart by it.
+fn stamp_run(messages: &mut Json, run_id: &str) {
+    let stamp = |message: &mut Json| {
+        let role = message.get("type").or_else(|| message.get("role")).and_then(Json::as_str);
+        if !matches!(role, Some("human" | "user")) {
+            return;
+        }
+        if let Some(map) = message.as_object_mut() {
+            let kwargs = map.entry("additional_kwargs").or_insert_with(|| json!({}));
+            if !kwargs.is_object() {
+                *kwargs = json!({});
+            }
+            kwargs["run_id"] = json!(run_id);
+        }
+    };
+    match messages {
+        Json::Array(list) => list.iter_mut().for_each(stamp),
+        one => stamp(one),
+    }
+}

@@ -1,0 +1,49 @@
+//! The lead agent: a loop of model call and parallel tool calls, one superstep each. Everything else that it does
+//! (titles, loop detection, repair of dangling tool calls) happens inside those supersteps and costs no checkpoint.
+
+mod lead;
+mod prompt;
+mod title;
+mod usage;
+
+pub(crate) use lead::{Breakpoints, Ended, LeadAgent, RunInput, Session};
+pub(crate) use usage::UsageLedger;
+
+/// Why an agent's run failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AgentError {
+    /// The state could not be read or written.
+    #[error(transparent)]
+    Engine(#[from] threadkeep::Error),
+    /// The run took more supersteps than it may.
+    #[error("Recursion limit of {0} reached without hitting a stop condition.")]
+    RecursionLimit(u64),
+    /// The checkpoint to continue from names a node that this agent does not have.
+    #[error("the thread is to continue with node '{0}', which this agent does not have")]
+    UnknownNode(String),
+    /// The run names a model that the configuration does not have (any more).
+    #[error("Model '{0}' is not in the configured model allowlist")]
+    UnknownModel(String),
+    /// The model cannot be built from its settings.
+    #[error(transparent)]
+    Model(#[from] crate::model::ModelError),
+    /// The gateway is stopping.
+    #[error("the gateway is stopping")]
+    Stopping,
+    /// The events of the run could not be stored.
+    #[error(transparent)]
+    Store(#[from] crate::store::StoreError),
+}
+
+impl AgentError {
+    /// The class name that clients see in an `error` frame.
+    pub(crate) fn class_name(&self) -> &'static str {
+        match self {
+            Self::Engine(error) => error.class_name(),
+            Self::RecursionLimit(_) => "GraphRecursionError",
+            Self::UnknownNode(_) | Self::UnknownModel(_) | Self::Model(_) => "ValueError",
+            Self::Stopping => "RuntimeError",
+            Self::Store(_) => "RunStoreError",
+        }
+    }
+}

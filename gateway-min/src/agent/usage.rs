@@ -1,0 +1,103 @@
+//! What a run's model calls cost, per model and per caller.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::store::RunTotals;
+
+/// Adds up the usage of model calls.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UsageLedger {
+    totals: RunTotals,
+    by_model: BTreeMap<String, [i64; 3]>,
+}
+
+impl UsageLedger {
+    /// Counts one answer of `model` to `caller` (`lead_agent`, `subagent...` or `middleware...`).
+    pub(crate) fn record(&mut self, model: &str, caller: &str, answer: &Json) {
+        let tokens = |key: &str| answer["usage_metadata"][key].as_i64().unwrap_or(0).max(0);
+        let (input, output) = (tokens("input_tokens"), tokens("output_tokens"));
+        let total = tokens("total_tokens").max(input + output);
+        self.totals.llm_call_count += 1;
+        self.totals.total_input_tokens += input;
+        self.totals.total_output_tokens += output;
+        self.totals.total_tokens += total;
+        *match caller.split(':').next() {
+            Some("subagent") => &mut self.totals.subagent_tokens,
+            Some("middleware") => &mut self.totals.middleware_tokens,
+            _ => &mut self.totals.lead_agent_tokens,
+        } += total;
+        let by_model = self.by_model.entry(model.to_owned()).or_default();
+        for (sum, more) in by_model.iter_mut().zip([input, output, total]) {
+            *sum += more;
+        }
+    }
+
+    /// Counts a message of the conversation, and keeps the last answer's text.
+    pub(crate) fn message(&mut self, message: &Json) {
+        self.totals.message_count += 1;
+        let text = || Some(crate::model::message::text(message)).filter(|text| !text.is_empty());
+        match message["type"].as_str() {
+            Some("ai") => self.totals.last_ai_message = text().or(self.totals.last_ai_message.take()),
+            Some("human") if self.totals.first_human_message.is_none() => {
+                self.totals.first_human_message = text();
+            }
+            _ => {}
+        }
+    }
+
+    /// The sums so far.
+    pub(crate) fn totals(&self) -> RunTotals {
+        let by_model: Map<String, Json> = self
+            .by_model
+            .iter()
+            .map(|(model, [input, output, total])| {
+                (model.clone(), json!({ "input_tokens": input, "output_tokens": output, "total_tokens": total }))
+            })
+            .collect();
+        RunTotals { token_usage_by_model: by_model, ..self.totals.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(input: i64, output: i64) -> Json {
+        json!({"type": "ai", "content": "x",
+               "usage_metadata": {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}})
+    }
+
+    #[test]
+    fn usage_adds_up_per_model_and_per_caller() {
+        let mut ledger = UsageLedger::default();
+        ledger.record("a", "lead_agent", &answer(10, 1));
+        ledger.record("a", "middleware:title", &answer(5, 2));
+        ledger.record("b", "subagent:x", &answer(7, 3));
+        ledger.record("b", "lead_agent", &json!({"type": "ai", "usage_metadata": null}));
+        let totals = ledger.totals();
+        assert_eq!((totals.total_input_tokens, totals.total_output_tokens, totals.total_tokens), (22, 6, 28));
+        assert_eq!((totals.lead_agent_tokens, totals.middleware_tokens, totals.subagent_tokens), (11, 7, 10));
+        assert_eq!(totals.llm_call_count, 4);
+        assert_eq!(totals.token_usage_by_model["a"]["total_tokens"], 18);
+        assert_eq!(totals.token_usage_by_model["b"]["total_tokens"], 10);
+    }
+
+    #[test]
+    fn the_first_question_and_the_last_answer_are_kept() {
+        let mut ledger = UsageLedger::default();
+        for message in [
+            json!({"type": "human", "content": "first"}),
+            json!({"type": "ai", "content": "one"}),
+            json!({"type": "human", "content": "second"}),
+            json!({"type": "ai", "content": ""}),
+        ] {
+            ledger.message(&message);
+        }
+        let totals = ledger.totals();
+        assert_eq!(totals.message_count, 4);
+        assert_eq!(totals.first_human_message.as_deref(), Some("first"));
+        assert_eq!(totals.last_ai_message.as_deref(), Some("one"));
+    }
+}

@@ -1,0 +1,207 @@
+//! The gateway's parts, put together: configuration, stores, locks, models. The one place that chooses a driver.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use chrono::{TimeDelta, Utc};
+use threadkeep::channel::Schema;
+use threadkeep::id::IdSource;
+use threadkeep::mode::ModeRegister;
+use threadkeep::saver::Saver;
+use threadkeep::state::StateAccessor;
+use threadkeep_memory::MemorySaver;
+use threadkeep_sqlite::SqliteSaver;
+
+use crate::agent::{AgentError, LeadAgent};
+use crate::config::{Backend, Config, ConfigHandle, Model};
+use crate::model::RetryingModel;
+use crate::runs::bridge::{BridgeOptions, StreamBridge};
+use crate::runs::control::{LocalRuns, ThreadLocks};
+use crate::runs::worker::RunSpec;
+use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
+use crate::tools::{ToolContext, Toolbox};
+
+/// The file of the checkpoints inside `database.sqlite_dir`.
+pub const CHECKPOINT_FILE: &str = "checkpoints.db";
+/// How long a stopping gateway waits for its runs.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Why a gateway could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The checkpoint store.
+    #[error("the checkpoint store cannot be opened: {0}")]
+    Checkpoints(#[from] threadkeep::Error),
+    /// The gateway's own records.
+    #[error("the gateway's records cannot be opened: {0}")]
+    Records(#[from] StoreError),
+    /// The configured backend is not part of this build.
+    #[error("database.backend '{0}' is not part of this build; use 'sqlite' or 'memory'")]
+    Backend(&'static str),
+}
+
+/// A running gateway without its HTTP server.
+pub struct App {
+    pub(crate) config: ConfigHandle,
+    pub(crate) store: Store,
+    pub(crate) ids: Arc<IdSource>,
+    pub(crate) bridge: StreamBridge,
+    pub(crate) locks: ThreadLocks,
+    pub(crate) local_runs: LocalRuns,
+    modes: Arc<ModeRegister>,
+    accessor: StateAccessor,
+    sqlite: Option<SqliteSaver>,
+    threads_dir: PathBuf,
+    models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
+    stopping: AtomicBool,
+}
+
+impl App {
+    /// Opens the stores, freezes mode and cadence, and recovers the runs of a process that ended without finishing
+    /// them. `modes` is the register of the process; a test gives each gateway its own.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(config: ConfigHandle, modes: Arc<ModeRegister>) -> Result<Arc<Self>, StartError> {
+        let current = config.current_async().await;
+        let database = &current.database;
+        modes.freeze_mode(mode(&current))?;
+        modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
+        let options = StoreOptions {
+            event_backend: event_backend(&current)?,
+            max_trace_content: current.run_events.max_trace_content,
+            ..StoreOptions::default()
+        };
+        let (saver, sqlite, store): (Arc<dyn Saver>, _, _) = match database.backend {
+            Backend::Memory => (Arc::new(MemorySaver::default()), None, Store::open_memory(options).await?),
+            Backend::Sqlite => {
+                let store = Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?;
+                let saver = open_sqlite(&current).await?;
+                (Arc::new(saver.clone()), Some(saver), store)
+            }
+            Backend::Postgres => return Err(StartError::Backend("postgres")),
+        };
+        let grace = TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
+        let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
+        for run in &recovered.runs {
+            tracing::warn!(run_id = run.run_id, thread_id = run.thread_id, "recovered a run that an earlier process left");
+        }
+        let ids = Arc::new(IdSource::default());
+        let table = Schema::thread_state().compile(mode(&current), modes.frequency(None)?)?;
+        Ok(Arc::new(Self {
+            accessor: StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids)),
+            bridge: StreamBridge::new(BridgeOptions {
+                queue_maxsize: current.stream_bridge.queue_maxsize,
+                ..BridgeOptions::default()
+            }),
+            threads_dir: current.state_dir.join("threads"),
+            config,
+            store,
+            ids,
+            locks: ThreadLocks::default(),
+            local_runs: LocalRuns::default(),
+            modes,
+            sqlite,
+            models: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        }))
+    }
+
+    /// The state accessor of this process: the frozen mode and cadence.
+    pub(crate) fn accessor(&self) -> &StateAccessor {
+        &self.accessor
+    }
+
+    /// The accessor for a run that starts now.
+    ///
+    /// # Errors
+    /// The reconfiguration error, if the cadence was edited since the process started. An edited mode is ignored.
+    pub(crate) async fn accessor_for_run(&self) -> threadkeep::Result<&StateAccessor> {
+        let frequency = self.config.current_async().await.snapshot_frequency();
+        self.modes.freeze_frequency(i64::try_from(frequency).unwrap_or(i64::MAX))?;
+        Ok(&self.accessor)
+    }
+
+    /// Whether the gateway takes no new runs because it is about to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// The directory in which a thread's tools work.
+    pub(crate) fn thread_dir(&self, thread_id: &str) -> PathBuf {
+        self.threads_dir.join(thread_id)
+    }
+
+    /// Builds the agent of a run from the configuration as it is now.
+    pub(crate) async fn lead_agent(&self, spec: &RunSpec) -> Result<LeadAgent, AgentError> {
+        let config = self.config.current_async().await;
+        let model = self.model(&config, spec.model_name.as_deref()).await?;
+        let title_model = match &config.title.model_name {
+            Some(name) => Some(self.model(&config, Some(name)).await?),
+            None => None,
+        };
+        Ok(LeadAgent {
+            model,
+            title_model,
+            toolbox: Arc::new(Toolbox::builtin(&tool_settings(&config))),
+            tool_context: ToolContext {
+                thread_id: spec.thread_id.clone(),
+                run_id: spec.run_id.clone(),
+                tool_call_id: String::new(),
+                root: self.thread_dir(&spec.thread_id),
+            },
+            title: config.title.clone(),
+            loop_detection: loop_detection(&config),
+            thinking: spec.thinking,
+            reasoning_effort: spec.reasoning_effort.clone(),
+        })
+    }
+
+    /// The model of this name, or the first one; built once for each state of the configuration.
+    async fn model(&self, config: &Arc<Config>, name: Option<&str>) -> Result<RetryingModel, AgentError> {
+        let settings = match name {
+            Some(name) => config.model(name),
+            None => config.models.first(),
+        };
+        let settings = settings.ok_or_else(|| AgentError::UnknownModel(name.unwrap_or_default().to_owned()))?;
+        let built = |models: &HashMap<String, (Arc<Config>, RetryingModel)>| {
+            let known = models.get(&settings.name).filter(|(of, _)| Arc::ptr_eq(of, config));
+            known.map(|(_, model)| model.clone())
+        };
+        if let Some(model) = built(&self.models.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(model);
+        }
+        let making = model_settings(settings);
+        let model = tokio::task::spawn_blocking(move || crate::model::build(making)).await;
+        let model = RetryingModel::new(model.map_err(|_| AgentError::Stopping)??);
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.insert(settings.name.clone(), (Arc::clone(config), model.clone()));
+        Ok(model)
+    }
+
+    /// Stops: takes no new runs, interrupts those at work, waits for their last writes, closes the stores.
+    pub async fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        let runs = self.local_runs.all();
+        for run in &runs {
+            run.cancel.cancel();
+        }
+        let drained = async {
+            for run in &runs {
+                run.ended().await;
+            }
+        };
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            tracing::warn!(seconds = DRAIN.as_secs(), "runs did not stop in time; the next start recovers them");
+        }
+        self.store.close().await;
+        if let Some(sqlite) = &self.sqlite {
+            if let Err(error) = sqlite.close().await {
+                tracing::error!(%error, "the checkpoint store did not close cleanly");
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What this process knows of the runs that it works on. The database decides what is active; this is how a request
+//! reaches the task that does the work.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
+use tokio_util::sync::CancellationToken;
+
+/// The handle of a run that this process works on.
+#[derive(Debug)]
+pub(crate) struct RunControl {
+    pub(crate) thread_id: String,
+    /// Cancelled when the run is to stop; the row says how.
+    pub(crate) cancel: CancellationToken,
+    /// Notified when the run's predecessor has ended.
+    pub(crate) promoted: Notify,
+    ended: watch::Sender<bool>,
+}
+
+impl RunControl {
+    pub(crate) fn new(thread_id: &str) -> Self {
+        Self {
+            thread_id: thread_id.to_owned(),
+            cancel: CancellationToken::new(),
+            promoted: Notify::new(),
+            ended: watch::Sender::new(false),
+        }
+    }
+
+    /// Waits until nothing of the run will be written any more.
+    pub(crate) async fn ended(&self) {
+        let mut ended = self.ended.subscribe();
+        // An error means that the sender is gone, and with it the run.
+        let _ = ended.wait_for(|ended| *ended).await;
+    }
+}
+
+/// The runs that this process works on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LocalRuns(Arc<Mutex<HashMap<String, Arc<RunControl>>>>);
+
+impl LocalRuns {
+    fn with<T>(&self, use_map: impl FnOnce(&mut HashMap<String, Arc<RunControl>>) -> T) -> T {
+        use_map(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Enters a run. It leaves when the guard is dropped, also by a panic of its task.
+    pub(crate) fn enter(&self, run_id: &str, thread_id: &str) -> RunGuard {
+        let control = Arc::new(RunControl::new(thread_id));
+        self.with(|runs| runs.insert(run_id.to_owned(), Arc::clone(&control)));
+        RunGuard { runs: self.clone(), run_id: run_id.to_owned(), control }
+    }
+
+    pub(crate) fn get(&self, run_id: &str) -> Option<Arc<RunControl>> {
+        self.with(|runs| runs.get(run_id).cloned())
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<RunControl>> {
+        self.with(|runs| runs.values().cloned().collect())
+    }
+}
+
+/// A run's entry in [`LocalRuns`].
+#[derive(Debug)]
+pub(crate) struct RunGuard {
+    runs: LocalRuns,
+    run_id: String,
+    pub(crate) control: Arc<RunControl>,
+}
+
+impl Drop for RunGuard {
+    fn drop(&mut self) {
+        self.runs.with(|runs| runs.remove(&self.run_id));
+        self.control.ended.send_replace(true);
+    }
+}
+
+/// One lock a thread, held while checkpoints are written: by a run from its start until its last write, by a state
+/// update, by the note of a duration. The reservation in the database excludes other processes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ThreadLocks(Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>>);
+
+impl ThreadLocks {
+    /// Waits for the thread's lock.
+    pub(crate) async fn lock(&self, thread_id: &str) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Only the map holds a lock that nobody uses.
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(locks.entry(thread_id.to_owned()).or_default())
+        };
+        lock.lock_owned().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_dropped_guard_takes_the_run_out_and_wakes_who_waits_for_its_end() {
+        let runs = LocalRuns::default();
+        let guard = runs.enter("r", "t");
+        let control = runs.get("r").unwrap();
+        assert_eq!(control.thread_id, "t");
+        let waiter = tokio::spawn(async move { control.ended().await });
+        drop(guard);
+        waiter.await.unwrap();
+        assert!(runs.get("r").is_none());
+        assert!(runs.all().is_empty());
+    }
+
+    #[tokio::test]
+    async fn thread_locks_exclude_each_other_per_thread_and_leave_nothing_behind() {
+        let locks = ThreadLocks::default();
+        let held = locks.lock("a").await;
+        let _other = locks.lock("b").await;
+        assert!(tokio::time::timeout(std::time::Duration::ZERO, locks.lock("a")).await.is_err());
+        drop(held);
+        drop(locks.lock("a").await);
+        let _c = locks.lock("c").await;
+        assert_eq!(locks.0.lock().unwrap().len(), 2, "only b and c are in use");
+    }
+}

@@ -1,0 +1,237 @@
+//! The duration-only checkpoint: how long a run took and which messages it made, noted on the head after the run.
+//!
+//! The note repeats the head and carries the maps of the runs before it forward, so that one trailing leaf answers
+//! every history read, and no read has to write.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json, json};
+use threadkeep::Error;
+use threadkeep::checkpoint::INTERRUPT_CHANNEL;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Load;
+use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
+
+/// Metadata key: run id -> whole seconds.
+pub(crate) const RUN_DURATIONS: &str = "run_durations";
+/// Metadata key: message id -> run id.
+pub(crate) const RUN_MESSAGE_IDS: &str = "run_message_ids";
+/// The pseudo-node whose writes mark a duration-only checkpoint.
+const NODE: &str = "runtime_run_duration";
+/// How often a note is tried again on a head that moved.
+const ATTEMPTS: usize = 3;
+/// How far back the newest known maps are looked for, in checkpoints.
+const LOOK_BACK: usize = 256;
+
+/// What is to be noted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct RunNotes {
+    /// Run id -> whole seconds.
+    pub(crate) durations: BTreeMap<String, u64>,
+    /// Message id -> run id.
+    pub(crate) messages: BTreeMap<String, String>,
+}
+
+impl RunNotes {
+    /// The notes in a checkpoint's metadata; malformed entries are dropped.
+    pub(crate) fn of(extra: &Map<String, Json>) -> Self {
+        let entries = |key: &str| extra.get(key).and_then(Json::as_object).into_iter().flatten();
+        Self {
+            durations: entries(RUN_DURATIONS)
+                .filter_map(|(run, seconds)| Some((run.clone(), seconds.as_u64()?)))
+                .filter(|(run, _)| !run.is_empty())
+                .collect(),
+            messages: entries(RUN_MESSAGE_IDS)
+                .filter_map(|(message, run)| Some((message.clone(), run.as_str()?.to_owned())))
+                .filter(|(message, run)| !message.is_empty() && !run.is_empty())
+                .collect(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.durations.is_empty() && self.messages.is_empty()
+    }
+
+    /// The entries of `self` that `known` does not have.
+    fn news(&self, known: &Self) -> Self {
+        let (mut durations, mut messages) = (self.durations.clone(), self.messages.clone());
+        durations.retain(|run, seconds| known.durations.get(run) != Some(seconds));
+        messages.retain(|message, run| known.messages.get(message) != Some(run));
+        Self { durations, messages }
+    }
+}
+
+/// Whether a checkpoint is duration-only: its writes name the pseudo-node and nothing else decides. History, lineage
+/// walks and retention share this predicate.
+pub(crate) fn is_duration_only(extra: &Map<String, Json>) -> bool {
+    extra.get("writes").and_then(Json::as_object).is_some_and(|writes| writes.contains_key(NODE))
+}
+
+/// Writes a duration-only checkpoint on the head of the thread. Returns it, or `None` if there is nothing to note: no
+/// head, nothing new, a run that waits for the user, or a head that keeps moving.
+///
+/// # Errors
+/// The accessor's, except conflicts.
+pub(crate) async fn note(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    notes: &RunNotes,
+) -> threadkeep::Result<Option<StateSnapshot>> {
+    for _ in 0..ATTEMPTS {
+        let Some(head) = accessor.get_loading(thread, None, Load::None).await? else { return Ok(None) };
+        let parked = head.writes.iter().flat_map(|row| &row.writes);
+        if parked.into_iter().any(|write| write.channel.as_str() == INTERRUPT_CHANNEL) {
+            return Ok(None);
+        }
+        let mut known = newest_notes(accessor, thread, &head).await?;
+        let news = notes.news(&known);
+        if news.is_empty() {
+            return Ok(None);
+        }
+        known.durations.extend(news.durations.clone());
+        known.messages.extend(news.messages.clone());
+        let mut extra = head.metadata.extra.clone();
+        extra.insert(RUN_DURATIONS.to_owned(), json!(known.durations));
+        if known.messages.is_empty() {
+            extra.remove(RUN_MESSAGE_IDS);
+        } else {
+            extra.insert(RUN_MESSAGE_IDS.to_owned(), json!(known.messages));
+        }
+        let run_ids: Vec<&String> = news.durations.keys().collect();
+        let message_ids: Vec<&String> = news.messages.keys().collect();
+        extra.insert("writes".to_owned(), json!({ NODE: { "run_ids": run_ids, "message_ids": message_ids } }));
+        match accessor.annotate(&head, extra).await {
+            Err(Error::Conflict { .. }) => {}
+            other => return other.map(Some),
+        }
+    }
+    Ok(None)
+}
+
+/// The maps of the newest checkpoint that has any: graph steps do not carry them, so they are on the note that the
+/// previous run left.
+async fn newest_notes(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    head: &StateSnapshot,
+) -> threadkeep::Result<RunNotes> {
+    let own = RunNotes::of(&head.metadata.extra);
+    if !own.is_empty() {
+        return Ok(own);
+    }
+    let query = HistoryQuery {
+        before: Some(head.key.id),
+        limit: Some(LOOK_BACK),
+        load: Load::None,
+        ..HistoryQuery::default()
+    };
+    // A page at a time would save reading when runs are short; they are, so a first small page nearly always does.
+    for limit in [8, LOOK_BACK] {
+        let page = accessor.history(thread, HistoryQuery { limit: Some(limit), ..query.clone() }).await?;
+        let found = page.iter().map(|state| RunNotes::of(&state.metadata.extra)).find(|notes| !notes.is_empty());
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        if page.len() < limit {
+            break;
+        }
+    }
+    Ok(RunNotes::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use threadkeep::channel::Schema;
+    use threadkeep::id::IdSource;
+    use threadkeep::mode::ChannelMode;
+    use threadkeep::state::Update;
+    use threadkeep_memory::MemorySaver;
+
+    use super::*;
+
+    fn accessor(mode: ChannelMode) -> StateAccessor {
+        let table = Schema::thread_state().compile(mode, 3).unwrap();
+        StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), Arc::new(IdSource::default()))
+    }
+
+    fn notes(run: &str, seconds: u64, message: &str) -> RunNotes {
+        RunNotes {
+            durations: [(run.to_owned(), seconds)].into(),
+            messages: [(message.to_owned(), run.to_owned())].into(),
+        }
+    }
+
+    async fn say(accessor: &StateAccessor, thread: &ThreadId, text: &str) -> StateSnapshot {
+        let message = json!([{"type": "human", "content": text, "id": text}]);
+        let writes = vec![accessor.write("messages", message, false).unwrap()];
+        let update = Update { at: None, node: "n".into(), writes, extra: Map::new() };
+        accessor.update(thread, update).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_note_repeats_the_head_and_carries_earlier_maps_forward() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            accessor.create(&thread, Map::new()).await.unwrap();
+            say(&accessor, &thread, "one").await;
+            let first = note(&accessor, &thread, &notes("r1", 4, "one")).await.unwrap().unwrap();
+            assert!(is_duration_only(&first.metadata.extra));
+            let head = say(&accessor, &thread, "two").await;
+            let second = note(&accessor, &thread, &notes("r2", 0, "two")).await.unwrap().unwrap();
+            assert_eq!(second.parent, Some(head.key.id));
+            assert_eq!(second.metadata.step, head.metadata.step + 1);
+            assert_eq!(second.metadata.counters, head.metadata.counters, "counters are inherited, not advanced");
+            assert_eq!(second.metadata.delta_marker, head.metadata.delta_marker);
+            assert_eq!(second.metadata.extra[RUN_DURATIONS], json!({"r1": 4, "r2": 0}));
+            assert_eq!(second.metadata.extra[RUN_MESSAGE_IDS], json!({"one": "r1", "two": "r2"}));
+            assert_eq!(
+                second.metadata.extra["writes"],
+                json!({"runtime_run_duration": {"run_ids": ["r2"], "message_ids": ["two"]}})
+            );
+            let read = accessor.get(&thread, None).await.unwrap().unwrap();
+            assert_eq!(read.values().unwrap(), head.values().unwrap(), "{mode}");
+            assert_eq!(read.version("messages"), head.version("messages"));
+        }
+    }
+
+    #[tokio::test]
+    async fn noting_the_same_again_or_nothing_writes_nothing() {
+        let (accessor, thread) = (accessor(ChannelMode::Full), ThreadId::from("t"));
+        assert_eq!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap(), None, "no head");
+        accessor.create(&thread, Map::new()).await.unwrap();
+        assert!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap().is_some());
+        assert_eq!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap(), None);
+        assert_eq!(note(&accessor, &thread, &RunNotes::default()).await.unwrap(), None);
+        let all = accessor.history(&thread, HistoryQuery::default()).await.unwrap();
+        assert_eq!(all.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn two_writers_at_once_both_end_up_in_the_maps() {
+        let (accessor, thread) = (accessor(ChannelMode::Delta), ThreadId::from("t"));
+        accessor.create(&thread, Map::new()).await.unwrap();
+        let (a, b) = (notes("a", 1, "ma"), notes("b", 2, "mb"));
+        let (a, b) = tokio::join!(note(&accessor, &thread, &a), note(&accessor, &thread, &b));
+        assert!(a.unwrap().is_some() && b.unwrap().is_some());
+        let head = accessor.get(&thread, None).await.unwrap().unwrap();
+        assert_eq!(head.metadata.extra[RUN_DURATIONS], json!({"a": 1, "b": 2}));
+    }
+
+    #[test]
+    fn malformed_entries_are_dropped() {
+        let extra = json!({"run_durations": {"": 1, "a": -1, "b": true, "c": 2}, "run_message_ids": {"m": 3, "n": "r", "": "r"}});
+        let notes = RunNotes::of(extra.as_object().unwrap());
+        assert_eq!(notes.durations, [("c".to_owned(), 2)].into());
+        assert_eq!(notes.messages, [("n".to_owned(), "r".to_owned())].into());
+    }
+
+    #[test]
+    fn only_the_writes_of_a_checkpoint_decide_whether_it_is_duration_only() {
+        let of = |json: Json| is_duration_only(json.as_object().unwrap());
+        assert!(of(json!({"writes": {"runtime_run_duration": {}}})));
+        assert!(!of(json!({"run_durations": {"r": 1}, "writes": {"goal": {}}})));
+        assert!(!of(json!({"run_durations": {"r": 1}})));
+    }
+}

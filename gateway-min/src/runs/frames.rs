@@ -1,0 +1,191 @@
+//! The frames of a run's stream: what each stream mode shows of a superstep.
+
+use std::collections::BTreeSet;
+
+use chrono::{SecondsFormat, Utc};
+use serde_json::{Map, Value as Json, json};
+use threadkeep::Result;
+use threadkeep::id::CheckpointId;
+use threadkeep::state::{StateSnapshot, TaskView};
+use threadkeep::step::Task;
+
+use super::StreamMode;
+use super::bridge::Publisher;
+
+/// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
+/// nobody asked for.
+pub(crate) struct Frames {
+    publisher: Publisher,
+    modes: BTreeSet<StreamMode>,
+    thread: String,
+    /// Scalar entries of the run's configuration; every message frame carries them.
+    run_metadata: Map<String, Json>,
+}
+
+/// Who streams: the model behind a task, for the metadata of message frames.
+pub(crate) struct Origin<'a> {
+    pub(crate) provider: &'a str,
+    pub(crate) model: &'a str,
+}
+
+impl Frames {
+    pub(crate) fn new(
+        publisher: Publisher,
+        modes: BTreeSet<StreamMode>,
+        thread: &str,
+        run_metadata: Map<String, Json>,
+    ) -> Self {
+        Self { publisher, modes, thread: thread.to_owned(), run_metadata }
+    }
+
+    fn wants(&self, mode: StreamMode) -> bool {
+        self.modes.contains(&mode)
+    }
+
+    /// The first frame of a run.
+    pub(crate) fn metadata(&self, run_id: &str) {
+        self.publisher.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
+    }
+
+    /// The frame of an exception that ends the run.
+    pub(crate) fn error(&self, name: &str, message: &str) {
+        self.publisher.publish("error", &json!({ "message": message, "name": name }));
+    }
+
+    /// Ends the stream.
+    pub(crate) fn end(&self) {
+        self.publisher.end();
+    }
+
+    /// A task starts. `input` is rendered only if somebody looks.
+    pub(crate) fn task_started(&self, step: i64, task: &Task, input: impl FnOnce() -> Result<Json>) -> Result<()> {
+        if !self.wants(StreamMode::Tasks) && !self.wants(StreamMode::Debug) {
+            return Ok(());
+        }
+        let payload = json!({
+            "id": task.id.to_string(),
+            "name": task.node.as_str(),
+            "input": input()?,
+            "triggers": [trigger(task)],
+            "metadata": {},
+        });
+        self.task("task", step, &payload);
+        Ok(())
+    }
+
+    /// A task ended, with its writes or with an error.
+    pub(crate) fn task_ended(&self, step: i64, task: &Task, outcome: Result<&Json, &str>) {
+        let payload = json!({
+            "id": task.id.to_string(),
+            "name": task.node.as_str(),
+            "error": outcome.err(),
+            "result": outcome.ok(),
+            "interrupts": [],
+        });
+        self.task("task_result", step, &payload);
+    }
+
+    fn task(&self, kind: &str, step: i64, payload: &Json) {
+        if self.wants(StreamMode::Tasks) {
+            self.publisher.publish("tasks", payload);
+        }
+        self.debug(kind, step, payload);
+    }
+
+    fn debug(&self, kind: &str, step: i64, payload: &Json) {
+        if self.wants(StreamMode::Debug) {
+            let timestamp = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, false);
+            let frame = json!({ "step": step, "timestamp": timestamp, "type": kind, "payload": payload });
+            self.publisher.publish("debug", &frame);
+        }
+    }
+
+    /// A message or a chunk of one, as a task makes it.
+    pub(crate) fn message(&self, step: i64, task: &Task, origin: Option<&Origin<'_>>, message: &Json) {
+        if !self.wants(StreamMode::Messages) {
+            return;
+        }
+        let namespace = format!("{}:{}", task.node, task.id);
+        let mut metadata = self.run_metadata.clone();
+        for (key, value) in [
+            ("thread_id", json!(self.thread)),
+            ("langgraph_step", json!(step)),
+            ("langgraph_node", json!(task.node.as_str())),
+            ("langgraph_triggers", json!([trigger(task)])),
+            ("langgraph_path", json!(["__pregel_pull", task.node.as_str()])),
+            ("langgraph_checkpoint_ns", json!(namespace)),
+            ("checkpoint_ns", json!(namespace)),
+        ] {
+            metadata.insert(key.to_owned(), value);
+        }
+        if let Some(origin) = origin {
+            metadata.insert("ls_provider".to_owned(), json!(origin.provider));
+            metadata.insert("ls_model_name".to_owned(), json!(origin.model));
+            metadata.insert("ls_model_type".to_owned(), json!("chat"));
+        }
+        self.publisher.publish("messages", &json!([message, metadata]));
+    }
+
+    /// What a node wrote.
+    pub(crate) fn updates(&self, node: &str, writes: &Json) {
+        if self.wants(StreamMode::Updates) {
+            self.publisher.publish("updates", &json!({ node: writes }));
+        }
+    }
+
+    /// A frame of a tool's or subagent's own.
+    pub(crate) fn custom(&self, payload: &Json) {
+        if self.wants(StreamMode::Custom) {
+            self.publisher.publish("custom", payload);
+        }
+    }
+
+    /// A superstep was committed: the whole state, and the checkpoint.
+    pub(crate) fn committed(&self, state: &StateSnapshot) -> Result<()> {
+        if self.wants(StreamMode::Values) {
+            self.publisher.publish("values", &Json::Object(state.values()?));
+        }
+        if self.wants(StreamMode::Checkpoints) || self.wants(StreamMode::Debug) {
+            let payload = self.checkpoint(state)?;
+            if self.wants(StreamMode::Checkpoints) {
+                self.publisher.publish("checkpoints", &payload);
+            }
+            self.debug("checkpoint", state.metadata.step, &payload);
+        }
+        Ok(())
+    }
+
+    /// The run stops before or behind a node, as it was asked to.
+    pub(crate) fn interrupted(&self, state: &StateSnapshot) -> Result<()> {
+        self.updates("__interrupt__", &json!([]));
+        if self.wants(StreamMode::Values) {
+            let mut values = state.values()?;
+            values.insert("__interrupt__".to_owned(), json!([]));
+            self.publisher.publish("values", &Json::Object(values));
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&self, state: &StateSnapshot) -> Result<Json> {
+        let config = |id: CheckpointId| {
+            json!({ "configurable": {
+                "thread_id": self.thread, "checkpoint_ns": state.key.namespace.as_str(), "checkpoint_id": id.to_string(),
+            }})
+        };
+        let task = |task: TaskView| {
+            json!({ "id": task.id.to_string(), "name": task.name.as_str(), "interrupts": task.interrupts, "state": null })
+        };
+        Ok(json!({
+            "config": config(state.key.id),
+            "parent_config": state.parent.map(config),
+            "values": state.values()?,
+            "metadata": state.metadata.to_json(),
+            "next": state.next,
+            "tasks": state.tasks().into_iter().map(task).collect::<Vec<_>>(),
+        }))
+    }
+}
+
+fn trigger(task: &Task) -> String {
+    format!("branch:to:{}", task.node)
+}

@@ -1,0 +1,88 @@
+//! The event feed of a run, written in batches.
+
+use serde_json::{Value as Json, json};
+
+use crate::store::{NewEvent, Store, StoreError};
+
+/// So many events are held back before they are written.
+const BATCH: usize = 20;
+
+/// Collects the events of one run.
+pub(crate) struct Journal {
+    store: Store,
+    thread_id: String,
+    run_id: String,
+    pending: Vec<NewEvent>,
+    answers: Vec<String>,
+}
+
+impl Journal {
+    pub(crate) fn new(store: Store, thread_id: &str, run_id: &str) -> Self {
+        Self {
+            store,
+            thread_id: thread_id.to_owned(),
+            run_id: run_id.to_owned(),
+            pending: Vec::new(),
+            answers: Vec::new(),
+        }
+    }
+
+    pub(crate) async fn start(&mut self) -> Result<(), StoreError> {
+        self.add(NewEvent::new("run.start", "trace", json!({ "run_id": self.run_id }))).await
+    }
+
+    pub(crate) async fn human_input(&mut self, message: &Json) -> Result<(), StoreError> {
+        self.add(NewEvent::new("llm.human.input", "message", message.clone())).await
+    }
+
+    pub(crate) async fn ai_response(&mut self, message: &Json, caller: &str) -> Result<(), StoreError> {
+        let mut event = NewEvent::new("llm.ai.response", "message", message.clone());
+        event.metadata.insert("caller".to_owned(), json!(caller));
+        event.metadata.insert("usage".to_owned(), message["usage_metadata"].clone());
+        event.metadata.insert("llm_call_index".to_owned(), json!(self.answers.len()));
+        self.answers.push(message["id"].as_str().unwrap_or_default().to_owned());
+        self.add(event).await
+    }
+
+    pub(crate) async fn tool_result(&mut self, message: &Json) -> Result<(), StoreError> {
+        self.add(NewEvent::new("llm.tool.result", "message", message.clone())).await
+    }
+
+    /// The ids of the answers so far.
+    pub(crate) fn answers(&self) -> impl Iterator<Item = &str> {
+        self.answers.iter().map(String::as_str)
+    }
+
+    /// The run reached its end.
+    pub(crate) async fn end(&mut self) -> Result<(), StoreError> {
+        self.add(NewEvent::new("run.end", "outputs", json!({}))).await
+    }
+
+    /// The run failed.
+    pub(crate) async fn error(&mut self, name: &str, message: &str) -> Result<(), StoreError> {
+        self.add(NewEvent::new("run.error", "error", json!({ "name": name, "message": message }))).await
+    }
+
+    /// Writes what is held back, and the receipt of what the run delivered, which is written once.
+    pub(crate) async fn close(&mut self) -> Result<(), StoreError> {
+        self.flush().await?;
+        let receipt = json!({ "presented": false, "paths": [], "by_tool": {} });
+        let receipt = NewEvent::new("run.delivery", "outputs", receipt);
+        self.store.events().append_if_absent(&self.thread_id, &self.run_id, receipt).await?;
+        Ok(())
+    }
+
+    async fn add(&mut self, event: NewEvent) -> Result<(), StoreError> {
+        self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
+        if self.pending.len() >= BATCH { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&mut self) -> Result<(), StoreError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        self.store.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await?;
+        self.pending.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! The life of one run, from its admission to its last write.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use serde_json::{Map, Value as Json};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::Load;
+use threadkeep::state::{RollbackPoint, StateAccessor};
+use threadkeep::step::StepWriter;
+
+use super::control::RunGuard;
+use super::duration::{self, RunNotes};
+use super::frames::Frames;
+use super::journal::Journal;
+use crate::agent::{AgentError, Breakpoints, Ended, LeadAgent, RunInput, Session, UsageLedger};
+use crate::app::App;
+use crate::store::{
+    CancelAction, FinishOutcome, RunEnd, RunStatus, StartOutcome, StoreError, ThreadStatus,
+};
+
+/// Metadata key of the agent that a checkpoint belongs to.
+pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
+/// The error text of a run that was rolled back by its user.
+const ROLLED_BACK: &str = "Rolled back by user";
+/// The error text of a run whose model failed without saying why.
+const MODEL_FAILED: &str = "LLM provider failed after retries";
+
+/// What a run is to do.
+pub(crate) struct RunSpec {
+    pub(crate) run_id: String,
+    pub(crate) thread_id: String,
+    /// None continues what the thread is to run next.
+    pub(crate) input: Option<RunInput>,
+    /// The checkpoint to start from; none means the head.
+    pub(crate) checkpoint: Option<CheckpointId>,
+    pub(crate) model_name: Option<String>,
+    pub(crate) thinking: Option<bool>,
+    pub(crate) reasoning_effort: Option<String>,
+    pub(crate) recursion_limit: u64,
+    pub(crate) breakpoints: Breakpoints,
+    /// Scalar entries that every checkpoint of the run carries in its metadata.
+    pub(crate) metadata: Map<String, Json>,
+}
+
+/// How the work of a run went.
+enum Outcome {
+    Ended { stop_reason: Option<String>, fallback: Option<String> },
+    Cancelled,
+    Failed { name: &'static str, message: String },
+}
+
+/// Works on a run until everything of it is written. Must not be dropped half-way: it is the task of its own.
+pub(crate) async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
+    let mut run = Worker {
+        journal: Journal::new(app.store.clone(), &spec.thread_id, &spec.run_id),
+        thread: ThreadId::from(spec.thread_id.as_str()),
+        usage: UsageLedger::default(),
+        rollback: None,
+        app: &app,
+        spec: &spec,
+        frames: &frames,
+        guard: &guard,
+    };
+    if let Err(error) = run.live().await {
+        tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "the run's records could not be written");
+    }
+    frames.end();
+}
+
+struct Worker<'a> {
+    app: &'a Arc<App>,
+    spec: &'a RunSpec,
+    thread: ThreadId,
+    frames: &'a Frames,
+    guard: &'a RunGuard,
+    journal: Journal,
+    usage: UsageLedger,
+    /// The state before the run; none as long as it is not captured, or if that failed.
+    rollback: Option<RollbackPoint>,
+}
+
+impl Worker<'_> {
+    async fn live(&mut self) -> Result<(), StoreError> {
+        if let Some(action) = self.await_turn().await? {
+            return self.never_started(action).await;
+        }
+        // Held to the end: the next run of the thread starts behind this one's last write.
+        let lock = self.app.locks.lock(&self.spec.thread_id).await;
+        let started = Utc::now();
+        self.app.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
+        self.journal.start().await?;
+        let accessor = match self.app.accessor_for_run().await {
+            Ok(accessor) => accessor,
+            Err(error) => {
+                let outcome = Outcome::Failed { name: error.class_name(), message: error.to_string() };
+                return self.conclude(None, outcome, started).await;
+            }
+        };
+        let outcome = match self.execute(accessor).await {
+            Ok(Ended::Done { stop_reason, fallback }) => Outcome::Ended { stop_reason, fallback },
+            Ok(Ended::Cancelled) => Outcome::Cancelled,
+            Err(error) => Outcome::Failed { name: error.class_name(), message: error.to_string() },
+        };
+        self.conclude(Some(accessor), outcome, started).await?;
+        drop(lock);
+        Ok(())
+    }
+
+    /// Waits until the thread is the run's. Returns the action if it is cancelled before.
+    async fn await_turn(&mut self) -> Result<Option<CancelAction>, StoreError> {
+        loop {
+            let promoted = self.guard.control.promoted.notified();
+            match self.app.store.runs().start(&self.spec.run_id).await? {
+                StartOutcome::Started => return Ok(None),
+                StartOutcome::Cancelled(action) => return Ok(Some(action)),
+                StartOutcome::NotPending(_) => return Ok(Some(CancelAction::Interrupt)),
+                StartOutcome::Waiting => {
+                    tokio::select! {
+                        () = promoted => {}
+                        () = self.guard.control.cancel.cancelled() => {}
+                        // The predecessor may be another process's, whose end nobody tells us.
+                        () = tokio::time::sleep(std::time::Duration::from_secs(1)) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, AgentError> {
+        let (spec, thread) = (self.spec, &self.thread);
+        accessor.check(thread, None).await?;
+        if spec.checkpoint.is_some() {
+            accessor.check(thread, spec.checkpoint).await?;
+        }
+        self.frames.metadata(&spec.run_id);
+        match accessor.capture(thread).await {
+            Ok(point) => self.rollback = Some(point),
+            Err(error) => tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read"),
+        }
+        let at = self.linearized(accessor).await?;
+        let agent = self.app.lead_agent(spec).await?;
+        let mut writer = StepWriter::open(accessor, thread, at).await?;
+        let mut session = Session {
+            run_id: &spec.run_id,
+            writer: &mut writer,
+            frames: self.frames,
+            journal: &mut self.journal,
+            usage: &mut self.usage,
+            cancel: &self.guard.control.cancel,
+            metadata: spec.metadata.clone(),
+            recursion_limit: spec.recursion_limit,
+            breakpoints: spec.breakpoints.clone(),
+        };
+        agent.run(&mut session, spec.input.clone()).await
+    }
+
+    /// The checkpoint to open: none if it is the head, be it because the selected state was put onto the head.
+    async fn linearized(&self, accessor: &StateAccessor) -> Result<Option<CheckpointId>, AgentError> {
+        let Some(selected) = self.spec.checkpoint else { return Ok(None) };
+        let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
+        let binding = source.map(|state| binding(&state.metadata.extra)).unwrap_or_default();
+        let restored = accessor.linearize(&self.thread, selected, binding).await?;
+        Ok(if restored.is_some() { None } else { Some(selected) })
+    }
+
+    /// Finalizes: rolls back where that was asked for, ends the row, and writes everything behind it.
+    async fn conclude(
+        &mut self,
+        accessor: Option<&StateAccessor>,
+        outcome: Outcome,
+        started: DateTime<Utc>,
+    ) -> Result<(), StoreError> {
+        let mut end = match outcome {
+            Outcome::Cancelled => self.cancelled(accessor).await?,
+            Outcome::Failed { name, message } => {
+                self.frames.error(name, &message);
+                self.journal.error(name, &message).await?;
+                End { status: RunStatus::Error, error: Some(message), stop_reason: None }
+            }
+            Outcome::Ended { stop_reason, fallback } => {
+                self.journal.end().await?;
+                match fallback {
+                    None => End { status: RunStatus::Success, error: None, stop_reason },
+                    Some(reason) => {
+                        let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
+                        End { status: RunStatus::Error, error: Some(reason), stop_reason }
+                    }
+                }
+            }
+        };
+        self.journal.close().await?;
+        if let FinishOutcome::CancelRequested(_) = self.end_row(&end).await? {
+            end = self.cancelled(accessor).await?;
+            self.end_row(&end).await?;
+        }
+        if let Some(accessor) = accessor {
+            if end.status == RunStatus::Success {
+                self.note_duration(accessor, started).await;
+            }
+            self.copy_title(accessor).await;
+        }
+        let status = match end.status {
+            RunStatus::Success => ThreadStatus::Idle,
+            RunStatus::Interrupted => ThreadStatus::Interrupted,
+            _ => ThreadStatus::Error,
+        };
+        self.app.store.threads().set_status(&self.spec.thread_id, status).await
+    }
+
+    /// Carries out a cancellation: an interrupted run leaves what it committed, a rolled back one the state before it.
+    async fn cancelled(&self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
+        let row = self.app.store.runs().get(&self.spec.run_id).await?;
+        let interrupted = End { status: RunStatus::Interrupted, error: None, stop_reason: None };
+        if row.and_then(|row| row.cancel_action) != Some(CancelAction::Rollback) {
+            return Ok(interrupted);
+        }
+        let run_id = &self.spec.run_id;
+        let (Some(accessor), Some(point)) = (accessor, &self.rollback) else {
+            tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
+            return Ok(interrupted);
+        };
+        let binding = point.snapshot().map(|state| binding(&state.metadata.extra)).unwrap_or_default();
+        match accessor.restore(&self.thread, point, binding).await {
+            Ok(_) => {
+                Ok(End { status: RunStatus::Error, error: Some(ROLLED_BACK.to_owned()), stop_reason: None })
+            }
+            Err(error) => {
+                tracing::error!(run_id, %error, "not rolled back");
+                Ok(interrupted)
+            }
+        }
+    }
+
+    /// A run that was cancelled before it started writes no checkpoint and shows nothing but its end.
+    async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
+        let error = (action == CancelAction::Rollback).then(|| ROLLED_BACK.to_owned());
+        let status = if error.is_some() { RunStatus::Error } else { RunStatus::Interrupted };
+        self.journal.close().await?;
+        self.end_row(&End { status, error, stop_reason: None }).await?;
+        Ok(())
+    }
+
+    /// Makes the run's row terminal and wakes the run that waited for it.
+    async fn end_row(&self, end: &End) -> Result<FinishOutcome, StoreError> {
+        let end = RunEnd {
+            status: end.status,
+            error: end.error.clone(),
+            stop_reason: end.stop_reason.clone(),
+            totals: self.usage.totals(),
+        };
+        let outcome = self.app.store.runs().finish(&self.spec.run_id, &end).await?;
+        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome {
+            if let Some(control) = self.app.local_runs.get(next) {
+                control.promoted.notify_one();
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Notes how long the run took. A failure costs a later history read some work, nothing else.
+    async fn note_duration(&self, accessor: &StateAccessor, started: DateTime<Utc>) {
+        let (run_id, seconds) = (&self.spec.run_id, (Utc::now() - started).num_seconds());
+        let notes = RunNotes {
+            durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
+            messages: self.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
+        };
+        if let Err(error) = duration::note(accessor, &self.thread, &notes).await {
+            tracing::warn!(run_id, %error, "the duration of the run was not noted");
+        }
+    }
+
+    /// Copies the title of the state to the thread's display name.
+    async fn copy_title(&self, accessor: &StateAccessor) {
+        let load = Load::Only([ChannelName::from("title")].into());
+        let copied = async {
+            let state = accessor.get_loading(&self.thread, None, load).await.map_err(AgentError::from)?;
+            if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
+                self.app.store.threads().set_display_name(&self.spec.thread_id, Some(&title)).await?;
+            }
+            Ok::<_, AgentError>(())
+        };
+        if let Err(error) = copied.await {
+            tracing::warn!(thread_id = self.spec.thread_id, %error, "the title was not copied to the thread");
+        }
+    }
+}
+
+/// How a run ends.
+struct End {
+    status: RunStatus,
+    error: Option<String>,
+    stop_reason: Option<String>,
+}
+
+/// The agent binding in a checkpoint's metadata, to be stamped on what restores it.
+fn binding(extra: &Map<String, Json>) -> Map<String, Json> {
+    let binding = extra.get_key_value(AGENT_BINDING).filter(|(_, name)| name.is_string());
+    binding.into_iter().map(|(key, name)| (key.clone(), name.clone())).collect()
+}

@@ -1,3 +1,33 @@
-.PHONY: test
-test: ## Run every test
+.DEFAULT_GOAL := help
+.PHONY: help run test lint docs sdk-check tour crash-check size-report
+
+help: ## Show what there is to run
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: ## Serve the gateway on http://127.0.0.1:8001, with an embedded SQLite; needs no configuration
+	cargo run --release --locked -p threadkeep-gateway -- serve
+
+test: ## Run every test, the SDK clients and the tour included
 	cargo test --workspace --locked
+	scripts/with-gateway.sh full  scripts/sdk-check.sh
+	scripts/with-gateway.sh delta scripts/sdk-check.sh
+	scripts/with-gateway.sh full  scripts/tour.sh
+	scripts/with-gateway.sh delta scripts/tour.sh
+
+lint: ## Formatting, lints, licences
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+docs: ## Build the API documentation
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+sdk-check: ## The official Python SDK, unmodified, against a live gateway in both modes
+	scripts/with-gateway.sh full  scripts/sdk-check.sh
+	scripts/with-gateway.sh delta scripts/sdk-check.sh
+
+tour: ## The README's tour against a live gateway in both modes
+	scripts/with-gateway.sh full  scripts/tour.sh
+	scripts/with-gateway.sh delta scripts/tour.sh
+
+size-report: ## File bytes and time per turn after 200 and 2,000 turns, in both modes
+	cargo run --release --locked -p threadkeep-sqlite --example size_report

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs the official LangGraph SDK for Python, unmodified, against the gateway at GATEWAY_URL.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+venv="$root/.venv"
+if [ ! -x "$venv/bin/python" ]; then
+    if ! python3 -m venv "$venv" 2> /dev/null; then
+        rm -rf "$venv"
+        sudo=$(command -v sudo || true)
+        $sudo apt-get update -qq && $sudo apt-get install -y -qq python3-venv
+        python3 -m venv "$venv"
+    fi
+fi
+if ! "$venv/bin/python" -c 'import langgraph_sdk' 2> /dev/null; then
+    "$venv/bin/pip" install -q 'langgraph-sdk==0.4.14'
+fi
+exec "$venv/bin/python" "$root/scripts/sdk_check.py" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}"

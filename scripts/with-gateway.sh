@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Starts a gateway in a directory of its own, runs a command against it, stops it.
+#
+#   scripts/with-gateway.sh MODE COMMAND [ARGUMENT ...]
+#
+# MODE is the channel mode, full or delta. The command finds the gateway's address in GATEWAY_URL.
+set -euo pipefail
+if [ $# -lt 2 ]; then
+    sed -n '2,6p' "$0" | sed 's/^# \{0,1\}//' >&2
+    exit 2
+fi
+mode=$1
+shift
+root=$(cd "$(dirname "$0")/.." && pwd)
+home=$(mktemp -d)
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+cat > "$home/config.yaml" <<CONFIG
+config_version: 49
+database:
+  backend: sqlite
+  checkpoint_channel_mode: $mode
+run_events:
+  backend: db
+CONFIG
+
+cargo build --locked -q --manifest-path "$root/Cargo.toml" -p threadkeep-gateway
+binary="${CARGO_TARGET_DIR:-$root/target}/debug/threadkeep"
+SVC_HOME="$home/state" SVC_CONFIG_PATH="$home/config.yaml" \
+    "$binary" serve --port "$port" > "$home/log" 2>&1 &
+gateway=$!
+stop() {
+    kill "$gateway" 2> /dev/null || true
+    wait "$gateway" 2> /dev/null || true
+    rm -rf "$home"
+}
+trap stop EXIT
+export GATEWAY_URL="http://127.0.0.1:$port"
+
+for _ in $(seq 100); do
+    if curl -fsS "$GATEWAY_URL/health" > /dev/null 2>&1; then
+        status=0
+        "$@" || status=$?
+        [ "$status" = 0 ] || { echo "-- the gateway's log:" >&2; tail -n 40 "$home/log" >&2; }
+        exit "$status"
+    fi
+    kill -0 "$gateway" 2> /dev/null || break
+    sleep 0.1
+done
+echo "the gateway did not start; its log:" >&2
+cat "$home/log" >&2
+exit 1

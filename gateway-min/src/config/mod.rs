@@ -16,5 +16,7 @@
 mod environment;
 mod error;
 mod interpolate;
+mod node;
 mod secret;
+mod version;
 mod yaml;

@@ -16,6 +16,7 @@
 mod environment;
 mod error;
 mod interpolate;
+mod models;
 mod node;
 mod secret;
 mod version;

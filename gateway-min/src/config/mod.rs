@@ -19,5 +19,6 @@ mod interpolate;
 mod models;
 mod node;
 mod secret;
+mod sections;
 mod version;
 mod yaml;

@@ -297,3 +297,5 @@ impl SourceFile {
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;

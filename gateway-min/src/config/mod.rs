@@ -17,6 +17,7 @@ mod database;
 mod environment;
 mod error;
 mod find;
+mod handle;
 mod interpolate;
 mod models;
 mod node;
@@ -41,6 +42,7 @@ pub use error::{
     unknown_checkpoint_cache_type,
 };
 pub use find::{CONFIG_PATH_VARIABLE, PROJECT_ROOT_VARIABLE, STATE_DIR_VARIABLE};
+pub use handle::ConfigHandle;
 pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{

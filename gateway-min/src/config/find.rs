@@ -1,0 +1,155 @@
+//! Where things are: the project root, the state directory and the configuration file.
+
+use std::path::{Path, PathBuf};
+
+use super::LoadOptions;
+use super::environment::Environment;
+use super::error::{ConfigError, Origin};
+
+/// Names the configuration file.
+pub const CONFIG_PATH_VARIABLE: &str = "SVC_CONFIG_PATH";
+/// Names the project root, where `config.yaml` and `.env` are looked for; else the working directory.
+pub const PROJECT_ROOT_VARIABLE: &str = "SVC_PROJECT_ROOT";
+/// Names the state directory; else `.svc` in the project root.
+pub const STATE_DIR_VARIABLE: &str = "SVC_HOME";
+
+const CONFIG_FILE: &str = "config.yaml";
+const DOT_ENV_FILE: &str = ".env";
+const STATE_DIR: &str = ".svc";
+
+/// The directories and variables that loading works with, settled once.
+#[derive(Debug, Clone)]
+pub(super) struct Location {
+    /// The project root. Relative paths of the configuration resolve against it.
+    pub(super) root: PathBuf,
+    /// Where the process keeps its data.
+    pub(super) state_dir: PathBuf,
+    /// The variables given, completed by the root's `.env`.
+    pub(super) environment: Environment,
+    named: Option<(PathBuf, Origin)>,
+}
+
+impl Location {
+    /// Settles the root, reads its `.env`, then looks at the other variables (so `.env` may set them).
+    /// Relative paths in variables and in the argument resolve against the working directory.
+    pub(super) fn of(options: &LoadOptions) -> Result<Self, ConfigError> {
+        let mut environment = options.environment.clone();
+        let here = |path: &Path| options.working_dir.join(path);
+        let root = environment
+            .non_empty(PROJECT_ROOT_VARIABLE)
+            .map_or_else(|| options.working_dir.clone(), |root| here(Path::new(root)));
+        environment.add_dot_env(&root.join(DOT_ENV_FILE))?;
+        let state_dir = environment
+            .non_empty(STATE_DIR_VARIABLE)
+            .map_or_else(|| root.join(STATE_DIR), |dir| here(Path::new(dir)));
+        let named = match (&options.config_path, environment.non_empty(CONFIG_PATH_VARIABLE)) {
+            (Some(path), _) => Some((here(path), Origin::Argument)),
+            (None, Some(path)) => Some((here(Path::new(path)), Origin::Environment)),
+            (None, None) => None,
+        };
+        Ok(Self { root, state_dir, environment, named })
+    }
+
+    /// The configuration file as things are now: the named one, else the root's `config.yaml`, else none.
+    ///
+    /// # Errors
+    /// [`ConfigError::Missing`] when a file is named but not there.
+    pub(super) fn config_file(&self) -> Result<Option<PathBuf>, ConfigError> {
+        match &self.named {
+            Some((path, _)) if path.is_file() => Ok(Some(path.clone())),
+            Some((path, origin)) => Err(ConfigError::Missing { path: path.clone(), origin: *origin }),
+            None => Ok(Some(self.root.join(CONFIG_FILE)).filter(|path| path.is_file())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A working directory with `config.yaml`, `other/config.yaml` and `named.yaml`.
+    fn tree() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("other")).unwrap();
+        for file in ["config.yaml", "other/config.yaml", "named.yaml", "argument.yaml"] {
+            fs::write(dir.path().join(file), "").unwrap();
+        }
+        dir
+    }
+
+    fn locate(dir: &Path, argument: Option<&str>, variables: &[(&str, &str)]) -> Location {
+        let options = LoadOptions {
+            config_path: argument.map(PathBuf::from),
+            environment: variables.iter().copied().collect(),
+            working_dir: dir.to_owned(),
+        };
+        Location::of(&options).unwrap()
+    }
+
+    fn found(dir: &Path, argument: Option<&str>, variables: &[(&str, &str)]) -> Option<PathBuf> {
+        locate(dir, argument, variables).config_file().unwrap()
+    }
+
+    #[test]
+    fn the_argument_beats_the_variable_beats_the_root() {
+        let dir = tree();
+        let at = |file: &str| Some(dir.path().join(file));
+        let named = (CONFIG_PATH_VARIABLE, "named.yaml");
+        let root = (PROJECT_ROOT_VARIABLE, "other");
+        assert_eq!(found(dir.path(), Some("argument.yaml"), &[named, root]), at("argument.yaml"));
+        assert_eq!(found(dir.path(), None, &[named, root]), at("named.yaml"));
+        assert_eq!(found(dir.path(), None, &[root]), at("other/config.yaml"));
+        assert_eq!(found(dir.path(), None, &[]), at("config.yaml"));
+        assert_eq!(found(dir.path(), None, &[(CONFIG_PATH_VARIABLE, "")]), at("config.yaml"));
+    }
+
+    #[test]
+    fn no_file_at_all_is_none_and_appears_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = locate(dir.path(), None, &[]);
+        assert_eq!(location.config_file().unwrap(), None);
+        fs::write(dir.path().join("config.yaml"), "").unwrap();
+        assert_eq!(location.config_file().unwrap(), Some(dir.path().join("config.yaml")));
+    }
+
+    #[test]
+    fn a_named_but_missing_file_is_an_error_that_names_it() {
+        let dir = tree();
+        for (argument, variables, origin) in [
+            (Some("gone.yaml"), vec![], "the argument"),
+            (None, vec![(CONFIG_PATH_VARIABLE, "gone.yaml")], "SVC_CONFIG_PATH"),
+        ] {
+            let error = locate(dir.path(), argument, &variables).config_file().unwrap_err().to_string();
+            assert!(error.contains(&dir.path().join("gone.yaml").display().to_string()), "{error}");
+            assert!(error.contains(origin), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_directory_is_not_a_configuration_file() {
+        let dir = tree();
+        assert!(locate(dir.path(), Some("other"), &[]).config_file().is_err());
+    }
+
+    #[test]
+    fn dot_env_of_the_root_may_name_the_file_and_the_state_directory() {
+        let dir = tree();
+        fs::write(dir.path().join("other/.env"), "SVC_CONFIG_PATH=named.yaml\nSVC_HOME=state\n").unwrap();
+        fs::write(dir.path().join(".env"), "SVC_CONFIG_PATH=argument.yaml\n").unwrap();
+        let location = locate(dir.path(), None, &[(PROJECT_ROOT_VARIABLE, "other")]);
+        assert_eq!(location.config_file().unwrap(), Some(dir.path().join("named.yaml")));
+        assert_eq!(location.state_dir, dir.path().join("state"));
+    }
+
+    #[test]
+    fn the_state_directory_is_the_variable_or_in_the_root() {
+        let dir = tree();
+        assert_eq!(locate(dir.path(), None, &[]).state_dir, dir.path().join(".svc"));
+        let other = locate(dir.path(), None, &[(PROJECT_ROOT_VARIABLE, "other")]);
+        assert_eq!((other.root, other.state_dir), (dir.path().join("other"), dir.path().join("other/.svc")));
+        let home = locate(dir.path(), None, &[(STATE_DIR_VARIABLE, "/var/lib/x")]);
+        assert_eq!(home.state_dir, PathBuf::from("/var/lib/x"));
+    }
+}

@@ -1,0 +1,303 @@
+//! The gateway's configuration: one YAML file, found, completed from the environment and validated.
+//!
+//! [`Config::load`] runs these steps: settle the project root and read its `.env`, find the file, parse it,
+//! compare its version with the example file's, replace `$VAR`, carry deprecated keys forward, and build the
+//! typed sections. All problems of a file are reported at once, each under its dotted key path. No file at
+//! all means the built-in defaults. Nothing here reads or changes the environment of the process, except
+//! [`LoadOptions::from_process`].
+//!
+//! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a
+//! later edit counts after a restart only: `database` (save `checkpoint_graph_cache`), `run_events`,
+//! `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime` and `subagent_batches`.
+//! Whoever builds something from them keeps what it was given. The others are read anew for each run:
+//! `models`, `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`,
+//! `token_usage`, `token_budget`, `tool_search`, `verification`, `max_recursion_limit`.
+
+mod database;
+mod environment;
+mod error;
+mod find;
+mod handle;
+mod interpolate;
+mod models;
+mod node;
+mod secret;
+mod sections;
+mod version;
+mod yaml;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+pub use database::{
+    Backend, CheckpointCache, CheckpointCacheType, CheckpointChannelMode, CheckpointDelta,
+    CheckpointGraphCache, DEFAULT_ACCESSOR_GRAPH_MAX, DEFAULT_REDIS_URL, DEFAULT_SNAPSHOT_FREQUENCY,
+    Database, REDIS_URL_VARIABLES, SqliteSynchronous,
+};
+pub use environment::Environment;
+pub use error::{
+    BOTH_CADENCE_KEYS, ConfigError, FLAT_CADENCE_KEY_IGNORED, Origin, Problem, flat_cadence_key_carried,
+    unknown_checkpoint_cache_type,
+};
+pub use find::{CONFIG_PATH_VARIABLE, PROJECT_ROOT_VARIABLE, STATE_DIR_VARIABLE};
+pub use handle::ConfigHandle;
+pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
+pub use secret::{FreeForm, MASK, Secret};
+pub use sections::{
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, ContextSize, CustomAgent, INHERIT_MODEL,
+    LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox, SandboxProvider,
+    StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime, Subagents,
+    Summarization, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup,
+    ToolSearch, Verification,
+};
+pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
+
+use find::Location;
+use node::{Node, Report};
+
+/// The top-level keys that are read here. All others are kept in [`Config::extra`].
+const SECTIONS: [&str; 22] = [
+    CONFIG_VERSION_KEY,
+    "database",
+    "models",
+    "run_events",
+    "stream_bridge",
+    "run_ownership",
+    "max_recursion_limit",
+    "title",
+    "summarization",
+    "loop_detection",
+    "token_usage",
+    "token_budget",
+    "tool_search",
+    "tools",
+    "tool_groups",
+    "sandbox",
+    "subagents",
+    "subagent_runtime",
+    "subagent_batches",
+    "acp_agents",
+    "agent_storage",
+    "verification",
+];
+
+/// Where to look for the configuration, and with which variables.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// The file that was named explicitly, for example on the command line.
+    pub config_path: Option<PathBuf>,
+    /// The environment variables; the `.env` file of the project root adds to them.
+    pub environment: Environment,
+    /// What relative paths in the two above resolve against, and the project root unless one is named.
+    pub working_dir: PathBuf,
+}
+
+impl LoadOptions {
+    /// The variables and the working directory of this process.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoWorkingDirectory`].
+    pub fn from_process(config_path: Option<PathBuf>) -> Result<Self, ConfigError> {
+        let working_dir =
+            std::env::current_dir().map_err(|source| ConfigError::NoWorkingDirectory { source })?;
+        Ok(Self { config_path, environment: Environment::of_process(), working_dir })
+    }
+}
+
+/// What [`Config::load`] found.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// The file it came from; none means that there is no file and the built-in defaults count.
+    pub source: Option<PathBuf>,
+    /// The variables, completed by the `.env` file.
+    pub environment: Environment,
+    /// The warnings, each of which was logged as well.
+    pub warnings: Vec<String>,
+}
+
+/// A validated configuration. See the module documentation for which sections are read once and which live.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The version of the schema that the file states; [`CONFIG_VERSION`] without a file.
+    pub config_version: i64,
+    /// The project root. Absolute if the working directory is.
+    pub root: PathBuf,
+    /// Where the process keeps its data: `SVC_HOME`, else `.svc` in the root.
+    pub state_dir: PathBuf,
+    /// Where and how checkpoints are kept.
+    pub database: Database,
+    /// The language models, at least one; the first is the default.
+    pub models: Vec<Model>,
+    /// Where run events are kept.
+    pub run_events: RunEvents,
+    /// How the frames of a run reach its subscribers.
+    pub stream_bridge: StreamBridge,
+    /// Which process owns a run.
+    pub run_ownership: RunOwnership,
+    /// The most supersteps a run may ask for; at least 1, default 1000.
+    pub max_recursion_limit: u32,
+    /// How a thread gets its title.
+    pub title: Title,
+    /// When a conversation is shortened.
+    pub summarization: Summarization,
+    /// When an agent that repeats itself is stopped.
+    pub loop_detection: LoopDetection,
+    /// Whether clients show token counts.
+    pub token_usage: TokenUsage,
+    /// The lead agent's token budget.
+    pub token_budget: TokenBudget,
+    /// Deferred tool loading.
+    pub tool_search: ToolSearch,
+    /// The tools; none means the built-in set.
+    pub tools: Option<Vec<Tool>>,
+    /// The groups of tools.
+    pub tool_groups: Vec<ToolGroup>,
+    /// Where tools run.
+    pub sandbox: Sandbox,
+    /// Limits and definitions of subagents.
+    pub subagents: Subagents,
+    /// How many subagents run in this process.
+    pub subagent_runtime: SubagentRuntime,
+    /// Durable batches of delegations.
+    pub subagent_batches: SubagentBatches,
+    /// External agents by name.
+    pub acp_agents: BTreeMap<String, AcpAgent>,
+    /// Where managed subagents are stored.
+    pub agent_storage: AgentStorage,
+    /// Receipts and citations.
+    pub verification: Verification,
+    /// The top-level keys that are not known here, as they are.
+    pub extra: FreeForm,
+}
+
+impl Config {
+    /// Finds, reads and validates the configuration.
+    ///
+    /// The file is the explicit one, else the one that `SVC_CONFIG_PATH` names, else `config.yaml` in
+    /// `$SVC_PROJECT_ROOT` or the working directory, else none. Reads files, so it blocks.
+    ///
+    /// # Errors
+    /// Any [`ConfigError`]; an invalid file is reported with all its problems.
+    pub fn load(options: &LoadOptions) -> Result<Loaded, ConfigError> {
+        let location = Location::of(options)?;
+        let source = location.config_file()?.map(SourceFile::read).transpose()?;
+        let (config, warnings) = Self::build(&location, source.as_ref())?;
+        let source = source.map(|file| file.path);
+        Ok(Loaded { config, source, environment: location.environment, warnings })
+    }
+
+    /// Builds the configuration from the text of a file, or the defaults without one.
+    fn build(location: &Location, source: Option<&SourceFile>) -> Result<(Self, Vec<String>), ConfigError> {
+        let Some(SourceFile { path, text }) = source else {
+            let built_in = Map::from_iter([(CONFIG_VERSION_KEY.to_owned(), Value::from(CONFIG_VERSION))]);
+            let report = Report::default();
+            let config = Self::read(&built_in, location, &location.root, &report);
+            return Ok((config, report.finish(None)?));
+        };
+        let mut sections = yaml::parse(text, path)?;
+        // The version is compared first: an old file shall be called old even if it is broken otherwise.
+        let early = Report::default();
+        version::check(&sections, path, &early);
+        let from_environment = interpolate::interpolate(&mut sections, &location.environment)?;
+        let report = Report::new(from_environment);
+        database::carry_flat_cadence(&mut sections, &report);
+        let config_dir = path.parent().unwrap_or(&location.root);
+        let config = Self::read(&sections, location, config_dir, &report);
+        let warnings = [early.finish(None)?, report.finish(Some(path.clone()))?].concat();
+        Ok((config, warnings))
+    }
+
+    fn read(sections: &Map<String, Value>, location: &Location, config_dir: &Path, report: &Report) -> Self {
+        let root = Node::root(sections, report);
+        let summarization = Summarization::read(&root);
+        let subagent_runtime = SubagentRuntime::read(&root);
+        let config = Self {
+            config_version: stated_version(sections),
+            root: location.root.clone(),
+            state_dir: location.state_dir.clone(),
+            database: Database::read(&root.section("database"), location),
+            models: models::read(&root, config_dir),
+            run_events: RunEvents::read(&root),
+            stream_bridge: StreamBridge::read(&root),
+            run_ownership: RunOwnership::read(&root),
+            max_recursion_limit: root.int("max_recursion_limit", 1000, 1..),
+            title: Title::read(&root),
+            loop_detection: LoopDetection::read(&root),
+            token_usage: TokenUsage::read(&root),
+            token_budget: TokenBudget::read(&root),
+            tool_search: ToolSearch::read(&root),
+            tools: sections::read_tools(&root),
+            tool_groups: sections::read_tool_groups(&root),
+            sandbox: Sandbox::read(&root, subagent_runtime.max_running),
+            subagents: Subagents::read(&root, summarization.enabled),
+            subagent_batches: SubagentBatches::read(&root),
+            acp_agents: AcpAgent::read_all(&root),
+            agent_storage: AgentStorage::read(&root),
+            verification: Verification::read(&root),
+            extra: root.rest(&SECTIONS),
+            summarization,
+            subagent_runtime,
+        };
+        config.check_across_sections(report);
+        config
+    }
+
+    /// Rules that need more than one section.
+    fn check_across_sections(&self, report: &Report) {
+        if self.database.backend.is_sql() {
+            return;
+        }
+        if self.subagent_batches.enabled {
+            report.problem("subagent_batches.enabled", error::BATCHES_NEED_SQL);
+        }
+        if self.agent_storage.backend == AgentStorageBackend::Db {
+            report.problem("agent_storage.backend", error::AGENT_STORAGE_NEEDS_SQL);
+        }
+    }
+
+    /// How many per-step writes lie between two snapshots in delta mode. It may change under a
+    /// [`ConfigHandle`]: whoever starts a run compares it with the cadence frozen at start.
+    pub fn snapshot_frequency(&self) -> u64 {
+        self.database.checkpoint_delta.snapshot_frequency
+    }
+
+    /// How many compiled accessors a process keeps, for the eviction check that re-reads it.
+    pub fn accessor_graph_max(&self) -> usize {
+        self.database.checkpoint_graph_cache.accessor_graph_max
+    }
+
+    /// A model by its name.
+    pub fn model(&self, name: &str) -> Option<&Model> {
+        self.models.iter().find(|model| model.name == name)
+    }
+
+    /// The token budget of a subagent, given the summarization switch of this configuration.
+    pub fn subagent_token_budget(&self, name: &str) -> TokenBudget {
+        self.subagents.token_budget_of(name, self.summarization.enabled)
+    }
+}
+
+/// A configuration file as it was read.
+#[derive(Clone, PartialEq, Eq)]
+struct SourceFile {
+    path: PathBuf,
+    text: String,
+}
+
+impl SourceFile {
+    fn read(path: PathBuf) -> Result<Self, ConfigError> {
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Self { path, text }),
+            Err(source) => Err(ConfigError::Unreadable { path, source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,443 @@
+//! Sections about the machinery of delegation: process capacity, durable batches, external agents, and where
+//! managed subagents are stored.
+
+use std::collections::BTreeMap;
+
+use crate::config::node::Node;
+use crate::config::secret::Secret;
+
+/// What happens to a delegation when every place is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdmissionPolicy {
+    /// It waits.
+    Queue,
+    /// It is refused.
+    Reject,
+}
+
+/// `subagent_runtime`: how many subagents run in this process. Read once at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubagentRuntime {
+    /// Subagents that run at once; 1 to 64, default 3.
+    pub max_running: u32,
+    /// Subagents that wait; 0 to 10,000, default 64.
+    pub max_queued: u32,
+    /// What happens when every place is taken; default queue.
+    pub admission_policy: AdmissionPolicy,
+    /// Seconds a subagent waits at most; 1 to 86,400, default 300.
+    pub queue_timeout_seconds: u64,
+}
+
+impl Default for SubagentRuntime {
+    fn default() -> Self {
+        Self {
+            max_running: 3,
+            max_queued: 64,
+            admission_policy: AdmissionPolicy::Queue,
+            queue_timeout_seconds: 300,
+        }
+    }
+}
+
+impl SubagentRuntime {
+    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+        let (node, default) = (root.section("subagent_runtime"), Self::default());
+        let policies = [("queue", AdmissionPolicy::Queue), ("reject", AdmissionPolicy::Reject)];
+        Self {
+            max_running: node.int("max_running", default.max_running, 1..=64),
+            max_queued: node.int("max_queued", default.max_queued, 0..=10_000),
+            admission_policy: node.choice("admission_policy", &policies, default.admission_policy),
+            queue_timeout_seconds: node.int(
+                "queue_timeout_seconds",
+                default.queue_timeout_seconds,
+                1..=86_400,
+            ),
+        }
+    }
+}
+
+/// `subagent_batches`: durable batches of delegations. Read once at start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SubagentBatches {
+    /// Whether this process works on batches; needs a SQL database; default false.
+    pub enabled: bool,
+    /// Seconds between two looks for work; 0.1 to 60, default 1.
+    pub poll_interval_seconds: f64,
+    /// Seconds for which a worker owns an item; 10 to 3600, default 120.
+    pub lease_seconds: u64,
+    /// Items of one batch; 1 to 100,000, default 5000.
+    pub max_items_per_batch: u32,
+    /// Live items of a batch that asks for no number; 1 to 10,000, default 100.
+    pub default_max_live_items: u32,
+    /// The most live items a batch may ask for; 1 to 100,000, default 1000.
+    pub max_live_items_per_batch: u32,
+    /// Running items of a batch that asks for no number; 1 to 64, default 3.
+    pub default_max_running_items: u32,
+    /// The most running items a batch may ask for; 1 to 1000, default 64.
+    pub max_running_items_per_batch: u32,
+    /// How often an item is tried; 1 to 10, default 3.
+    pub max_attempts: u32,
+    /// The longest result kept, in characters; 1000 to 1,000,000, default 100,000.
+    pub max_result_chars: usize,
+    /// The longest preview of a result, in characters; 64 to 100,000, default 2000.
+    pub result_preview_max_chars: usize,
+}
+
+impl Default for SubagentBatches {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            poll_interval_seconds: 1.0,
+            lease_seconds: 120,
+            max_items_per_batch: 5000,
+            default_max_live_items: 100,
+            max_live_items_per_batch: 1000,
+            default_max_running_items: 3,
+            max_running_items_per_batch: 64,
+            max_attempts: 3,
+            max_result_chars: 100_000,
+            result_preview_max_chars: 2000,
+        }
+    }
+}
+
+impl SubagentBatches {
+    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+        let (node, d) = (root.section("subagent_batches"), Self::default());
+        let int = |key, default: u32, max| node.int(key, default, 1..=max);
+        let batches = Self {
+            enabled: node.bool("enabled", d.enabled),
+            poll_interval_seconds: node.float("poll_interval_seconds", d.poll_interval_seconds, 0.1..=60.0),
+            lease_seconds: node.int("lease_seconds", d.lease_seconds, 10..=3600),
+            max_items_per_batch: int("max_items_per_batch", d.max_items_per_batch, 100_000),
+            default_max_live_items: int("default_max_live_items", d.default_max_live_items, 10_000),
+            max_live_items_per_batch: int("max_live_items_per_batch", d.max_live_items_per_batch, 100_000),
+            default_max_running_items: int("default_max_running_items", d.default_max_running_items, 64),
+            max_running_items_per_batch: int(
+                "max_running_items_per_batch",
+                d.max_running_items_per_batch,
+                1000,
+            ),
+            max_attempts: int("max_attempts", d.max_attempts, 10),
+            max_result_chars: node.int("max_result_chars", d.max_result_chars, 1000..=1_000_000),
+            result_preview_max_chars: node.int(
+                "result_preview_max_chars",
+                d.result_preview_max_chars,
+                64..=100_000,
+            ),
+        };
+        batches.check(&node);
+        batches
+    }
+
+    fn check(&self, node: &Node<'_>) {
+        let at_most = |key: &str, value: u32, cap_key: &str, cap: u32| {
+            if value > cap {
+                node.problem(key, format!("must be at most {cap_key} ({cap}), got {value}"));
+            }
+        };
+        let (live, running) = (self.default_max_live_items, self.default_max_running_items);
+        at_most("default_max_live_items", live, "max_live_items_per_batch", self.max_live_items_per_batch);
+        at_most(
+            "default_max_running_items",
+            running,
+            "max_running_items_per_batch",
+            self.max_running_items_per_batch,
+        );
+        at_most("default_max_running_items", running, "default_max_live_items", live);
+        if self.result_preview_max_chars > self.max_result_chars {
+            node.problem(
+                "result_preview_max_chars",
+                format!(
+                    "must be at most max_result_chars ({}), got {}",
+                    self.max_result_chars, self.result_preview_max_chars
+                ),
+            );
+        }
+    }
+}
+
+/// One entry of `acp_agents`: an external agent that is called as a child process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcpAgent {
+    /// The program.
+    pub command: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Variables added to its environment.
+    pub env: BTreeMap<String, Secret>,
+    /// What the agent is good for, as the model is told.
+    pub description: String,
+    /// The model it is asked to use.
+    pub model: Option<String>,
+    /// Whether its requests for permission are granted; default false.
+    pub auto_approve_permissions: bool,
+    /// Seconds one call may take; at least 1, default 1800.
+    pub timeout_seconds: u64,
+}
+
+impl AcpAgent {
+    pub(in crate::config) fn read_all(root: &Node<'_>) -> BTreeMap<String, Self> {
+        let agents = root.named("acp_agents").into_iter();
+        agents.map(|(name, node)| (name.to_owned(), Self::read(&node))).collect()
+    }
+
+    fn read(node: &Node<'_>) -> Self {
+        Self {
+            command: node.required_text("command"),
+            args: node.texts("args").unwrap_or_default(),
+            env: node.variables("env"),
+            description: node.required_text("description"),
+            model: node.text("model"),
+            auto_approve_permissions: node.bool("auto_approve_permissions", false),
+            timeout_seconds: node.int("timeout_seconds", 1800, 1..),
+        }
+    }
+}
+
+/// Where managed subagents are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentStorageBackend {
+    /// One file each in the state directory.
+    File,
+    /// The gateway's database, which must be a SQL database.
+    Db,
+}
+
+/// `agent_storage`, read once at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentStorage {
+    /// Where managed subagents are stored; default file.
+    pub backend: AgentStorageBackend,
+}
+
+impl Default for AgentStorage {
+    fn default() -> Self {
+        Self { backend: AgentStorageBackend::File }
+    }
+}
+
+impl AgentStorage {
+    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+        let backends = [("file", AgentStorageBackend::File), ("db", AgentStorageBackend::Db)];
+        let node = root.section("agent_storage");
+        Self { backend: node.choice("backend", &backends, Self::default().backend) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{assert_refused, read};
+    use super::*;
+
+    #[test]
+    fn missing_and_null_sections_are_the_documented_defaults() {
+        let null = json!({
+            "subagent_runtime": null, "subagent_batches": null, "acp_agents": null, "agent_storage": null,
+        });
+        for tree in [json!({}), null] {
+            assert_eq!(
+                read(&tree, SubagentRuntime::read).unwrap(),
+                SubagentRuntime {
+                    max_running: 3,
+                    max_queued: 64,
+                    admission_policy: AdmissionPolicy::Queue,
+                    queue_timeout_seconds: 300,
+                }
+            );
+            assert_eq!(
+                read(&tree, SubagentBatches::read).unwrap(),
+                SubagentBatches {
+                    enabled: false,
+                    poll_interval_seconds: 1.0,
+                    lease_seconds: 120,
+                    max_items_per_batch: 5000,
+                    default_max_live_items: 100,
+                    max_live_items_per_batch: 1000,
+                    default_max_running_items: 3,
+                    max_running_items_per_batch: 64,
+                    max_attempts: 3,
+                    max_result_chars: 100_000,
+                    result_preview_max_chars: 2000,
+                }
+            );
+            assert!(read(&tree, AcpAgent::read_all).unwrap().is_empty());
+            let storage = read(&tree, AgentStorage::read).unwrap();
+            assert_eq!(storage, AgentStorage { backend: AgentStorageBackend::File });
+        }
+    }
+
+    #[test]
+    fn the_runtime_is_read_and_its_ranges_are_closed() {
+        let tree = |running: u32, queued: u32, timeout: u32| {
+            json!({"subagent_runtime": {
+                "max_running": running, "max_queued": queued, "admission_policy": "reject",
+                "queue_timeout_seconds": timeout,
+            }})
+        };
+        for (running, queued, timeout) in [(1, 0, 1), (64, 10_000, 86_400)] {
+            assert_eq!(
+                read(&tree(running, queued, timeout), SubagentRuntime::read).unwrap(),
+                SubagentRuntime {
+                    max_running: running,
+                    max_queued: queued,
+                    admission_policy: AdmissionPolicy::Reject,
+                    queue_timeout_seconds: timeout.into(),
+                }
+            );
+        }
+        assert_refused(
+            "subagent_runtime",
+            &[
+                (json!({"max_running": 0}), "max_running"),
+                (json!({"max_running": 65}), "max_running"),
+                (json!({"max_running": true}), "max_running"),
+                (json!({"max_queued": -1}), "max_queued"),
+                (json!({"max_queued": 10_001}), "max_queued"),
+                (json!({"max_queued": false}), "max_queued"),
+                (json!({"queue_timeout_seconds": 0}), "queue_timeout_seconds"),
+                (json!({"queue_timeout_seconds": 86_401}), "queue_timeout_seconds"),
+                (json!({"admission_policy": "drop"}), "admission_policy"),
+            ],
+            SubagentRuntime::read,
+        );
+    }
+
+    #[test]
+    fn batches_are_read_at_both_ends_of_their_ranges() {
+        let low = json!({"subagent_batches": {
+            "enabled": true, "poll_interval_seconds": 0.1, "lease_seconds": 10, "max_items_per_batch": 1,
+            "default_max_live_items": 1, "max_live_items_per_batch": 1, "default_max_running_items": 1,
+            "max_running_items_per_batch": 1, "max_attempts": 1, "max_result_chars": 1000,
+            "result_preview_max_chars": 64,
+        }});
+        let low = read(&low, SubagentBatches::read).unwrap();
+        assert_eq!(
+            low,
+            SubagentBatches {
+                enabled: true,
+                poll_interval_seconds: 0.1,
+                lease_seconds: 10,
+                max_items_per_batch: 1,
+                default_max_live_items: 1,
+                max_live_items_per_batch: 1,
+                default_max_running_items: 1,
+                max_running_items_per_batch: 1,
+                max_attempts: 1,
+                max_result_chars: 1000,
+                result_preview_max_chars: 64,
+            }
+        );
+        let high = json!({"subagent_batches": {
+            "poll_interval_seconds": 60, "lease_seconds": 3600, "max_items_per_batch": 100_000,
+            "default_max_live_items": 10_000, "max_live_items_per_batch": 100_000,
+            "default_max_running_items": 64, "max_running_items_per_batch": 1000, "max_attempts": 10,
+            "max_result_chars": 1_000_000, "result_preview_max_chars": 100_000,
+        }});
+        assert_eq!(read(&high, SubagentBatches::read).unwrap().default_max_live_items, 10_000);
+    }
+
+    #[test]
+    fn batches_outside_their_ranges_are_problems() {
+        let cases: Vec<(serde_json::Value, &str)> = [
+            ("poll_interval_seconds", json!(0.05)),
+            ("poll_interval_seconds", json!(61)),
+            ("poll_interval_seconds", json!(true)),
+            ("lease_seconds", json!(9)),
+            ("lease_seconds", json!(3601)),
+            ("max_items_per_batch", json!(0)),
+            ("max_items_per_batch", json!(100_001)),
+            ("max_items_per_batch", json!(true)),
+            ("default_max_live_items", json!(0)),
+            ("default_max_live_items", json!(10_001)),
+            ("max_live_items_per_batch", json!(0)),
+            ("max_live_items_per_batch", json!(100_001)),
+            ("default_max_running_items", json!(0)),
+            ("default_max_running_items", json!(65)),
+            ("max_running_items_per_batch", json!(0)),
+            ("max_running_items_per_batch", json!(1001)),
+            ("max_attempts", json!(0)),
+            ("max_attempts", json!(11)),
+            ("max_result_chars", json!(999)),
+            ("max_result_chars", json!(1_000_001)),
+            ("result_preview_max_chars", json!(63)),
+            ("result_preview_max_chars", json!(100_001)),
+        ]
+        .map(|(key, value)| (json!({ key: value }), key))
+        .into();
+        assert_refused("subagent_batches", &cases, SubagentBatches::read);
+    }
+
+    #[test]
+    fn batch_defaults_must_fit_their_caps() {
+        assert_refused(
+            "subagent_batches",
+            &[
+                (json!({"max_live_items_per_batch": 99}), "default_max_live_items"),
+                (json!({"max_running_items_per_batch": 2}), "default_max_running_items"),
+                (json!({"default_max_live_items": 2}), "default_max_running_items"),
+                (
+                    json!({"max_result_chars": 1000, "result_preview_max_chars": 1001}),
+                    "result_preview_max_chars",
+                ),
+            ],
+            SubagentBatches::read,
+        );
+    }
+
+    #[test]
+    fn external_agents_are_read_and_their_environment_is_hidden() {
+        let tree = json!({"acp_agents": {
+            "short": {"command": "c", "description": "d"},
+            "full": {
+                "command": "c", "args": ["--x"], "env": {"KEY": "sk-1"}, "description": "d", "model": "m",
+                "auto_approve_permissions": true, "timeout_seconds": 5,
+            },
+        }});
+        let agents = read(&tree, AcpAgent::read_all).unwrap();
+        let short = AcpAgent {
+            command: "c".into(),
+            args: vec![],
+            env: BTreeMap::new(),
+            description: "d".into(),
+            model: None,
+            auto_approve_permissions: false,
+            timeout_seconds: 1800,
+        };
+        assert_eq!(agents["short"], short);
+        assert_eq!(
+            agents["full"],
+            AcpAgent {
+                args: vec!["--x".into()],
+                env: [("KEY".into(), Secret::new("sk-1"))].into(),
+                model: Some("m".into()),
+                auto_approve_permissions: true,
+                timeout_seconds: 5,
+                ..short
+            }
+        );
+        assert!(!format!("{agents:?}").contains("sk-1"));
+        assert_refused(
+            "acp_agents",
+            &[
+                (json!({"a": null}), "a.command"),
+                (json!({"a": {"command": "c"}}), "a.description"),
+                (
+                    json!({"a": {"command": "c", "description": "d", "timeout_seconds": 0}}),
+                    "a.timeout_seconds",
+                ),
+                (json!({"a": {"command": "c", "description": "d", "args": "x"}}), "a.args"),
+            ],
+            AcpAgent::read_all,
+        );
+    }
+
+    #[test]
+    fn agent_storage_is_read() {
+        let tree = json!({"agent_storage": {"backend": "db"}});
+        assert_eq!(read(&tree, AgentStorage::read).unwrap().backend, AgentStorageBackend::Db);
+        assert_refused("agent_storage", &[(json!({"backend": "s3"}), "backend")], AgentStorage::read);
+    }
+}

@@ -1,0 +1,50 @@
+//! The sections besides `database` and `models`: one struct a section, whose `Default` is what a section that
+//! is missing or null means.
+//!
+//! Defaults are those of the service reference (Subagent settings, Limits). Where it names no range, the
+//! range given here is the widest that makes sense.
+
+mod agent;
+mod delegation;
+mod runs;
+mod sandbox;
+mod subagents;
+mod tools;
+
+pub use agent::{
+    ContextSize, LoopDetection, ReceiptsRenderMode, Summarization, Title, TokenBudget, TokenUsage,
+    ToolFrequency, ToolSearch, Verification,
+};
+pub use delegation::{
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, SubagentBatches, SubagentRuntime,
+};
+pub use runs::{RunEvents, RunEventsBackend, RunOwnership, StreamBridge, StreamBridgeType};
+pub use sandbox::{Sandbox, SandboxProvider};
+pub use subagents::{CustomAgent, INHERIT_MODEL, SubagentOverride, Subagents, TokenBudgetOverride};
+pub use tools::{Tool, ToolGroup};
+
+pub(super) use tools::{read_tool_groups, read_tools};
+
+#[cfg(test)]
+mod testing {
+    use serde_json::Value;
+
+    use crate::config::node::{Node, Report};
+
+    /// Reads a tree with one section's reader and returns the section, or the problems as text.
+    pub(super) fn read<T>(tree: &Value, read: impl FnOnce(&Node<'_>) -> T) -> Result<T, String> {
+        let report = Report::default();
+        let section = read(&Node::root(tree.as_object().unwrap(), &report));
+        report.finish(None).map(|_| section).map_err(|error| error.to_string())
+    }
+
+    /// Asserts that each value of a section is refused with a problem that begins with its dotted key.
+    pub(super) fn assert_refused<T>(section: &str, cases: &[(Value, &str)], reader: impl Fn(&Node<'_>) -> T) {
+        for (value, key) in cases {
+            let mut tree = serde_json::json!({});
+            tree[section] = value.clone();
+            let Err(error) = read(&tree, &reader) else { panic!("{section}: {value} was accepted") };
+            assert!(error.contains(&format!("\n  {section}.{key}: ")), "{value}: {error}");
+        }
+    }
+}

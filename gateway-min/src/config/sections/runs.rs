@@ -1,0 +1,242 @@
+//! Sections about runs: their events, their streams, and who owns them.
+
+use crate::config::node::Node;
+use crate::config::secret::Secret;
+
+/// Where run events are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunEventsBackend {
+    /// This process; gone when it ends.
+    Memory,
+    /// The gateway's database.
+    Db,
+    /// Files of one JSON document a line.
+    Jsonl,
+}
+
+/// `run_events`, read once at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunEvents {
+    /// Where they are kept; default memory.
+    pub backend: RunEventsBackend,
+    /// The longest content kept of one event, in characters; default 10240.
+    pub max_trace_content: usize,
+    /// Whether token usage is counted per run; default true.
+    pub track_token_usage: bool,
+}
+
+impl Default for RunEvents {
+    fn default() -> Self {
+        Self { backend: RunEventsBackend::Memory, max_trace_content: 10_240, track_token_usage: true }
+    }
+}
+
+impl RunEvents {
+    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+        let (node, default) = (root.section("run_events"), Self::default());
+        let backends = [
+            ("memory", RunEventsBackend::Memory),
+            ("db", RunEventsBackend::Db),
+            ("jsonl", RunEventsBackend::Jsonl),
+        ];
+        Self {
+            backend: node.choice("backend", &backends, default.backend),
+            max_trace_content: node.int("max_trace_content", default.max_trace_content, 1..),
+            track_token_usage: node.bool("track_token_usage", default.track_token_usage),
+        }
+    }
+}
+
+/// What carries the frames of a stream to its subscribers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamBridgeType {
+    /// This process.
+    Memory,
+    /// A Redis server, for several processes.
+    Redis,
+}
+
+/// `stream_bridge`, read once at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamBridge {
+    /// What carries the frames; default memory.
+    pub kind: StreamBridgeType,
+    /// The Redis server.
+    pub redis_url: Option<Secret>,
+    /// How many frames of a run are kept for subscribers that reconnect; at least 1, default 256.
+    pub queue_maxsize: usize,
+    /// The most connections to the Redis server; at least 1.
+    pub max_connections: Option<u32>,
+    /// Life of a stream in Redis, in seconds; at least 1, default 86400.
+    pub stream_ttl_seconds: u64,
+    /// Seconds until the stream of a recovered run is removed; default 60.
+    pub recovered_stream_cleanup_delay_seconds: u64,
+}
+
+impl Default for StreamBridge {
+    fn default() -> Self {
+        Self {
+            kind: StreamBridgeType::Memory,
+            redis_url: None,
+            queue_maxsize: 256,
+            max_connections: None,
+            stream_ttl_seconds: 86_400,
+            recovered_stream_cleanup_delay_seconds: 60,
+        }
+    }
+}
+
+impl StreamBridge {
+    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+        let (node, default) = (root.section("stream_bridge"), Self::default());
+        let kinds = [("memory", StreamBridgeType::Memory), ("redis", StreamBridgeType::Redis)];
+        Self {
+            kind: node.choice("type", &kinds, default.kind),
+            redis_url: node.secret("redis_url"),
+            queue_maxsize: node.int("queue_maxsize", default.queue_maxsize, 1..),
+            max_connections: node.opt_int("max_connections", 1..),
+            stream_ttl_seconds: node.int("stream_ttl_seconds", default.stream_ttl_seconds, 1..),
+            recovered_stream_cleanup_delay_seconds: node.int(
+                "recovered_stream_cleanup_delay_seconds",
+                default.recovered_stream_cleanup_delay_seconds,
+                0..,
+            ),
+        }
+    }
+}
+
+/// `run_ownership`, read once at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunOwnership {
+    /// Seconds for which a process owns a run without a heartbeat; at least 1, default 30.
+    pub lease_seconds: u64,
+    /// Seconds past the lease before another process takes over; default 10.
+    pub grace_seconds: u64,
+    /// Whether leases are renewed, which several processes on one database need; default false.
+    pub heartbeat_enabled: bool,
+}
+
+impl Default for RunOwnership {
+    fn default() -> Self {
+        Self { lease_seconds: 30, grace_seconds: 10, heartbeat_enabled: false }
+    }
+}
+
+impl RunOwnership {
+    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+        let (node, default) = (root.section("run_ownership"), Self::default());
+        Self {
+            lease_seconds: node.int("lease_seconds", default.lease_seconds, 1..),
+            grace_seconds: node.int("grace_seconds", default.grace_seconds, 0..),
+            heartbeat_enabled: node.bool("heartbeat_enabled", default.heartbeat_enabled),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{assert_refused, read};
+    use super::*;
+
+    #[test]
+    fn missing_and_null_sections_are_the_documented_defaults() {
+        for tree in [json!({}), json!({"run_events": null, "stream_bridge": null, "run_ownership": null})] {
+            let events = read(&tree, RunEvents::read).unwrap();
+            assert_eq!(
+                events,
+                RunEvents {
+                    backend: RunEventsBackend::Memory,
+                    max_trace_content: 10_240,
+                    track_token_usage: true
+                }
+            );
+            let bridge = read(&tree, StreamBridge::read).unwrap();
+            assert_eq!(
+                bridge,
+                StreamBridge {
+                    kind: StreamBridgeType::Memory,
+                    redis_url: None,
+                    queue_maxsize: 256,
+                    max_connections: None,
+                    stream_ttl_seconds: 86_400,
+                    recovered_stream_cleanup_delay_seconds: 60,
+                }
+            );
+            let ownership = read(&tree, RunOwnership::read).unwrap();
+            assert_eq!(
+                ownership,
+                RunOwnership { lease_seconds: 30, grace_seconds: 10, heartbeat_enabled: false }
+            );
+        }
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let events = json!({"run_events": {
+            "backend": "db", "max_trace_content": "99", "track_token_usage": false,
+        }});
+        assert_eq!(
+            read(&events, RunEvents::read).unwrap(),
+            RunEvents { backend: RunEventsBackend::Db, max_trace_content: 99, track_token_usage: false }
+        );
+        let jsonl = json!({"run_events": {"backend": "jsonl"}});
+        assert_eq!(read(&jsonl, RunEvents::read).unwrap().backend, RunEventsBackend::Jsonl);
+        let bridge = json!({"stream_bridge": {
+            "type": "redis", "redis_url": "redis://r", "queue_maxsize": 5, "max_connections": 4,
+            "stream_ttl_seconds": 7, "recovered_stream_cleanup_delay_seconds": 0,
+        }});
+        assert_eq!(
+            read(&bridge, StreamBridge::read).unwrap(),
+            StreamBridge {
+                kind: StreamBridgeType::Redis,
+                redis_url: Some(Secret::new("redis://r")),
+                queue_maxsize: 5,
+                max_connections: Some(4),
+                stream_ttl_seconds: 7,
+                recovered_stream_cleanup_delay_seconds: 0,
+            }
+        );
+        let ownership =
+            json!({"run_ownership": {"lease_seconds": 5, "grace_seconds": 0, "heartbeat_enabled": true}});
+        assert_eq!(
+            read(&ownership, RunOwnership::read).unwrap(),
+            RunOwnership { lease_seconds: 5, grace_seconds: 0, heartbeat_enabled: true }
+        );
+    }
+
+    #[test]
+    fn values_outside_their_ranges_are_problems() {
+        assert_refused(
+            "run_events",
+            &[
+                (json!({"backend": "disk"}), "backend"),
+                (json!({"max_trace_content": 0}), "max_trace_content"),
+            ],
+            RunEvents::read,
+        );
+        assert_refused(
+            "stream_bridge",
+            &[
+                (json!({"type": "kafka"}), "type"),
+                (json!({"queue_maxsize": 0}), "queue_maxsize"),
+                (json!({"max_connections": 0}), "max_connections"),
+                (json!({"stream_ttl_seconds": 0}), "stream_ttl_seconds"),
+                (
+                    json!({"recovered_stream_cleanup_delay_seconds": -1}),
+                    "recovered_stream_cleanup_delay_seconds",
+                ),
+            ],
+            StreamBridge::read,
+        );
+        assert_refused(
+            "run_ownership",
+            &[
+                (json!({"lease_seconds": 0}), "lease_seconds"),
+                (json!({"grace_seconds": -1}), "grace_seconds"),
+            ],
+            RunOwnership::read,
+        );
+    }
+}

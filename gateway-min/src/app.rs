@@ -16,11 +16,12 @@ use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::SqliteSaver;
 
 use crate::agent::{AgentError, LeadAgent};
-use crate::config::{Backend, Config, ConfigHandle, Model};
+use crate::config::{Backend, Config, ConfigHandle};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
 use crate::runs::worker::RunSpec;
+use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
 use crate::tools::{ToolContext, Toolbox};
 
@@ -68,10 +69,10 @@ impl App {
     pub async fn start(config: ConfigHandle, modes: Arc<ModeRegister>) -> Result<Arc<Self>, StartError> {
         let current = config.current_async().await;
         let database = &current.database;
-        modes.freeze_mode(mode(&current))?;
+        modes.freeze_mode(settings::mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let options = StoreOptions {
-            event_backend: event_backend(&current)?,
+            event_backend: settings::event_backend(&current)?,
             max_trace_content: current.run_events.max_trace_content,
             ..StoreOptions::default()
         };
@@ -90,7 +91,7 @@ impl App {
             tracing::warn!(run_id = run.run_id, thread_id = run.thread_id, "recovered a run that an earlier process left");
         }
         let ids = Arc::new(IdSource::default());
-        let table = Schema::thread_state().compile(mode(&current), modes.frequency(None)?)?;
+        let table = Schema::thread_state().compile(settings::mode(&current), modes.frequency(None)?)?;
         Ok(Arc::new(Self {
             accessor: StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids)),
             bridge: StreamBridge::new(BridgeOptions {
@@ -146,7 +147,7 @@ impl App {
         Ok(LeadAgent {
             model,
             title_model,
-            toolbox: Arc::new(Toolbox::builtin(&tool_settings(&config))),
+            toolbox: Arc::new(Toolbox::builtin(&settings::tools(&config))),
             tool_context: ToolContext {
                 thread_id: spec.thread_id.clone(),
                 run_id: spec.run_id.clone(),
@@ -154,7 +155,7 @@ impl App {
                 root: self.thread_dir(&spec.thread_id),
             },
             title: config.title.clone(),
-            loop_detection: loop_detection(&config),
+            loop_detection: settings::loop_detection(&config),
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.clone(),
         })
@@ -162,23 +163,23 @@ impl App {
 
     /// The model of this name, or the first one; built once for each state of the configuration.
     async fn model(&self, config: &Arc<Config>, name: Option<&str>) -> Result<RetryingModel, AgentError> {
-        let settings = match name {
+        let section = match name {
             Some(name) => config.model(name),
             None => config.models.first(),
         };
-        let settings = settings.ok_or_else(|| AgentError::UnknownModel(name.unwrap_or_default().to_owned()))?;
+        let section = section.ok_or_else(|| AgentError::UnknownModel(name.unwrap_or_default().to_owned()))?;
         let built = |models: &HashMap<String, (Arc<Config>, RetryingModel)>| {
-            let known = models.get(&settings.name).filter(|(of, _)| Arc::ptr_eq(of, config));
+            let known = models.get(&section.name).filter(|(of, _)| Arc::ptr_eq(of, config));
             known.map(|(_, model)| model.clone())
         };
         if let Some(model) = built(&self.models.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(model);
         }
-        let making = model_settings(settings);
+        let making = settings::model(section);
         let model = tokio::task::spawn_blocking(move || crate::model::build(making)).await;
         let model = RetryingModel::new(model.map_err(|_| AgentError::Stopping)??);
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        models.insert(settings.name.clone(), (Arc::clone(config), model.clone()));
+        models.insert(section.name.clone(), (Arc::clone(config), model.clone()));
         Ok(model)
     }
 

@@ -53,3 +53,87 @@ pub(crate) struct Created {
     pub(crate) run: RunRow,
     pub(crate) stream: Subscription,
 }
+
+impl App {
+    /// Admits a run on a thread and starts to work on it.
+    ///
+    /// The order of checks is the reference's: checkpoint selector, event feed, admission. A caller that drops the
+    /// future may have started the run all the same.
+    pub(crate) async fn create_run(
+        self: &Arc<Self>,
+        thread_id: &str,
+        request: RunRequest,
+        owner: Option<&str>,
+    ) -> Result<Created, CreateError> {
+        if self.is_stopping() {
+            return Err(CreateError::Stopping);
+        }
+        let checkpoint = match &request.checkpoint_id {
+            Some(id) => Some(self.selected(thread_id, id).await?),
+            None => None,
+        };
+        self.seed_feed(thread_id).await?;
+        let run_id = Uuid::new_v4().to_string();
+        let new = NewRun {
+            run_id: run_id.clone(),
+            thread_id: thread_id.to_owned(),
+            assistant_id: request.assistant_id.clone(),
+            user_id: owner.map(str::to_owned),
+            model_name: request.model_name.clone(),
+            metadata: request.metadata.clone(),
+            kwargs: request.kwargs.clone(),
+            first_human_message: first_human(&request.input),
+            ..NewRun::default()
+        };
+        let app = Arc::clone(self);
+        let thread = thread_id.to_owned();
+        // From the admission on, somebody must work on the run: a task of its own, which no dropped request can stop.
+        let created = tokio::spawn(async move { app.admit(thread, run_id, new, checkpoint, request).await });
+        created.await.map_err(|_| CreateError::Stopping)?
+    }
+
+    async fn admit(
+        self: Arc<Self>,
+        thread_id: String,
+        run_id: String,
+        new: NewRun,
+        checkpoint: Option<CheckpointId>,
+        request: RunRequest,
+    ) -> Result<Created, CreateError> {
+        // The stream exists before anybody can know the run, and the handle before the run can be cancelled.
+        let publisher = self.bridge.open(&run_id);
+        let guard = self.local_runs.enter(&run_id, &thread_id);
+        let run = match self.store.runs().admit(new, request.strategy).await {
+            Ok(Admission::Admitted(run) | Admission::Existing(run)) => run,
+            Ok(Admission::Waiting { run, predecessor, superseded }) => {
+                for stopped in [Some(predecessor.run_id), superseded].into_iter().flatten() {
+                    if let Some(control) = self.local_runs.get(&stopped) {
+                        control.cancel.cancel();
+                    }
+                }
+                run
+            }
+            Err(error) => {
+                publisher.end();
+                return Err(error.into());
+            }
+        };
+        let stream = self.bridge.subscribe(&run_id, None);
+        let metadata = checkpoint_metadata(&run_id, &request);
+        let spec = RunSpec {
+            run_id,
+            thread_id: thread_id.clone(),
+            input: request.input.map(RunInput),
+            checkpoint,
+            model_name: request.model_name,
+            thinking: request.thinking,
+            reasoning_effort: request.reasoning_effort,
+            recursion_limit: request.recursion_limit,
+            breakpoints: request.breakpoints,
+            metadata: metadata.clone(),
+        };
+        let frames = Frames::new(publisher, request.stream_modes, &thread_id, metadata);
+        tokio::spawn(work(self, spec, frames, guard));
+        Ok(Created { run, stream })
+    }
+}

@@ -1,0 +1,59 @@
+//! Deleting a thread: its runs, its events and its row, all at once.
+
+use super::Store;
+use super::db::detached;
+use super::error::{Entity, StoreError};
+use super::runs::{Reservation, WriterKind};
+
+/// What [`Store::delete_thread`] deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeletedThread {
+    /// Whether the thread had a row.
+    pub thread: bool,
+    /// How many runs it had.
+    pub runs: u64,
+    /// How many events it had.
+    pub events: u64,
+}
+
+impl Store {
+    /// Deletes everything that the gateway's records hold of the reserved thread, the reservation
+    /// included. The work goes on to its end when the future is dropped; after an error nothing is
+    /// deleted and the thread is given back.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if the reservation is not for a deletion, [`StoreError::NotFound`] if it
+    /// has been recovered in between.
+    pub async fn delete_thread(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {
+        if reservation.kind() != WriterKind::Delete {
+            let problem =
+                format!("a thread is deleted under a 'delete' reservation, not {:?}", reservation.kind());
+            return Err(StoreError::Invalid { field: "reservation", problem });
+        }
+        let store = self.clone();
+        detached(async move { store.delete_reserved(reservation).await }).await
+    }
+
+    async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {
+        let thread_id = reservation.thread_id();
+        let mut tx = self.db.write().await?;
+        let sql = sqlx::query(
+            "DELETE FROM runs WHERE run_id = $1 AND thread_id = $2 AND operation_kind = 'delete'",
+        );
+        if tx.execute(sql.bind(reservation.row_id()).bind(thread_id)).await? == 0 {
+            return Err(StoreError::NotFound {
+                entity: Entity::Reservation,
+                id: reservation.row_id().to_owned(),
+            });
+        }
+        let runs = tx.execute(sqlx::query("DELETE FROM runs WHERE thread_id = $1").bind(thread_id)).await?;
+        let events =
+            tx.execute(sqlx::query("DELETE FROM run_events WHERE thread_id = $1").bind(thread_id)).await?;
+        let threads =
+            tx.execute(sqlx::query("DELETE FROM threads_meta WHERE thread_id = $1").bind(thread_id)).await?;
+        tx.commit().await?;
+        let in_memory = self.events.forget_thread(thread_id).await;
+        reservation.forget();
+        Ok(DeletedThread { thread: threads > 0, runs, events: events + in_memory })
+    }
+}

@@ -1,0 +1,328 @@
+//! The event feed of the threads: an append-only list a thread, numbered 1, 2, 3 ... without gaps.
+//!
+//! The setting `run_events.backend` decides where the feed is: `memory` (the default; lost at a
+//! restart) or `db` (the table `run_events`). Both behave alike, and this file is what they share.
+//!
+//! Events belong to a run, and a deleted thread takes both along: an append finds its run's row, or
+//! fails. So a worker that comes late cannot bring back a piece of a deleted thread, not even when a
+//! new thread has its id.
+
+mod database;
+mod memory;
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use chrono::{DateTime, SubsecRound, Utc};
+use serde_json::Value;
+
+use self::memory::MemoryFeed;
+use super::codec::JsonObject;
+use super::db::Db;
+use super::error::StoreError;
+use super::sqlite::Sql;
+
+/// The most bytes of content that an event of the category `trace` keeps, unless
+/// `run_events.max_trace_content` says otherwise.
+pub const MAX_TRACE_CONTENT: usize = 10_240;
+
+/// The category whose content is cut at [`MAX_TRACE_CONTENT`].
+pub const TRACE_CATEGORY: &str = "trace";
+
+/// The category of the messages that a conversation shows.
+pub const MESSAGE_CATEGORY: &str = "message";
+
+const EVENT_TYPE_MAX_CHARS: usize = 32;
+const CATEGORY_MAX_CHARS: usize = 16;
+
+/// Where the feed is kept: the setting `run_events.backend`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EventBackend {
+    /// In this process.
+    #[default]
+    Memory,
+    /// In the gateway's database.
+    Database,
+}
+
+impl FromStr for EventBackend {
+    type Err = StoreError;
+
+    /// Reads `memory` or `db`.
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        match text {
+            "memory" => Ok(Self::Memory),
+            "db" => Ok(Self::Database),
+            // `jsonl` is a value of the service, but not of this build.
+            _ => Err(StoreError::Unsupported {
+                setting: "run_events.backend",
+                value: text.to_owned(),
+                supported: "'memory' or 'db'",
+            }),
+        }
+    }
+}
+
+/// An event to append.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewEvent {
+    /// For example `run.start`; 1 to 32 characters.
+    pub event_type: String,
+    /// For example `trace`; 1 to 16 characters.
+    pub category: String,
+    /// What happened.
+    pub content: Value,
+    /// About the event.
+    pub metadata: JsonObject,
+    /// When it happened; `None` means now.
+    pub created_at: Option<DateTime<Utc>>,
+}
+
+impl NewEvent {
+    /// An event that happens now and has no metadata.
+    pub fn new(event_type: impl Into<String>, category: impl Into<String>, content: Value) -> Self {
+        let metadata = JsonObject::new();
+        Self { event_type: event_type.into(), category: category.into(), content, metadata, created_at: None }
+    }
+}
+
+/// The events of a synthetic run, which has no row of its own: how a feed is filled from checkpoints.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeedRun {
+    /// For example `checkpoint-seed-<thread>-0`.
+    pub run_id: String,
+    /// In the order of the feed.
+    pub events: Vec<NewEvent>,
+}
+
+/// A stored event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventRow {
+    /// The thread.
+    pub thread_id: String,
+    /// The run, or synthetic run, that it belongs to.
+    pub run_id: String,
+    /// The run's user.
+    pub user_id: Option<String>,
+    /// Its place in the thread's feed, from 1.
+    pub seq: i64,
+    /// For example `run.start`.
+    pub event_type: String,
+    /// For example `trace`.
+    pub category: String,
+    /// What happened.
+    pub content: Value,
+    /// About the event.
+    pub metadata: JsonObject,
+    /// When it happened.
+    pub created_at: DateTime<Utc>,
+}
+
+/// Which events of a run [`Events::list`] returns.
+#[derive(Clone, Debug)]
+pub struct EventQuery {
+    /// The thread.
+    pub thread_id: String,
+    /// The run.
+    pub run_id: String,
+    /// Only these types, matched exactly.
+    pub event_types: Option<Vec<String>>,
+    /// Only events whose `metadata.task_id` is this string.
+    pub task_id: Option<String>,
+    /// Only events after this place in the feed.
+    pub after_seq: Option<i64>,
+    /// At most this many, counted after all other conditions: 1 to [`EventQuery::MAX_LIMIT`].
+    pub limit: u32,
+}
+
+impl EventQuery {
+    /// The limit where none is given.
+    pub const DEFAULT_LIMIT: u32 = 500;
+    /// The greatest limit.
+    pub const MAX_LIMIT: u32 = 2000;
+
+    /// All events of a run, up to the default limit.
+    pub fn new(thread_id: impl Into<String>, run_id: impl Into<String>) -> Self {
+        Self {
+            thread_id: thread_id.into(),
+            run_id: run_id.into(),
+            event_types: None,
+            task_id: None,
+            after_seq: None,
+            limit: Self::DEFAULT_LIMIT,
+        }
+    }
+}
+
+/// The repository of events. A dropped future leaves all of a call's events or none.
+#[derive(Clone, Debug)]
+pub struct Events {
+    db: Db,
+    max_trace_content: usize,
+    /// The feed in memory; `None` means that it is in the database.
+    memory: Option<Arc<MemoryFeed>>,
+}
+
+impl Events {
+    pub(super) fn new(db: Db, backend: EventBackend, max_trace_content: usize) -> Self {
+        let memory = match backend {
+            EventBackend::Memory => Some(Arc::default()),
+            EventBackend::Database => None,
+        };
+        Self { db, max_trace_content, memory }
+    }
+
+    /// Appends `events` of one run, all or none, and returns their places in the feed.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] if the thread has no such run (any more); [`StoreError::Invalid`] if a
+    /// type or category is empty or too long.
+    pub async fn append(
+        &self,
+        thread_id: &str,
+        run_id: &str,
+        events: Vec<NewEvent>,
+    ) -> Result<Vec<i64>, StoreError> {
+        let events = self.prepare(events)?;
+        match &self.memory {
+            Some(feed) => feed.append(&self.db, thread_id, run_id, events).await,
+            None => database::append(&self.db, thread_id, run_id, events).await,
+        }
+    }
+
+    /// Appends `event` unless its run has an event of this type; then `None`. This is how
+    /// `run.delivery` is written once.
+    ///
+    /// # Errors
+    /// See [`Events::append`].
+    pub async fn append_if_absent(
+        &self,
+        thread_id: &str,
+        run_id: &str,
+        event: NewEvent,
+    ) -> Result<Option<i64>, StoreError> {
+        let event = self.prepare_one(event)?;
+        match &self.memory {
+            Some(feed) => feed.append_if_absent(&self.db, thread_id, run_id, event).await,
+            None => database::append_if_absent(&self.db, thread_id, run_id, event).await,
+        }
+    }
+
+    /// Fills the feed of a thread that has no messages with the events of synthetic runs, all or none;
+    /// `false` if it has messages, and then nothing changes.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] if the thread has no row; [`StoreError::Invalid`] as in
+    /// [`Events::append`].
+    pub async fn seed(&self, thread_id: &str, runs: Vec<SeedRun>) -> Result<bool, StoreError> {
+        let runs = runs
+            .into_iter()
+            .map(|run| Ok((run.run_id, self.prepare(run.events)?)))
+            .collect::<Result<Vec<_>, StoreError>>()?;
+        match &self.memory {
+            Some(feed) => feed.seed(&self.db, thread_id, runs).await,
+            None => database::seed(&self.db, thread_id, runs).await,
+        }
+    }
+
+    /// The events of a run in the order of the feed; empty for an unknown thread or run.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if the limit is outside its range.
+    pub async fn list(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+        if !(1..=EventQuery::MAX_LIMIT).contains(&query.limit) {
+            let problem = format!("{} is not between 1 and {}", query.limit, EventQuery::MAX_LIMIT);
+            return Err(StoreError::Invalid { field: "limit", problem });
+        }
+        match &self.memory {
+            Some(feed) => Ok(feed.list(query).await),
+            None => database::list(&self.db, query).await,
+        }
+    }
+
+    /// How many events of the category `message` the thread has: a feed without any counts as empty.
+    pub async fn count_messages(&self, thread_id: &str) -> Result<u64, StoreError> {
+        match &self.memory {
+            Some(feed) => Ok(feed.count_messages(thread_id).await),
+            None => database::count_messages(&self.db, thread_id).await,
+        }
+    }
+
+    /// Forgets what is kept in memory of a thread whose rows are gone; returns how many events.
+    pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
+        match &self.memory {
+            Some(feed) => feed.forget_thread(thread_id).await,
+            None => 0,
+        }
+    }
+
+    fn prepare(&self, events: Vec<NewEvent>) -> Result<Vec<PreparedEvent>, StoreError> {
+        events.into_iter().map(|event| self.prepare_one(event)).collect()
+    }
+
+    fn prepare_one(&self, mut event: NewEvent) -> Result<PreparedEvent, StoreError> {
+        check_name("event_type", &event.event_type, EVENT_TYPE_MAX_CHARS)?;
+        check_name("category", &event.category, CATEGORY_MAX_CHARS)?;
+        if event.category == TRACE_CATEGORY {
+            cut_trace(&mut event, self.max_trace_content);
+        }
+        Ok(PreparedEvent {
+            event_type: event.event_type,
+            category: event.category,
+            content: event.content,
+            metadata: event.metadata,
+            created_at: event.created_at.map_or_else(|| self.db.clock.now(), |time| time.trunc_subsecs(6)),
+        })
+    }
+}
+
+/// An event that has been checked and cut, and has a time.
+struct PreparedEvent {
+    event_type: String,
+    category: String,
+    content: Value,
+    metadata: JsonObject,
+    created_at: DateTime<Utc>,
+}
+
+/// The user whose events are being appended.
+type Owner = (Option<String>,);
+
+/// Finds the owner of a run, and with it whether the run is still there.
+fn run_owner<'q>(thread_id: &str, run_id: &str) -> Sql<'q> {
+    sqlx::query("SELECT user_id FROM runs WHERE thread_id = $1 AND run_id = $2 AND operation_kind = 'run'")
+        .bind(thread_id)
+        .bind(run_id)
+}
+
+/// Finds the owner of a thread, and with it whether the thread is still there.
+fn thread_owner<'q>(thread_id: &str) -> Sql<'q> {
+    sqlx::query("SELECT user_id FROM threads_meta WHERE thread_id = $1").bind(thread_id)
+}
+
+fn check_name(field: &'static str, name: &str, max: usize) -> Result<(), StoreError> {
+    let chars = name.chars().count();
+    if (1..=max).contains(&chars) {
+        return Ok(());
+    }
+    Err(StoreError::Invalid {
+        field,
+        problem: format!("'{name}' has {chars} characters, allowed are 1 to {max}"),
+    })
+}
+
+/// Cuts long content to its first `max` bytes (a JSON value to those of its text), never through a
+/// character, and says so in the metadata.
+fn cut_trace(event: &mut NewEvent, max: usize) {
+    let text = match &event.content {
+        Value::String(text) => text.clone(),
+        Value::Null => return,
+        other => other.to_string(),
+    };
+    if text.len() <= max {
+        return;
+    }
+    event.content = Value::from(&text[..text.floor_char_boundary(max)]);
+    event.metadata.insert("content_truncated".to_owned(), Value::Bool(true));
+    event.metadata.insert("original_byte_length".to_owned(), Value::from(text.len()));
+}

@@ -1,0 +1,175 @@
+//! How a run gets its thread.
+//!
+//! # Waiting for a predecessor
+//!
+//! With the strategies `interrupt` and `rollback` a new run takes over a thread from a run that
+//! still has to stop, and perhaps to restore the state from before it. Until then the old run writes,
+//! so it keeps the thread. The new one is stored at once, with the status `pending` and the flag
+//! `waiting`, which keeps it out of the index of active rows. When the old run finishes, the same
+//! transaction clears the flag: the thread passes on directly and nobody can come in between.
+//!
+//! A second unique index allows one waiting run a thread. Every newer run with one of the two
+//! strategies cancels all that came before, as these strategies promise: the waiting run too, which
+//! has done nothing yet and is `interrupted` at once. So of several that come while one run ends,
+//! exactly one runs, the last admitted; each of the others is told so, and no caller has to try
+//! again. All of it is in the table, so it holds between processes and after a crash.
+
+use chrono::{DateTime, Utc};
+
+use super::{CancelAction, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
+use crate::store::codec::{cut, object_text, time_text};
+use crate::store::db::WriteTx;
+use crate::store::error::StoreError;
+
+/// What became of a new run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Admission {
+    /// The run holds the thread; start it.
+    Admitted(RunRow),
+    /// The run waits. Make the predecessor stop, and start this run when it has finished.
+    Waiting {
+        /// The new run.
+        run: RunRow,
+        /// The id of the run that holds the thread and is marked for cancellation.
+        predecessor: String,
+        /// How it is cancelled: by the new run's strategy, or as somebody asked before.
+        action: CancelAction,
+        /// The id of the run that waited until now and is `interrupted` instead.
+        superseded: Option<String>,
+    },
+    /// A run was admitted earlier with this idempotency key; nothing was changed.
+    Existing(RunRow),
+}
+
+impl Runs {
+    /// Stores `run` with the status `pending` if its thread is free, or if `strategy` frees it.
+    ///
+    /// This call and whatever makes sure that somebody works on the run belong into one task that
+    /// is not dropped half-way: a future dropped in here may have admitted the run, which then holds
+    /// its thread until the next recovery.
+    ///
+    /// # Errors
+    /// * [`StoreError::NotFound`]: the thread has no row; in particular it was deleted meanwhile.
+    /// * [`StoreError::Conflict`]: another operation holds the thread, and it is not a run or the
+    ///   strategy is `reject`.
+    /// * [`StoreError::DuplicateRun`]: the run id is taken.
+    pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, StoreError> {
+        let mut tx = self.db.write().await?;
+        if let Some(key) = &run.idempotency_key {
+            let sql = sqlx::query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
+            if let Some(existing) = tx.fetch_optional(sql).await? {
+                return Ok(Admission::Existing(existing));
+            }
+        }
+        let thread = sqlx::query("SELECT 1 FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
+        if tx.fetch_optional::<(i64,)>(thread).await?.is_none() {
+            return Err(StoreError::thread_not_found(&run.thread_id));
+        }
+
+        let row = RowToInsert {
+            run: &run,
+            kind: OperationKind::Run,
+            status: RunStatus::Pending,
+            waiting: false,
+            strategy,
+            now: self.db.clock.now(),
+        };
+        let admission = match insert(&mut tx, &row).await? {
+            Some(run) => Admission::Admitted(run),
+            None => take_over(&mut tx, RowToInsert { waiting: true, ..row }).await?,
+        };
+        tx.commit().await?;
+        Ok(admission)
+    }
+}
+
+/// The thread is taken: makes the run wait for it, if its strategy says so.
+async fn take_over(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
+    let thread_id = &row.run.thread_id;
+    let duplicate = || StoreError::DuplicateRun { run_id: row.run.run_id.clone() };
+    let holder: RunRow =
+        tx.fetch_optional(sqlx::query(SELECT_HOLDER).bind(thread_id)).await?.ok_or_else(duplicate)?;
+    let action = match row.strategy {
+        MultitaskStrategy::Interrupt => Some(CancelAction::Interrupt),
+        MultitaskStrategy::Rollback => Some(CancelAction::Rollback),
+        MultitaskStrategy::Reject => None,
+    };
+    let Some(action) = action.filter(|_| holder.operation_kind == OperationKind::Run) else {
+        return Err(StoreError::Conflict { thread_id: thread_id.clone(), holder: holder.operation_kind });
+    };
+
+    let action = mark_cancelled(tx, &holder, action, row.now).await?;
+    let superseded: Option<(String,)> = tx
+        .fetch_optional(
+            sqlx::query(
+                "UPDATE runs SET status = 'interrupted', waiting = FALSE, \
+                 cancel_action = COALESCE(cancel_action, 'interrupt'), \
+                 cancel_requested_at = COALESCE(cancel_requested_at, $2), updated_at = $2 \
+                 WHERE thread_id = $1 AND waiting RETURNING run_id",
+            )
+            .bind(thread_id)
+            .bind(time_text(row.now)),
+        )
+        .await?;
+    let run = insert(tx, &row).await?.ok_or_else(duplicate)?;
+    let superseded = superseded.map(|(run_id,)| run_id);
+    Ok(Admission::Waiting { run, predecessor: holder.run_id, action, superseded })
+}
+
+/// Asks `run` to cancel and returns how: an earlier request stands as it is.
+pub(super) async fn mark_cancelled(
+    tx: &mut WriteTx,
+    run: &RunRow,
+    action: CancelAction,
+    now: DateTime<Utc>,
+) -> Result<CancelAction, StoreError> {
+    if let Some(earlier) = run.cancel_action {
+        return Ok(earlier);
+    }
+    let sql =
+        "UPDATE runs SET cancel_action = $2, cancel_requested_at = $3, updated_at = $3 WHERE run_id = $1";
+    tx.execute(sqlx::query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now))).await?;
+    Ok(action)
+}
+
+/// A new row of `runs`.
+pub(super) struct RowToInsert<'a> {
+    pub(super) run: &'a NewRun,
+    pub(super) kind: OperationKind,
+    pub(super) status: RunStatus,
+    pub(super) waiting: bool,
+    pub(super) strategy: MultitaskStrategy,
+    pub(super) now: DateTime<Utc>,
+}
+
+/// Inserts the row, unless a unique index forbids it: then `None`.
+pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Option<RunRow>, StoreError> {
+    let run = row.run;
+    tx.fetch_optional(
+        sqlx::query(
+            "INSERT INTO runs (run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
+             idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, first_human_message, \
+             follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17) \
+             ON CONFLICT DO NOTHING RETURNING *",
+        )
+        .bind(&run.run_id)
+        .bind(&run.thread_id)
+        .bind(&run.assistant_id)
+        .bind(&run.user_id)
+        .bind(row.status.as_str())
+        .bind(row.kind.as_str())
+        .bind(row.waiting)
+        .bind(&run.idempotency_key)
+        .bind(&run.model_name)
+        .bind(row.strategy.as_str())
+        .bind(object_text(&run.metadata))
+        .bind(run.kwargs.to_string())
+        .bind(run.first_human_message.as_deref().map(|text| cut(text, super::MESSAGE_PREVIEW_MAX_CHARS)))
+        .bind(&run.follow_up_to_run_id)
+        .bind(&run.owner_worker_id)
+        .bind(run.lease_expires_at.map(time_text))
+        .bind(time_text(row.now)),
+    )
+    .await
+}

@@ -1,0 +1,315 @@
+//! The rows of `runs`: runs, and the reservations by which other writers hold a thread.
+//!
+//! The table is the one truth about who may write to a thread, over tasks and processes: a unique
+//! index allows one *active* row (`pending` or `running`) a thread. [`admission`] is how a run
+//! becomes that row, [`reservation`] how another writer does, [`lifecycle`] how a run moves on, and
+//! [`recovery`] what a restart does about rows that nobody works on any more.
+
+mod admission;
+mod lifecycle;
+mod recovery;
+mod reservation;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use sqlx::FromRow;
+
+pub use admission::Admission;
+pub use lifecycle::{CancelOutcome, FinishOutcome, RunEnd, StartOutcome};
+pub use recovery::{RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
+pub use reservation::{Reservation, WriterKind};
+
+use super::codec::{Cells, JsonObject, name_enum, page_offset};
+use super::db::Db;
+use super::error::StoreError;
+use super::sqlite::{Builder, Row};
+
+/// The most characters that [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`]
+/// keep; longer texts are cut.
+pub const MESSAGE_PREVIEW_MAX_CHARS: usize = 2000;
+
+name_enum! {
+    /// The states of a run: `pending`, `running`, then one of the other four, for good.
+    RunStatus ("run status") {
+        /// Admitted, not started.
+        Pending = "pending",
+        /// At work.
+        Running = "running",
+        /// Ended normally.
+        Success = "success",
+        /// Failed, or rolled back.
+        Error = "error",
+        /// Ran out of time.
+        Timeout = "timeout",
+        /// Cancelled.
+        Interrupted = "interrupted",
+    }
+}
+
+impl RunStatus {
+    /// Whether a run in this state holds its thread or waits for it.
+    pub const fn is_active(self) -> bool {
+        matches!(self, Self::Pending | Self::Running)
+    }
+}
+
+name_enum! {
+    /// What kind of work a row of `runs` stands for.
+    OperationKind ("operation kind") {
+        /// A run of an agent.
+        Run = "run",
+        /// A write to the thread's checkpoints that is not part of a run.
+        CheckpointWrite = "checkpoint_write",
+        /// A write to the thread's files.
+        ArtifactWrite = "artifact_write",
+        /// The deletion of the thread.
+        Delete = "delete",
+    }
+}
+
+name_enum! {
+    /// What becomes of a cancelled run's work.
+    CancelAction ("cancel action") {
+        /// Completed steps stay.
+        Interrupt = "interrupt",
+        /// The state from before the run is restored.
+        Rollback = "rollback",
+    }
+}
+
+name_enum! {
+    /// What a new run does when its thread is taken by another run.
+    MultitaskStrategy ("multitask strategy") {
+        /// It is refused.
+        Reject = "reject",
+        /// It cancels that run, whose completed steps stay, and runs after it.
+        Interrupt = "interrupt",
+        /// It cancels that run, restores the state from before it, and runs after that.
+        Rollback = "rollback",
+    }
+}
+
+/// A run to admit.
+#[derive(Clone, Debug, Default)]
+pub struct NewRun {
+    /// The run's id, new and unique.
+    pub run_id: String,
+    /// The thread to run on; its row must exist.
+    pub thread_id: String,
+    /// The agent.
+    pub assistant_id: Option<String>,
+    /// Who started it.
+    pub user_id: Option<String>,
+    /// A key that stands for this one request of this one user on this one thread (a hash of the
+    /// three): a second admission with it returns the first one's run.
+    pub idempotency_key: Option<String>,
+    /// The model.
+    pub model_name: Option<String>,
+    /// The request's metadata, without secrets.
+    pub metadata: JsonObject,
+    /// The request's input and configuration, without secrets.
+    pub kwargs: Value,
+    /// The text of the first human message; see [`MESSAGE_PREVIEW_MAX_CHARS`].
+    pub first_human_message: Option<String>,
+    /// The run that this one follows up.
+    pub follow_up_to_run_id: Option<String>,
+    /// The worker process that will run it.
+    pub owner_worker_id: Option<String>,
+    /// Until when that worker is surely alive; `None` if workers hold no leases, as with a single one.
+    pub lease_expires_at: Option<DateTime<Utc>>,
+}
+
+/// What a run has used and said so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunTotals {
+    /// Messages produced.
+    pub message_count: i64,
+    /// The text of the first human message; writing `None` keeps the stored one.
+    pub first_human_message: Option<String>,
+    /// The text of the last answer; writing `None` keeps the stored one.
+    pub last_ai_message: Option<String>,
+    /// Tokens sent to models.
+    pub total_input_tokens: i64,
+    /// Tokens received from models.
+    pub total_output_tokens: i64,
+    /// Both together.
+    pub total_tokens: i64,
+    /// Model calls.
+    pub llm_call_count: i64,
+    /// Tokens of the lead agent.
+    pub lead_agent_tokens: i64,
+    /// Tokens of its subagents.
+    pub subagent_tokens: i64,
+    /// Tokens of everything else, such as titles and summaries.
+    pub middleware_tokens: i64,
+    /// Token counts by model name.
+    pub token_usage_by_model: JsonObject,
+}
+
+/// A row of `runs`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunRow {
+    /// The run's id.
+    pub run_id: String,
+    /// Its thread.
+    pub thread_id: String,
+    /// The agent.
+    pub assistant_id: Option<String>,
+    /// Who started it.
+    pub user_id: Option<String>,
+    /// The stored state; clients are shown [`RunRow::reported_status`].
+    pub status: RunStatus,
+    /// What the row stands for.
+    pub operation_kind: OperationKind,
+    /// Whether this pending run waits for its cancelled predecessor to end.
+    pub waiting: bool,
+    /// See [`NewRun::idempotency_key`].
+    pub idempotency_key: Option<String>,
+    /// The model.
+    pub model_name: Option<String>,
+    /// The strategy it was admitted with.
+    pub multitask_strategy: MultitaskStrategy,
+    /// The request's metadata.
+    pub metadata: JsonObject,
+    /// The request's input and configuration.
+    pub kwargs: Value,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// Why it stopped early.
+    pub stop_reason: Option<String>,
+    /// What it has used and said.
+    pub totals: RunTotals,
+    /// The run that this one follows up.
+    pub follow_up_to_run_id: Option<String>,
+    /// The worker process that runs it.
+    pub owner_worker_id: Option<String>,
+    /// See [`NewRun::lease_expires_at`].
+    pub lease_expires_at: Option<DateTime<Utc>>,
+    /// How it was asked to cancel.
+    pub cancel_action: Option<CancelAction>,
+    /// When it was asked to cancel.
+    pub cancel_requested_at: Option<DateTime<Utc>>,
+    /// When it was admitted.
+    pub created_at: DateTime<Utc>,
+    /// When the row last changed.
+    pub updated_at: DateTime<Utc>,
+}
+
+impl RunRow {
+    /// The state that clients see: a run counts as `interrupted` from the moment a cancellation was
+    /// accepted, while the stored state keeps the thread until the run has really ended.
+    pub fn reported_status(&self) -> RunStatus {
+        if self.status.is_active() && self.cancel_action.is_some() {
+            RunStatus::Interrupted
+        } else {
+            self.status
+        }
+    }
+}
+
+impl<'r> FromRow<'r, Row> for RunRow {
+    fn from_row(row: &'r Row) -> sqlx::Result<Self> {
+        let cells = Cells::new(row, "runs", &["run_id"]);
+        Ok(Self {
+            run_id: cells.text("run_id")?,
+            thread_id: cells.text("thread_id")?,
+            assistant_id: cells.opt_text("assistant_id")?,
+            user_id: cells.opt_text("user_id")?,
+            status: cells.name("status")?,
+            operation_kind: cells.name("operation_kind")?,
+            waiting: cells.flag("waiting")?,
+            idempotency_key: cells.opt_text("idempotency_key")?,
+            model_name: cells.opt_text("model_name")?,
+            multitask_strategy: cells.name("multitask_strategy")?,
+            metadata: cells.json("metadata_json")?,
+            kwargs: cells.json("kwargs_json")?,
+            error: cells.opt_text("error")?,
+            stop_reason: cells.opt_text("stop_reason")?,
+            totals: RunTotals {
+                message_count: cells.int("message_count")?,
+                first_human_message: cells.opt_text("first_human_message")?,
+                last_ai_message: cells.opt_text("last_ai_message")?,
+                total_input_tokens: cells.int("total_input_tokens")?,
+                total_output_tokens: cells.int("total_output_tokens")?,
+                total_tokens: cells.int("total_tokens")?,
+                llm_call_count: cells.int("llm_call_count")?,
+                lead_agent_tokens: cells.int("lead_agent_tokens")?,
+                subagent_tokens: cells.int("subagent_tokens")?,
+                middleware_tokens: cells.int("middleware_tokens")?,
+                token_usage_by_model: cells.json("token_usage_by_model")?,
+            },
+            follow_up_to_run_id: cells.opt_text("follow_up_to_run_id")?,
+            owner_worker_id: cells.opt_text("owner_worker_id")?,
+            lease_expires_at: cells.opt_time("lease_expires_at")?,
+            cancel_action: cells.opt_name("cancel_action")?,
+            cancel_requested_at: cells.opt_time("cancel_requested_at")?,
+            created_at: cells.time("created_at")?,
+            updated_at: cells.time("updated_at")?,
+        })
+    }
+}
+
+/// What [`Runs::list_by_thread`] returns.
+#[derive(Clone, Debug)]
+pub struct RunQuery {
+    /// Only runs with this [`RunRow::reported_status`].
+    pub status: Option<RunStatus>,
+    /// At most this many rows.
+    pub limit: u32,
+    /// After skipping this many.
+    pub offset: u64,
+}
+
+/// The repository of runs and reservations.
+///
+/// Unless it says otherwise, a method is one transaction: a dropped future leaves all of it or
+/// nothing.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    pub(super) db: Db,
+}
+
+impl Runs {
+    /// The run with this id; reservations are not found here.
+    pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, StoreError> {
+        let sql = sqlx::query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
+        self.db.fetch_optional(sql.bind(run_id)).await
+    }
+
+    /// The run that was admitted with this key; see [`NewRun::idempotency_key`].
+    pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, StoreError> {
+        self.db.fetch_optional(sqlx::query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
+    }
+
+    /// The thread's runs, last admitted first; reservations are not among them.
+    pub async fn list_by_thread(&self, thread_id: &str, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
+        let mut sql = Builder::new("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
+        sql.push_bind(thread_id);
+        match query.status {
+            None => {}
+            Some(status) if status.is_active() => {
+                sql.push(" AND cancel_action IS NULL AND status = ").push_bind(status.as_str());
+            }
+            Some(RunStatus::Interrupted) => {
+                sql.push(
+                    " AND (status = 'interrupted' OR (status IN ('pending', 'running') AND cancel_action IS NOT NULL))",
+                );
+            }
+            Some(status) => {
+                sql.push(" AND status = ").push_bind(status.as_str());
+            }
+        }
+        sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
+        sql.push(" OFFSET ").push_bind(page_offset(query.offset));
+        self.db.fetch_all(sql.build()).await
+    }
+
+    /// The run or reservation that holds the thread; a run that only waits for it does not count.
+    pub async fn active_for_thread(&self, thread_id: &str) -> Result<Option<RunRow>, StoreError> {
+        self.db.fetch_optional(sqlx::query(SELECT_HOLDER).bind(thread_id)).await
+    }
+}
+
+/// The row that holds the thread `$1`: the condition of the index `runs_one_active_per_thread`.
+const SELECT_HOLDER: &str =
+    "SELECT * FROM runs WHERE thread_id = $1 AND status IN ('pending', 'running') AND NOT waiting";

@@ -1,0 +1,129 @@
+//! How a writer other than a run gets a thread: a row of `runs` that lasts as long as its work.
+
+use uuid::Uuid;
+
+use super::admission::{RowToInsert, insert};
+use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
+use crate::store::db::detached;
+use crate::store::error::StoreError;
+
+/// The writers other than runs that hold a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriterKind {
+    /// See [`OperationKind::CheckpointWrite`].
+    CheckpointWrite,
+    /// See [`OperationKind::ArtifactWrite`].
+    ArtifactWrite,
+    /// See [`OperationKind::Delete`].
+    Delete,
+}
+
+impl From<WriterKind> for OperationKind {
+    fn from(kind: WriterKind) -> Self {
+        match kind {
+            WriterKind::CheckpointWrite => Self::CheckpointWrite,
+            WriterKind::ArtifactWrite => Self::ArtifactWrite,
+            WriterKind::Delete => Self::Delete,
+        }
+    }
+}
+
+/// The right to write to a thread: while it lives, no run and no other writer gets the thread.
+///
+/// Call [`Reservation::release`] when the work is done. A reservation that is dropped instead, by an
+/// error or with a cancelled request, is released in the background.
+#[derive(Debug)]
+#[must_use = "dropping a reservation gives the thread back"]
+pub struct Reservation {
+    runs: Runs,
+    thread_id: String,
+    row_id: String,
+    kind: WriterKind,
+    held: bool,
+}
+
+impl Reservation {
+    /// The reserved thread.
+    pub fn thread_id(&self) -> &str {
+        &self.thread_id
+    }
+
+    /// What it was reserved for.
+    pub fn kind(&self) -> WriterKind {
+        self.kind
+    }
+
+    /// Gives the thread back. After an error, or when the future is dropped, another attempt is made
+    /// in the background.
+    pub async fn release(mut self) -> Result<(), StoreError> {
+        delete_row(&self.runs, &self.row_id).await?;
+        self.held = false;
+        Ok(())
+    }
+
+    /// The id of the row.
+    pub(in crate::store) fn row_id(&self) -> &str {
+        &self.row_id
+    }
+
+    /// The row is gone with its thread.
+    pub(in crate::store) fn forget(mut self) {
+        self.held = false;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // Without a runtime the process is ending, and the next start recovers the thread.
+        if let (true, Ok(runtime)) = (self.held, tokio::runtime::Handle::try_current()) {
+            let (runs, row_id, thread_id) = (self.runs.clone(), self.row_id.clone(), self.thread_id.clone());
+            runtime.spawn(async move {
+                if let Err(error) = delete_row(&runs, &row_id).await {
+                    tracing::error!(%thread_id, %error, "a reserved thread stays reserved until the next start");
+                }
+            });
+        }
+    }
+}
+
+async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), StoreError> {
+    let mut tx = runs.db.write().await?;
+    tx.execute(sqlx::query("DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run'").bind(row_id))
+        .await?;
+    tx.commit().await
+}
+
+impl Runs {
+    /// Reserves the thread, which need not have a row, for a writer that is not a run. The future can
+    /// be dropped at any point; a reservation made by then is released.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`]: a run or another writer holds the thread.
+    pub async fn reserve(&self, thread_id: &str, kind: WriterKind) -> Result<Reservation, StoreError> {
+        let (runs, thread_id) = (self.clone(), thread_id.to_owned());
+        detached(async move { reserve(runs, thread_id, kind).await }).await
+    }
+}
+
+async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Reservation, StoreError> {
+    let row_id = Uuid::new_v4().to_string();
+    let run = NewRun { run_id: row_id.clone(), thread_id: thread_id.clone(), ..NewRun::default() };
+    let row = RowToInsert {
+        run: &run,
+        kind: kind.into(),
+        status: RunStatus::Running,
+        waiting: false,
+        strategy: MultitaskStrategy::Reject,
+        now: runs.db.clock.now(),
+    };
+    let mut tx = runs.db.write().await?;
+    if insert(&mut tx, &row).await?.is_none() {
+        let holder: Option<RunRow> = tx.fetch_optional(sqlx::query(SELECT_HOLDER).bind(&thread_id)).await?;
+        return Err(match holder {
+            Some(holder) => StoreError::Conflict { thread_id, holder: holder.operation_kind },
+            None => StoreError::DuplicateRun { run_id: row_id },
+        });
+    }
+    tx.commit().await?;
+    Ok(Reservation { runs, thread_id, row_id, kind, held: true })
+}

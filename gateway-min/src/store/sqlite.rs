@@ -1,0 +1,131 @@
+//! Everything that is SQLite's and not plain SQL: how connections are opened, how a write
+//! transaction begins, and the two expressions that differ between databases. A second database
+//! gets a file like this one; the rest of the store uses the names defined here.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sqlx::error::DatabaseError;
+use sqlx::sqlite::{
+    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+};
+use sqlx::{ConnectOptions as _, QueryBuilder, SqlitePool};
+
+use super::error::StoreError;
+
+pub(super) type Database = sqlx::Sqlite;
+pub(super) type Pool = SqlitePool;
+pub(super) type Row = SqliteRow;
+pub(super) type Sql<'q> = sqlx::query::Query<'q, Database, SqliteArguments>;
+pub(super) type Builder = QueryBuilder<Database>;
+
+/// Takes the write lock at once. A transaction that begins as a reader and turns writer later can
+/// fail in the middle with "busy"; this one can only wait at its beginning.
+pub(super) const BEGIN_WRITE: &str = "BEGIN IMMEDIATE";
+
+/// The oldest library whose WAL mode is safe: earlier ones can lose commits when a WAL file is reset
+/// while another connection checkpoints it.
+const OLDEST_LIBRARY: (u32, u32, u32) = (3, 51, 3);
+
+/// How long a statement waits for another *process* that holds the file. Inside the process nobody
+/// waits here: writers queue for the one writing connection.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+const READERS: u32 = 4;
+
+/// The one connection that writes to the file, which is created with its directory where needed.
+pub(super) async fn open_writer(path: &Path) -> Result<Pool, sqlx::Error> {
+    if let Some(directory) = path.parent() {
+        tokio::fs::create_dir_all(directory).await?;
+    }
+    pool(1).connect_with(file_options(path).create_if_missing(true)).await
+}
+
+/// Connections that read the file, and cannot write.
+pub(super) async fn open_readers(path: &Path) -> Result<Pool, sqlx::Error> {
+    pool(READERS).connect_with(file_options(path).pragma("query_only", "ON")).await
+}
+
+/// A private database in memory: one connection, which is the database.
+pub(super) async fn open_memory() -> Result<Pool, sqlx::Error> {
+    pool(1).connect_with(common_options().in_memory(true)).await
+}
+
+fn pool(connections: u32) -> SqlitePoolOptions {
+    // Connections live as long as the pool: there is no server that could drop them, and closing
+    // the one connection of a memory database would lose it. For the same reason they are not tested
+    // before use: the pool closes a connection when the future that tests it is dropped.
+    SqlitePoolOptions::new()
+        .max_connections(connections)
+        .min_connections(1)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .test_before_acquire(false)
+}
+
+fn file_options(path: &Path) -> SqliteConnectOptions {
+    common_options().filename(path).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full)
+}
+
+fn common_options() -> SqliteConnectOptions {
+    SqliteConnectOptions::new().foreign_keys(true).busy_timeout(BUSY_TIMEOUT).disable_statement_logging()
+}
+
+/// Refuses a library with the WAL defect.
+pub(super) async fn check_library(pool: &Pool) -> Result<(), StoreError> {
+    let found: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(pool).await?;
+    check_version(&found)
+}
+
+fn check_version(found: &str) -> Result<(), StoreError> {
+    let mut numbers = found.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    if (next(), next(), next()) >= OLDEST_LIBRARY {
+        return Ok(());
+    }
+    let (major, minor, patch) = OLDEST_LIBRARY;
+    Err(StoreError::OldLibrary { found: found.to_owned(), required: format!("{major}.{minor}.{patch}") })
+}
+
+/// Whether the database itself says that its file is damaged or no database at all.
+pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
+    const CORRUPT: u32 = 11;
+    const NOT_A_DATABASE: u32 = 26;
+    // The low byte is the kind of error, the rest its details.
+    let kind = error.code().and_then(|code| code.parse::<u32>().ok()).map(|code| code & 0xff);
+    matches!(kind, Some(CORRUPT | NOT_A_DATABASE))
+}
+
+/// Adds: the value at the top-level `key` of the JSON object in `column` is one of `texts`. Values
+/// are compared as the JSON text they are stored as, which keeps types apart (`1`, `"1"`, `true`)
+/// and is exact for every number and string. `key` must not contain a double quote.
+pub(super) fn push_json_is(query: &mut Builder, column: &'static str, key: &str, texts: &[String]) {
+    query.push("(").push(column).push(" -> ").push_bind(format!("$.\"{key}\"")).push(") IN (");
+    let mut list = query.separated(", ");
+    for text in texts {
+        list.push_bind(text.clone());
+    }
+    query.push(")");
+}
+
+/// Adds: the text in `column` is one of `texts`, of which there may be any number.
+pub(super) fn push_text_in(query: &mut Builder, column: &'static str, texts: &[String]) {
+    let texts = serde_json::Value::from(texts).to_string();
+    query.push(column).push(" IN (SELECT value FROM json_each(").push_bind(texts).push("))");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_with_the_wal_defect_are_refused() {
+        for safe in ["3.51.3", "3.51.10", "3.52.0", "4.0.0", "3.51.3.1"] {
+            assert!(check_version(safe).is_ok(), "{safe}");
+        }
+        for old in ["3.51.2", "3.50.9", "2.99.99", "", "nonsense"] {
+            let error = check_version(old).unwrap_err().to_string();
+            assert!(error.contains("3.51.3") && error.contains(old), "{error}");
+        }
+    }
+}

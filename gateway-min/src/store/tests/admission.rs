@@ -1,0 +1,339 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::sync::Barrier;
+
+use super::support::*;
+use crate::store::MultitaskStrategy::{Interrupt, Reject, Rollback};
+use crate::store::*;
+
+#[tokio::test]
+async fn admitted_run_reads_back() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    let lease = fixture.clock.now();
+    fixture.clock.advance_micros(9);
+    let new = NewRun {
+        run_id: "r".to_owned(),
+        thread_id: "t".to_owned(),
+        assistant_id: Some("lead_agent".to_owned()),
+        user_id: Some("ann".to_owned()),
+        idempotency_key: Some("key".to_owned()),
+        model_name: Some("m".to_owned()),
+        metadata: object(json!({"a": 1})),
+        kwargs: json!({"input": {"messages": []}, "config": null}),
+        first_human_message: Some("é".repeat(2001)),
+        follow_up_to_run_id: Some("r0".to_owned()),
+        owner_worker_id: Some("w".to_owned()),
+        lease_expires_at: Some(lease),
+    };
+    let admission = fixture.store.runs().admit(new, Reject).await.unwrap();
+    let expected = RunRow {
+        run_id: "r".to_owned(),
+        thread_id: "t".to_owned(),
+        assistant_id: Some("lead_agent".to_owned()),
+        user_id: Some("ann".to_owned()),
+        status: RunStatus::Pending,
+        operation_kind: OperationKind::Run,
+        waiting: false,
+        idempotency_key: Some("key".to_owned()),
+        model_name: Some("m".to_owned()),
+        multitask_strategy: Reject,
+        metadata: object(json!({"a": 1})),
+        kwargs: json!({"input": {"messages": []}, "config": null}),
+        error: None,
+        stop_reason: None,
+        totals: RunTotals { first_human_message: Some("é".repeat(2000)), ..RunTotals::default() },
+        follow_up_to_run_id: Some("r0".to_owned()),
+        owner_worker_id: Some("w".to_owned()),
+        lease_expires_at: Some(lease),
+        cancel_action: None,
+        cancel_requested_at: None,
+        created_at: fixture.clock.now(),
+        updated_at: fixture.clock.now(),
+    };
+    assert_eq!(admission, Admission::Admitted(expected.clone()));
+    assert_eq!(run(&fixture.store, "r").await, expected);
+    assert_eq!(fixture.store.runs().active_for_thread("t").await.unwrap(), Some(expected));
+}
+
+#[tokio::test]
+async fn thread_without_row_takes_no_run() {
+    let fixture = fixture().await;
+    for strategy in [Reject, Interrupt, Rollback] {
+        let error = fixture.store.runs().admit(new_run("t", "r"), strategy).await.unwrap_err();
+        assert_eq!((error.is_not_found(), error.to_string()), (true, "Thread t not found".to_owned()));
+    }
+    assert!(dump(&fixture.store).await.is_empty());
+}
+
+#[tokio::test]
+async fn reject_names_what_holds_the_thread() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "r1").await;
+    let before = dump(store).await;
+    let error = store.runs().admit(new_run("t", "r2"), Reject).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Conflict { thread_id, holder: OperationKind::Run } if thread_id == "t")
+    );
+    assert_eq!(error.to_string(), "Thread t already has an active run");
+    assert_eq!(dump(store).await, before);
+    store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
+
+    for kind in [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Delete] {
+        let reservation = store.runs().reserve("t", kind).await.unwrap();
+        for strategy in [Reject, Interrupt, Rollback] {
+            let before = dump(store).await;
+            let error = store.runs().admit(new_run("t", "r2"), strategy).await.unwrap_err();
+            assert!(matches!(error, StoreError::Conflict { holder, .. } if holder == kind.into()), "{error}");
+            assert_eq!(error.to_string(), "Thread t already has an active checkpoint write");
+            assert_eq!(dump(store).await, before);
+        }
+        reservation.release().await.unwrap();
+    }
+    admit(store, "t", "r2").await;
+}
+
+#[tokio::test]
+async fn threads_do_not_hinder_each_other() {
+    let fixture = fixture().await;
+    for (thread_id, run_id) in [("t1", "r1"), ("t2", "r2")] {
+        create_thread(&fixture.store, thread_id).await;
+        start(&fixture.store, thread_id, run_id).await;
+    }
+    assert_eq!(holder(&fixture.store, "t1").await.as_deref(), Some("r1"));
+    assert_eq!(holder(&fixture.store, "t2").await.as_deref(), Some("r2"));
+}
+
+#[tokio::test]
+async fn taken_run_id_is_an_error_and_changes_nothing() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t1").await;
+    create_thread(store, "t2").await;
+    start(store, "t1", "r1").await;
+    start(store, "t2", "r2").await;
+    let before = dump(store).await;
+    // On a thread that is taken, with the cancellation of its holder undone; and on a free one.
+    let waiting = store.runs().admit(new_run("t1", "r2"), Interrupt).await.unwrap_err();
+    assert!(matches!(waiting, StoreError::DuplicateRun { ref run_id } if run_id == "r2"), "{waiting}");
+    assert_eq!(dump(store).await, before);
+    store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
+    let free = store.runs().admit(new_run("t1", "r2"), Reject).await.unwrap_err();
+    assert_eq!(free.to_string(), "Run r2 exists already; use a new run id");
+    assert_eq!(holder(store, "t1").await, None);
+}
+
+#[tokio::test]
+async fn the_database_itself_allows_one_active_and_one_waiting_row() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    start(&fixture.store, "t", "r1").await;
+    wait(&fixture.store, "t", "r2", Interrupt).await;
+    for (status, waiting) in [("pending", "FALSE"), ("running", "FALSE"), ("pending", "TRUE")] {
+        let mut tx = fixture.store.db.write().await.unwrap();
+        let insert = format!(
+            "INSERT INTO runs (run_id, thread_id, status, operation_kind, waiting, multitask_strategy, \
+             metadata_json, kwargs_json, created_at, updated_at) \
+             VALUES ('r3', 't', '{status}', 'run', {waiting}, 'reject', '{{}}', 'null', '', '')"
+        );
+        let error = tx.execute(sqlx::query(sqlx::AssertSqlSafe(insert))).await.unwrap_err();
+        assert!(error.to_string().contains("UNIQUE constraint failed: runs.thread_id"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn idempotency_key_returns_the_first_run_forever() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    let keyed =
+        |run_id: &str, key: &str| NewRun { idempotency_key: Some(key.to_owned()), ..new_run("t", run_id) };
+    let first = match store.runs().admit(keyed("r1", "k"), Reject).await.unwrap() {
+        Admission::Admitted(row) => row,
+        other => panic!("{other:?}"),
+    };
+    for strategy in [Reject, Interrupt, Rollback] {
+        let before = dump(store).await;
+        let again = store.runs().admit(keyed("r2", "k"), strategy).await.unwrap();
+        assert_eq!(again, Admission::Existing(first.clone()));
+        assert_eq!(dump(store).await, before);
+    }
+    store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
+    let Admission::Existing(row) = store.runs().admit(keyed("r2", "k"), Reject).await.unwrap() else {
+        panic!("started a second run");
+    };
+    assert_eq!((row.run_id.as_str(), row.status), ("r1", RunStatus::Success));
+    assert_eq!(store.runs().get_by_idempotency_key("k").await.unwrap(), Some(row));
+    assert_eq!(store.runs().get_by_idempotency_key("other").await.unwrap(), None);
+    assert!(matches!(
+        store.runs().admit(keyed("r2", "other"), Reject).await.unwrap(),
+        Admission::Admitted(_)
+    ));
+}
+
+#[tokio::test]
+async fn taking_over_marks_the_holder_and_waits() {
+    for (strategy, action) in [(Interrupt, CancelAction::Interrupt), (Rollback, CancelAction::Rollback)] {
+        let fixture = fixture().await;
+        let store = &fixture.store;
+        create_thread(store, "t").await;
+        start(store, "t", "r1").await;
+        fixture.clock.advance_micros(3);
+        let Admission::Waiting { run: waiter, predecessor, action: said, superseded } =
+            wait(store, "t", "r2", strategy).await
+        else {
+            unreachable!()
+        };
+        assert_eq!(superseded, None);
+        assert_eq!((waiter.status, waiter.waiting), (RunStatus::Pending, true));
+        assert_eq!(waiter.multitask_strategy, strategy);
+        assert_eq!((predecessor.as_str(), said), ("r1", action));
+        let old = run(store, "r1").await;
+        assert_eq!((old.status, old.cancel_action), (RunStatus::Running, Some(action)));
+        assert_eq!(old.cancel_requested_at, Some(fixture.clock.now()));
+        // The old run keeps the thread until it has ended.
+        assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
+        assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Waiting);
+
+        let outcome = store.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
+        assert_eq!(outcome, FinishOutcome::Finished { promoted: Some("r2".to_owned()) });
+        assert_eq!(holder(store, "t").await.as_deref(), Some("r2"));
+        assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Started);
+    }
+}
+
+#[tokio::test]
+async fn taking_over_a_free_thread_does_not_wait() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    let admission = fixture.store.runs().admit(new_run("t", "r"), Rollback).await.unwrap();
+    assert!(matches!(admission, Admission::Admitted(_)), "{admission:?}");
+}
+
+#[tokio::test]
+async fn taking_over_leaves_an_earlier_cancellation_as_it_is() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "r1").await;
+    store.runs().request_cancel("r1", CancelAction::Interrupt).await.unwrap();
+    let cancelled = run(store, "r1").await;
+    fixture.clock.advance_micros(3);
+    let Admission::Waiting { action, .. } = wait(store, "t", "r2", Rollback).await else { unreachable!() };
+    assert_eq!(action, CancelAction::Interrupt);
+    assert_eq!(run(store, "r1").await, cancelled);
+}
+
+#[tokio::test]
+async fn newer_run_supersedes_the_waiting_one() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "r1").await;
+    wait(store, "t", "r2", Rollback).await;
+    fixture.clock.advance_micros(3);
+    let Admission::Waiting { superseded, .. } = wait(store, "t", "r3", Interrupt).await else {
+        unreachable!()
+    };
+    assert_eq!(superseded.as_deref(), Some("r2"));
+    let r2 = run(store, "r2").await;
+    assert_eq!((r2.status, r2.waiting), (RunStatus::Interrupted, false));
+    assert_eq!(r2.cancel_requested_at, Some(fixture.clock.now()));
+    assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::NotPending(RunStatus::Interrupted));
+    let late = store.runs().finish("r2", &end(RunStatus::Error)).await.unwrap();
+    assert_eq!(late, FinishOutcome::AlreadyTerminal(RunStatus::Interrupted));
+
+    // A run that rejects does not get in while another waits, also not between the two.
+    assert!(store.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
+    store.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
+    assert!(store.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
+    assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
+}
+
+/// Runs `count` admissions at the same moment, half of them through a second store on the same file.
+async fn admit_together(
+    fixture: &Fixture,
+    count: usize,
+    strategy: MultitaskStrategy,
+) -> Vec<Result<Admission, StoreError>> {
+    let second = Store::open(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await.unwrap();
+    let barrier = Arc::new(Barrier::new(count));
+    let tasks = (0..count).map(|i| {
+        let store = if i % 2 == 0 { fixture.store.clone() } else { second.clone() };
+        let barrier = barrier.clone();
+        tokio::spawn(async move {
+            barrier.wait().await;
+            store.runs().admit(new_run("t", &format!("r{i:02}")), strategy).await
+        })
+    });
+    futures::future::try_join_all(tasks).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_fifty_parallel_admissions_one_succeeds() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    let results = admit_together(&fixture, 50, Reject).await;
+    let admitted: Vec<_> = results.iter().filter_map(|result| result.as_ref().ok()).collect();
+    let [Admission::Admitted(winner)] = admitted[..] else { panic!("{admitted:?}") };
+    assert_eq!(holder(&fixture.store, "t").await.as_deref(), Some(winner.run_id.as_str()));
+    for error in results.iter().filter_map(|result| result.as_ref().err()) {
+        assert_eq!(error.to_string(), "Thread t already has an active run");
+    }
+    assert_eq!(dump(&fixture.store).await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_many_parallel_takeovers_one_runs_and_all_others_are_told() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    start(&fixture.store, "t", "first").await;
+    let results = admit_together(&fixture, 20, Interrupt).await;
+    let mut superseded_ids = BTreeSet::new();
+    for result in &results {
+        let Ok(Admission::Waiting { predecessor, superseded, .. }) = result else { panic!("{result:?}") };
+        assert_eq!(predecessor, "first");
+        superseded_ids.extend(superseded.clone());
+    }
+    assert_eq!(superseded_ids.len(), 19);
+
+    let outcome = fixture.store.runs().finish("first", &end(RunStatus::Interrupted)).await.unwrap();
+    let FinishOutcome::Finished { promoted: Some(winner) } = outcome else { panic!("{outcome:?}") };
+    assert!(!superseded_ids.contains(&winner));
+    assert_eq!(fixture.store.runs().start(&winner).await.unwrap(), StartOutcome::Started);
+    for loser in &superseded_ids {
+        let outcome = fixture.store.runs().start(loser).await.unwrap();
+        assert_eq!(outcome, StartOutcome::NotPending(RunStatus::Interrupted));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn takeover_racing_with_the_end_gets_the_thread_either_way() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    for round in 0..50 {
+        let (old, new) = (format!("old{round}"), format!("new{round}"));
+        start(store, "t", &old).await;
+        let (runs, next) = (store.runs().clone(), new_run("t", &new));
+        let taking = tokio::spawn(async move { runs.admit(next, Interrupt).await.unwrap() });
+        let mut outcome = store.runs().finish(&old, &end(RunStatus::Success)).await.unwrap();
+        if outcome == FinishOutcome::CancelRequested(CancelAction::Interrupt) {
+            outcome = store.runs().finish(&old, &end(RunStatus::Interrupted)).await.unwrap();
+        }
+        let (admission, FinishOutcome::Finished { promoted }) = (taking.await.unwrap(), outcome) else {
+            panic!("the old run did not end");
+        };
+        assert_eq!(
+            promoted.is_some(),
+            matches!(admission, Admission::Waiting { .. }),
+            "{promoted:?} {admission:?}"
+        );
+        assert_eq!(store.runs().start(&new).await.unwrap(), StartOutcome::Started);
+        store.runs().finish(&new, &end(RunStatus::Success)).await.unwrap();
+    }
+}

@@ -1,0 +1,16 @@
+//! Tests of the store as its users see it, and of what races, faults and dropped futures leave.
+
+mod admission;
+mod deletion;
+mod dropped;
+mod events;
+pub(super) mod fault;
+mod faults;
+mod lifecycle;
+mod model;
+mod open;
+mod recovery;
+mod reservation;
+mod search;
+mod support;
+mod threads;

@@ -1,0 +1,165 @@
+//! Searching threads: by exact metadata, status and id, for one user.
+
+use std::fmt;
+
+use serde_json::{Number, Value};
+
+use super::codec::{JsonObject, page_offset};
+use super::error::StoreError;
+use super::sqlite::{Builder, push_json_is, push_text_in};
+use super::threads::{ThreadRow, ThreadStatus, Threads};
+
+/// The most keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
+pub const FILTER_MAX_KEYS: usize = 100;
+
+/// What a search asks for.
+#[derive(Clone, Debug, Default)]
+pub struct ThreadQuery {
+    /// Every key must have its value.
+    pub metadata: MetadataFilter,
+    /// Only threads with this stored status.
+    pub status: Option<ThreadStatus>,
+    /// Only these threads.
+    pub ids: Option<Vec<String>>,
+    /// Only threads that this user may see: his own and those without owner. `None` sees all.
+    pub owner: Option<String>,
+    /// At most this many rows.
+    pub limit: u32,
+    /// After skipping this many.
+    pub offset: u64,
+}
+
+/// Metadata keys and the exact values that they must have, checked.
+#[derive(Clone, Debug, Default)]
+pub struct MetadataFilter(Vec<(String, Vec<String>)>);
+
+impl MetadataFilter {
+    /// Checks a filter as it came from a client.
+    ///
+    /// * A key has at least one character, all of them out of `[A-Za-z0-9_-]`.
+    /// * A value is null, a boolean, an integer of 64 bits, a float or a string.
+    /// * Types count: `true`, `1` and `"1"` are three values, null does not match an absent key. An
+    ///   integer matches only stored integers; a float matches the stored number that is equal to it.
+    ///
+    /// # Errors
+    /// [`FilterRejection`] with every entry that breaks these rules.
+    pub fn parse(filter: &JsonObject) -> Result<Self, FilterRejection> {
+        let mut accepted = Vec::new();
+        let mut rejected = Vec::new();
+        for (key, value) in filter {
+            let texts = if accepted.len() == FILTER_MAX_KEYS {
+                Err(FilterProblem::TooMany)
+            } else if is_filter_key(key) {
+                stored_texts(value).ok_or(FilterProblem::Value)
+            } else {
+                Err(FilterProblem::Key)
+            };
+            match texts {
+                Ok(texts) => accepted.push((key.clone(), texts)),
+                Err(problem) => rejected.push((key.clone(), problem)),
+            }
+        }
+        if rejected.is_empty() {
+            Ok(Self(accepted))
+        } else {
+            Err(FilterRejection { rejected, accepted: accepted.len() })
+        }
+    }
+}
+
+fn is_filter_key(key: &str) -> bool {
+    !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+}
+
+/// The JSON texts under which a value equal to `value` can be stored.
+fn stored_texts(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::Null | Value::Bool(_) | Value::String(_) => Some(vec![value.to_string()]),
+        Value::Number(number) if number.is_i64() => Some(vec![number.to_string()]),
+        Value::Number(number) if number.is_u64() => None,
+        Value::Number(number) => number.as_f64().map(float_texts),
+        Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+/// The float itself, and the integer that is equal to it.
+fn float_texts(float: f64) -> Vec<String> {
+    // Zero has two floats.
+    let floats = if float == 0.0 { vec![0.0, -0.0] } else { vec![float] };
+    let mut texts: Vec<String> =
+        floats.into_iter().filter_map(Number::from_f64).map(|number| number.to_string()).collect();
+    // Every integer that JSON metadata can hold is between these two; both are exact floats.
+    if float.fract() == 0.0 && (-(2f64.powi(63))..2f64.powi(64)).contains(&float) {
+        texts.push(format!("{:.0}", float + 0.0));
+    }
+    texts
+}
+
+/// Why one entry of a metadata filter was rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FilterProblem {
+    /// The key has other characters than letters, digits, `_` and `-`, or none.
+    Key,
+    /// The value is not null, a boolean, an integer of 64 bits, a float or a string.
+    Value,
+    /// There are more than [`FILTER_MAX_KEYS`] entries.
+    TooMany,
+}
+
+impl fmt::Display for FilterProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key => f.write_str("a key has only letters, digits, '_' and '-'"),
+            Self::Value => {
+                f.write_str("a value is null, a boolean, an integer of 64 bits, a float or a string")
+            }
+            Self::TooMany => write!(f, "there are at most {FILTER_MAX_KEYS} keys"),
+        }
+    }
+}
+
+/// A metadata filter that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct FilterRejection {
+    /// The rejected keys, each with the reason.
+    pub rejected: Vec<(String, FilterProblem)>,
+    /// How many entries were in order.
+    pub accepted: usize,
+}
+
+impl fmt::Display for FilterRejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Invalid metadata filter entries: ")?;
+        for (index, (key, problem)) in self.rejected.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "; " };
+            write!(f, "{separator}'{key}': {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Threads {
+    /// The threads that `query` asks for: pinned ones first, then the last updated, then the
+    /// greatest id.
+    pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, StoreError> {
+        let mut sql = Builder::new("SELECT * FROM threads_meta WHERE TRUE");
+        if let Some(owner) = &query.owner {
+            sql.push(" AND (user_id IS NULL OR user_id = ").push_bind(owner).push(")");
+        }
+        if let Some(status) = query.status {
+            sql.push(" AND status = ").push_bind(status.as_str());
+        }
+        if let Some(ids) = &query.ids {
+            sql.push(" AND ");
+            push_text_in(&mut sql, "thread_id", ids);
+        }
+        for (key, texts) in &query.metadata.0 {
+            sql.push(" AND ");
+            push_json_is(&mut sql, "metadata_json", key, texts);
+        }
+        sql.push(" ORDER BY pinned DESC, updated_at DESC, thread_id DESC LIMIT ")
+            .push_bind(i64::from(query.limit));
+        sql.push(" OFFSET ").push_bind(page_offset(query.offset));
+        self.db.fetch_all(sql.build()).await
+    }
+}

@@ -1,0 +1,223 @@
+//! The rows of `threads_meta`: one conversation thread each.
+
+use chrono::{DateTime, Utc};
+use sqlx::FromRow;
+
+use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
+use super::db::{Db, WriteTx};
+use super::error::StoreError;
+use super::sqlite::Row;
+
+/// The metadata key of the pin flag: a thread that has `true` here comes first in every search.
+pub const PINNED_KEY: &str = "svc_pinned";
+
+/// The most characters of a display name; longer ones are cut.
+pub const DISPLAY_NAME_MAX_CHARS: usize = 256;
+
+name_enum! {
+    /// What the row says of its thread.
+    ThreadStatus ("thread status") {
+        /// Nothing runs; the last run, if any, succeeded.
+        Idle = "idle",
+        /// A run is active.
+        Running = "running",
+        /// The last run was interrupted.
+        Interrupted = "interrupted",
+        /// The last run failed.
+        Error = "error",
+    }
+}
+
+/// A thread to create.
+#[derive(Clone, Debug, Default)]
+pub struct NewThread {
+    /// The thread's id.
+    pub thread_id: String,
+    /// The agent that the thread was created for.
+    pub assistant_id: Option<String>,
+    /// The owner; without one all users share the thread.
+    pub user_id: Option<String>,
+    /// The title; see [`DISPLAY_NAME_MAX_CHARS`].
+    pub display_name: Option<String>,
+    /// Free-form metadata.
+    pub metadata: JsonObject,
+}
+
+/// A row of `threads_meta`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ThreadRow {
+    /// The thread's id.
+    pub thread_id: String,
+    /// The agent that the thread was created for.
+    pub assistant_id: Option<String>,
+    /// The owner; without one all users share the thread.
+    pub user_id: Option<String>,
+    /// The title.
+    pub display_name: Option<String>,
+    /// The stored status.
+    pub status: ThreadStatus,
+    /// Free-form metadata.
+    pub metadata: JsonObject,
+    /// When the row was created.
+    pub created_at: DateTime<Utc>,
+    /// When the row last changed, pinning apart.
+    pub updated_at: DateTime<Utc>,
+}
+
+impl ThreadRow {
+    /// Whether `owner` may see the thread: rows without owner are shared, and `None` sees all rows.
+    pub fn visible_to(&self, owner: Option<&str>) -> bool {
+        match (owner, self.user_id.as_deref()) {
+            (Some(owner), Some(user_id)) => owner == user_id,
+            (None, _) | (_, None) => true,
+        }
+    }
+}
+
+impl<'r> FromRow<'r, Row> for ThreadRow {
+    fn from_row(row: &'r Row) -> sqlx::Result<Self> {
+        let cells = Cells::new(row, "threads_meta", &["thread_id"]);
+        Ok(Self {
+            thread_id: cells.text("thread_id")?,
+            assistant_id: cells.opt_text("assistant_id")?,
+            user_id: cells.opt_text("user_id")?,
+            display_name: cells.opt_text("display_name")?,
+            status: cells.name("status")?,
+            metadata: cells.json("metadata_json")?,
+            created_at: cells.time("created_at")?,
+            updated_at: cells.time("updated_at")?,
+        })
+    }
+}
+
+/// What [`Threads::create`] found or made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CreatedThread {
+    /// The row as it stands now.
+    pub row: ThreadRow,
+    /// Whether this call created it; otherwise it was there and is unchanged.
+    pub created: bool,
+}
+
+/// The repository of thread rows. Threads are deleted with everything that belongs to them, by
+/// [`Store::delete_thread`](super::Store::delete_thread).
+///
+/// Every method is one transaction: a dropped future leaves all of it or nothing.
+#[derive(Clone, Debug)]
+pub struct Threads {
+    pub(super) db: Db,
+}
+
+impl Threads {
+    /// Creates the row with status `idle`, or returns the row that is there, unchanged and whoever
+    /// owns it (see [`ThreadRow::visible_to`]).
+    pub async fn create(&self, new: NewThread) -> Result<CreatedThread, StoreError> {
+        let now = time_text(self.db.clock.now());
+        let mut tx = self.db.write().await?;
+        let inserted = tx
+            .fetch_optional(
+                sqlx::query(
+                    "INSERT INTO threads_meta (thread_id, assistant_id, user_id, display_name, status, \
+                     metadata_json, pinned, created_at, updated_at) \
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT DO NOTHING RETURNING *",
+                )
+                .bind(&new.thread_id)
+                .bind(&new.assistant_id)
+                .bind(&new.user_id)
+                .bind(new.display_name.as_deref().map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)))
+                .bind(ThreadStatus::Idle.as_str())
+                .bind(object_text(&new.metadata))
+                .bind(is_pinned(&new.metadata))
+                .bind(now),
+            )
+            .await?;
+        let created = match inserted {
+            Some(row) => CreatedThread { row, created: true },
+            None => CreatedThread { row: self.row(&mut tx, &new.thread_id).await?, created: false },
+        };
+        tx.commit().await?;
+        Ok(created)
+    }
+
+    /// The row, if there is one that `owner` may see (`None` sees all rows).
+    pub async fn get(&self, thread_id: &str, owner: Option<&str>) -> Result<Option<ThreadRow>, StoreError> {
+        let row: Option<ThreadRow> = self
+            .db
+            .fetch_optional(sqlx::query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
+            .await?;
+        Ok(row.filter(|row| row.visible_to(owner)))
+    }
+
+    /// Merges `patch` into the metadata, key by key at the top level, and returns the row. A patch of
+    /// [`PINNED_KEY`] alone leaves `updated_at` as it is.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`].
+    pub async fn patch_metadata(&self, thread_id: &str, patch: JsonObject) -> Result<ThreadRow, StoreError> {
+        let mut tx = self.db.write().await?;
+        let mut row = self.row(&mut tx, thread_id).await?;
+        if patch.len() != 1 || !patch.contains_key(PINNED_KEY) {
+            row.updated_at = self.db.clock.now();
+        }
+        row.metadata.extend(patch);
+        tx.execute(
+            sqlx::query(
+                "UPDATE threads_meta SET metadata_json = $2, pinned = $3, updated_at = $4 WHERE thread_id = $1",
+            )
+            .bind(thread_id)
+            .bind(object_text(&row.metadata))
+            .bind(is_pinned(&row.metadata))
+            .bind(time_text(row.updated_at)),
+        )
+        .await?;
+        tx.commit().await?;
+        Ok(row)
+    }
+
+    /// Sets the stored status.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`].
+    pub async fn set_status(&self, thread_id: &str, status: ThreadStatus) -> Result<(), StoreError> {
+        self.update(
+            thread_id,
+            sqlx::query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1")
+                .bind(thread_id)
+                .bind(status.as_str()),
+        )
+        .await
+    }
+
+    /// Sets or, with `None`, clears the title; see [`DISPLAY_NAME_MAX_CHARS`].
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`].
+    pub async fn set_display_name(&self, thread_id: &str, name: Option<&str>) -> Result<(), StoreError> {
+        self.update(
+            thread_id,
+            sqlx::query("UPDATE threads_meta SET display_name = $2, updated_at = $3 WHERE thread_id = $1")
+                .bind(thread_id)
+                .bind(name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS))),
+        )
+        .await
+    }
+
+    /// Runs `sql` with the current time as its last parameter.
+    async fn update(&self, thread_id: &str, sql: super::sqlite::Sql<'_>) -> Result<(), StoreError> {
+        let mut tx = self.db.write().await?;
+        if tx.execute(sql.bind(time_text(self.db.clock.now()))).await? == 0 {
+            return Err(StoreError::thread_not_found(thread_id));
+        }
+        tx.commit().await
+    }
+
+    async fn row(&self, tx: &mut WriteTx, thread_id: &str) -> Result<ThreadRow, StoreError> {
+        tx.fetch_optional(sqlx::query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
+            .await?
+            .ok_or_else(|| StoreError::thread_not_found(thread_id))
+    }
+}
+
+fn is_pinned(metadata: &JsonObject) -> bool {
+    metadata.get(PINNED_KEY).and_then(serde_json::Value::as_bool) == Some(true)
+}

@@ -176,6 +176,7 @@ impl From<sqlx::Error> for StoreError {
                 }
                 None => ("an unknown row".to_owned(), cause.to_string()),
             },
+            sqlx::Error::ColumnDecode { .. } => ("an unknown row".to_owned(), cause.to_string()),
             sqlx::Error::Database(error) if sqlite::is_corruption(error.as_ref()) => {
                 ("an unknown page".to_owned(), cause.to_string())
             }

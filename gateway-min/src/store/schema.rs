@@ -41,7 +41,8 @@ async fn migrate_to(
     let migrator = Migrator::with_migrations(migrations);
 
     let mut tx = writer.begin_with(BEGIN_WRITE).await?;
-    match migrator.run(&mut *tx).await {
+    // `run` does the same, but its future is not `Send`.
+    match migrator.run_direct(None, &mut *tx, false).await {
         Ok(()) => Ok(tx.commit().await?),
         Err(MigrateError::VersionMissing(found)) => {
             Err(StoreError::NewerSchema { path: path.display().to_string(), found, supported })
@@ -51,5 +52,65 @@ async fn migrate_to(
             place: "the record of migrations".to_owned(),
             detail: error.to_string(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sqlite::{open_memory, open_writer};
+
+    async fn schema(pool: &Pool) -> Vec<(String,)> {
+        let sql = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
+        sqlx::query_as(sql).fetch_all(pool).await.unwrap()
+    }
+
+    async fn versions(pool: &Pool) -> Vec<(i64,)> {
+        sqlx::query_as("SELECT version FROM _sqlx_migrations ORDER BY version").fetch_all(pool).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_older_schema_becomes_the_newest() {
+        let fresh = open_memory().await.unwrap();
+        migrate(&fresh, Path::new("fresh")).await.unwrap();
+        for older in 0..MIGRATIONS.len() {
+            let pool = open_memory().await.unwrap();
+            migrate_to(&MIGRATIONS[..older], &pool, Path::new("old")).await.unwrap();
+            assert_eq!(versions(&pool).await.len(), older);
+            migrate(&pool, Path::new("old")).await.unwrap();
+            assert_eq!(schema(&pool).await, schema(&fresh).await);
+            assert_eq!(versions(&pool).await, versions(&fresh).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn failing_migration_takes_the_ones_before_it_back() {
+        let pool = open_memory().await.unwrap();
+        migrate_to(&MIGRATIONS[..1], &pool, Path::new("old")).await.unwrap();
+        let before = schema(&pool).await;
+        let broken = [MIGRATIONS[0], MIGRATIONS[1], ("broken", "CREATE TABLE x (a); CREATE TABLE x (b)")];
+        let error = migrate_to(&broken, &pool, Path::new("old")).await.unwrap_err();
+        assert!(error.to_string().contains("table x already exists"), "{error}");
+        assert_eq!(schema(&pool).await, before);
+        assert_eq!(versions(&pool).await, [(1,)]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn processes_that_start_together_migrate_once() {
+        for _ in 0..10 {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("gateway.db");
+            // The file exists, as after the first of them has opened it.
+            open_writer(&path).await.unwrap().close().await;
+            let starts = (0..4).map(|_| {
+                let path = path.clone();
+                tokio::spawn(async move { migrate(&open_writer(&path).await.unwrap(), &path).await })
+            });
+            for result in futures::future::try_join_all(starts).await.unwrap() {
+                result.unwrap();
+            }
+            let pool = open_writer(&path).await.unwrap();
+            assert_eq!(versions(&pool).await, [(1,), (2,), (3,)]);
+        }
     }
 }

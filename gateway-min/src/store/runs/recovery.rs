@@ -30,7 +30,8 @@ impl Runs {
     /// admission.
     ///
     /// * Runs become `error` with [`RECOVERY_ERROR`] and [`RECOVERY_STOP_REASON`], waiting ones too.
-    /// * Reservations are removed.
+    /// * Reservations are removed. They have no leases, so a process that starts beside others frees
+    ///   the threads that those have reserved: one process a database.
     /// * Threads whose last run is among those runs get the status `error`. Any other thread that is
     ///   `running` though nothing holds it gets the status that its last run left.
     pub async fn recover_orphans(

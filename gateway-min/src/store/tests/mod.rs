@@ -12,5 +12,6 @@ mod open;
 mod recovery;
 mod reservation;
 mod search;
+mod send;
 mod support;
 mod threads;

@@ -5,7 +5,10 @@ use crate::store::*;
 async fn open_creates_the_directory_and_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a/b").join(DATABASE_FILE);
-    let store = Store::open(&path, StoreOptions::default()).await.unwrap();
+    let opened = path.clone();
+    // In a task of its own: the future can go to another thread.
+    let opening = tokio::spawn(async move { Store::open(&opened, StoreOptions::default()).await });
+    let store = opening.await.unwrap().unwrap();
     create_thread(&store, "t").await;
     store.close().await;
     assert!(path.is_file());
@@ -162,6 +165,18 @@ async fn damaged_cell_is_named_and_not_shown() {
         assert!(text.contains(&format!("threads_meta.{column} of row t1")), "{text}");
         assert!(!text.contains("secret"), "{text}");
     }
+}
+
+#[tokio::test]
+async fn damaged_cell_of_a_lookup_is_damage_too() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    admit(&fixture.store, "t", "r").await;
+    sql(&fixture.store, "UPDATE runs SET user_id = x'736563726574'").await;
+    let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+    let error = fixture.store.events().append("t", "r", vec![event]).await.unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+    assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,363 @@
+//! The stream bridge: what a run publishes, kept for the clients that follow it.
+//!
+//! A run publishes into a buffer of its last events and never waits. A subscriber is a cursor into that buffer; one
+//! that falls behind it, or reconnects with an id that is older than it, gets a [`Frame::Gap`] and has to reload the
+//! thread's durable state. The buffer outlives the end of the run by [`BridgeOptions::cleanup_delay`], so that a client
+//! whose connection broke near the end still gets the rest.
+//!
+//! The bridge belongs to one process and keeps nothing durable: to a run it does not know, the answer is the end.
+
+mod subscription;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use threadkeep::id::{Clock, SystemClock};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+pub use subscription::{HEARTBEAT, Subscription};
+
+/// How much is kept, and how long.
+#[derive(Debug, Clone, Copy)]
+pub struct BridgeOptions {
+    /// Events kept per run (`stream_bridge.queue_maxsize`); at least one is.
+    pub queue_maxsize: usize,
+    /// How long the events of a run are kept after its end.
+    pub cleanup_delay: Duration,
+}
+
+impl Default for BridgeOptions {
+    /// 256 events, 60 s.
+    fn default() -> Self {
+        Self { queue_maxsize: 256, cleanup_delay: Duration::from_mins(1) }
+    }
+}
+
+/// The id of an event: `<unix ms>-<seq>`. `seq` counts the events of the run from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventId {
+    /// When the event was published, in milliseconds since the Unix epoch; never less than that of an earlier event.
+    pub unix_ms: u64,
+    /// The event's place among the events of its run.
+    pub seq: u64,
+}
+
+impl EventId {
+    /// Reads what a client sent; none if it is not exactly the text of an id.
+    fn parse(text: &str) -> Option<Self> {
+        let (unix_ms, seq) = text.split_once('-')?;
+        let id = Self { unix_ms: unix_ms.parse().ok()?, seq: seq.parse().ok()? };
+        (id.to_string() == text).then_some(id)
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.unix_ms, self.seq)
+    }
+}
+
+/// One published event. Clones share its bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its id.
+    pub id: EventId,
+    /// Its name, for example `values`.
+    pub name: Arc<str>,
+    /// Its data as JSON on one line.
+    pub data: Bytes,
+}
+
+impl fmt::Debug for Event {
+    /// Without the data, which is a conversation.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({}, {}, {} bytes)", self.id, self.name, self.data.len())
+    }
+}
+
+/// Events between the subscriber and the buffer are gone. The run goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// The run.
+    pub run_id: Arc<str>,
+    /// The last event that the subscriber has; none if it never got one.
+    pub requested: Option<EventId>,
+    /// The oldest event that is kept.
+    pub earliest: EventId,
+    /// The newest event.
+    pub latest: EventId,
+}
+
+/// What a subscriber gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// The next event.
+    Event(Event),
+    /// Events are missing; nothing follows.
+    Gap(Gap),
+    /// Nothing happened for [`HEARTBEAT`].
+    Heartbeat,
+    /// The run has ended and everything was delivered; nothing follows.
+    End,
+}
+
+/// The streams of the runs of this process. Clones share them.
+#[derive(Clone)]
+pub struct StreamBridge {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: BridgeOptions,
+    clock: Box<dyn Clock>,
+    runs: Mutex<HashMap<Arc<str>, Arc<Run>>>,
+}
+
+impl fmt::Debug for StreamBridge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = lock(&self.shared.runs).len();
+        f.debug_struct("StreamBridge").field("options", &self.shared.options).field("runs", &runs).finish()
+    }
+}
+
+impl StreamBridge {
+    /// A bridge without runs.
+    pub fn new(options: BridgeOptions) -> Self {
+        Self::with_clock(options, SystemClock)
+    }
+
+    /// A bridge whose event ids carry the time of this clock.
+    pub fn with_clock(options: BridgeOptions, clock: impl Clock + 'static) -> Self {
+        let shared = Shared { options, clock: Box::new(clock), runs: Mutex::default() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Starts the stream of a run. Do it before the run's id is given to anybody: a subscription to a run that has no
+    /// stream is told that the run has ended.
+    pub fn open(&self, run_id: &str) -> Publisher {
+        let run = Arc::new(Run {
+            id: run_id.into(),
+            capacity: self.shared.options.queue_maxsize.max(1),
+            abandoned: CancellationToken::new(),
+            state: Mutex::default(),
+        });
+        lock(&self.shared.runs).insert(Arc::clone(&run.id), Arc::clone(&run));
+        Publisher { run, bridge: Arc::clone(&self.shared) }
+    }
+
+    /// Follows a run, from the event after `last_event_id` (the `Last-Event-ID` of a reconnecting client).
+    ///
+    /// - Without an id, or with one that the run never published: from the oldest event that is kept.
+    /// - With an id whose next event is no longer kept: one [`Frame::Gap`].
+    /// - Of a run that has no stream (unknown, or ended longer ago than the cleanup delay): one [`Frame::End`].
+    pub fn subscribe(&self, run_id: &str, last_event_id: Option<&str>) -> Subscription {
+        let run = lock(&self.shared.runs).get(run_id).cloned();
+        Subscription::new(run, last_event_id)
+    }
+}
+
+impl Shared {
+    /// Forgets `run`, unless another stream was opened under its id.
+    fn forget(&self, run: &Arc<Run>) {
+        let mut runs = lock(&self.runs);
+        if runs.get(&run.id).is_some_and(|kept| Arc::ptr_eq(kept, run)) {
+            runs.remove(&run.id);
+        }
+    }
+}
+
+/// The run's side of its stream. Dropping it ends the stream, so that no subscriber waits for a run that died.
+pub struct Publisher {
+    run: Arc<Run>,
+    bridge: Arc<Shared>,
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher").field("run", &self.run.id).finish_non_exhaustive()
+    }
+}
+
+impl Publisher {
+    /// Publishes an event; never waits. After [`Self::end`] the event is dropped and has no id.
+    pub fn publish(&self, event: &str, data: &Value) -> Option<EventId> {
+        let data = Bytes::from(data.to_string());
+        self.run.push(event.into(), data, self.bridge.clock.now_ms())
+    }
+
+    /// Ends the stream and, after the cleanup delay, forgets it. Ending it again changes nothing.
+    pub fn end(&self) {
+        if !self.run.end() {
+            return;
+        }
+        // Outside the runtime, which means that the process goes down, nobody is left to come back for the events.
+        let Ok(runtime) = Handle::try_current() else { return self.bridge.forget(&self.run) };
+        let (run, bridge) = (Arc::clone(&self.run), Arc::clone(&self.bridge));
+        let until = Instant::now() + bridge.options.cleanup_delay;
+        runtime.spawn(async move {
+            sleep_until(until).await;
+            bridge.forget(&run);
+        });
+    }
+
+    /// Cancelled when a subscriber that [owns](Subscription::owning) the run leaves it before its end. What follows
+    /// from that (`on_disconnect`) is the run's business.
+    pub fn abandoned(&self) -> CancellationToken {
+        self.run.abandoned.clone()
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The stream of one run, shared by its publisher, its subscribers and the bridge.
+struct Run {
+    id: Arc<str>,
+    capacity: usize,
+    abandoned: CancellationToken,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<Event>,
+    /// The `seq` of the next event.
+    next_seq: u64,
+    ended: bool,
+    next_subscriber: u64,
+    /// Who waits for the next change, by subscriber.
+    waiting: Vec<(u64, Waker)>,
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// What is at a cursor.
+enum Place {
+    Event(Event),
+    /// Behind the buffer, which holds these two and what is between them.
+    Behind(EventId, EventId),
+    End,
+}
+
+impl State {
+    /// The `seq` of the oldest event that is kept; of the next one if there is none.
+    fn first_seq(&self) -> u64 {
+        self.next_seq - self.events.len() as u64
+    }
+
+    fn wait(&mut self, subscriber: u64, waker: &Waker) {
+        match self.waiting.iter_mut().find(|(key, _)| *key == subscriber) {
+            Some((_, old)) => old.clone_from(waker),
+            None => self.waiting.push((subscriber, waker.clone())),
+        }
+    }
+}
+
+impl Run {
+    fn push(&self, name: Arc<str>, data: Bytes, now_ms: u64) -> Option<EventId> {
+        let mut state = lock(&self.state);
+        if state.ended {
+            return None;
+        }
+        let unix_ms = state.events.back().map_or(now_ms, |last| last.id.unix_ms.max(now_ms));
+        let id = EventId { unix_ms, seq: state.next_seq };
+        state.next_seq += 1;
+        state.events.push_back(Event { id, name, data });
+        if state.events.len() > self.capacity {
+            state.events.pop_front();
+        }
+        wake(state);
+        Some(id)
+    }
+
+    /// Whether this call ended the stream.
+    fn end(&self) -> bool {
+        let mut state = lock(&self.state);
+        let first = !state.ended;
+        state.ended = true;
+        wake(state);
+        first
+    }
+
+    /// Admits a subscriber that says it has everything up to `last`: its key, `last` if the run did publish it, and the
+    /// `seq` that comes next.
+    fn join(&self, last: Option<EventId>) -> (u64, Option<EventId>, u64) {
+        let mut state = lock(&self.state);
+        let first = state.first_seq();
+        // Of an event that is gone nothing but its number can be checked; of one that is kept, the whole id.
+        let published = |id: &EventId| match id.seq.checked_sub(first) {
+            Some(index) => usize::try_from(index)
+                .ok()
+                .and_then(|index| state.events.get(index))
+                .is_some_and(|event| event.id == *id),
+            None => true,
+        };
+        let last = last.filter(published);
+        let key = state.next_subscriber;
+        state.next_subscriber += 1;
+        (key, last, last.map_or(first, |id| id.seq + 1))
+    }
+
+    fn poll(&self, subscriber: u64, cursor: u64, cx: &Context<'_>) -> Poll<Place> {
+        let mut state = lock(&self.state);
+        let event = cursor
+            .checked_sub(state.first_seq())
+            .map(|index| usize::try_from(index).ok().and_then(|index| state.events.get(index)).cloned());
+        match (event, state.events.front(), state.events.back()) {
+            (Some(Some(event)), ..) => Poll::Ready(Place::Event(event)),
+            (None, Some(earliest), Some(latest)) => Poll::Ready(Place::Behind(earliest.id, latest.id)),
+            _ if state.ended => Poll::Ready(Place::End),
+            _ => {
+                state.wait(subscriber, cx.waker());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll_end(&self, subscriber: u64, cx: &Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.state);
+        if state.ended {
+            return Poll::Ready(());
+        }
+        state.wait(subscriber, cx.waker());
+        Poll::Pending
+    }
+
+    /// Dismisses a subscriber; whether the run is still live.
+    fn leave(&self, subscriber: u64) -> bool {
+        let mut state = lock(&self.state);
+        state.waiting.retain(|(key, _)| *key != subscriber);
+        !state.ended
+    }
+}
+
+/// Wakes everybody, after the lock was released: a waker may run code that takes it.
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waiting = std::mem::take(&mut state.waiting);
+    drop(state);
+    for (_, waker) in waiting {
+        waker.wake();
+    }
+}
+
+/// Nothing panics while it holds one of these locks half way through a change, so a poisoned one is still whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! The reader's side of a run's stream.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::Stream;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::{EventId, Frame, Gap, Place, Run};
+
+/// After so long without an event a subscriber gets a [`Frame::Heartbeat`].
+pub const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// One client's place in the stream of a run. It costs the run nothing while it is not polled.
+///
+/// The stream ends after [`Frame::Gap`] and after [`Frame::End`]. Polling it needs a tokio runtime with a timer.
+#[derive(Debug)]
+pub struct Subscription {
+    /// None for a run that has no stream.
+    run: Option<Arc<Run>>,
+    key: u64,
+    cursor: u64,
+    /// The last event that the client has.
+    last: Option<EventId>,
+    owning: bool,
+    finished: bool,
+    /// Running while the subscriber waits for an event.
+    heartbeat: Option<Pin<Box<Sleep>>>,
+}
+
+impl Subscription {
+    pub(super) fn new(run: Option<Arc<Run>>, last_event_id: Option<&str>) -> Self {
+        let asked = last_event_id.and_then(EventId::parse);
+        let (key, last, cursor) = run.as_ref().map_or((0, None, 0), |run| run.join(asked));
+        Self { run, key, cursor, last, owning: false, finished: false, heartbeat: None }
+    }
+
+    /// Makes this subscriber one that the run depends on: if it is dropped while the run is live and before it got a
+    /// [`Frame::Gap`], the run counts as [abandoned](super::Publisher::abandoned). It is for the request that created a
+    /// run with `on_disconnect: cancel`, and for one that joined it with `cancel_on_disconnect`.
+    #[must_use = "dropping an owning subscription abandons the run"]
+    pub fn owning(mut self) -> Self {
+        self.owning = true;
+        self
+    }
+
+    /// Waits for the end of the run without reading its events, so that it cannot fall behind.
+    pub async fn ended(mut self) {
+        if let Some(run) = &self.run {
+            poll_fn(|cx| run.poll_end(self.key, cx)).await;
+        }
+        self.finished = true;
+    }
+
+    /// The next frame, but for the heartbeat.
+    fn poll_frame(&mut self, cx: &Context<'_>) -> Poll<Frame> {
+        let Some(run) = &self.run else { return Poll::Ready(Frame::End) };
+        Poll::Ready(match ready!(run.poll(self.key, self.cursor, cx)) {
+            Place::Event(event) => {
+                self.heartbeat = None;
+                self.cursor = event.id.seq + 1;
+                self.last = Some(event.id);
+                Frame::Event(event)
+            }
+            Place::Behind(earliest, latest) => {
+                Frame::Gap(Gap { run_id: Arc::clone(&run.id), requested: self.last, earliest, latest })
+            }
+            Place::End => Frame::End,
+        })
+    }
+
+    fn poll_heartbeat(&mut self, cx: &mut Context<'_>) -> Poll<Frame> {
+        let heartbeat = self.heartbeat.get_or_insert_with(|| Box::pin(sleep(HEARTBEAT)));
+        ready!(heartbeat.as_mut().poll(cx));
+        heartbeat.as_mut().reset(Instant::now() + HEARTBEAT);
+        Poll::Ready(Frame::Heartbeat)
+    }
+}
+
+impl Stream for Subscription {
+    type Item = Frame;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Frame>> {
+        let this = self.get_mut();
+        if this.finished {
+            return Poll::Ready(None);
+        }
+        match this.poll_frame(cx) {
+            Poll::Ready(frame) => {
+                this.finished = matches!(frame, Frame::Gap(_) | Frame::End);
+                Poll::Ready(Some(frame))
+            }
+            Poll::Pending => this.poll_heartbeat(cx).map(Some),
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let Some(run) = &self.run else { return };
+        let live = run.leave(self.key);
+        if live && self.owning && !self.finished {
+            run.abandoned.cancel();
+        }
+    }
+}

@@ -15,6 +15,7 @@ mod assemble;
 mod chunk;
 mod error;
 pub mod message;
+mod retry;
 mod settings;
 
 use async_trait::async_trait;
@@ -24,6 +25,7 @@ use serde_json::Value;
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};
+pub use retry::{RetryingModel, Sleeper};
 pub use settings::{ModelKind, ModelSettings, Secret};
 
 /// The chunks of one answer, in order. The last one has a

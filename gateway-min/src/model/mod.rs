@@ -16,7 +16,10 @@ mod chunk;
 mod error;
 pub mod message;
 mod retry;
+pub mod scripted;
 mod settings;
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -79,4 +82,18 @@ pub struct ToolSpec {
     pub description: String,
     /// The JSON schema of its arguments: an object schema.
     pub parameters: Value,
+}
+
+/// Makes the model that `settings` describe.
+///
+/// Reads the script file of a scripted model, so call it where blocking is allowed. Fails with kind
+/// [`Configuration`](ModelErrorKind::Configuration) when the settings make no usable model.
+pub fn build(settings: ModelSettings) -> Result<Arc<dyn ChatModel>, ModelError> {
+    Ok(match settings.kind {
+        ModelKind::OpenAiCompatible => {
+            let detail = "no OpenAI client yet";
+            return Err(ModelError::new(&settings.name, ModelErrorKind::Configuration, detail));
+        }
+        ModelKind::Scripted => Arc::new(scripted::ScriptedModel::from_settings(settings)?),
+    })
 }

@@ -15,6 +15,7 @@ mod assemble;
 mod chunk;
 mod error;
 pub mod message;
+mod openai;
 mod retry;
 pub mod scripted;
 mod settings;
@@ -90,10 +91,7 @@ pub struct ToolSpec {
 /// [`Configuration`](ModelErrorKind::Configuration) when the settings make no usable model.
 pub fn build(settings: ModelSettings) -> Result<Arc<dyn ChatModel>, ModelError> {
     Ok(match settings.kind {
-        ModelKind::OpenAiCompatible => {
-            let detail = "no OpenAI client yet";
-            return Err(ModelError::new(&settings.name, ModelErrorKind::Configuration, detail));
-        }
+        ModelKind::OpenAiCompatible => Arc::new(openai::OpenAiModel::new(settings)?),
         ModelKind::Scripted => Arc::new(scripted::ScriptedModel::from_settings(settings)?),
     })
 }

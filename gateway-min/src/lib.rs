@@ -1,3 +1,4 @@
 //! Placeholder.
 
 pub mod model;
+pub mod tools;

@@ -1,0 +1,433 @@
+//! From chunks to the message that is stored, and to the dictionaries that clients receive meanwhile.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::message::{ERROR_FALLBACK, ERROR_REASON, ERROR_TYPE};
+use super::{Fallback, ModelChunk, ToolCallChunk, Usage};
+
+/// Folds the chunks of one answer.
+///
+/// The dictionaries that [`push`](Self::push) returns concatenate to the message that
+/// [`finish`](Self::finish) returns, under one id. One exception: a fallback message has no tool calls,
+/// though chunks of some may have gone out before the answer failed, because a call that was cut off must
+/// never run.
+#[derive(Debug)]
+pub struct ChunkAssembler {
+    id: String,
+    model_name: String,
+    text: String,
+    reasoning: String,
+    calls: BTreeMap<u64, PartialCall>,
+    usage: Option<Usage>,
+    finish_reason: Option<String>,
+    completion_id: Option<String>,
+    fallback: Option<Fallback>,
+}
+
+#[derive(Debug)]
+struct PartialCall {
+    id: String,
+    name: Option<String>,
+    args: String,
+}
+
+impl ChunkAssembler {
+    /// An assembler for one new answer of the model `model_name`, under a fresh id `lc_run--<uuid>`.
+    pub fn new(model_name: impl Into<String>) -> Self {
+        Self {
+            id: format!("lc_run--{}", Uuid::new_v4()),
+            model_name: model_name.into(),
+            text: String::new(),
+            reasoning: String::new(),
+            calls: BTreeMap::new(),
+            usage: None,
+            finish_reason: None,
+            completion_id: None,
+            fallback: None,
+        }
+    }
+
+    /// Adds the next chunk and returns it as an `AIMessageChunk` dictionary.
+    pub fn push(&mut self, chunk: &ModelChunk) -> Value {
+        self.text.push_str(&chunk.text);
+        self.reasoning.push_str(&chunk.reasoning);
+        self.usage = chunk.usage.or(self.usage);
+        for (kept, new) in
+            [(&mut self.finish_reason, &chunk.finish_reason), (&mut self.completion_id, &chunk.completion_id)]
+        {
+            if new.is_some() {
+                kept.clone_from(new);
+            }
+        }
+        if chunk.fallback.is_some() {
+            self.fallback.clone_from(&chunk.fallback);
+        }
+
+        let (mut call_chunks, mut calls) = (Vec::new(), Vec::new());
+        for piece in &chunk.tool_call_chunks {
+            let piece = self.add_to_call(piece);
+            // A call is announced once, by its first chunk; its arguments are known only at the end.
+            if piece["name"].is_string() {
+                calls.push(tool_call(&piece["name"], &json!({}), &piece["id"]));
+            }
+            call_chunks.push(piece);
+        }
+        // Concatenating dictionaries concatenates their texts, so whatever describes the whole answer is
+        // given once, with its last chunk.
+        json!({
+            "type": "AIMessageChunk",
+            "content": chunk.text,
+            "tool_call_chunks": call_chunks,
+            "tool_calls": calls,
+            "invalid_tool_calls": [],
+            "usage_metadata": chunk.usage.map(Usage::to_value),
+            "response_metadata": if chunk.is_last() { self.response_metadata() } else { json!({}) },
+            "additional_kwargs": additional_kwargs(&chunk.reasoning, chunk.fallback.as_ref()),
+            "name": null,
+            "id": self.id,
+            "chunk_position": if chunk.is_last() { json!("last") } else { Value::Null },
+        })
+    }
+
+    /// Adds a piece to its call and returns the piece as clients receive it: with the id and the name on the
+    /// first chunk only, however often the provider repeats them.
+    fn add_to_call(&mut self, piece: &ToolCallChunk) -> Value {
+        let given_name = piece.name.as_ref().filter(|name| !name.is_empty());
+        let (mut id, mut name) = (None, None);
+        if !self.calls.contains_key(&piece.index) {
+            id = Some(self.unused_call_id(piece.id.as_deref()));
+        }
+        let call = self.calls.entry(piece.index).or_insert_with(|| PartialCall {
+            id: id.clone().unwrap_or_default(),
+            name: None,
+            args: String::new(),
+        });
+        if call.name.is_none() {
+            call.name = given_name.cloned();
+            name = given_name;
+        }
+        call.args.push_str(&piece.args);
+        json!({
+            "type": "tool_call_chunk", "index": piece.index, "id": id, "name": name, "args": piece.args,
+        })
+    }
+
+    /// The provider's id for a call, or a fresh one if it gave none or gave it to another call of this
+    /// answer: a result must find its call.
+    fn unused_call_id(&self, given: Option<&str>) -> String {
+        let used: HashSet<&str> = self.calls.values().map(|call| call.id.as_str()).collect();
+        match given {
+            Some(id) if !id.is_empty() && !used.contains(id) => id.to_owned(),
+            _ => format!("call_{}", Uuid::new_v4().simple()),
+        }
+    }
+
+    /// The whole answer as a serialised assistant message.
+    ///
+    /// A call whose arguments are no JSON object is in `invalid_tool_calls`, with its arguments as they came.
+    pub fn finish(self) -> Value {
+        let (mut calls, mut invalid) = (Vec::new(), Vec::new());
+        if self.fallback.is_none() {
+            for call in self.calls.values() {
+                match parse_args(call) {
+                    Ok(args) => calls.push(tool_call(&json!(call.name), &args, &json!(call.id))),
+                    Err(error) => invalid.push(json!({
+                        "type": "invalid_tool_call", "name": call.name, "args": call.args, "id": call.id,
+                        "error": error,
+                    })),
+                }
+            }
+        }
+        json!({
+            "type": "ai",
+            "content": self.text,
+            "tool_calls": calls,
+            "invalid_tool_calls": invalid,
+            "usage_metadata": self.usage.map(Usage::to_value),
+            "response_metadata": self.response_metadata(),
+            "additional_kwargs": additional_kwargs(&self.reasoning, self.fallback.as_ref()),
+            "name": null,
+            "id": self.id,
+        })
+    }
+
+    fn response_metadata(&self) -> Value {
+        let mut metadata = Map::new();
+        metadata.insert("model_name".to_owned(), self.model_name.clone().into());
+        metadata.insert("finish_reason".to_owned(), json!(self.finish_reason));
+        if let Some(id) = &self.completion_id {
+            metadata.insert("id".to_owned(), id.clone().into());
+        }
+        Value::Object(metadata)
+    }
+}
+
+fn tool_call(name: &Value, args: &Value, id: &Value) -> Value {
+    json!({"type": "tool_call", "name": name, "args": args, "id": id})
+}
+
+fn parse_args(call: &PartialCall) -> Result<Value, String> {
+    if call.name.is_none() {
+        return Err("the call names no tool".to_owned());
+    }
+    if call.args.trim().is_empty() {
+        return Ok(json!({}));
+    }
+    match serde_json::from_str::<Map<String, Value>>(&call.args) {
+        Ok(args) => Ok(Value::Object(args)),
+        Err(error) => Err(format!("the arguments are not a JSON object: {error}")),
+    }
+}
+
+fn additional_kwargs(reasoning: &str, fallback: Option<&Fallback>) -> Value {
+    let mut kwargs = Map::new();
+    if !reasoning.is_empty() {
+        kwargs.insert("reasoning_content".to_owned(), reasoning.into());
+    }
+    if let Some(fallback) = fallback {
+        kwargs.insert(ERROR_FALLBACK.to_owned(), true.into());
+        kwargs.insert(ERROR_TYPE.to_owned(), fallback.error_type.clone().into());
+        kwargs.insert(ERROR_REASON.to_owned(), fallback.reason.clone().into());
+    }
+    Value::Object(kwargs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn text(text: &str) -> ModelChunk {
+        ModelChunk { text: text.into(), ..ModelChunk::default() }
+    }
+
+    fn call(index: u64, id: Option<&str>, name: Option<&str>, args: &str) -> ModelChunk {
+        let piece =
+            ToolCallChunk { index, id: id.map(Into::into), name: name.map(Into::into), args: args.into() };
+        ModelChunk { tool_call_chunks: vec![piece], ..ModelChunk::default() }
+    }
+
+    fn last(reason: &str) -> ModelChunk {
+        ModelChunk { finish_reason: Some(reason.into()), ..ModelChunk::default() }
+    }
+
+    fn assemble(chunks: &[ModelChunk]) -> (Vec<Value>, Value) {
+        let mut assembler = ChunkAssembler::new("gpt-x");
+        let rendered = chunks.iter().map(|chunk| assembler.push(chunk)).collect();
+        (rendered, assembler.finish())
+    }
+
+    #[test]
+    fn a_text_answer_has_the_serialised_shape() {
+        let usage = Usage {
+            input_tokens: 3,
+            output_tokens: 2,
+            total_tokens: 5,
+            cache_read: Some(1),
+            reasoning: None,
+        };
+        let end = ModelChunk {
+            usage: Some(usage),
+            completion_id: Some("chatcmpl-1".into()),
+            reasoning: "hm".into(),
+            ..last("stop")
+        };
+        let (rendered, message) = assemble(&[text("Hel"), text("lo"), end]);
+        let usage = json!({
+            "input_tokens": 3, "output_tokens": 2, "total_tokens": 5,
+            "input_token_details": {"cache_read": 1}, "output_token_details": {},
+        });
+        let id = message["id"].clone();
+        assert!(id.as_str().unwrap().starts_with("lc_run--"), "{id}");
+        assert_eq!(
+            rendered[0],
+            json!({
+                "type": "AIMessageChunk", "content": "Hel", "tool_call_chunks": [], "tool_calls": [],
+                "invalid_tool_calls": [], "usage_metadata": null, "response_metadata": {},
+                "additional_kwargs": {}, "name": null, "id": id, "chunk_position": null,
+            })
+        );
+        assert_eq!(rendered[2]["chunk_position"], "last");
+        assert_eq!(rendered[2]["usage_metadata"], usage);
+        assert_eq!(
+            message,
+            json!({
+                "type": "ai", "content": "Hello", "tool_calls": [], "invalid_tool_calls": [],
+                "usage_metadata": usage, "name": null, "id": id,
+                "response_metadata": {"model_name": "gpt-x", "finish_reason": "stop", "id": "chatcmpl-1"},
+                "additional_kwargs": {"reasoning_content": "hm"},
+            })
+        );
+    }
+
+    #[test]
+    fn every_answer_has_its_own_id() {
+        assert_ne!(assemble(&[last("stop")]).1["id"], assemble(&[last("stop")]).1["id"]);
+    }
+
+    #[test]
+    fn interleaved_calls_are_put_together_in_order_of_their_index() {
+        let (rendered, message) = assemble(&[
+            call(1, Some("b"), Some("ls"), ""),
+            call(0, Some("a"), Some("read_file"), r#"{"pa"#),
+            call(0, None, None, r#"th":"x"}"#),
+            last("tool_calls"),
+        ]);
+        assert_eq!(
+            message["tool_calls"],
+            json!([
+                {"type": "tool_call", "name": "read_file", "args": {"path": "x"}, "id": "a"},
+                {"type": "tool_call", "name": "ls", "args": {}, "id": "b"},
+            ])
+        );
+        assert_eq!(
+            rendered[1]["tool_call_chunks"],
+            json!([
+                {"type": "tool_call_chunk", "index": 0, "id": "a", "name": "read_file", "args": "{\"pa"}
+            ])
+        );
+        assert_eq!(
+            rendered[1]["tool_calls"],
+            json!([{"type": "tool_call", "name": "read_file", "args": {}, "id": "a"}])
+        );
+        assert_eq!(
+            rendered[2]["tool_call_chunks"],
+            json!([
+                {"type": "tool_call_chunk", "index": 0, "id": null, "name": null, "args": "th\":\"x\"}"}
+            ])
+        );
+        assert_eq!(rendered[2]["tool_calls"], json!([]));
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_make_an_invalid_call() {
+        for args in ["{\"path\":", "[1]", "\"x\"", "nonsense"] {
+            let (_, message) = assemble(&[call(0, Some("a"), Some("ls"), args), last("tool_calls")]);
+            assert_eq!(message["tool_calls"], json!([]), "{args}");
+            let invalid = &message["invalid_tool_calls"][0];
+            assert_eq!((&invalid["args"], &invalid["id"]), (&json!(args), &json!("a")));
+            assert!(invalid["error"].as_str().unwrap().contains("not a JSON object"), "{invalid}");
+        }
+        let (_, message) = assemble(&[call(0, Some("a"), None, "{}"), last("tool_calls")]);
+        assert_eq!(message["invalid_tool_calls"][0]["error"], "the call names no tool");
+    }
+
+    #[test]
+    fn missing_empty_and_repeated_call_ids_are_replaced_and_repeats_of_one_call_are_dropped() {
+        let (rendered, message) = assemble(&[
+            call(0, Some("same"), Some("ls"), ""),
+            call(0, Some("same"), Some("ls"), "{}"),
+            call(1, Some("same"), Some("ls"), ""),
+            call(2, None, Some("ls"), ""),
+            call(3, Some(""), Some("ls"), ""),
+            last("tool_calls"),
+        ]);
+        let ids: Vec<&str> = message["tool_calls"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|call| call["id"].as_str().unwrap())
+            .collect();
+        assert_eq!(ids[0], "same");
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 4, "{ids:?}");
+        assert!(ids[1..].iter().all(|id| id.starts_with("call_")), "{ids:?}");
+        assert_eq!(rendered[1]["tool_call_chunks"][0]["id"], Value::Null);
+        assert_eq!(rendered[1]["tool_call_chunks"][0]["name"], Value::Null);
+        assert_eq!(rendered[3]["tool_call_chunks"][0]["id"], ids[2]);
+    }
+
+    #[test]
+    fn a_fallback_is_marked_and_has_no_tool_calls() {
+        let fallback = Fallback { error_type: "timeout".into(), reason: "too slow".into() };
+        let end = ModelChunk { fallback: Some(fallback), text: "sorry".into(), ..last("error") };
+        let (rendered, message) = assemble(&[call(0, Some("a"), Some("ls"), "{}"), end]);
+        let marks = json!({
+            "svc_error_fallback": true, "svc_error_type": "timeout", "svc_error_reason": "too slow",
+        });
+        assert_eq!(message["additional_kwargs"], marks);
+        assert_eq!(rendered[1]["additional_kwargs"], marks);
+        assert_eq!(message["tool_calls"], json!([]));
+        assert_eq!(message["content"], "sorry");
+    }
+
+    /// What a client makes of the dictionaries: texts appended, call chunks merged by index.
+    fn concatenate(rendered: &[Value]) -> (String, BTreeMap<u64, (String, String, String)>) {
+        let mut content = String::new();
+        let mut calls: BTreeMap<u64, (String, String, String)> = BTreeMap::new();
+        for chunk in rendered {
+            content.push_str(chunk["content"].as_str().unwrap());
+            for piece in chunk["tool_call_chunks"].as_array().unwrap() {
+                let call = calls.entry(piece["index"].as_u64().unwrap()).or_default();
+                call.0.push_str(piece["id"].as_str().unwrap_or_default());
+                call.1.push_str(piece["name"].as_str().unwrap_or_default());
+                call.2.push_str(piece["args"].as_str().unwrap_or_default());
+            }
+        }
+        (content, calls)
+    }
+
+    /// `text` in pieces whose lengths are drawn from `sizes`.
+    fn split(text: &str, sizes: &[usize]) -> Vec<String> {
+        let mut rest: Vec<char> = text.chars().collect();
+        let mut pieces = Vec::new();
+        for size in sizes {
+            let tail = rest.split_off((*size).min(rest.len()));
+            pieces.push(rest.into_iter().collect());
+            rest = tail;
+        }
+        pieces.push(rest.into_iter().collect());
+        pieces
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_concatenate_to_the_message_for_any_split(
+            content in "\\PC{0,60}",
+            arguments in prop::collection::vec("\\PC{0,30}", 0..4),
+            sizes in prop::collection::vec(0usize..9, 0..12),
+            seed in any::<u64>(),
+        ) {
+            // One queue of chunks for the text and one for each call, then any interleaving of the queues.
+            let mut queues: Vec<std::collections::VecDeque<ModelChunk>> =
+                vec![split(&content, &sizes).iter().map(|piece| text(piece)).collect()];
+            for (index, argument) in (0u64..).zip(&arguments) {
+                let id = format!("id{index}");
+                let args = json!({"value": argument}).to_string();
+                queues.push(
+                    split(&args, &sizes).iter().enumerate()
+                        .map(|(n, piece)| {
+                            let first = n == 0;
+                            call(index, first.then_some(id.as_str()), first.then_some("tool"), piece)
+                        })
+                        .collect(),
+                );
+            }
+            let (mut chunks, mut state) = (Vec::new(), seed);
+            while queues.iter().any(|queue| !queue.is_empty()) {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let at = usize::try_from(state >> 33).unwrap() % queues.len();
+                chunks.extend(queues[at].pop_front());
+            }
+            chunks.push(last("stop"));
+
+            let (rendered, message) = assemble(&chunks);
+            let (text, calls) = concatenate(&rendered);
+            prop_assert_eq!(message["content"].as_str().unwrap(), &content);
+            prop_assert_eq!(text, content);
+            let expected: Vec<Value> = calls.values()
+                .map(|(id, name, args)| tool_call(
+                    &json!(name), &serde_json::from_str(args).unwrap(), &json!(id),
+                ))
+                .collect();
+            prop_assert_eq!(&message["tool_calls"], &json!(expected));
+            prop_assert_eq!(calls.len(), arguments.len());
+            prop_assert!(rendered.iter().all(|chunk| chunk["id"] == message["id"]));
+            let positions: Vec<&Value> = rendered.iter().map(|chunk| &chunk["chunk_position"]).collect();
+            prop_assert!(positions[..positions.len() - 1].iter().all(|position| position.is_null()));
+            prop_assert_eq!(positions[positions.len() - 1], "last");
+        }
+    }
+}

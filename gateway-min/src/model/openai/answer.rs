@@ -1,0 +1,253 @@
+//! From the events of a streamed completion to chunks.
+
+use std::mem;
+
+use serde_json::Value;
+
+use super::super::message::block_text;
+use super::super::{ModelChunk, ModelErrorKind, ToolCallChunk, Usage};
+use super::failure::Failure;
+
+/// The event that ends a stream.
+const DONE: &str = "[DONE]";
+
+/// Reads the events of one answer.
+///
+/// Why the answer finished and what it cost come in events of their own, in no fixed order, so they are kept
+/// until the end and given together in the last chunk.
+#[derive(Debug, Default)]
+pub(super) struct AnswerParser {
+    finish_reason: Option<String>,
+    usage: Option<Usage>,
+    completion_id: Option<String>,
+    /// Index and id of the call last seen, for servers that leave the index out.
+    current_call: Option<(u64, String)>,
+}
+
+impl AnswerParser {
+    /// Reads the data of the next event; `None` if it holds nothing to pass on.
+    pub(super) fn read(&mut self, data: &str) -> Result<Option<ModelChunk>, Failure> {
+        if data.trim() == DONE {
+            let reason = self.finish_reason.take().unwrap_or_else(|| "stop".to_owned());
+            return Ok(Some(self.last_chunk(reason)));
+        }
+        let event: Value = serde_json::from_str(data)
+            .ok()
+            .filter(Value::is_object)
+            .ok_or_else(|| Failure::new(ModelErrorKind::Protocol, format!("not a JSON object: {data}")))?;
+        if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
+            return Err(Failure::from_event(error));
+        }
+        if let Some(id) = event["id"].as_str().filter(|id| !id.is_empty()) {
+            self.completion_id = Some(id.to_owned());
+        }
+        self.usage = usage(&event["usage"]).or(self.usage);
+        let choice = &event["choices"][0];
+        if let Some(reason) = choice["finish_reason"].as_str().filter(|reason| !reason.is_empty()) {
+            self.finish_reason = Some(reason.to_owned());
+        }
+        let chunk = self.delta(&choice["delta"]);
+        Ok((chunk != ModelChunk::default()).then_some(chunk))
+    }
+
+    /// The last chunk, if the answer is complete although the stream ended without saying so.
+    pub(super) fn end(&mut self) -> Option<ModelChunk> {
+        self.finish_reason.take().map(|reason| self.last_chunk(reason))
+    }
+
+    fn last_chunk(&mut self, finish_reason: String) -> ModelChunk {
+        ModelChunk {
+            finish_reason: Some(finish_reason),
+            usage: self.usage,
+            completion_id: mem::take(&mut self.completion_id),
+            ..ModelChunk::default()
+        }
+    }
+
+    fn delta(&mut self, delta: &Value) -> ModelChunk {
+        let mut text = visible_text(&delta["content"]);
+        text.push_str(delta["refusal"].as_str().unwrap_or_default());
+        let reasoning = delta["reasoning_content"].as_str().or_else(|| delta["reasoning"].as_str());
+        let calls = delta["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
+        ModelChunk {
+            text,
+            reasoning: reasoning.unwrap_or_default().to_owned(),
+            tool_call_chunks: calls.iter().map(|call| self.tool_call(call)).collect(),
+            ..ModelChunk::default()
+        }
+    }
+
+    fn tool_call(&mut self, piece: &Value) -> ToolCallChunk {
+        let id = piece["id"].as_str().filter(|id| !id.is_empty());
+        let function = &piece["function"];
+        let index = piece["index"].as_u64().unwrap_or_else(|| match (&self.current_call, id) {
+            (None, _) => 0,
+            (Some((index, current)), Some(id)) if id != current => index + 1,
+            (Some((index, _)), None) if function["name"].is_string() => index + 1,
+            (Some((index, _)), _) => *index,
+        });
+        match (&mut self.current_call, id) {
+            (Some((current, _)), None) if *current == index => {}
+            (call, id) => *call = Some((index, id.unwrap_or_default().to_owned())),
+        }
+        ToolCallChunk {
+            index,
+            id: id.map(str::to_owned),
+            name: function["name"].as_str().map(str::to_owned),
+            args: match &function["arguments"] {
+                Value::String(text) => text.clone(),
+                Value::Null => String::new(),
+                // Some servers send the arguments as an object instead of its text.
+                value => value.to_string(),
+            },
+        }
+    }
+}
+
+fn visible_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(blocks) => blocks.iter().filter_map(block_text).collect(),
+        _ => String::new(),
+    }
+}
+
+fn usage(usage: &Value) -> Option<Usage> {
+    let input_tokens = usage["prompt_tokens"].as_u64()?;
+    let output_tokens = usage["completion_tokens"].as_u64().unwrap_or_default();
+    Some(Usage {
+        input_tokens,
+        output_tokens,
+        total_tokens: usage["total_tokens"].as_u64().unwrap_or(input_tokens + output_tokens),
+        cache_read: usage["prompt_tokens_details"]["cached_tokens"].as_u64(),
+        reasoning: usage["completion_tokens_details"]["reasoning_tokens"].as_u64(),
+    })
+}
+
+#[cfg(test)]
+// JSON literals are handed over whole.
+#[allow(clippy::needless_pass_by_value)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(events: &[Value]) -> Vec<ModelChunk> {
+        let mut parser = AnswerParser::default();
+        events.iter().filter_map(|event| parser.read(&event.to_string()).unwrap()).collect()
+    }
+
+    fn delta(delta: Value) -> Value {
+        json!({"choices": [{"delta": delta}]})
+    }
+
+    fn calls(deltas: &[Value]) -> Vec<(u64, Option<String>, String)> {
+        let events: Vec<Value> = deltas.iter().map(|call| delta(json!({"tool_calls": [call]}))).collect();
+        read(&events)
+            .into_iter()
+            .flat_map(|chunk| chunk.tool_call_chunks)
+            .map(|call| (call.index, call.name, call.args))
+            .collect()
+    }
+
+    #[test]
+    fn only_events_with_content_make_chunks() {
+        let chunks = read(&[
+            delta(json!({"role": "assistant", "content": ""})),
+            delta(json!({"content": "Hi"})),
+            delta(json!({"content": null, "reasoning_content": "hm"})),
+            delta(json!({"content": [{"type": "text", "text": "!"}], "reasoning": "so"})),
+            delta(json!({"refusal": "No."})),
+            json!({"choices": []}),
+            json!({"type": "ping"}),
+        ]);
+        let texts: Vec<_> = chunks.iter().map(|c| (c.text.as_str(), c.reasoning.as_str())).collect();
+        assert_eq!(texts, [("Hi", ""), ("", "hm"), ("!", "so"), ("No.", "")]);
+    }
+
+    #[test]
+    fn the_end_brings_reason_usage_and_id_together_in_any_order() {
+        let reason = json!({"id": "c-1", "choices": [{"delta": {}, "finish_reason": "length"}]});
+        let cost = json!({"choices": [], "usage": {
+            "prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 8},
+            "completion_tokens_details": {"reasoning_tokens": 3},
+        }});
+        let expected = ModelChunk {
+            finish_reason: Some("length".into()),
+            completion_id: Some("c-1".into()),
+            usage: Some(Usage {
+                input_tokens: 10,
+                output_tokens: 4,
+                total_tokens: 15,
+                cache_read: Some(8),
+                reasoning: Some(3),
+            }),
+            ..ModelChunk::default()
+        };
+        for events in [[&reason, &cost], [&cost, &reason]] {
+            let mut parser = AnswerParser::default();
+            for event in events {
+                assert_eq!(parser.read(&event.to_string()).unwrap(), None);
+            }
+            assert_eq!(parser.read("[DONE]").unwrap(), Some(expected.clone()));
+        }
+    }
+
+    #[test]
+    fn an_end_without_done_counts_only_after_a_finish_reason() {
+        let mut parser = AnswerParser::default();
+        parser.read(&delta(json!({"content": "Hi"})).to_string()).unwrap();
+        assert_eq!(parser.end(), None);
+        parser.read(&json!({"choices": [{"finish_reason": "stop"}]}).to_string()).unwrap();
+        assert_eq!(parser.end().unwrap().finish_reason.as_deref(), Some("stop"));
+    }
+
+    #[test]
+    fn call_pieces_go_by_their_index() {
+        assert_eq!(
+            calls(&[
+                json!({"index": 0, "id": "a", "function": {"name": "ls", "arguments": ""}}),
+                json!({"index": 1, "id": "b", "function": {"name": "glob", "arguments": "{"}}),
+                json!({"index": 0, "function": {"arguments": "{}"}}),
+                json!({"index": 1, "function": {"arguments": "}"}}),
+            ]),
+            [
+                (0, Some("ls".into()), String::new()),
+                (1, Some("glob".into()), "{".into()),
+                (0, None, "{}".into()),
+                (1, None, "}".into()),
+            ]
+        );
+    }
+
+    #[test]
+    fn without_an_index_a_new_id_or_a_name_without_id_starts_a_new_call() {
+        assert_eq!(
+            calls(&[
+                json!({"id": "a", "function": {"name": "ls", "arguments": {"path": "x"}}}),
+                json!({"id": "b", "function": {"name": "ls", "arguments": "{"}}),
+                json!({"id": "b", "function": {"arguments": "}"}}),
+                json!({"function": {"arguments": " "}}),
+                json!({"id": "", "function": {"name": "glob", "arguments": "{}"}}),
+            ]),
+            [
+                (0, Some("ls".into()), "{\"path\":\"x\"}".into()),
+                (1, Some("ls".into()), "{".into()),
+                (1, None, "}".into()),
+                (1, None, " ".into()),
+                (2, Some("glob".into()), "{}".into()),
+            ]
+        );
+    }
+
+    #[test]
+    fn data_that_is_no_object_and_errors_are_failures() {
+        let kind =
+            |data: &str| AnswerParser::default().read(data).unwrap_err().into_error("m", "h", None).kind;
+        for data in ["{\"choices\": [", "[1]", "\"text\"", "oops"] {
+            assert_eq!(kind(data), ModelErrorKind::Protocol, "{data}");
+        }
+        assert_eq!(kind(r#"{"error": {"code": 429, "message": "slow"}}"#), ModelErrorKind::RateLimited);
+        assert_eq!(AnswerParser::default().read(r#"{"error": null, "choices": []}"#).unwrap(), None);
+    }
+}

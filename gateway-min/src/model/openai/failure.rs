@@ -1,0 +1,253 @@
+//! What can go wrong with a chat completion, and of which kind it is.
+
+use std::error::Error;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use eventsource_stream::EventStreamError;
+use futures::StreamExt;
+use reqwest::header::{DATE, HeaderMap, LOCATION, RETRY_AFTER};
+use reqwest::{Response, StatusCode};
+use serde_json::Value;
+
+use super::super::{ModelError, ModelErrorKind, Secret};
+
+/// The most characters of a server's own words that an error carries.
+const MAX_QUOTE_CHARS: usize = 500;
+/// The most bytes of an error body that are read at all.
+const MAX_BODY_BYTES: usize = 64 * 1024;
+
+/// A failure before it is known to which model it happened.
+#[derive(Debug)]
+pub(super) struct Failure {
+    kind: ModelErrorKind,
+    detail: String,
+    retry_after: Option<Duration>,
+}
+
+impl Failure {
+    pub(super) fn new(kind: ModelErrorKind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into(), retry_after: None }
+    }
+
+    /// The connection failed.
+    pub(super) fn from_transport(error: reqwest::Error) -> Self {
+        let kind = if error.is_timeout() { ModelErrorKind::Timeout } else { ModelErrorKind::Connection };
+        Self::new(kind, describe(error))
+    }
+
+    /// The event stream failed.
+    pub(super) fn from_events(error: EventStreamError<reqwest::Error>) -> Self {
+        match error {
+            EventStreamError::Transport(error) => Self::from_transport(error),
+            EventStreamError::Utf8(_) => Self::new(ModelErrorKind::Protocol, "the event stream is not UTF-8"),
+            EventStreamError::Parser(_) => {
+                Self::new(ModelErrorKind::Protocol, "the event stream cannot be parsed")
+            }
+        }
+    }
+
+    /// The server answered with an error status.
+    pub(super) async fn from_response(response: Response) -> Self {
+        let status = response.status();
+        let retry_after = retry_after(response.headers());
+        if status.is_redirection() {
+            let target = if response.headers().contains_key(LOCATION) { " to another address" } else { "" };
+            let detail =
+                format!("HTTP {}: redirected{target}; set `base_url` to the final one", status.as_u16());
+            return Self::new(ModelErrorKind::Rejected, detail);
+        }
+        let body = read_body(response).await;
+        let error = serde_json::from_str::<Value>(&body).map(unwrap_error).unwrap_or_default();
+        let quote = error["message"].as_str().unwrap_or(&body);
+        Self {
+            kind: kind_of_status(status, &error),
+            detail: format!("HTTP {}: {}", status.as_u16(), quote.trim()),
+            retry_after,
+        }
+    }
+
+    /// The server reported `error` in the middle of its stream.
+    pub(super) fn from_event(error: &Value) -> Self {
+        let words = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+        Self::new(kind_of_event(error), words)
+    }
+
+    /// The error of the model `model` at `host`, with the server's words cut and free of `key`.
+    pub(super) fn into_error(self, model: &str, host: &str, key: Option<&Secret>) -> ModelError {
+        let detail = key.map_or_else(|| self.detail.clone(), |key| key.redact(&self.detail));
+        ModelError {
+            model: model.to_owned(),
+            kind: self.kind,
+            detail: format!("{host}: {}", cut(&detail)),
+            retry_after: self.retry_after,
+        }
+    }
+}
+
+/// The error and its causes in one line, without the URL, which may hold a password.
+pub(super) fn describe(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTE_CHARS) {
+        None => text.to_owned(),
+        // The ellipsis takes the place of the last character.
+        Some(_) => text.chars().take(MAX_QUOTE_CHARS - 1).chain(['\u{2026}']).collect(),
+    }
+}
+
+/// Reads what is worth quoting; a body that breaks off is quoted as far as it came.
+async fn read_body(response: Response) -> String {
+    let mut bytes = Vec::new();
+    let mut parts = response.bytes_stream();
+    while let Some(Ok(part)) = parts.next().await {
+        bytes.extend_from_slice(&part);
+        if bytes.len() > MAX_BODY_BYTES {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The error object in `{"error": {...}}`, or the value itself where a server does without the envelope.
+fn unwrap_error(mut body: Value) -> Value {
+    match body.get_mut("error") {
+        Some(error) => error.take(),
+        None => body,
+    }
+}
+
+fn kind_of_status(status: StatusCode, error: &Value) -> ModelErrorKind {
+    match status.as_u16() {
+        429 if is_quota(error) => ModelErrorKind::Quota,
+        429 => ModelErrorKind::RateLimited,
+        402 => ModelErrorKind::Quota,
+        401 | 403 => ModelErrorKind::Authentication,
+        408 => ModelErrorKind::Timeout,
+        500.. => ModelErrorKind::Server,
+        _ => ModelErrorKind::Rejected,
+    }
+}
+
+fn is_quota(error: &Value) -> bool {
+    ["code", "type"].iter().filter_map(|key| error[*key].as_str()).any(|word| {
+        matches!(word, "insufficient_quota" | "billing_hard_limit_reached" | "billing_not_active")
+    })
+}
+
+/// There is no status in the middle of a stream; some servers give it as the code.
+fn kind_of_event(error: &Value) -> ModelErrorKind {
+    let status = error["code"].as_u64().and_then(|code| u16::try_from(code).ok());
+    if let Some(status) = status.and_then(|code| StatusCode::from_u16(code).ok()) {
+        return kind_of_status(status, error);
+    }
+    if is_quota(error) {
+        return ModelErrorKind::Quota;
+    }
+    let words = format!("{} {}", error["type"], error["code"]);
+    let known = [
+        ("rate_limit", ModelErrorKind::RateLimited),
+        ("authentication", ModelErrorKind::Authentication),
+        ("invalid_request", ModelErrorKind::Rejected),
+    ];
+    known.iter().find(|(word, _)| words.contains(word)).map_or(ModelErrorKind::Server, |(_, kind)| *kind)
+}
+
+/// `Retry-After`, in seconds or as a date, which is compared with the server's own clock if it gives it.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let asked = text(RETRY_AFTER)?;
+    if let Ok(seconds) = asked.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let date = |value: &str| DateTime::parse_from_rfc2822(value).ok().map(|date| date.with_timezone(&Utc));
+    let now = text(DATE).and_then(date).unwrap_or_else(Utc::now);
+    // A date in the past means: now.
+    Some((date(asked)? - now).to_std().unwrap_or(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reqwest::header::{HeaderName, HeaderValue};
+    use serde_json::json;
+
+    #[test]
+    fn every_status_has_its_kind() {
+        let cases = [
+            (400, ModelErrorKind::Rejected),
+            (401, ModelErrorKind::Authentication),
+            (402, ModelErrorKind::Quota),
+            (403, ModelErrorKind::Authentication),
+            (404, ModelErrorKind::Rejected),
+            (408, ModelErrorKind::Timeout),
+            (422, ModelErrorKind::Rejected),
+            (429, ModelErrorKind::RateLimited),
+            (500, ModelErrorKind::Server),
+            (503, ModelErrorKind::Server),
+            (529, ModelErrorKind::Server),
+        ];
+        for (status, kind) in cases {
+            assert_eq!(kind_of_status(StatusCode::from_u16(status).unwrap(), &json!({})), kind, "{status}");
+        }
+        let quota = json!({"code": "insufficient_quota"});
+        assert_eq!(kind_of_status(StatusCode::TOO_MANY_REQUESTS, &quota), ModelErrorKind::Quota);
+    }
+
+    #[test]
+    fn an_error_event_is_classified_by_its_code_and_type() {
+        let cases = [
+            (json!({"code": 429}), ModelErrorKind::RateLimited),
+            (json!({"code": 400}), ModelErrorKind::Rejected),
+            (json!({"code": "rate_limit_exceeded"}), ModelErrorKind::RateLimited),
+            (json!({"type": "insufficient_quota"}), ModelErrorKind::Quota),
+            (json!({"type": "invalid_request_error"}), ModelErrorKind::Rejected),
+            (json!({"type": "authentication_error"}), ModelErrorKind::Authentication),
+            (json!({"type": "overloaded_error"}), ModelErrorKind::Server),
+            (json!("it broke"), ModelErrorKind::Server),
+        ];
+        for (error, kind) in cases {
+            assert_eq!(kind_of_event(&error), kind, "{error}");
+        }
+    }
+
+    #[test]
+    fn retry_after_is_read_as_seconds_or_as_a_date() {
+        let headers = |entries: &[(HeaderName, &'static str)]| {
+            entries.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect()
+        };
+        let read = |entries: &[(HeaderName, &'static str)]| retry_after(&headers(entries));
+        assert_eq!(read(&[]), None);
+        assert_eq!(read(&[(RETRY_AFTER, "7")]), Some(Duration::from_secs(7)));
+        assert_eq!(read(&[(RETRY_AFTER, "0.5")]), Some(Duration::from_millis(500)));
+        assert_eq!(read(&[(RETRY_AFTER, "-1")]), None);
+        assert_eq!(read(&[(RETRY_AFTER, "soon")]), None);
+        let now = (DATE, "Wed, 21 Oct 2015 07:28:00 GMT");
+        assert_eq!(
+            read(&[now.clone(), (RETRY_AFTER, "Wed, 21 Oct 2015 07:28:30 GMT")]),
+            Some(Duration::from_secs(30))
+        );
+        assert_eq!(read(&[now, (RETRY_AFTER, "Wed, 21 Oct 2015 07:00:00 GMT")]), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn words_are_cut_to_500_characters_after_the_key_is_removed() {
+        let key = Secret::new("sk-hush");
+        // The key lies across the border of the cut: cutting first would leave a part of it.
+        let words = format!("{}sk-hush{}", "\u{e9}".repeat(496), "x".repeat(100));
+        let error = Failure::new(ModelErrorKind::Rejected, words).into_error("m", "host", Some(&key));
+        let quoted = error.detail.strip_prefix("host: ").unwrap();
+        assert_eq!(quoted.chars().count(), 500);
+        assert!(!quoted.contains("sk-"), "{quoted}");
+        assert_eq!(cut(&"x".repeat(500)), "x".repeat(500));
+    }
+}

@@ -1,0 +1,179 @@
+//! The client of the OpenAI chat-completions protocol, spoken by many providers and local servers.
+
+mod answer;
+mod failure;
+mod request;
+#[cfg(test)]
+// JSON literals are handed over whole.
+#[allow(clippy::needless_pass_by_value)]
+mod tests;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use eventsource_stream::{Event, EventStreamError, Eventsource};
+use futures::{Stream, StreamExt, stream};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::{Client, Response, Url, redirect};
+use tokio::time::timeout;
+
+use super::{
+    ChatModel, ChunkStream, ModelChunk, ModelError, ModelErrorKind, ModelRequest, ModelSettings, Secret,
+};
+use answer::AnswerParser;
+use failure::Failure;
+
+const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
+const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_mins(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A model behind a chat-completions endpoint.
+pub(super) struct OpenAiModel {
+    settings: ModelSettings,
+    endpoint: Url,
+    authorization: Option<HeaderValue>,
+    request_timeout: Duration,
+    client: Client,
+}
+
+impl OpenAiModel {
+    /// Checks `settings` and prepares the connection pool; connects to nothing yet.
+    pub(super) fn new(settings: ModelSettings) -> Result<Self, ModelError> {
+        let unusable =
+            |detail: String| ModelError::new(&settings.name, ModelErrorKind::Configuration, detail);
+        let endpoint =
+            endpoint(settings.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL)).map_err(unusable)?;
+        let authorization = settings.api_key.as_ref().map(authorization).transpose().map_err(unusable)?;
+        let request_timeout = request_timeout(&settings).map_err(unusable)?;
+
+        // Fails when a provider is installed already, which is as good: the only one linked in is ring.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        // A conversation goes only where the configuration says, so redirects are not followed.
+        let mut client =
+            Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(redirect::Policy::none());
+        if is_loopback(&endpoint) {
+            // The environment's proxy cannot reach a server on this machine.
+            client = client.no_proxy();
+        }
+        let client = client.build().map_err(|error| unusable(failure::describe(error)))?;
+        Ok(Self { settings, endpoint, authorization, request_timeout, client })
+    }
+
+    async fn send(&self, request: &ModelRequest) -> Result<Response, Failure> {
+        let body = request::body(&self.settings, request)?;
+        let mut post = self.client.post(self.endpoint.clone()).json(&body);
+        if let Some(value) = &self.authorization {
+            post = post.header(AUTHORIZATION, value.clone());
+        }
+        let begun = async {
+            let response = post.send().await.map_err(Failure::from_transport)?;
+            if response.status().is_success() {
+                Ok(response)
+            } else {
+                Err(Failure::from_response(response).await)
+            }
+        };
+        let response = timeout(self.request_timeout, begun).await.unwrap_or_else(|_| {
+            let waited =
+                format!("the answer did not begin within {:?} (request_timeout)", self.request_timeout);
+            Err(Failure::new(ModelErrorKind::Timeout, waited))
+        })?;
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        match content_type {
+            Some(found) if !found.starts_with("text/event-stream") => Err(Failure::new(
+                ModelErrorKind::Protocol,
+                format!("the answer is `{found}` instead of `text/event-stream`"),
+            )),
+            _ => Ok(response),
+        }
+    }
+}
+
+#[async_trait]
+impl ChatModel for OpenAiModel {
+    fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    fn provider(&self) -> &'static str {
+        "openai"
+    }
+
+    async fn stream(&self, request: &ModelRequest) -> Result<ChunkStream, ModelError> {
+        let model = self.settings.name.clone();
+        let host = self.endpoint.host_str().unwrap_or_default().to_owned();
+        let key = self.settings.api_key.clone();
+        let named = move |failure: Failure| failure.into_error(&model, &host, key.as_ref());
+        let response = self.send(request).await.map_err(&named)?;
+        let events = response.bytes_stream().eventsource();
+        Ok(chunks(events, self.settings.stream_chunk_timeout).map(move |item| item.map_err(&named)).boxed())
+    }
+}
+
+/// The chunks in a stream of server-sent events; nothing follows the last chunk or a failure.
+fn chunks<S>(events: S, pause: Duration) -> impl Stream<Item = Result<ModelChunk, Failure>> + Send
+where
+    S: Stream<Item = Result<Event, EventStreamError<reqwest::Error>>> + Send,
+{
+    let state = Some((Box::pin(events), AnswerParser::default()));
+    stream::unfold(state, move |state| async move {
+        let (mut events, mut parser) = state?;
+        loop {
+            let failure = match timeout(pause, events.next()).await {
+                Ok(Some(Ok(event))) => match parser.read(&event.data) {
+                    Ok(None) => continue,
+                    Ok(Some(chunk)) if chunk.is_last() => return Some((Ok(chunk), None)),
+                    Ok(Some(chunk)) => return Some((Ok(chunk), Some((events, parser)))),
+                    Err(failure) => return Some((Err(failure), None)),
+                },
+                Ok(Some(Err(error))) => Failure::from_events(error),
+                Ok(None) => {
+                    Failure::new(ModelErrorKind::Connection, "the answer ended before it was complete")
+                }
+                Err(_) => Failure::new(
+                    ModelErrorKind::Timeout,
+                    format!("no further part of the answer within {pause:?} (stream_chunk_timeout)"),
+                ),
+            };
+            // A provider that said why it finished has given the whole answer, however the connection ends.
+            return Some((parser.end().ok_or(failure), None));
+        }
+    })
+}
+
+fn endpoint(base_url: &str) -> Result<Url, String> {
+    let invalid = |why: &dyn std::fmt::Display| format!("`base_url` is not usable: {why}");
+    let mut url = Url::parse(base_url).map_err(|error| invalid(&error))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(invalid(&"it must start with http:// or https://"));
+    }
+    url.path_segments_mut()
+        .map_err(|()| invalid(&"it cannot be extended"))?
+        .pop_if_empty()
+        .extend(["chat", "completions"]);
+    Ok(url)
+}
+
+fn is_loopback(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn authorization(key: &Secret) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose()))
+        .map_err(|_| "`api_key` has a character that cannot be sent in a header".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn request_timeout(settings: &ModelSettings) -> Result<Duration, String> {
+    match settings.extra.get(request::REQUEST_TIMEOUT) {
+        None | Some(serde_json::Value::Null) => Ok(DEFAULT_REQUEST_TIMEOUT),
+        Some(value) => value
+            .as_f64()
+            .filter(|seconds| *seconds > 0.0)
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .ok_or_else(|| "`request_timeout` must be a number of seconds above 0".to_owned()),
+    }
+}

@@ -1,0 +1,316 @@
+//! From our request to the body of a chat-completions request.
+
+use serde_json::{Map, Value, json};
+
+use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_calls};
+use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
+use super::failure::Failure;
+
+/// The setting that bounds how long an answer may take to begin, in seconds.
+pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
+/// Settings of a client, not of a request.
+const CLIENT_SETTINGS: [&str; 3] = [REQUEST_TIMEOUT, "timeout", "max_retries"];
+/// Settings whose entries are parameters themselves.
+const NESTED_PARAMETERS: [&str; 2] = ["model_kwargs", "extra_body"];
+
+/// The body that asks the model of `settings` to answer `request` as a stream.
+pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<Value, Failure> {
+    let mut body = parameters(settings, request.thinking);
+    body.entry("stream_options").or_insert_with(|| json!({"include_usage": true}));
+    body.insert("stream".to_owned(), true.into());
+    body.insert("model".to_owned(), settings.model.clone().into());
+    if let Some(effort) = &request.reasoning_effort {
+        body.insert("reasoning_effort".to_owned(), effort.clone().into());
+    }
+    if !request.tools.is_empty() {
+        body.insert("tools".to_owned(), request.tools.iter().map(tool).collect());
+    }
+    body.insert("messages".to_owned(), messages(request)?.into());
+    body.retain(|_, value| !value.is_null());
+    Ok(Value::Object(body))
+}
+
+/// The request parameters among the settings.
+fn parameters(settings: &ModelSettings, thinking: Option<bool>) -> Map<String, Value> {
+    let mut parameters = settings.extra.clone();
+    match thinking {
+        Some(true) => merge(&mut parameters, &settings.when_thinking_enabled),
+        Some(false) => merge(&mut parameters, &settings.when_thinking_disabled),
+        None => {}
+    }
+    for key in CLIENT_SETTINGS {
+        parameters.remove(key);
+    }
+    for key in NESTED_PARAMETERS {
+        if let Some(Value::Object(nested)) = parameters.remove(key) {
+            merge(&mut parameters, &nested);
+        }
+    }
+    parameters
+}
+
+/// Adds `changes` to `target`, object by object.
+fn merge(target: &mut Map<String, Value>, changes: &Map<String, Value>) {
+    for (key, change) in changes {
+        match (target.get_mut(key), change) {
+            (Some(Value::Object(old)), Value::Object(new)) => merge(old, new),
+            _ => {
+                target.insert(key.clone(), change.clone());
+            }
+        }
+    }
+}
+
+fn tool(spec: &ToolSpec) -> Value {
+    json!({
+        "type": "function",
+        "function": {
+            "name": spec.name, "description": spec.description, "parameters": spec.parameters,
+        },
+    })
+}
+
+fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
+    let mut messages: Vec<Value> =
+        request.system.iter().map(|prompt| json!({"role": "system", "content": prompt})).collect();
+    for message in &request.messages {
+        match kind(message) {
+            "system" => messages.push(json!({"role": "system", "content": text(message)})),
+            "human" => messages.push(json!({"role": "user", "content": user_content(&message["content"])})),
+            "ai" => messages.extend(assistant(message)),
+            "tool" => messages.push(json!({
+                "role": "tool", "tool_call_id": message["tool_call_id"], "content": tool_content(message),
+            })),
+            other => {
+                let detail = format!("message {} has the unknown type `{other}`", message["id"]);
+                return Err(Failure::new(ModelErrorKind::Rejected, detail));
+            }
+        }
+    }
+    Ok(messages)
+}
+
+/// An assistant message; none for one that says and does nothing, which many servers refuse.
+fn assistant(message: &Value) -> Option<Value> {
+    let said = text(message);
+    let valid = tool_calls(message).iter().map(|call| function_call(call, &call["args"].to_string()));
+    // Servers parse the arguments of earlier calls, so unreadable ones cannot be sent back as they came. The
+    // call itself must be, as its result refers to it; the result says what was wrong.
+    let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}"));
+    let calls: Vec<Value> = valid.chain(invalid).collect();
+    match (said.is_empty(), calls.is_empty()) {
+        (true, true) => None,
+        (false, true) => Some(json!({"role": "assistant", "content": said})),
+        (true, false) => Some(json!({"role": "assistant", "content": null, "tool_calls": calls})),
+        (false, false) => Some(json!({"role": "assistant", "content": said, "tool_calls": calls})),
+    }
+}
+
+fn function_call(call: &Value, arguments: &str) -> Value {
+    let name = call["name"].as_str().unwrap_or("unknown");
+    json!({"type": "function", "id": call["id"], "function": {"name": name, "arguments": arguments}})
+}
+
+/// A tool's result as text: the protocol has nothing else for it.
+fn tool_content(message: &Value) -> String {
+    match &message["content"] {
+        Value::String(_) | Value::Array(_) => text(message),
+        other => other.to_string(),
+    }
+}
+
+/// A user's content: plain text as it is, blocks in the protocol's form. Blocks it has no form for are left
+/// out.
+fn user_content(content: &Value) -> Value {
+    match content {
+        Value::Array(blocks) => blocks.iter().filter_map(user_block).collect(),
+        Value::String(_) => content.clone(),
+        _ => "".into(),
+    }
+}
+
+fn user_block(block: &Value) -> Option<Value> {
+    if let Some(text) = block_text(block) {
+        return Some(json!({"type": "text", "text": text}));
+    }
+    match block["type"].as_str()? {
+        "image_url" | "input_audio" | "file" => Some(block.clone()),
+        "image" => image_url(block).map(|url| json!({"type": "image_url", "image_url": {"url": url}})),
+        _ => None,
+    }
+}
+
+/// The address of an image block, or its data as one. The data is in `base64` or, in older messages, `data`.
+fn image_url(block: &Value) -> Option<String> {
+    if let Some(url) = block["url"].as_str() {
+        return Some(url.to_owned());
+    }
+    let data = block["base64"].as_str().or_else(|| block["data"].as_str())?;
+    let mime = block["mime_type"].as_str().unwrap_or("image/png");
+    Some(format!("data:{mime};base64,{data}"))
+}
+
+#[cfg(test)]
+// JSON literals are handed over whole.
+#[allow(clippy::needless_pass_by_value)]
+mod tests {
+    use super::super::super::ModelKind;
+    use super::*;
+
+    fn settings() -> ModelSettings {
+        ModelSettings::new("gpt", ModelKind::OpenAiCompatible, "gpt-x")
+    }
+
+    fn map(value: Value) -> Map<String, Value> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn wire(messages: Value) -> Vec<Value> {
+        let messages = serde_json::from_value(messages).unwrap();
+        super::messages(&ModelRequest { messages, ..ModelRequest::default() }).unwrap()
+    }
+
+    #[test]
+    fn a_plain_request() {
+        let request = ModelRequest {
+            system: Some("Be brief.".into()),
+            messages: vec![json!({"type": "human", "content": "Hi", "id": "1", "name": "ignored"})],
+            ..ModelRequest::default()
+        };
+        assert_eq!(
+            body(&settings(), &request).unwrap(),
+            json!({
+                "model": "gpt-x", "stream": true, "stream_options": {"include_usage": true},
+                "messages": [
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": "Hi"},
+                ],
+            })
+        );
+    }
+
+    #[test]
+    fn tools_and_reasoning_effort_are_sent() {
+        let tools = vec![ToolSpec {
+            name: "ls".into(),
+            description: "Lists".into(),
+            parameters: json!({"type": "object"}),
+        }];
+        let request = ModelRequest { tools, reasoning_effort: Some("low".into()), ..ModelRequest::default() };
+        let body = body(&settings(), &request).unwrap();
+        assert_eq!(
+            body["tools"],
+            json!([{
+                "type": "function",
+                "function": {"name": "ls", "description": "Lists", "parameters": {"type": "object"}},
+            }])
+        );
+        assert_eq!(body["reasoning_effort"], "low");
+    }
+
+    #[test]
+    fn settings_become_parameters_but_not_those_of_the_client() {
+        let mut settings = settings();
+        settings.extra = map(json!({
+            "max_tokens": 100, "temperature": 0.5, "request_timeout": 30, "timeout": 3, "max_retries": 2,
+            "model": "other", "stream": false, "stream_options": null, "extra_body": {"top_k": 5},
+        }));
+        assert_eq!(
+            body(&settings, &ModelRequest::default()).unwrap(),
+            json!({
+                "model": "gpt-x", "stream": true, "messages": [],
+                "max_tokens": 100, "temperature": 0.5, "top_k": 5,
+            })
+        );
+    }
+
+    #[test]
+    fn thinking_settings_are_merged_as_asked() {
+        let mut settings = settings();
+        settings.extra = map(json!({"extra_body": {"top_k": 5}, "temperature": 1}));
+        settings.when_thinking_enabled =
+            map(json!({"extra_body": {"thinking": {"type": "enabled"}}, "temperature": null}));
+        settings.when_thinking_disabled = map(json!({"extra_body": {"thinking": {"type": "disabled"}}}));
+        let parameters = |thinking| {
+            let request = ModelRequest { thinking, ..ModelRequest::default() };
+            let body = body(&settings, &request).unwrap();
+            (body["thinking"]["type"].clone(), body["temperature"].clone(), body["top_k"].clone())
+        };
+        assert_eq!(parameters(Some(true)), (json!("enabled"), Value::Null, json!(5)));
+        assert_eq!(parameters(Some(false)), (json!("disabled"), json!(1), json!(5)));
+        assert_eq!(parameters(None), (Value::Null, json!(1), json!(5)));
+    }
+
+    #[test]
+    fn a_tool_round_keeps_its_calls_and_results() {
+        let wire = wire(json!([
+            {"type": "ai", "content": "", "tool_calls": [{"name": "ls", "args": {"path": "."}, "id": "a"}]},
+            {"type": "tool", "content": "x.txt", "tool_call_id": "a", "name": "ls", "status": "success"},
+            {"type": "ai", "content": "Done", "tool_calls": []},
+        ]));
+        assert_eq!(
+            json!(wire),
+            json!([
+                {"role": "assistant", "content": null, "tool_calls": [
+                    {"type": "function", "id": "a",
+                     "function": {"name": "ls", "arguments": "{\"path\":\".\"}"}},
+                ]},
+                {"role": "tool", "tool_call_id": "a", "content": "x.txt"},
+                {"role": "assistant", "content": "Done"},
+            ])
+        );
+    }
+
+    #[test]
+    fn unreadable_arguments_are_sent_back_as_an_empty_object() {
+        let wire = wire(json!([
+            {"type": "ai", "content": "x", "invalid_tool_calls": [{"name": null, "args": "{", "id": "a"}]},
+        ]));
+        assert_eq!(
+            wire[0]["tool_calls"],
+            json!([
+                {"type": "function", "id": "a", "function": {"name": "unknown", "arguments": "{}"}},
+            ])
+        );
+        assert_eq!(wire[0]["content"], "x");
+    }
+
+    #[test]
+    fn blocks_are_translated_and_unknown_ones_left_out() {
+        let wire = wire(json!([
+            {"type": "human", "content": [
+                "bare", {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+                {"type": "image", "url": "http://x/z.png"},
+                {"type": "image", "source_type": "base64", "mime_type": "image/jpeg", "data": "QUJD"},
+                {"type": "image", "base64": "QUJD"},
+                {"type": "reasoning", "reasoning": "hm"},
+            ]},
+            {"type": "ai", "content": [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "t"}]},
+            {"type": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "c"},
+            {"type": "tool", "content": {"n": 1}, "tool_call_id": "d"},
+        ]));
+        let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+        assert_eq!(
+            wire[0]["content"],
+            json!([
+                {"type": "text", "text": "bare"}, {"type": "text", "text": "see"},
+                image("http://x/y.png"), image("http://x/z.png"),
+                image("data:image/jpeg;base64,QUJD"), image("data:image/png;base64,QUJD"),
+            ])
+        );
+        assert_eq!(wire[1]["content"], "a");
+        assert_eq!(wire[2]["content"], "r");
+        assert_eq!(wire[3]["content"], "{\"n\":1}");
+    }
+
+    #[test]
+    fn empty_assistant_messages_are_left_out_and_unknown_types_refused() {
+        assert_eq!(wire(json!([{"type": "ai", "content": ""}])), Vec::<Value>::new());
+        let messages = vec![json!({"type": "remove", "id": "m7"})];
+        let failure = super::messages(&ModelRequest { messages, ..ModelRequest::default() }).unwrap_err();
+        let error = failure.into_error("gpt", "host", None);
+        assert_eq!(error.kind, ModelErrorKind::Rejected);
+        assert!(error.detail.contains("\"m7\"") && error.detail.contains("`remove`"), "{error}");
+    }
+}

@@ -1,0 +1,239 @@
+//! A model that answers from a JSON file: for tests, and for a tour without an API key.
+//!
+//! # The script
+//!
+//! ```json
+//! {
+//!   "chunk_chars": 12,
+//!   "rules": [
+//!     {
+//!       "when": {"contains": ["write a file"], "turn": 0, "caller": "lead_agent"},
+//!       "repeat_last": false,
+//!       "answers": [
+//!         {
+//!           "text": "I will write it.",
+//!           "tool_calls": [{"name": "write_file", "args": {"path": "a.txt", "content": "{{input}}"}}],
+//!           "usage": {"input_tokens": 20, "output_tokens": 9}
+//!         },
+//!         {"text": "Done: {{tool_result}}"}
+//!       ]
+//!     },
+//!     {"answers": [{"text": "You said: {{input}}"}]}
+//!   ]
+//! }
+//! ```
+//!
+//! The first rule whose `when` matches answers; a rule without `when` always matches. All conditions given
+//! must hold:
+//!
+//! | Condition | Holds when |
+//! |---|---|
+//! | `contains` | the user's last message contains one of the texts, whatever their case |
+//! | `turn` | that many messages of the user came before the last one |
+//! | `caller` | the request's caller is this, or begins with this and a colon |
+//!
+//! The rule's answers are given one after the other within a turn: which one is next is the number of
+//! assistant messages after the user's last message. Nothing is remembered, so a restarted process goes on
+//! where the conversation stands. After the last answer the script has none left, which is an error, unless
+//! `repeat_last` is set.
+//!
+//! | Key of an answer | Meaning |
+//! |---|---|
+//! | `text` | streamed in pieces of `chunk_chars` characters (default 16) |
+//! | `tool_calls` | list of `{name, args, id}`; without an `id` one is made from the conversation; the arguments are streamed in pieces too |
+//! | `usage` | `{input_tokens, output_tokens}`; their sum is the total |
+//! | `finish_reason` | default `tool_calls` with tool calls, else `stop` |
+//! | `error` | `{kind, message, attempts, after_chunks}`: fails, with kind `transient` or `fatal`, after that many chunks (default 0); with `attempts` only in the first that many attempts of a retried call |
+//! | `delay_ms` | pause before each chunk |
+//! | `gate` | `{name, after_chunks}`: after that many chunks (default 0) the answer waits until the [`gate`] is opened |
+//!
+//! In texts and in the arguments' strings `{{input}}` stands for the user's last message and
+//! `{{tool_result}}` for the last tool result. The chunks are the same each time; the message ids are not.
+
+mod gate;
+mod script;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::{StreamExt, stream};
+use serde_json::Value;
+
+use super::message::{kind, text, turn_start};
+use super::{
+    ChatModel, ChunkStream, ModelChunk, ModelError, ModelErrorKind, ModelRequest, ModelSettings,
+    ToolCallChunk, Usage,
+};
+pub use gate::{Gate, gate};
+use script::{Answer, ErrorKind, Failing, Script, Situation, pieces};
+
+/// The script of the demo, which runs without an API key.
+const DEMO: &str = include_str!("../../../scripts/demo.json");
+
+/// A model that answers from a script.
+#[derive(Debug)]
+pub struct ScriptedModel {
+    name: String,
+    script: Script,
+}
+
+impl ScriptedModel {
+    /// A model named `name` with the script in `json`.
+    pub fn from_json(name: impl Into<String>, json: &str) -> Result<Self, ModelError> {
+        let name = name.into();
+        match serde_json::from_str(json) {
+            Ok(script) => Ok(Self { name, script }),
+            Err(error) => {
+                Err(ModelError::new(&name, ModelErrorKind::Configuration, format!("script: {error}")))
+            }
+        }
+    }
+
+    /// The model of `settings`, with its script file read, or with the demo. Blocks on the file.
+    pub(super) fn from_settings(settings: ModelSettings) -> Result<Self, ModelError> {
+        let Some(path) = settings.script else { return Self::from_json(settings.name, DEMO) };
+        let in_file = |error: &dyn std::fmt::Display| {
+            let detail = format!("script file {}: {error}", path.display());
+            ModelError::new(&settings.name, ModelErrorKind::Configuration, detail)
+        };
+        let json = std::fs::read_to_string(&path).map_err(|error| in_file(&error))?;
+        let script = serde_json::from_str(&json).map_err(|error| in_file(&error))?;
+        Ok(Self { name: settings.name, script })
+    }
+}
+
+#[async_trait]
+impl ChatModel for ScriptedModel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn provider(&self) -> &'static str {
+        "scripted"
+    }
+
+    async fn stream(&self, request: &ModelRequest) -> Result<ChunkStream, ModelError> {
+        let situation = situation(request);
+        let Some(answer) = self.script.answer(&situation) else {
+            return Err(ModelError::new(
+                &self.name,
+                ModelErrorKind::Script,
+                format!(
+                    "the script has no answer {} in turn {} for caller `{}`",
+                    situation.answered, situation.turn, situation.caller
+                ),
+            ));
+        };
+        let plan = self.plan(answer, &situation, request.attempt);
+        Ok(stream::iter(plan).filter_map(Event::happen).boxed())
+    }
+}
+
+/// What the script needs to know of the conversation.
+fn situation(request: &ModelRequest) -> Situation {
+    let messages = &request.messages;
+    let start = turn_start(messages);
+    let turn = messages.iter().filter(|message| super::message::is_from_user(message)).count();
+    let since = start.map_or(&messages[..], |start| &messages[start..]);
+    Situation {
+        input: start.map(|start| text(&messages[start])).unwrap_or_default(),
+        input_id: start.and_then(|start| messages[start]["id"].as_str()).unwrap_or("none").to_owned(),
+        turn: turn.saturating_sub(1),
+        answered: since.iter().filter(|message| kind(message) == "ai").count(),
+        tool_result: messages.iter().rfind(|message| kind(message) == "tool").map(text).unwrap_or_default(),
+        caller: request.caller.clone(),
+    }
+}
+
+/// A step in the course of an answer.
+enum Event {
+    Pause(Duration),
+    Gate(Gate),
+    Give(Box<Result<ModelChunk, ModelError>>),
+}
+
+impl Event {
+    async fn happen(self) -> Option<Result<ModelChunk, ModelError>> {
+        match self {
+            Self::Pause(duration) => tokio::time::sleep(duration).await,
+            Self::Gate(gate) => gate.pass().await,
+            Self::Give(item) => return Some(*item),
+        }
+        None
+    }
+}
+
+impl ScriptedModel {
+    fn plan(&self, answer: &Answer, situation: &Situation, attempt: u32) -> Vec<Event> {
+        let error =
+            answer.error.as_ref().filter(|error| error.attempts.is_none_or(|failing| attempt < failing));
+        let mut plan = Vec::new();
+        // The last chunk ends the answer, so a gate or an error comes before it at the latest.
+        let chunks = chunks(answer, situation, self.script.chunk_chars);
+        let count = chunks.len();
+        for (given, chunk) in chunks.into_iter().enumerate() {
+            if let Some(gate_at) = answer.gate.as_ref().filter(|at| at.after_chunks.min(count - 1) == given) {
+                plan.push(Event::Gate(gate(&gate_at.name)));
+            }
+            if let Some(error) = error.filter(|error| error.after_chunks.min(count - 1) == given) {
+                plan.push(Event::Give(Box::new(Err(self.failure(error)))));
+                break;
+            }
+            if let Some(delay) = answer.delay_ms {
+                plan.push(Event::Pause(Duration::from_millis(delay)));
+            }
+            plan.push(Event::Give(Box::new(Ok(chunk))));
+        }
+        plan
+    }
+
+    fn failure(&self, error: &Failing) -> ModelError {
+        let kind = match error.kind {
+            ErrorKind::Transient => ModelErrorKind::Server,
+            ErrorKind::Fatal => ModelErrorKind::Rejected,
+        };
+        ModelError::new(&self.name, kind, error.message.clone())
+    }
+}
+
+/// The chunks of `answer`: its text, its calls one after the other, and the one that ends it.
+fn chunks(answer: &Answer, situation: &Situation, chunk_chars: usize) -> Vec<ModelChunk> {
+    let text = pieces(&situation.expand(&answer.text), chunk_chars);
+    let mut chunks: Vec<ModelChunk> =
+        text.into_iter().map(|text| ModelChunk { text, ..ModelChunk::default() }).collect();
+    for (index, call) in (0u64..).zip(&answer.tool_calls) {
+        let id = call
+            .id
+            .clone()
+            .unwrap_or_else(|| format!("call_{}_{}_{index}", situation.input_id, situation.answered));
+        let args = Value::Object(situation.expand_args(&call.args)).to_string();
+        let head = ToolCallChunk { index, id: Some(id), name: Some(call.name.clone()), args: String::new() };
+        let tail = pieces(&args, chunk_chars).into_iter().map(|args| ToolCallChunk {
+            index,
+            args,
+            ..ToolCallChunk::default()
+        });
+        chunks.extend(
+            std::iter::once(head)
+                .chain(tail)
+                .map(|piece| ModelChunk { tool_call_chunks: vec![piece], ..ModelChunk::default() }),
+        );
+    }
+    let default_reason = if answer.tool_calls.is_empty() { "stop" } else { "tool_calls" };
+    chunks.push(ModelChunk {
+        finish_reason: Some(answer.finish_reason.clone().unwrap_or_else(|| default_reason.to_owned())),
+        usage: answer.usage.map(|tokens| Usage {
+            input_tokens: tokens.input_tokens,
+            output_tokens: tokens.output_tokens,
+            total_tokens: tokens.input_tokens + tokens.output_tokens,
+            ..Usage::default()
+        }),
+        ..ModelChunk::default()
+    });
+    chunks
+}
+
+#[cfg(test)]
+// JSON literals are handed over whole.
+#[allow(clippy::needless_pass_by_value)]
+mod tests;

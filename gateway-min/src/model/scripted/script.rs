@@ -1,0 +1,172 @@
+//! The script: its format, which answer it has for a situation, and its placeholders.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// A script; see the [module above](super) for the meaning of every key.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Script {
+    #[serde(default = "default_chunk_chars")]
+    pub(super) chunk_chars: usize,
+    rules: Vec<Rule>,
+}
+
+fn default_chunk_chars() -> usize {
+    16
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    #[serde(default)]
+    when: Condition,
+    #[serde(default)]
+    repeat_last: bool,
+    answers: Vec<Answer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Condition {
+    contains: Option<Vec<String>>,
+    turn: Option<usize>,
+    caller: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Answer {
+    #[serde(default)]
+    pub(super) text: String,
+    #[serde(default)]
+    pub(super) tool_calls: Vec<ScriptedCall>,
+    pub(super) usage: Option<Tokens>,
+    pub(super) finish_reason: Option<String>,
+    pub(super) error: Option<Failing>,
+    pub(super) delay_ms: Option<u64>,
+    pub(super) gate: Option<GateAt>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ScriptedCall {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) args: Map<String, Value>,
+    pub(super) id: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tokens {
+    pub(super) input_tokens: u64,
+    pub(super) output_tokens: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Failing {
+    pub(super) kind: ErrorKind,
+    pub(super) message: String,
+    pub(super) attempts: Option<u32>,
+    #[serde(default)]
+    pub(super) after_chunks: usize,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ErrorKind {
+    Transient,
+    Fatal,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GateAt {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) after_chunks: usize,
+}
+
+/// Where the conversation stands.
+#[derive(Debug)]
+pub(super) struct Situation {
+    /// The user's last message.
+    pub(super) input: String,
+    /// Its id.
+    pub(super) input_id: String,
+    /// How many messages of the user came before it.
+    pub(super) turn: usize,
+    /// How many answers came after it.
+    pub(super) answered: usize,
+    /// The last tool result.
+    pub(super) tool_result: String,
+    /// Who asks.
+    pub(super) caller: String,
+}
+
+impl Script {
+    /// The answer for `situation`, if the script has one.
+    pub(super) fn answer(&self, situation: &Situation) -> Option<&Answer> {
+        let rule = self.rules.iter().find(|rule| rule.when.holds(situation))?;
+        let repeated = if rule.repeat_last { rule.answers.last() } else { None };
+        rule.answers.get(situation.answered).or(repeated)
+    }
+}
+
+impl Condition {
+    fn holds(&self, situation: &Situation) -> bool {
+        let contains = self.contains.as_ref().is_none_or(|words| {
+            let input = situation.input.to_lowercase();
+            words.iter().any(|word| input.contains(&word.to_lowercase()))
+        });
+        let caller = self.caller.as_ref().is_none_or(|caller| {
+            situation
+                .caller
+                .strip_prefix(caller.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+        });
+        contains && caller && self.turn.is_none_or(|turn| turn == situation.turn)
+    }
+}
+
+impl Situation {
+    /// `text` with its placeholders replaced. What they stand for is not searched for placeholders again.
+    pub(super) fn expand(&self, text: &str) -> String {
+        let mut expanded = String::new();
+        let mut rest = text;
+        while let Some(start) = rest.find("{{") {
+            let (before, from) = rest.split_at(start);
+            expanded.push_str(before);
+            let known = [("{{input}}", &self.input), ("{{tool_result}}", &self.tool_result)];
+            let (taken, value) = known
+                .iter()
+                .find(|(placeholder, _)| from.starts_with(placeholder))
+                .map_or(("{{", "{{"), |(placeholder, value)| (*placeholder, value.as_str()));
+            expanded.push_str(value);
+            rest = &from[taken.len()..];
+        }
+        expanded + rest
+    }
+
+    /// `args` with the placeholders in their texts replaced.
+    pub(super) fn expand_args(&self, args: &Map<String, Value>) -> Map<String, Value> {
+        args.iter().map(|(key, value)| (key.clone(), self.expand_value(value))).collect()
+    }
+
+    fn expand_value(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => self.expand(text).into(),
+            Value::Array(items) => items.iter().map(|item| self.expand_value(item)).collect(),
+            Value::Object(fields) => Value::Object(self.expand_args(fields)),
+            other => other.clone(),
+        }
+    }
+}
+
+/// `text` in pieces of `size` characters (at least one).
+pub(super) fn pieces(text: &str, size: usize) -> Vec<String> {
+    let chars: Vec<char> = text.chars().collect();
+    chars.chunks(size.max(1)).map(|piece| piece.iter().collect()).collect()
+}

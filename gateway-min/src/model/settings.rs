@@ -1,0 +1,129 @@
+//! The settings one model is built from.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+/// One entry of the configuration's `models`, as far as the model itself needs it.
+#[derive(Clone)]
+pub struct ModelSettings {
+    /// The name the model is configured and chosen by.
+    pub name: String,
+    /// Which client answers.
+    pub kind: ModelKind,
+    /// The provider's own name of the model.
+    pub model: String,
+    /// Where the endpoint is, up to and without `/chat/completions`; the OpenAI service when absent.
+    pub base_url: Option<String>,
+    /// Sent as a bearer token; absent for local servers that need none.
+    pub api_key: Option<Secret>,
+    /// The script of a scripted model; the built-in demo when absent.
+    pub script: Option<PathBuf>,
+    /// Every other key of the entry. `request_timeout` (seconds until the answer must have begun, default
+    /// 600) is used here; `max_retries` is ignored, as retries belong to
+    /// [`RetryingModel`](super::RetryingModel); the entries of `extra_body` and `model_kwargs` and all other
+    /// keys become parameters of the request, where null removes a parameter.
+    pub extra: Map<String, Value>,
+    /// Merged into `extra` for a request that asks for thinking.
+    pub when_thinking_enabled: Map<String, Value>,
+    /// Merged into `extra` for a request that asks for no thinking.
+    pub when_thinking_disabled: Map<String, Value>,
+    /// The longest pause between two events of a streamed answer.
+    pub stream_chunk_timeout: Duration,
+}
+
+/// Which client a model is reached with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelKind {
+    /// An endpoint with the OpenAI chat-completions protocol.
+    OpenAiCompatible,
+    /// A script in a JSON file; see [`scripted`](super::scripted).
+    Scripted,
+}
+
+impl ModelSettings {
+    /// Settings with everything optional left out and a `stream_chunk_timeout` of 240 s.
+    pub fn new(name: impl Into<String>, kind: ModelKind, model: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            kind,
+            model: model.into(),
+            base_url: None,
+            api_key: None,
+            script: None,
+            extra: Map::new(),
+            when_thinking_enabled: Map::new(),
+            when_thinking_disabled: Map::new(),
+            stream_chunk_timeout: Duration::from_mins(4),
+        }
+    }
+}
+
+/// Shows no value of the free-form maps, as a provider's own keys may hold credentials, and not the base
+/// URL, which may hold a password.
+impl fmt::Debug for ModelSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelSettings")
+            .field("name", &self.name)
+            .field("kind", &self.kind)
+            .field("model", &self.model)
+            .field("api_key", &self.api_key)
+            .field("script", &self.script)
+            .field("extra", &self.extra.keys())
+            .field("stream_chunk_timeout", &self.stream_chunk_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A text that must not be shown. `Debug` prints `[secret]`; there is no `Display`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps `value`.
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+
+    /// The text itself, for the one place that sends it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// `text` with every occurrence of the secret replaced: an endpoint may quote the key it refuses.
+    pub fn redact(&self, text: &str) -> String {
+        if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "[secret]") }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[secret]")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn debug_shows_no_secret_and_no_free_form_value() {
+        let mut settings = ModelSettings::new("gpt", ModelKind::OpenAiCompatible, "gpt-x");
+        settings.api_key = Some(Secret::new("sk-hush"));
+        settings.base_url = Some("https://user:hush@host/v1".into());
+        settings.extra.insert("default_query".into(), json!({"token": "hush"}));
+        settings.when_thinking_enabled.insert("extra_body".into(), json!("hush"));
+        let shown = format!("{settings:?}");
+        assert!(!shown.contains("hush"), "{shown}");
+        assert!(shown.contains("gpt-x") && shown.contains("default_query"), "{shown}");
+    }
+
+    #[test]
+    fn redact_replaces_every_occurrence_and_leaves_text_alone_without_a_secret() {
+        assert_eq!(Secret::new("k1").redact("k1 and k1"), "[secret] and [secret]");
+        assert_eq!(Secret::new("").redact("text"), "text");
+    }
+}

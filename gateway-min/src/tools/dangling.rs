@@ -1,0 +1,128 @@
+//! Tool calls that an interruption left without a result.
+//!
+//! Providers refuse a conversation in which a call has no result, so a result that says what happened is put
+//! in for each before the model is asked again.
+
+use serde_json::Value;
+
+use crate::model::message::{ToolStatus, invalid_tool_calls, kind, tool_calls, tool_result};
+
+/// What the model reads in the place of the missing result.
+pub const INTERRUPTED: &str =
+    "Error: the tool call was interrupted and gave no result. Make it again if you still need it.";
+
+/// A result to put into the conversation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Repair {
+    /// Before which message of the original list it belongs: right after the message that made the call.
+    /// Repairs with the same index follow each other in the order of the calls.
+    pub index: usize,
+    /// The tool message, with status `error`. Its id follows from the call, so that repairing twice gives
+    /// the same message.
+    pub message: Value,
+}
+
+/// The repairs `messages` need, in order. A result counts for a call only up to the next assistant message,
+/// as providers repeat call ids.
+pub fn repairs(messages: &[Value]) -> Vec<Repair> {
+    let mut repairs = Vec::new();
+    for (position, message) in messages.iter().enumerate().filter(|(_, message)| kind(message) == "ai") {
+        let following = &messages[position + 1..];
+        let end = following.iter().position(|later| kind(later) == "ai").unwrap_or(following.len());
+        let answered = |call: &Value| {
+            following[..end].iter().any(|later| kind(later) == "tool" && later["tool_call_id"] == call["id"])
+        };
+        for call in tool_calls(message).iter().chain(invalid_tool_calls(message)) {
+            if !answered(call) {
+                repairs.push(Repair { index: position + 1, message: interrupted(message, call) });
+            }
+        }
+    }
+    repairs
+}
+
+/// `messages` with their repairs put in: what the model is to see.
+pub fn repaired(messages: &[Value]) -> Vec<Value> {
+    let mut result = Vec::with_capacity(messages.len());
+    let mut repairs = repairs(messages).into_iter().peekable();
+    for (position, message) in messages.iter().enumerate() {
+        while let Some(repair) = repairs.next_if(|repair| repair.index == position) {
+            result.push(repair.message);
+        }
+        result.push(message.clone());
+    }
+    result.extend(repairs.map(|repair| repair.message));
+    result
+}
+
+fn interrupted(message: &Value, call: &Value) -> Value {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut result = tool_result(call, ToolStatus::Error, INTERRUPTED);
+    result["id"] = format!("interrupted-{}-{}", text(&message["id"]), text(&call["id"])).into();
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn ai(id: &str, calls: &[&str]) -> Value {
+        let calls: Vec<Value> = calls.iter().map(|call| json!({"name": "ls", "id": call})).collect();
+        json!({"type": "ai", "id": id, "content": "", "tool_calls": calls})
+    }
+
+    fn tool(call: &str) -> Value {
+        json!({"type": "tool", "tool_call_id": call, "content": "done"})
+    }
+
+    fn human() -> Value {
+        json!({"type": "human", "content": "go on"})
+    }
+
+    fn found(messages: &[Value]) -> Vec<(usize, String)> {
+        repairs(messages)
+            .iter()
+            .map(|repair| (repair.index, repair.message["tool_call_id"].as_str().unwrap().to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn answered_calls_need_nothing() {
+        let messages = [human(), ai("m", &["a", "b"]), tool("b"), tool("a"), ai("n", &[])];
+        assert_eq!(found(&messages), []);
+        assert_eq!(repaired(&messages), messages);
+    }
+
+    #[test]
+    fn each_unanswered_call_gets_an_error_result_right_after_its_message() {
+        let messages = [human(), ai("m", &["a", "b", "c"]), tool("b"), human(), ai("n", &["d"])];
+        assert_eq!(found(&messages), [(2, "a".into()), (2, "c".into()), (5, "d".into())]);
+        let order: Vec<Value> = repaired(&messages).iter().map(|m| m["tool_call_id"].clone()).collect();
+        assert_eq!(json!(order), json!([null, null, "a", "c", "b", null, null, "d"]));
+        let repair = &repairs(&messages)[0].message;
+        assert_eq!((&repair["status"], &repair["name"]), (&json!("error"), &json!("ls")));
+        assert_eq!(repair["content"], INTERRUPTED);
+        assert_eq!(repair["id"], "interrupted-m-a");
+    }
+
+    #[test]
+    fn a_repeated_call_id_is_answered_only_where_its_result_is() {
+        let messages = [ai("m", &["x"]), human(), ai("n", &["x"]), tool("x")];
+        assert_eq!(found(&messages), [(1, "x".into())]);
+    }
+
+    #[test]
+    fn calls_with_unreadable_arguments_count_too() {
+        let message = json!({"type": "ai", "id": "m", "invalid_tool_calls": [{"name": "ls", "id": "a"}]});
+        assert_eq!(found(&[message]), [(1, "a".into())]);
+    }
+
+    #[test]
+    fn repairing_is_idempotent_and_deterministic() {
+        let messages = [human(), ai("m", &["a", "b"]), human()];
+        let once = repaired(&messages);
+        assert_eq!(repaired(&once), once);
+        assert_eq!(repairs(&messages), repairs(&messages));
+    }
+}

@@ -1,0 +1,169 @@
+//! The tools the lead agent works with, and the guards around their use.
+//!
+//! A [`Tool`] has a [`ToolSpec`] for the model and a call. A [`Toolbox`] holds the tools of a run and runs
+//! the model's calls: whatever goes wrong becomes a tool message that tells the model, never an error of the
+//! run. The built-in tools work on files in the thread's own directory and cannot leave it;
+//! `bash` can, and exists only where the configuration allows it.
+//!
+//! [`loop_detection`] and [`dangling`] are pure functions of the conversation: when the model goes round in
+//! circles, and which of its calls were left without a result by an interruption.
+
+mod bash;
+mod clarification;
+pub mod dangling;
+mod files;
+mod glob;
+pub mod loop_detection;
+mod output;
+mod schema;
+mod search;
+mod toolbox;
+mod workspace;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+pub use crate::model::ToolSpec;
+pub use crate::model::message::ToolStatus;
+pub use toolbox::{ToolAnswer, Toolbox};
+
+/// How many characters of a tool's output go into the conversation, unless the tool has a limit of its own.
+pub const DEFAULT_OUTPUT_MAX_CHARS: usize = 12_000;
+
+/// Something the model can call.
+#[async_trait]
+pub trait Tool: Send + Sync {
+    /// What the model is told about the tool.
+    fn spec(&self) -> ToolSpec;
+
+    /// How many characters of the output may go into the conversation; the rest is cut off.
+    fn output_max_chars(&self) -> usize {
+        DEFAULT_OUTPUT_MAX_CHARS
+    }
+
+    /// Does the work. `args` have the schema's required arguments, and arguments of its types.
+    ///
+    /// Must not block, and must leave nothing running when its future is dropped: that is how a run is
+    /// cancelled.
+    async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError>;
+}
+
+/// Where a call comes from and where it may work.
+#[derive(Debug, Clone)]
+pub struct ToolContext {
+    /// The thread of the run.
+    pub thread_id: String,
+    /// The run.
+    pub run_id: String,
+    /// The call's id; set by [`Toolbox::run`].
+    pub tool_call_id: String,
+    /// The thread's own directory; made when a tool first needs it.
+    pub root: PathBuf,
+}
+
+/// What a call gives back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolOutput {
+    /// The text for the model.
+    pub content: String,
+    /// Whether the tool did what it was asked.
+    pub status: ToolStatus,
+    /// Data for the program, which the model does not see: the message's `artifact`.
+    pub artifact: Value,
+    /// More data for the program: the message's `additional_kwargs`.
+    pub additional_kwargs: Map<String, Value>,
+    /// Whether the run ends with this call, because a person must act next.
+    pub ends_run: bool,
+}
+
+impl ToolOutput {
+    /// A success with this text and nothing else.
+    pub fn text(content: impl Into<String>) -> Self {
+        Self {
+            content: content.into(),
+            status: ToolStatus::Success,
+            artifact: Value::Null,
+            additional_kwargs: Map::new(),
+            ends_run: false,
+        }
+    }
+}
+
+/// Why a call did not work. The model reads the text and can try something else, so it says what to do and
+/// names paths as the model gave them.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// The arguments do not fit the tool.
+    #[error("{0}")]
+    Arguments(String),
+    /// The path leads out of the thread's directory, or may.
+    #[error("`{path}` is not allowed: {reason}. Use a path relative to the working directory, inside it")]
+    Path {
+        /// The path as given.
+        path: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A file operation failed.
+    #[error("cannot {action} `{path}`: {source}")]
+    File {
+        /// What was to be done.
+        action: &'static str,
+        /// The path as given.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Anything else.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The built-in tools' settings: the part of the configuration's `sandbox` section that concerns them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToolSettings {
+    /// Whether there is a `bash` tool. Its commands run as the gateway's own user and can reach whatever
+    /// that user can.
+    pub allow_host_bash: bool,
+    /// The limit of `bash`'s output, in characters.
+    pub bash_output_max_chars: usize,
+    /// The limit of `read_file`'s output, in characters.
+    pub read_file_output_max_chars: usize,
+    /// The limit of `ls`'s output, in characters.
+    pub ls_output_max_chars: usize,
+    /// How long a command may run.
+    pub bash_command_timeout: Duration,
+}
+
+/// The defaults of the service reference, Subagent settings, `sandbox.allow_host_bash`, and of the `sandbox`
+/// section.
+impl Default for ToolSettings {
+    fn default() -> Self {
+        Self {
+            allow_host_bash: false,
+            bash_output_max_chars: 20_000,
+            read_file_output_max_chars: 50_000,
+            ls_output_max_chars: 20_000,
+            bash_command_timeout: Duration::from_mins(10),
+        }
+    }
+}
+
+/// Reads arguments into a tool's own type.
+fn parse<T: DeserializeOwned>(args: Value) -> Result<T, ToolError> {
+    serde_json::from_value(args).map_err(|error| ToolError::Arguments(format!("invalid arguments: {error}")))
+}
+
+/// Runs blocking work off the async threads.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ToolError> + Send + 'static,
+) -> Result<T, ToolError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(ToolError::Failed(format!("the tool stopped unexpectedly: {error}"))),
+    }
+}

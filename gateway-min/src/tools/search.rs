@@ -1,0 +1,395 @@
+//! `ls`, `glob` and `grep`.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use async_trait::async_trait;
+use regex::Regex;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::files::is_binary;
+use super::glob::Pattern;
+use super::workspace::{MAX_WALK_ENTRIES, Workspace};
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, blocking, parse};
+
+/// How deep `ls` looks.
+const LS_DEPTH: usize = 2;
+/// The most files `glob` names.
+const MAX_FILES: usize = 200;
+/// The most lines `grep` shows.
+const MAX_LINES: usize = 100;
+/// The most characters of a line that `grep` shows.
+const MAX_LINE_CHARS: usize = 300;
+/// The most bytes of files that one `grep` reads.
+const MAX_SEARCHED_BYTES: usize = 256 * 1024 * 1024;
+
+fn directory_property() -> Value {
+    json!({
+        "type": "string",
+        "description": "The directory, relative to the working directory. Default: the working directory.",
+    })
+}
+
+/// `ls`: what is in a directory.
+pub(super) struct Ls {
+    max_chars: usize,
+}
+
+impl Ls {
+    pub(super) fn new(max_chars: usize) -> Self {
+        Self { max_chars }
+    }
+}
+
+#[derive(Deserialize)]
+struct LsArgs {
+    path: Option<String>,
+}
+
+#[async_trait]
+impl Tool for Ls {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec {
+            name: "ls".to_owned(),
+            description: "Lists a directory and its subdirectories, two levels deep. Directories end with \
+                          a slash."
+                .to_owned(),
+            parameters: json!({"type": "object", "properties": {"path": directory_property()}}),
+        }
+    }
+
+    fn output_max_chars(&self) -> usize {
+        self.max_chars
+    }
+
+    async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
+        let LsArgs { path } = parse(args)?;
+        let root = context.root.clone();
+        blocking(move || {
+            let workspace = Workspace::open(&root)?;
+            let mut lines = Vec::new();
+            let complete = workspace.walk(&path.unwrap_or_default(), |entry| {
+                let slash = if entry.kind.is_dir() { "/" } else { "" };
+                lines.push(format!("{}{slash}", workspace.shown(&entry.path)));
+                ControlFlow::Continue(entry.depth < LS_DEPTH)
+            })?;
+            if !complete {
+                lines.push(format!("[stopped after {MAX_WALK_ENTRIES} entries: list a subdirectory]"));
+            }
+            Ok(listing(&lines, "(the directory is empty)"))
+        })
+        .await
+    }
+}
+
+/// `glob`: files by a pattern.
+pub(super) struct Glob;
+
+#[derive(Deserialize)]
+struct GlobArgs {
+    pattern: String,
+    path: Option<String>,
+}
+
+#[async_trait]
+impl Tool for Glob {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec {
+            name: "glob".to_owned(),
+            description: format!(
+                "Finds files by a pattern: `*` and `?` within a name, `**` over directories, `[a-z]`, \
+                 `{{one,two}}`. A pattern without a slash is for the file's name at any depth. Names at most \
+                 {MAX_FILES} files."
+            ),
+            parameters: json!({
+                "type": "object",
+                "required": ["pattern"],
+                "properties": {
+                    "pattern": {"type": "string", "description": "The pattern, such as `src/**/*.rs`."},
+                    "path": directory_property(),
+                },
+            }),
+        }
+    }
+
+    async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
+        let GlobArgs { pattern, path } = parse(args)?;
+        let root = context.root.clone();
+        blocking(move || {
+            let pattern = Pattern::new(&pattern).map_err(ToolError::Arguments)?;
+            let workspace = Workspace::open(&root)?;
+            let mut lines = Vec::new();
+            let complete = each_file(&workspace, path.as_deref(), Some(&pattern), |file| {
+                if lines.len() == MAX_FILES {
+                    lines.push(format!("[stopped after {MAX_FILES} files: use a narrower pattern]"));
+                    return ControlFlow::Break(());
+                }
+                lines.push(workspace.shown(file));
+                ControlFlow::Continue(())
+            })?;
+            if !complete && lines.len() <= MAX_FILES {
+                lines.push(walk_ended());
+            }
+            Ok(listing(&lines, "(no file fits)"))
+        })
+        .await
+    }
+}
+
+/// `grep`: lines by a regular expression.
+pub(super) struct Grep;
+
+#[derive(Deserialize)]
+struct GrepArgs {
+    pattern: String,
+    path: Option<String>,
+    glob: Option<String>,
+}
+
+#[async_trait]
+impl Tool for Grep {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec {
+            name: "grep".to_owned(),
+            description: format!(
+                "Finds lines in text files by a regular expression (case-insensitive with `(?i)`) and shows \
+                 them as `path:line: text`, at most {MAX_LINES} of them."
+            ),
+            parameters: json!({
+                "type": "object",
+                "required": ["pattern"],
+                "properties": {
+                    "pattern": {"type": "string", "description": "The regular expression."},
+                    "path": {
+                        "type": "string",
+                        "description": "The directory or file to search, relative to the working directory. \
+                                        Default: the working directory.",
+                    },
+                    "glob": {
+                        "type": "string",
+                        "description": "Only files that fit this pattern, such as `*.md`. Default: all.",
+                    },
+                },
+            }),
+        }
+    }
+
+    async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
+        let GrepArgs { pattern, path, glob } = parse(args)?;
+        let root = context.root.clone();
+        blocking(move || {
+            let regex = Regex::new(&pattern).map_err(|error| {
+                ToolError::Arguments(format!("argument `pattern` is not usable: {error}"))
+            })?;
+            let glob = glob.map(|glob| Pattern::new(&glob)).transpose().map_err(ToolError::Arguments)?;
+            let workspace = Workspace::open(&root)?;
+            let mut search =
+                Search { regex, lines: Vec::new(), bytes_left: MAX_SEARCHED_BYTES, stopped: false };
+            let complete = each_file(&workspace, path.as_deref(), glob.as_ref(), |file| {
+                // What cannot be read, or is no text, has no lines to show.
+                let content = workspace.read_resolved(file).unwrap_or_default();
+                search.file(&workspace.shown(file), &content)
+            })?;
+            if !complete && !search.stopped {
+                search.lines.push(walk_ended());
+            }
+            Ok(listing(&search.lines, "(no line fits)"))
+        })
+        .await
+    }
+}
+
+/// A search under way.
+struct Search {
+    regex: Regex,
+    lines: Vec<String>,
+    bytes_left: usize,
+    stopped: bool,
+}
+
+impl Search {
+    fn file(&mut self, name: &str, content: &[u8]) -> ControlFlow<()> {
+        if content.len() > self.bytes_left {
+            return self.stop(format!("[stopped at {name} after {MAX_SEARCHED_BYTES} bytes: search less]"));
+        }
+        self.bytes_left -= content.len();
+        if is_binary(content) {
+            return ControlFlow::Continue(());
+        }
+        let text = String::from_utf8_lossy(content);
+        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| self.regex.is_match(line)) {
+            if self.lines.len() == MAX_LINES {
+                return self.stop(format!("[stopped after {MAX_LINES} lines: use a narrower pattern]"));
+            }
+            let mut shown: String = line.chars().take(MAX_LINE_CHARS).collect();
+            if shown.len() < line.len() {
+                shown.push('\u{2026}');
+            }
+            self.lines.push(format!("{name}:{number}: {shown}"));
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn stop(&mut self, notice: String) -> ControlFlow<()> {
+        self.lines.push(notice);
+        self.stopped = true;
+        ControlFlow::Break(())
+    }
+}
+
+/// Visits the files at `path` whose path, relative to it, fits `pattern`. Returns whether it saw all of them.
+fn each_file(
+    workspace: &Workspace,
+    path: Option<&str>,
+    pattern: Option<&Pattern>,
+    mut visit: impl FnMut(&Path) -> ControlFlow<()>,
+) -> Result<bool, ToolError> {
+    let path = path.unwrap_or_default();
+    let start = workspace.resolve(path)?;
+    workspace.walk(path, |entry| {
+        let relative = entry.path.strip_prefix(&start).unwrap_or(&entry.path);
+        // A file that is the start itself is asked for by name.
+        let relative = if relative.as_os_str().is_empty() { &entry.path } else { relative };
+        let fits = pattern.is_none_or(|pattern| pattern.matches(&relative.to_string_lossy()));
+        if entry.kind.is_file() && fits {
+            visit(&entry.path)?;
+        }
+        ControlFlow::Continue(true)
+    })
+}
+
+fn walk_ended() -> String {
+    format!("[stopped after {MAX_WALK_ENTRIES} files and directories: search a subdirectory]")
+}
+
+fn listing(lines: &[String], otherwise: &str) -> ToolOutput {
+    ToolOutput::text(if lines.is_empty() { otherwise.to_owned() } else { lines.join("\n") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new(files: &[(&str, &str)]) -> Self {
+            let place = Self(tempfile::tempdir().unwrap());
+            for (path, content) in files {
+                let path = place.0.path().join("root").join(path);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, content).unwrap();
+            }
+            place
+        }
+
+        async fn call(&self, tool: &dyn Tool, args: Value) -> Result<String, String> {
+            let context = ToolContext {
+                thread_id: "t".into(),
+                run_id: "r".into(),
+                tool_call_id: "c".into(),
+                root: self.0.path().join("root"),
+            };
+            let result = tool.call(&context, args).await;
+            result.map(|output| output.content).map_err(|error| error.to_string())
+        }
+
+        async fn lines(&self, tool: &dyn Tool, args: Value) -> Vec<String> {
+            self.call(tool, args).await.unwrap().lines().map(str::to_owned).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn ls_shows_two_levels_sorted() {
+        let place = Place::new(&[("b.txt", ""), ("a/c/d.txt", ""), ("a/x.txt", "")]);
+        let ls = Ls::new(1000);
+        assert_eq!(place.lines(&ls, json!({})).await, ["a/", "a/c/", "a/x.txt", "b.txt"]);
+        assert_eq!(place.lines(&ls, json!({"path": "a"})).await, ["a/c/", "a/c/d.txt", "a/x.txt"]);
+        assert_eq!(place.lines(&ls, json!({"path": "b.txt"})).await, ["b.txt"]);
+        let error = place.call(&ls, json!({"path": "nothing"})).await.unwrap_err();
+        assert!(error.starts_with("cannot list `nothing`"), "{error}");
+        let empty = Place::new(&[]).call(&ls, json!({"path": "."})).await;
+        assert_eq!(empty.unwrap(), "(the directory is empty)");
+    }
+
+    #[tokio::test]
+    async fn glob_finds_files_below_the_path() {
+        let place = Place::new(&[("src/main.rs", ""), ("src/a/b.rs", ""), ("readme.md", "")]);
+        assert_eq!(place.lines(&Glob, json!({"pattern": "*.rs"})).await, ["src/a/b.rs", "src/main.rs"]);
+        let below = json!({"pattern": "a/*.rs", "path": "src"});
+        assert_eq!(place.lines(&Glob, below).await, ["src/a/b.rs"]);
+        assert_eq!(place.lines(&Glob, json!({"pattern": "*.py"})).await, ["(no file fits)"]);
+        assert!(place.call(&Glob, json!({"pattern": "["})).await.unwrap_err().contains("file pattern"));
+    }
+
+    #[tokio::test]
+    async fn glob_stops_at_its_limit() {
+        let names: Vec<String> = (0..=MAX_FILES).map(|n| format!("{n:04}.txt")).collect();
+        let files: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
+        let place = Place::new(&files);
+        let lines = place.lines(&Glob, json!({"pattern": "*.txt"})).await;
+        assert_eq!(lines.len(), MAX_FILES + 1);
+        assert_eq!(lines[MAX_FILES], "[stopped after 200 files: use a narrower pattern]");
+        let lines = place.lines(&Glob, json!({"pattern": "00*.txt"})).await;
+        assert_eq!(lines.len(), 100);
+    }
+
+    #[tokio::test]
+    async fn grep_shows_lines_with_their_places() {
+        let place = Place::new(&[
+            ("a.md", "one\nTwo\nthree two"),
+            ("b/c.txt", "two"),
+            ("binary", "two\0two"),
+            ("long.md", &format!("two{}", "x".repeat(500))),
+        ]);
+        let grep = async |args| place.lines(&Grep, args).await;
+        let long = format!("long.md:1: two{}\u{2026}", "x".repeat(297));
+        assert_eq!(grep(json!({"pattern": "two"})).await, ["a.md:3: three two", "b/c.txt:1: two", &long]);
+        assert_eq!(
+            grep(json!({"pattern": "(?i)^two$", "glob": "*.{md,txt}"})).await,
+            ["a.md:2: Two", "b/c.txt:1: two"]
+        );
+        assert_eq!(grep(json!({"pattern": "two", "path": "b"})).await, ["b/c.txt:1: two"]);
+        assert_eq!(
+            grep(json!({"pattern": "o", "path": "b/c.txt", "glob": "*.txt"})).await,
+            ["b/c.txt:1: two"]
+        );
+        assert_eq!(grep(json!({"pattern": "four"})).await, ["(no line fits)"]);
+        let error = place.call(&Grep, json!({"pattern": "("})).await.unwrap_err();
+        assert!(error.starts_with("argument `pattern` is not usable"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn grep_stops_at_its_limits() {
+        let place = Place::new(&[("a", &"x\n".repeat(MAX_LINES)), ("b", "x")]);
+        let lines = place.lines(&Grep, json!({"pattern": "x"})).await;
+        assert_eq!(lines.len(), MAX_LINES + 1);
+        assert_eq!(lines[MAX_LINES], "[stopped after 100 lines: use a narrower pattern]");
+
+        let regex = Regex::new("x").unwrap();
+        let mut search = Search { regex, lines: Vec::new(), bytes_left: 3, stopped: false };
+        assert!(search.file("a", b"x").is_continue());
+        assert!(search.file("b", b"xxx").is_break());
+        assert_eq!(search.lines, ["a:1: x", "[stopped at b after 268435456 bytes: search less]"]);
+    }
+
+    #[tokio::test]
+    async fn every_search_is_confined_and_follows_no_link() {
+        let place = Place::new(&[("in.txt", "needle")]);
+        std::fs::write(place.0.path().join("out.txt"), "needle").unwrap();
+        std::os::unix::fs::symlink(place.0.path(), place.0.path().join("root/link")).unwrap();
+        assert_eq!(place.lines(&Ls::new(1000), json!({})).await, ["in.txt", "link"]);
+        assert_eq!(place.lines(&Glob, json!({"pattern": "*.txt"})).await, ["in.txt"]);
+        assert_eq!(place.lines(&Grep, json!({"pattern": "needle"})).await, ["in.txt:1: needle"]);
+        for path in ["..", "/", "link"] {
+            for result in [
+                place.call(&Ls::new(1000), json!({"path": path})).await,
+                place.call(&Glob, json!({"pattern": "*", "path": path})).await,
+                place.call(&Grep, json!({"pattern": "x", "path": path})).await,
+            ] {
+                assert!(result.unwrap_err().contains("is not allowed"), "{path}");
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! A thread's own directory, and the only way the file tools reach files: nothing outside it is read or
+//! written, whatever a path says.
+//!
+//! A path must be relative and free of `..`. Then its deepest existing part is resolved, symbolic links
+//! included, and must lie inside the directory. As somebody (a command run by `bash`) may put a link in the
+//! way after that, opened files are checked once more before their content is used, files are never opened
+//! through a link in the last place, and new content first goes to a temporary file whose place is checked
+//! before anything is written to it.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::OFlags;
+use uuid::Uuid;
+
+use super::ToolError;
+
+/// The largest file the tools read or write, in bytes.
+pub(super) const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
+/// The most entries a walk visits.
+pub(super) const MAX_WALK_ENTRIES: usize = 20_000;
+
+/// A thread's directory. All its methods block.
+pub(super) struct Workspace {
+    /// Canonical, so that a path inside is recognised by its beginning.
+    root: PathBuf,
+}
+
+/// Something a walk comes by.
+pub(super) struct Entry {
+    /// Where it is, inside the workspace.
+    pub(super) path: PathBuf,
+    /// How many directories below the start it lies; 1 for the start's own entries.
+    pub(super) depth: usize,
+    /// What it is itself: a link is a link.
+    pub(super) kind: fs::FileType,
+}
+
+impl Workspace {
+    /// The workspace in `root`, which is made if it does not exist.
+    pub(super) fn open(root: &Path) -> Result<Self, ToolError> {
+        let canonical = fs::create_dir_all(root).and_then(|()| root.canonicalize());
+        let root = canonical.map_err(|source| file_error("use", "the working directory", source))?;
+        Ok(Self { root })
+    }
+
+    /// Where the workspace is.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// `path`, which lies inside, as the tools show it.
+    pub(super) fn shown(&self, path: &Path) -> String {
+        path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
+    }
+
+    /// Where `path` leads: a canonical path inside the workspace, of which the last parts may not exist yet.
+    pub(super) fn resolve(&self, path: &str) -> Result<PathBuf, ToolError> {
+        let refused = |reason| ToolError::Path { path: path.to_owned(), reason };
+        if path.contains('\0') {
+            return Err(refused("it has a NUL byte"));
+        }
+        let mut inside = PathBuf::new();
+        for part in Path::new(path).components() {
+            match part {
+                Component::Normal(name) => inside.push(name),
+                Component::CurDir => {}
+                Component::ParentDir => return Err(refused("it has `..`")),
+                Component::RootDir | Component::Prefix(_) => return Err(refused("it is absolute")),
+            }
+        }
+        let full = self.root.join(&inside);
+        let existing = full.ancestors().find(|part| part.symlink_metadata().is_ok()).unwrap_or(&self.root);
+        // What exists but does not resolve is a link to nowhere, or to itself.
+        let resolved = existing.canonicalize().map_err(|_| refused("it has a broken link"))?;
+        if !resolved.starts_with(&self.root) {
+            return Err(refused("it leads out of the working directory"));
+        }
+        // Joining an empty rest would add a slash, which makes a file no file.
+        match full.strip_prefix(existing) {
+            Ok(rest) if rest.as_os_str().is_empty() => Ok(resolved),
+            Ok(rest) => Ok(resolved.join(rest)),
+            Err(_) => Err(refused("it cannot be resolved")),
+        }
+    }
+
+    /// The content of the file at `path`.
+    pub(super) fn read(&self, path: &str) -> Result<Vec<u8>, ToolError> {
+        let resolved = self.resolve(path)?;
+        self.read_resolved(&resolved).map_err(|source| file_error("read", path, source))
+    }
+
+    /// The content of the file at `path`, a canonical path inside.
+    pub(super) fn read_resolved(&self, path: &Path) -> io::Result<Vec<u8>> {
+        // Without O_NONBLOCK, opening a pipe would wait for its other end.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            let what = if metadata.is_dir() { "it is a directory" } else { "it is not a regular file" };
+            return Err(io::Error::other(what));
+        }
+        self.check_opened(&file, path)?;
+        let too_large = || io::Error::other(format!("it is larger than {MAX_FILE_BYTES} bytes"));
+        if metadata.len() > MAX_FILE_BYTES as u64 {
+            return Err(too_large());
+        }
+        let mut content = Vec::new();
+        // It may be growing.
+        file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut content)?;
+        if content.len() > MAX_FILE_BYTES { Err(too_large()) } else { Ok(content) }
+    }
+
+    /// Writes `content` to the file at `path`, making its directories. Either all of it is written or the
+    /// file stays as it was.
+    pub(super) fn write(&self, path: &str, content: &[u8]) -> Result<(), ToolError> {
+        let resolved = self.resolve(path)?;
+        let _lock = lock(&resolved);
+        self.replace(&resolved, content).map_err(|source| file_error("write", path, source))
+    }
+
+    /// Replaces the content of the file at `path` by what `change` makes of it. Edits of one file do not
+    /// overlap.
+    pub(super) fn edit(
+        &self,
+        path: &str,
+        change: impl FnOnce(Vec<u8>) -> Result<Vec<u8>, ToolError>,
+    ) -> Result<(), ToolError> {
+        let resolved = self.resolve(path)?;
+        let _lock = lock(&resolved);
+        let content = self.read_resolved(&resolved).map_err(|source| file_error("read", path, source))?;
+        let changed = change(content)?;
+        self.replace(&resolved, &changed).map_err(|source| file_error("write", path, source))
+    }
+
+    fn replace(&self, target: &Path, content: &[u8]) -> io::Result<()> {
+        if content.len() > MAX_FILE_BYTES {
+            return Err(io::Error::other(format!("the content is larger than {MAX_FILE_BYTES} bytes")));
+        }
+        let old = match target.symlink_metadata() {
+            Ok(old) if old.is_file() => Some(old),
+            Ok(old) if old.is_dir() => return Err(io::Error::other("it is a directory")),
+            Ok(_) => return Err(io::Error::other("it is not a regular file")),
+            Err(_) => None,
+        };
+        let directory = target.parent().unwrap_or(&self.root);
+        fs::create_dir_all(directory)?;
+        let mut temporary = Temporary::new(directory)?;
+        self.check_opened(&temporary.file, &temporary.path)?;
+        temporary.file.write_all(content)?;
+        if let Some(old) = old {
+            temporary.file.set_permissions(old.permissions())?;
+        }
+        temporary.file.sync_all()?;
+        temporary.rename(target)
+    }
+
+    /// Checks that `file`, opened at `path`, lies where `path` says, and that this is inside: that no link
+    /// was put in the way since the path was resolved.
+    fn check_opened(&self, file: &File, path: &Path) -> io::Result<()> {
+        let moved = || io::Error::other("it was moved or replaced by a link meanwhile");
+        let now = path.canonicalize()?;
+        let (found, opened) = (now.symlink_metadata()?, file.metadata()?);
+        let same = (found.dev(), found.ino()) == (opened.dev(), opened.ino());
+        if same && now.starts_with(&self.root) { Ok(()) } else { Err(moved()) }
+    }
+
+    /// Visits the file at `path`, or what is in the directory there and, as long as `visit` says
+    /// `Continue(true)` of a directory, what is in that, in order of the names. Links are visited, not
+    /// followed. Returns whether the walk came to its end, neither broken off by `visit` nor by
+    /// [`MAX_WALK_ENTRIES`].
+    pub(super) fn walk(
+        &self,
+        path: &str,
+        mut visit: impl FnMut(&Entry) -> ControlFlow<(), bool>,
+    ) -> Result<bool, ToolError> {
+        let start = self.resolve(path)?;
+        let mut ahead = match start.symlink_metadata() {
+            Ok(found) if found.is_file() => vec![Entry { path: start, depth: 1, kind: found.file_type() }],
+            _ => self.list(&start, 1).map_err(|source| file_error("list", path, source))?,
+        };
+        let (mut visited, mut complete) = (0, true);
+        while let Some(entry) = ahead.pop() {
+            visited += 1;
+            match visit(&entry) {
+                ControlFlow::Break(()) => return Ok(false),
+                // A directory that cannot be read, or is gone by now, has nothing to show.
+                ControlFlow::Continue(true) if entry.kind.is_dir() => {
+                    ahead.extend(self.list(&entry.path, entry.depth + 1).unwrap_or_default());
+                }
+                ControlFlow::Continue(_) => {}
+            }
+            if visited + ahead.len() > MAX_WALK_ENTRIES {
+                // The next ones are at the end.
+                ahead.drain(..ahead.len().min(visited + ahead.len() - MAX_WALK_ENTRIES));
+                complete = false;
+            }
+        }
+        Ok(complete)
+    }
+
+    /// The entries of a directory, the last name first.
+    fn list(&self, directory: &Path, depth: usize) -> io::Result<Vec<Entry>> {
+        if directory.canonicalize()? != directory || !directory.starts_with(&self.root) {
+            return Err(io::Error::other("it was replaced by a link meanwhile"));
+        }
+        let mut entries = Vec::new();
+        // One more than are visited, so that the walk notices that there are more.
+        for entry in fs::read_dir(directory)?.take(MAX_WALK_ENTRIES + 1) {
+            let entry = entry?;
+            entries.push(Entry { path: entry.path(), depth, kind: entry.file_type()? });
+        }
+        entries.sort_by(|one, other| other.path.cmp(&one.path));
+        Ok(entries)
+    }
+}
+
+fn file_error(action: &'static str, path: &str, source: io::Error) -> ToolError {
+    ToolError::File { action, path: path.to_owned(), source }
+}
+
+/// Holds the changes of one file apart. Files share locks, which costs some waiting and nothing else.
+fn lock(path: &Path) -> MutexGuard<'static, ()> {
+    static LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    let index = usize::try_from(hasher.finish() % LOCKS.len() as u64).unwrap_or_default();
+    LOCKS[index].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that is removed again unless it is renamed.
+struct Temporary {
+    file: File,
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Temporary {
+    fn new(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(format!(".{}.tmp", Uuid::new_v4().simple()));
+        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        Ok(Self { file, path, renamed: false })
+    }
+
+    fn rename(mut self, target: &Path) -> io::Result<()> {
+        fs::rename(&self.path, target)?;
+        self.renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.renamed {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

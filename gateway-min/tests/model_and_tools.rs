@@ -1,0 +1,96 @@
+//! The demo model and the built-in tools together, as an agent uses them.
+
+use futures::StreamExt;
+use serde_json::Value;
+use threadkeep_gateway::model::{
+    ChunkAssembler, ModelKind, ModelRequest, ModelSettings, RetryingModel, build, message,
+};
+use threadkeep_gateway::tools::{ToolContext, ToolSettings, Toolbox, dangling};
+
+/// A conversation with the demo model in a directory of its own.
+struct Conversation {
+    model: RetryingModel,
+    toolbox: Toolbox,
+    context: ToolContext,
+    messages: Vec<Value>,
+    _directory: tempfile::TempDir,
+}
+
+impl Conversation {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = ModelSettings::new("demo", ModelKind::Scripted, "demo");
+        Self {
+            model: RetryingModel::new(build(settings).unwrap()),
+            toolbox: Toolbox::builtin(&ToolSettings::default()),
+            context: ToolContext {
+                thread_id: "t1".into(),
+                run_id: "r1".into(),
+                tool_call_id: String::new(),
+                root: directory.path().join("threads/t1"),
+            },
+            messages: Vec::new(),
+            _directory: directory,
+        }
+    }
+
+    /// Asks the model once.
+    async fn answer(&mut self) -> Value {
+        let request = ModelRequest {
+            messages: dangling::repaired(&self.messages),
+            tools: self.toolbox.specs(),
+            caller: "lead_agent".into(),
+            ..ModelRequest::default()
+        };
+        let mut assembler = ChunkAssembler::new(self.model.name());
+        let mut chunks = self.model.stream(request);
+        while let Some(chunk) = chunks.next().await {
+            assembler.push(&chunk);
+        }
+        let answer = assembler.finish();
+        assert_eq!(message::fallback_reason(&answer), None);
+        self.messages.push(answer.clone());
+        answer
+    }
+
+    /// Asks the model until it makes no more calls, and returns its last words.
+    async fn say(&mut self, text: &str) -> String {
+        self.messages.push(message::human(text));
+        loop {
+            let answer = self.answer().await;
+            let calls = message::tool_calls(&answer);
+            if calls.is_empty() {
+                return message::text(&answer);
+            }
+            for call in calls {
+                self.messages.push(self.toolbox.run(&self.context, call).await.message);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_demo_writes_lists_and_reads_a_file_in_the_threads_directory() {
+    let mut conversation = Conversation::new();
+    let words = "Please write a file for me";
+    let said = conversation.say(words).await;
+    assert!(said.contains("Wrote 27 bytes to notes/demo.txt"), "{said}");
+    let written = std::fs::read_to_string(conversation.context.root.join("notes/demo.txt")).unwrap();
+    assert_eq!(written, format!("{words}\n"));
+
+    let said = conversation.say("list my files").await;
+    assert!(said.ends_with("notes/\nnotes/demo.txt"), "{said}");
+    let said = conversation.say("now read the file").await;
+    assert!(said.contains(words), "{said}");
+}
+
+#[tokio::test]
+async fn an_interrupted_call_does_not_keep_the_conversation_from_going_on() {
+    let mut conversation = Conversation::new();
+    conversation.messages.push(message::human("write a file"));
+    let answer = conversation.answer().await;
+    assert_eq!(message::tool_calls(&answer).len(), 1);
+    // The tool never ran. Going on, the model is told so.
+    let said = message::text(&conversation.answer().await);
+    assert!(said.contains(dangling::INTERRUPTED), "{said}");
+}

@@ -13,10 +13,10 @@ use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_memory::MemorySaver;
-use threadkeep_sqlite::SqliteSaver;
+use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
 use crate::agent::{AgentError, LeadAgent};
-use crate::config::{Backend, Config, ConfigHandle};
+use crate::config::{Backend, Config, ConfigHandle, SqliteSynchronous};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
@@ -85,10 +85,15 @@ impl App {
             }
             Backend::Postgres => return Err(StartError::Backend("postgres")),
         };
-        let grace = TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
+        let grace =
+            TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
         let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
         for run in &recovered.runs {
-            tracing::warn!(run_id = run.run_id, thread_id = run.thread_id, "recovered a run that an earlier process left");
+            tracing::warn!(
+                run_id = run.run_id,
+                thread_id = run.thread_id,
+                "recovered a run that an earlier process left"
+            );
         }
         let ids = Arc::new(IdSource::default());
         let table = Schema::thread_state().compile(settings::mode(&current), modes.frequency(None)?)?;
@@ -196,7 +201,10 @@ impl App {
             }
         };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::warn!(seconds = DRAIN.as_secs(), "runs did not stop in time; the next start recovers them");
+            tracing::warn!(
+                seconds = DRAIN.as_secs(),
+                "runs did not stop in time; the next start recovers them"
+            );
         }
         self.store.close().await;
         if let Some(sqlite) = &self.sqlite {
@@ -205,4 +213,16 @@ impl App {
             }
         }
     }
+}
+
+async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
+    let options = Options {
+        synchronous: match config.database.sqlite_synchronous {
+            SqliteSynchronous::Full => Synchronous::Full,
+            SqliteSynchronous::Normal => Synchronous::Normal,
+        },
+        ..Options::default()
+    };
+    let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
+    Ok(SqliteSaver::open_async(path, options).await?)
 }

@@ -1,4 +1,10 @@
-//! The gateway: an HTTP server that runs agents on threads kept by Threadkeep.
+#![doc = include_str!("../README.md")]
 
+mod agent;
+pub mod app;
 pub mod config;
+pub mod model;
+pub mod runs;
+mod settings;
 pub mod store;
+pub mod tools;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use threadkeep::mode::ChannelMode;
 
-use crate::config::{self, CheckpointChannelMode, Config, RunEventsBackend};
+use crate::config::{self, CheckpointChannelMode, Config, RunEventsBackend, ToolFrequency};
 use crate::model::{ModelKind, ModelSettings, Secret};
 use crate::store::{EventBackend, StoreError};
 use crate::tools::ToolSettings;
@@ -41,18 +41,21 @@ pub(crate) fn tools(config: &Config) -> ToolSettings {
 
 pub(crate) fn loop_detection(config: &Config) -> LoopDetection {
     let section = &config.loop_detection;
-    let limits = |warn: u32, hard_limit: u32| FrequencyLimits { warn: warn as usize, hard_limit: hard_limit as usize };
+    let limits = |own: &ToolFrequency| FrequencyLimits {
+        warn: own.warn as usize,
+        hard_limit: own.hard_limit as usize,
+    };
     LoopDetection {
         enabled: section.enabled,
         warn_threshold: section.warn_threshold as usize,
         hard_limit: section.hard_limit as usize,
         window_size: section.window_size,
-        tool_freq_warn: section.tool_freq_warn as usize,
-        tool_freq_hard_limit: section.tool_freq_hard_limit as usize,
+        tool_freq_warn: section.tool_frequency.warn as usize,
+        tool_freq_hard_limit: section.tool_frequency.hard_limit as usize,
         tool_freq_overrides: section
             .tool_freq_overrides
             .iter()
-            .map(|(tool, own)| (tool.clone(), limits(own.warn, own.hard_limit)))
+            .map(|(tool, own)| (tool.clone(), limits(own)))
             .collect(),
     }
 }

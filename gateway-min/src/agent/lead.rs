@@ -279,7 +279,8 @@ impl LeadAgent {
         last: bool,
     ) -> Option<String> {
         let config = &self.title;
-        let has_title = session.writer.state().is_some_and(|s| s.value("title").is_some_and(|t| !t.is_null()));
+        let has_title =
+            session.writer.state().is_some_and(|s| s.value("title").is_some_and(|t| !t.is_null()));
         if !config.enabled || !last || has_title {
             return None;
         }

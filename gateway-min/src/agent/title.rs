@@ -32,14 +32,20 @@ pub(crate) fn local(config: &Title, messages: &[Json]) -> String {
 }
 
 /// The title that `model` gives, with its answer for the ledger; the local form if it gives none.
-pub(crate) async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) -> (String, Option<Json>) {
+pub(crate) async fn by_model(
+    config: &Title,
+    model: &RetryingModel,
+    messages: &[Json],
+) -> (String, Option<Json>) {
     use futures::StreamExt as _;
 
     let excerpt: Vec<String> = messages
         .iter()
         .filter(|m| m["type"] == "human" || m["type"] == "ai")
         .take(4)
-        .map(|m| format!("{}: {}", m["type"].as_str().unwrap_or(""), text(m).chars().take(500).collect::<String>()))
+        .map(|m| {
+            format!("{}: {}", m["type"].as_str().unwrap_or(""), text(m).chars().take(500).collect::<String>())
+        })
         .collect();
     let request = ModelRequest {
         system: Some(format!(

@@ -53,7 +53,10 @@ impl UsageLedger {
             .by_model
             .iter()
             .map(|(model, [input, output, total])| {
-                (model.clone(), json!({ "input_tokens": input, "output_tokens": output, "total_tokens": total }))
+                (
+                    model.clone(),
+                    json!({ "input_tokens": input, "output_tokens": output, "total_tokens": total }),
+                )
             })
             .collect();
         RunTotals { token_usage_by_model: by_model, ..self.totals.clone() }

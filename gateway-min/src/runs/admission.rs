@@ -1,23 +1,21 @@
 //! How a run comes to be: checks, admission by the database, and the task that works on it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
+use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Load};
 use uuid::Uuid;
 
-use super::StreamMode;
+use super::RunRequest;
 use super::bridge::Subscription;
 use super::frames::Frames;
 use super::worker::{AGENT_BINDING, RunSpec, work};
-use crate::agent::{Breakpoints, RunInput};
+use crate::agent::RunInput;
 use crate::app::App;
 use crate::model::message;
-use crate::store::{
-    Admission, CancelAction, MultitaskStrategy, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError,
-};
+use crate::store::{Admission, NewEvent, NewRun, RunRow, SeedRun, StoreError};
 
 /// The binding of a run without an assistant of its own.
 const DEFAULT_AGENT: &str = "__default__";
@@ -82,7 +80,7 @@ impl App {
             model_name: request.model_name.clone(),
             metadata: request.metadata.clone(),
             kwargs: request.kwargs.clone(),
-            first_human_message: first_human(&request.input),
+            first_human_message: first_human(request.input.as_ref()),
             ..NewRun::default()
         };
         let app = Arc::clone(self);
@@ -105,8 +103,8 @@ impl App {
         let guard = self.local_runs.enter(&run_id, &thread_id);
         let run = match self.store.runs().admit(new, request.strategy).await {
             Ok(Admission::Admitted(run) | Admission::Existing(run)) => run,
-            Ok(Admission::Waiting { run, predecessor, superseded }) => {
-                for stopped in [Some(predecessor.run_id), superseded].into_iter().flatten() {
+            Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
+                for stopped in [Some(predecessor), superseded].into_iter().flatten() {
                     if let Some(control) = self.local_runs.get(&stopped) {
                         control.cancel.cancel();
                     }
@@ -134,6 +132,107 @@ impl App {
         };
         let frames = Frames::new(publisher, request.stream_modes, &thread_id, metadata);
         tokio::spawn(work(self, spec, frames, guard));
-        Ok(Created { run, stream })
+        Ok(Created { run, stream: if request.cancel_on_disconnect { stream.owning() } else { stream } })
+    }
+
+    /// The checkpoint that a selector names. A raw existence check: the gate comes when the run starts.
+    async fn selected(&self, thread_id: &str, id: &str) -> Result<CheckpointId, CreateError> {
+        let absent = || CreateError::CheckpointNotFound(id.to_owned());
+        let checkpoint: CheckpointId = id.parse().map_err(|_| absent())?;
+        let selector = CheckpointSelector {
+            id: Some(checkpoint),
+            ..CheckpointSelector::head(&ThreadId::from(thread_id)).loading(Load::None)
+        };
+        let found =
+            self.accessor().saver().get(&selector).await.map_err(CreateError::CheckpointUnreadable)?;
+        found.map(|_| checkpoint).ok_or_else(absent)
+    }
+
+    /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows what was said
+    /// before. The head is read through the gate.
+    async fn seed_feed(&self, thread_id: &str) -> Result<(), CreateError> {
+        if self.store.events().count_messages(thread_id).await? > 0 {
+            return Ok(());
+        }
+        let load = Load::Only([MESSAGES_CHANNEL.into()].into());
+        let head = self.accessor().get_loading(&ThreadId::from(thread_id), None, load).await;
+        let head = head.map_err(CreateError::HeadUnreadable)?;
+        let messages = head.map(|state| state.json(MESSAGES_CHANNEL)).transpose();
+        let Some(Json::Array(messages)) = messages.map_err(CreateError::HeadUnreadable)?.flatten() else {
+            return Ok(());
+        };
+        let runs = seed_runs(thread_id, messages);
+        if !runs.is_empty() {
+            self.store.events().seed(thread_id, runs).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The messages of a conversation as the events of one synthetic run per turn.
+fn seed_runs(thread_id: &str, messages: Vec<Json>) -> Vec<SeedRun> {
+    let mut runs: Vec<SeedRun> = Vec::new();
+    for message in messages {
+        let event_type = match message["type"].as_str() {
+            Some("human") => "llm.human.input",
+            Some("ai") => "llm.ai.response",
+            Some("tool") => "llm.tool.result",
+            _ => continue,
+        };
+        if event_type == "llm.human.input" || runs.is_empty() {
+            let run_id = format!("checkpoint-seed-{thread_id}-{}", runs.len());
+            runs.push(SeedRun { run_id, events: Vec::new() });
+        }
+        if let Some(run) = runs.last_mut() {
+            run.events.push(NewEvent::new(event_type, "message", message));
+        }
+    }
+    runs
+}
+
+/// What every checkpoint of the run carries in its metadata: scalars of the request's configuration, the run, the
+/// agent it belongs to. A client's own run id or binding is overwritten.
+fn checkpoint_metadata(run_id: &str, request: &RunRequest) -> Map<String, Json> {
+    let scalar = |value: &Json| !value.is_object() && !value.is_array() && !value.is_null();
+    let mut metadata = request.checkpoint_metadata.clone();
+    metadata.retain(|key, value| !key.starts_with("__") && key != "thread_id" && scalar(value));
+    metadata.insert("run_id".to_owned(), json!(run_id));
+    let agent = request.assistant_id.as_deref().filter(|name| *name != "lead_agent");
+    metadata.insert(AGENT_BINDING.to_owned(), json!(agent.unwrap_or(DEFAULT_AGENT)));
+    metadata
+}
+
+fn first_human(input: Option<&Map<String, Json>>) -> Option<String> {
+    let messages = input?.get("messages")?.as_array()?;
+    messages.iter().find(|m| m["type"] == "human").map(message::text).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conversation_is_seeded_as_one_run_a_turn() {
+        let say = |kind: &str, text: &str| json!({"type": kind, "content": text});
+        let messages = vec![
+            say("human", "a"),
+            say("ai", "b"),
+            say("tool", "c"),
+            say("system", "s"),
+            say("human", "d"),
+            say("ai", "e"),
+        ];
+        let runs = seed_runs("t", messages);
+        let shape: Vec<(&str, Vec<&str>)> = runs
+            .iter()
+            .map(|run| (run.run_id.as_str(), run.events.iter().map(|e| e.event_type.as_str()).collect()))
+            .collect();
+        assert_eq!(
+            shape,
+            [
+                ("checkpoint-seed-t-0", vec!["llm.human.input", "llm.ai.response", "llm.tool.result"]),
+                ("checkpoint-seed-t-1", vec!["llm.human.input", "llm.ai.response"]),
+            ]
+        );
     }
 }

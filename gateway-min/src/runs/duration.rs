@@ -99,7 +99,8 @@ pub(crate) async fn note(
         }
         let run_ids: Vec<&String> = news.durations.keys().collect();
         let message_ids: Vec<&String> = news.messages.keys().collect();
-        extra.insert("writes".to_owned(), json!({ NODE: { "run_ids": run_ids, "message_ids": message_ids } }));
+        extra
+            .insert("writes".to_owned(), json!({ NODE: { "run_ids": run_ids, "message_ids": message_ids } }));
         match accessor.annotate(&head, extra).await {
             Err(Error::Conflict { .. }) => {}
             other => return other.map(Some),
@@ -128,7 +129,8 @@ async fn newest_notes(
     // A page at a time would save reading when runs are short; they are, so a first small page nearly always does.
     for limit in [8, LOOK_BACK] {
         let page = accessor.history(thread, HistoryQuery { limit: Some(limit), ..query.clone() }).await?;
-        let found = page.iter().map(|state| RunNotes::of(&state.metadata.extra)).find(|notes| !notes.is_empty());
+        let found =
+            page.iter().map(|state| RunNotes::of(&state.metadata.extra)).find(|notes| !notes.is_empty());
         if let Some(found) = found {
             return Ok(found);
         }
@@ -182,7 +184,10 @@ mod tests {
             let second = note(&accessor, &thread, &notes("r2", 0, "two")).await.unwrap().unwrap();
             assert_eq!(second.parent, Some(head.key.id));
             assert_eq!(second.metadata.step, head.metadata.step + 1);
-            assert_eq!(second.metadata.counters, head.metadata.counters, "counters are inherited, not advanced");
+            assert_eq!(
+                second.metadata.counters, head.metadata.counters,
+                "counters are inherited, not advanced"
+            );
             assert_eq!(second.metadata.delta_marker, head.metadata.delta_marker);
             assert_eq!(second.metadata.extra[RUN_DURATIONS], json!({"r1": 4, "r2": 0}));
             assert_eq!(second.metadata.extra[RUN_MESSAGE_IDS], json!({"one": "r1", "two": "r2"}));

@@ -8,6 +8,7 @@ use threadkeep::Result;
 use threadkeep::id::CheckpointId;
 use threadkeep::state::{StateSnapshot, TaskView};
 use threadkeep::step::Task;
+use tokio_util::sync::CancellationToken;
 
 use super::StreamMode;
 use super::bridge::Publisher;
@@ -52,13 +53,23 @@ impl Frames {
         self.publisher.publish("error", &json!({ "message": message, "name": name }));
     }
 
+    /// Cancelled when the client that the run depends on is gone.
+    pub(crate) fn abandoned(&self) -> CancellationToken {
+        self.publisher.abandoned()
+    }
+
     /// Ends the stream.
     pub(crate) fn end(&self) {
         self.publisher.end();
     }
 
     /// A task starts. `input` is rendered only if somebody looks.
-    pub(crate) fn task_started(&self, step: i64, task: &Task, input: impl FnOnce() -> Result<Json>) -> Result<()> {
+    pub(crate) fn task_started(
+        &self,
+        step: i64,
+        task: &Task,
+        input: impl FnOnce() -> Result<Json>,
+    ) -> Result<()> {
         if !self.wants(StreamMode::Tasks) && !self.wants(StreamMode::Debug) {
             return Ok(());
         }
@@ -172,9 +183,7 @@ impl Frames {
                 "thread_id": self.thread, "checkpoint_ns": state.key.namespace.as_str(), "checkpoint_id": id.to_string(),
             }})
         };
-        let task = |task: TaskView| {
-            json!({ "id": task.id.to_string(), "name": task.name.as_str(), "interrupts": task.interrupts, "state": null })
-        };
+        let task = |task: TaskView| json!({ "id": task.id.to_string(), "name": task.name.as_str(), "interrupts": task.interrupts, "state": null });
         Ok(json!({
             "config": config(state.key.id),
             "parent_config": state.parent.map(config),

@@ -13,11 +13,9 @@ use super::control::RunGuard;
 use super::duration::{self, RunNotes};
 use super::frames::Frames;
 use super::journal::Journal;
-use crate::agent::{AgentError, Breakpoints, Ended, LeadAgent, RunInput, Session, UsageLedger};
+use crate::agent::{AgentError, Breakpoints, Ended, RunInput, Session, UsageLedger};
 use crate::app::App;
-use crate::store::{
-    CancelAction, FinishOutcome, RunEnd, RunStatus, StartOutcome, StoreError, ThreadStatus,
-};
+use crate::store::{CancelAction, FinishOutcome, RunEnd, RunStatus, StartOutcome, StoreError, ThreadStatus};
 
 /// Metadata key of the agent that a checkpoint belongs to.
 pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
@@ -62,7 +60,19 @@ pub(crate) async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: Ru
         frames: &frames,
         guard: &guard,
     };
-    if let Err(error) = run.live().await {
+    let abandoned = frames.abandoned();
+    let lived = async {
+        let mut living = std::pin::pin!(run.live());
+        tokio::select! {
+            biased;
+            lived = &mut living => return lived,
+            () = abandoned.cancelled() => {}
+        }
+        // Its client left, and it asked for the run to end with it.
+        app.cancel_run(&spec.run_id, CancelAction::Interrupt).await?;
+        living.await
+    };
+    if let Err(error) = lived.await {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "the run's records could not be written");
     }
     frames.end();
@@ -136,7 +146,9 @@ impl Worker<'_> {
         self.frames.metadata(&spec.run_id);
         match accessor.capture(thread).await {
             Ok(point) => self.rollback = Some(point),
-            Err(error) => tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read"),
+            Err(error) => {
+                tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read")
+            }
         }
         let at = self.linearized(accessor).await?;
         let agent = self.app.lead_agent(spec).await?;

@@ -200,7 +200,7 @@ impl LoopDetection {
             if count >= limits.hard_limit {
                 return Verdict::Stop(finding(limits.hard_limit));
             }
-            if before < limits.warn && limits.warn <= count && verdict == Verdict::Proceed {
+            if limits.warn <= count && verdict == Verdict::Proceed {
                 verdict = Verdict::Warn(finding(limits.warn));
             }
         }

@@ -1,0 +1,476 @@
+//! Runs from admission to their last write, in both modes, on the memory backend.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use serde_json::{Map, Value as Json, json};
+use tempfile::TempDir;
+use threadkeep::id::ThreadId;
+use threadkeep::mode::ModeRegister;
+use threadkeep::state::{HistoryQuery, StateSnapshot};
+
+use super::admission::{CreateError, Created};
+use super::bridge::Frame;
+use super::{RunRequest, StreamMode, duration};
+use crate::agent::Breakpoints;
+use crate::app::App;
+use crate::config::{ConfigHandle, Environment, LoadOptions};
+use crate::model::scripted::gate;
+use crate::store::{
+    CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
+};
+
+struct Gateway {
+    app: Arc<App>,
+    dir: TempDir,
+}
+
+impl Gateway {
+    async fn start(mode: &str, script: &Json) -> Self {
+        let dir = TempDir::new().unwrap();
+        std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
+        let config = json!({
+            "config_version": 49,
+            "database": {"backend": "memory", "checkpoint_channel_mode": mode,
+                         "checkpoint_delta": {"snapshot_frequency": 3}},
+            "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
+        });
+        std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
+        let app = App::start(open(dir.path()), Arc::new(ModeRegister::new())).await.unwrap();
+        app.store
+            .threads()
+            .create(NewThread { thread_id: "t".into(), ..NewThread::default() })
+            .await
+            .unwrap();
+        Self { app, dir }
+    }
+
+    async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
+        self.app.create_run("t", request, None).await
+    }
+
+    /// Runs to the end; returns the frames by name, and the row.
+    async fn run(&self, request: RunRequest) -> (Vec<(String, Json)>, RunRow) {
+        let created = self.create(request).await.unwrap();
+        let frames = frames(created.stream).await;
+        (frames, self.row(&created.run.run_id).await)
+    }
+
+    async fn row(&self, run_id: &str) -> RunRow {
+        self.app.run_ended(run_id).await;
+        self.app.store.runs().get(run_id).await.unwrap().unwrap()
+    }
+
+    async fn head(&self) -> Option<StateSnapshot> {
+        self.app.accessor().get(&ThreadId::from("t"), None).await.unwrap()
+    }
+
+    async fn history(&self) -> Vec<StateSnapshot> {
+        self.app.accessor().history(&ThreadId::from("t"), HistoryQuery::default()).await.unwrap()
+    }
+
+    async fn events(&self, run_id: &str) -> Vec<String> {
+        let rows = self.app.store.events().list(&EventQuery::new("t", run_id)).await.unwrap();
+        rows.into_iter().map(|row| row.event_type).collect()
+    }
+}
+
+fn open(dir: &Path) -> ConfigHandle {
+    let options = LoadOptions {
+        config_path: None,
+        environment: Environment::from_iter([(
+            "SVC_HOME".to_owned(),
+            dir.join("state").display().to_string(),
+        )]),
+        working_dir: dir.to_owned(),
+    };
+    ConfigHandle::open(&options).unwrap()
+}
+
+async fn frames(stream: super::bridge::Subscription) -> Vec<(String, Json)> {
+    let mut stream = std::pin::pin!(stream);
+    let mut frames = Vec::new();
+    while let Some(frame) = stream.next().await {
+        match frame {
+            Frame::Event(event) => {
+                frames.push((event.name.to_string(), serde_json::from_slice(&event.data).unwrap()));
+            }
+            Frame::Heartbeat => {}
+            Frame::Gap(gap) => panic!("{gap:?}"),
+            Frame::End => frames.push(("end".into(), Json::Null)),
+        }
+    }
+    frames
+}
+
+fn ask(text: &str) -> RunRequest {
+    let message = json!({"type": "human", "content": text, "id": uuid::Uuid::new_v4().to_string()});
+    RunRequest { input: Some(Map::from_iter([("messages".to_owned(), json!([message]))])), ..go_on() }
+}
+
+fn go_on() -> RunRequest {
+    RunRequest {
+        checkpoint_id: None,
+        assistant_id: None,
+        model_name: None,
+        metadata: Map::new(),
+        kwargs: json!({}),
+        input: None,
+        strategy: MultitaskStrategy::Reject,
+        thinking: None,
+        reasoning_effort: None,
+        recursion_limit: 100,
+        breakpoints: Breakpoints::default(),
+        stream_modes: BTreeSet::from([StreamMode::Values]),
+        cancel_on_disconnect: false,
+        checkpoint_metadata: Map::new(),
+    }
+}
+
+fn script() -> Json {
+    json!({"rules": [
+        {"when": {"contains": ["tools"]}, "answers": [
+            {"text": "Two tools.", "tool_calls": [
+                {"name": "write_file", "args": {"path": "a.txt", "content": "A"}},
+                {"name": "no_such_tool", "args": {}},
+            ], "usage": {"input_tokens": 10, "output_tokens": 5}},
+            {"text": "Done.", "usage": {"input_tokens": 20, "output_tokens": 2}},
+        ]},
+        {"when": {"contains": ["fail"]}, "answers": [{"error": {"kind": "fatal", "message": "no such model"}}]},
+        {"when": {"contains": ["clarify"]}, "answers": [
+            {"tool_calls": [{"name": "ask_clarification", "args": {"question": "Which?"}}]},
+        ]},
+        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [
+            {"text": "again", "tool_calls": [{"name": "ls", "args": {}}]},
+        ]},
+        {"answers": [{"text": "You said: {{input}}", "usage": {"input_tokens": 3, "output_tokens": 4}}]},
+    ]})
+}
+
+fn kinds(state: &StateSnapshot) -> Vec<String> {
+    let messages = state.json("messages").unwrap().unwrap_or_default();
+    messages.as_array().unwrap().iter().map(|m| m["type"].as_str().unwrap().to_owned()).collect()
+}
+
+const MODES: [&str; 2] = ["full", "delta"];
+
+#[tokio::test]
+async fn a_simple_run_writes_input_answer_and_duration() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        let (frames, row) = gateway.run(ask("hello")).await;
+        let names: Vec<&str> = frames.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["metadata", "values", "values", "end"]);
+        assert_eq!(frames[0].1, json!({"run_id": row.run_id, "thread_id": "t"}));
+        assert_eq!(frames[2].1["messages"][1]["content"], "You said: hello");
+        assert_eq!(frames[2].1["title"], "hello");
+        assert_eq!((row.status, row.error, row.stop_reason), (RunStatus::Success, None, None));
+        assert_eq!(row.totals.total_tokens, 7);
+        assert_eq!(row.totals.message_count, 2);
+
+        let history = gateway.history().await;
+        let shape: Vec<_> = history.iter().rev().map(|s| (s.metadata.step, s.next.len())).collect();
+        assert_eq!(shape, [(-1, 1), (0, 0), (1, 0)], "input, model, duration");
+        let head = &history[0].metadata;
+        assert!(duration::is_duration_only(&head.extra));
+        assert_eq!(head.extra["run_durations"], json!({ row.run_id.as_str(): 0 }));
+        assert_eq!(history[0].metadata.delta_marker, mode == "delta");
+        let human = history[0].json("messages").unwrap().unwrap()[0].clone();
+        assert_eq!(human["additional_kwargs"]["run_id"], row.run_id.as_str());
+        assert_eq!(
+            gateway.events(&row.run_id).await,
+            ["run.start", "llm.human.input", "llm.ai.response", "run.end", "run.delivery"]
+        );
+        let thread = gateway.app.store.threads().get("t", None).await.unwrap().unwrap();
+        assert_eq!((thread.status, thread.display_name.as_deref()), (ThreadStatus::Idle, Some("hello")));
+    }
+}
+
+#[tokio::test]
+async fn parallel_tool_calls_are_answered_in_the_order_of_the_calls() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        let (_, row) = gateway.run(ask("use tools")).await;
+        let head = gateway.head().await.unwrap();
+        assert_eq!(kinds(&head), ["human", "ai", "tool", "tool", "ai"]);
+        let messages = head.json("messages").unwrap().unwrap();
+        assert_eq!((&messages[2]["name"], &messages[2]["status"]), (&json!("write_file"), &json!("success")));
+        assert_eq!((&messages[3]["name"], &messages[3]["status"]), (&json!("no_such_tool"), &json!("error")));
+        assert_eq!(row.status, RunStatus::Success);
+        assert_eq!(row.totals.llm_call_count, 2);
+        assert_eq!(std::fs::read_to_string(gateway.dir.path().join("state/threads/t/a.txt")).unwrap(), "A");
+        let steps: Vec<_> = gateway.history().await.iter().map(|s| s.metadata.step).collect();
+        assert_eq!(steps, [3 + 0, 2, 1, 0, -1], "input, model, tools, model, duration");
+    }
+}
+
+#[tokio::test]
+async fn every_stream_mode_shows_the_superstep_in_the_order_of_the_reference() {
+    let gateway = Gateway::start("full", &script()).await;
+    let all = [
+        StreamMode::Values,
+        StreamMode::Messages,
+        StreamMode::Updates,
+        StreamMode::Tasks,
+        StreamMode::Checkpoints,
+    ];
+    let (frames, _) = gateway.run(RunRequest { stream_modes: all.into(), ..ask("hi") }).await;
+    let mut names: Vec<&str> = frames.iter().map(|(name, _)| name.as_str()).collect();
+    names.dedup();
+    assert_eq!(
+        names,
+        [
+            "metadata",
+            "values",
+            "checkpoints",
+            "tasks",
+            "messages",
+            "updates",
+            "tasks",
+            "values",
+            "checkpoints",
+            "end"
+        ]
+    );
+    let chunks: String = frames
+        .iter()
+        .filter(|(name, _)| name == "messages")
+        .map(|(_, f)| f[0]["content"].as_str().unwrap())
+        .collect();
+    assert_eq!(chunks, "You said: hi");
+}
+
+#[tokio::test]
+async fn a_failing_model_leaves_a_marked_answer_and_a_run_in_error() {
+    let gateway = Gateway::start("delta", &script()).await;
+    let (frames, row) = gateway.run(ask("fail")).await;
+    assert!(!frames.iter().any(|(name, _)| name == "error"));
+    assert_eq!(row.status, RunStatus::Error);
+    assert!(row.error.unwrap().contains("no such model"));
+    let head = gateway.head().await.unwrap();
+    let messages = head.json("messages").unwrap().unwrap();
+    assert_eq!(messages[1]["additional_kwargs"]["svc_error_fallback"], true);
+    assert!(!duration::is_duration_only(&head.metadata.extra), "only a success is noted");
+}
+
+#[tokio::test]
+async fn a_question_to_the_user_ends_the_run() {
+    let gateway = Gateway::start("full", &script()).await;
+    let (_, row) = gateway.run(ask("clarify")).await;
+    assert_eq!(row.status, RunStatus::Success);
+    let head = gateway.head().await.unwrap();
+    assert_eq!(kinds(&head), ["human", "ai", "tool"]);
+    assert!(head.next.is_empty());
+}
+
+#[tokio::test]
+async fn an_agent_that_goes_round_in_circles_is_stopped() {
+    let gateway = Gateway::start("delta", &script()).await;
+    let (_, row) = gateway.run(ask("loop")).await;
+    assert_eq!((row.status, row.stop_reason.as_deref()), (RunStatus::Success, Some("loop_capped")));
+    assert!(gateway.head().await.unwrap().next.is_empty());
+}
+
+#[tokio::test]
+async fn the_recursion_limit_fails_the_run_and_leaves_the_next_node() {
+    let gateway = Gateway::start("full", &script()).await;
+    let (frames, row) = gateway.run(RunRequest { recursion_limit: 2, ..ask("loop") }).await;
+    let error = frames.iter().find(|(name, _)| name == "error").unwrap();
+    assert_eq!(
+        error.1,
+        json!({"name": "GraphRecursionError",
+               "message": "Recursion limit of 2 reached without hitting a stop condition."})
+    );
+    assert_eq!(row.status, RunStatus::Error);
+    assert_eq!(gateway.head().await.unwrap().next.len(), 1);
+    let last = gateway.events(&row.run_id).await;
+    assert_eq!(&last[last.len() - 2..], ["run.error", "run.delivery"]);
+}
+
+fn gated(name: &str) -> Json {
+    json!({"rules": [
+        {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": name}}]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+#[tokio::test]
+async fn an_interrupted_run_keeps_what_it_committed_and_the_next_one_goes_on() {
+    for mode in MODES {
+        let name = format!("interrupt-{mode}");
+        let gateway = Gateway::start(mode, &gated(&name)).await;
+        let created = gateway.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        let conflict = gateway.create(ask("me too")).await.err().unwrap();
+        assert_eq!(conflict.to_string(), "Thread t already has an active run");
+        let run_id = &created.run.run_id;
+        assert_eq!(
+            gateway.app.cancel_run(run_id, CancelAction::Interrupt).await.unwrap(),
+            CancelOutcome::Accepted
+        );
+        let row = gateway.row(run_id).await;
+        assert_eq!((row.status, row.error), (RunStatus::Interrupted, None));
+        let head = gateway.head().await.unwrap();
+        assert_eq!(kinds(&head), ["human"]);
+        assert_eq!(head.next.len(), 1);
+        let again = gateway.app.cancel_run(run_id, CancelAction::Interrupt).await.unwrap();
+        assert_eq!(again, CancelOutcome::AlreadyInterrupted);
+        let (_, row) = gateway.run(ask("more")).await;
+        assert_eq!(row.status, RunStatus::Success);
+        assert_eq!(kinds(&gateway.head().await.unwrap()), ["human", "human", "ai"]);
+    }
+}
+
+#[tokio::test]
+async fn a_rolled_back_run_leaves_the_state_before_it_as_the_newest_head() {
+    for mode in MODES {
+        let name = format!("rollback-{mode}");
+        let gateway = Gateway::start(mode, &gated(&name)).await;
+        gateway.run(ask("first")).await;
+        let before = gateway.head().await.unwrap();
+        let created = gateway.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        let cancelled = gateway.head().await.unwrap();
+        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        let row = gateway.row(&created.run.run_id).await;
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some("Rolled back by user")));
+        let head = gateway.head().await.unwrap();
+        assert_eq!(head.values().unwrap(), before.values().unwrap(), "{mode}");
+        let parent = if mode == "delta" { &cancelled } else { &before };
+        assert_eq!(head.parent, Some(parent.key.id));
+        assert_eq!(head.metadata.extra["svc_agent_name"], "__default__");
+        assert!(head.next.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn rolling_back_the_first_run_of_a_thread_without_checkpoints_leaves_none() {
+    for mode in MODES {
+        let name = format!("first-{mode}");
+        let gateway = Gateway::start(mode, &gated(&name)).await;
+        let created = gateway.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        gateway.row(&created.run.run_id).await;
+        assert_eq!(gateway.head().await, None);
+    }
+}
+
+#[tokio::test]
+async fn an_interrupting_run_waits_for_its_predecessor_and_then_runs() {
+    let gateway = Gateway::start("delta", &gated("takeover")).await;
+    let first = gateway.create(ask("wait")).await.unwrap();
+    gate("takeover").reached().await;
+    let request = RunRequest { strategy: MultitaskStrategy::Interrupt, ..ask("now") };
+    let (_, second) = gateway.run(request).await;
+    assert_eq!(gateway.row(&first.run.run_id).await.status, RunStatus::Interrupted);
+    assert_eq!(second.status, RunStatus::Success);
+    assert_eq!(kinds(&gateway.head().await.unwrap()), ["human", "human", "ai"]);
+}
+
+#[tokio::test]
+async fn a_run_whose_owner_leaves_is_interrupted_and_a_joiner_does_not_matter() {
+    let gateway = Gateway::start("full", &gated("owner")).await;
+    let created = gateway.create(RunRequest { cancel_on_disconnect: true, ..ask("wait") }).await.unwrap();
+    gate("owner").reached().await;
+    drop(gateway.app.bridge.subscribe(&created.run.run_id, None));
+    assert_eq!(
+        gateway.app.store.runs().get(&created.run.run_id).await.unwrap().unwrap().status,
+        RunStatus::Running
+    );
+    drop(created.stream);
+    assert_eq!(gateway.row(&created.run.run_id).await.status, RunStatus::Interrupted);
+}
+
+#[tokio::test]
+async fn a_breakpoint_stops_the_run_and_the_next_one_without_input_continues() {
+    let gateway = Gateway::start("delta", &script()).await;
+    let nodes = || crate::agent::Nodes::These(["tools".to_owned()].into());
+    let breakpoints = Breakpoints { before: nodes(), ..Breakpoints::default() };
+    let modes = || BTreeSet::from([StreamMode::Values, StreamMode::Updates]);
+    let request = RunRequest { breakpoints: breakpoints.clone(), stream_modes: modes(), ..ask("use tools") };
+    let (frames, row) = gateway.run(request).await;
+    assert_eq!(row.status, RunStatus::Success);
+    assert!(frames.contains(&("updates".into(), json!({"__interrupt__": []}))));
+    assert_eq!(frames[frames.len() - 2].1["__interrupt__"], json!([]));
+    assert_eq!(gateway.head().await.unwrap().next.len(), 2);
+    let (_, row) = gateway.run(RunRequest { breakpoints, ..go_on() }).await;
+    assert_eq!(row.status, RunStatus::Success);
+    assert_eq!(kinds(&gateway.head().await.unwrap()), ["human", "ai", "tool", "tool", "ai"]);
+}
+
+#[tokio::test]
+async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in_full_mode() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        gateway.run(ask("one")).await;
+        let selected = gateway.head().await.unwrap();
+        gateway.run(ask("two")).await;
+        let old = gateway.head().await.unwrap();
+        let request = RunRequest { checkpoint_id: Some(selected.key.id.to_string()), ..ask("three") };
+        gateway.run(request).await;
+        let head = gateway.head().await.unwrap();
+        let messages = head.json("messages").unwrap().unwrap();
+        let texts: Vec<_> = messages.as_array().unwrap().iter().map(|m| m["content"].clone()).collect();
+        assert_eq!(texts, ["one", "You said: one", "three", "You said: three"], "{mode}");
+        let history = gateway.history().await;
+        let children = |of: &StateSnapshot| history.iter().filter(|s| s.parent == Some(of.key.id)).count();
+        assert_eq!(children(&selected), if mode == "delta" { 1 } else { 2 });
+        assert_eq!(children(&old), usize::from(mode == "delta"));
+        let read = gateway.app.accessor().get(&"t".into(), Some(old.key.id)).await.unwrap().unwrap();
+        assert_eq!(read.values().unwrap(), old.values().unwrap(), "the abandoned turn stays in history");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
+    let gateway = Gateway::start("delta", &script()).await;
+    let unknown = "0190b0f0-0000-7000-8000-000000000000";
+    for id in [unknown, "nonsense"] {
+        let request = RunRequest { checkpoint_id: Some(id.to_owned()), ..ask("x") };
+        assert_eq!(
+            gateway.create(request).await.err().unwrap().to_string(),
+            format!("Checkpoint {id} not found")
+        );
+    }
+    let error = gateway.app.create_run("nowhere", ask("x"), None).await.err().unwrap();
+    assert_eq!(error.to_string(), "Thread nowhere not found");
+    assert!(gateway.history().await.is_empty());
+    assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_edited_cadence_fails_the_next_run_and_an_edited_mode_is_ignored() {
+    let gateway = Gateway::start("delta", &script()).await;
+    let path = gateway.dir.path().join("config.yaml");
+    let config = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, config.replace("\"delta\"", "\"full\"")).unwrap();
+    let (_, row) = gateway.run(ask("one")).await;
+    assert_eq!(row.status, RunStatus::Success);
+    assert!(gateway.head().await.unwrap().metadata.delta_marker);
+    std::fs::write(&path, config.replace("\"snapshot_frequency\":3", "\"snapshot_frequency\":4")).unwrap();
+    let (frames, row) = gateway.run(ask("two")).await;
+    let text =
+        "checkpoint_delta.snapshot_frequency is restart-required and cannot change in a running process";
+    assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(text)));
+    let error = json!({"name": "CheckpointModeReconfigurationError", "message": text});
+    assert_eq!(frames, [("error".to_owned(), error), ("end".to_owned(), Json::Null)]);
+}
+
+#[tokio::test]
+async fn a_stopping_gateway_interrupts_its_runs_and_takes_no_new_ones() {
+    let gateway = Gateway::start("delta", &gated("stop")).await;
+    let created = gateway.create(ask("wait")).await.unwrap();
+    gate("stop").reached().await;
+    let stopping = tokio::spawn({
+        let app = Arc::clone(&gateway.app);
+        async move { app.stop().await }
+    });
+    let names: Vec<String> = frames(created.stream).await.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names.last().map(String::as_str), Some("end"));
+    stopping.await.unwrap();
+    let refused = gateway.create(ask("late")).await.err().unwrap();
+    assert!(refused.to_string().contains("is stopping"));
+}

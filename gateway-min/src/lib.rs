@@ -1,3 +1,4 @@
 //! Placeholder.
 
+pub mod http;
 pub mod runs;

@@ -1,0 +1,5 @@
+//! The HTTP surface.
+
+pub mod error;
+pub mod extract;
+pub mod fields;

@@ -15,7 +15,7 @@ use super::fields::Problems;
 
 /// The greatest request body, in bytes. The reference names no limit; this one leaves room for a conversation with
 /// images, and keeps a stray upload from filling the memory.
-pub const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
+pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
 
 /// The `code` beside the 409 of a mode mismatch.
 pub const MODE_MISMATCH_CODE: &str = "checkpoint_mode_mismatch";

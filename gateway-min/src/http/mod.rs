@@ -3,3 +3,4 @@
 pub mod error;
 pub mod extract;
 pub mod fields;
+pub mod sse;

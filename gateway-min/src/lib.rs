@@ -5,6 +5,7 @@ pub mod app;
 pub mod config;
 pub mod model;
 pub mod runs;
+pub mod http;
 mod settings;
 pub mod store;
 pub mod tools;

@@ -1,0 +1,295 @@
+//! Answers that say what went wrong.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::Router;
+use serde::Serialize;
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
+
+use super::fields::Problems;
+
+/// The greatest request body, in bytes. The reference names no limit; this one leaves room for a conversation with
+/// images, and keeps a stray upload from filling the memory.
+pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
+
+/// The `code` beside the 409 of a mode mismatch.
+pub const MODE_MISMATCH_CODE: &str = "checkpoint_mode_mismatch";
+
+/// An answer with an error status and a JSON body (service reference, "Error bodies").
+///
+/// The body is `{"detail": "<text>"}`, with a `code` for programs beside it where there is one. The validation of a
+/// request gives the list of its problems as `detail`, authentication an object with `code` and `message`.
+#[derive(Debug, thiserror::Error)]
+#[error("HTTP {}: {}", status.as_u16(), body.text())]
+pub struct ApiError {
+    status: StatusCode,
+    body: Body,
+    retry_after: Option<Duration>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Body {
+    Text {
+        detail: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        code: Option<&'static str>,
+    },
+    Coded {
+        detail: Coded,
+    },
+    Problems {
+        detail: Problems,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct Coded {
+    code: &'static str,
+    message: String,
+}
+
+impl Body {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text { detail, .. } => detail,
+            Self::Coded { detail } => &detail.message,
+            Self::Problems { .. } => "the request is not valid",
+        }
+    }
+}
+
+impl ApiError {
+    /// An error of this status with this text.
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, body: Body::Text { detail: detail.into(), code: None }, retry_after: None }
+    }
+
+    /// 400: the request is well-formed, but means nothing here.
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    /// 401, in the form that authentication errors have.
+    pub fn unauthorized(code: &'static str, message: impl Into<String>) -> Self {
+        let detail = Coded { code, message: message.into() };
+        Self { status: StatusCode::UNAUTHORIZED, body: Body::Coded { detail }, retry_after: None }
+    }
+
+    /// 404: the thing named in the request is not there.
+    pub fn not_found(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, detail)
+    }
+
+    /// 409: the request conflicts with what is going on. The code lets a client tell conflicts apart without matching
+    /// texts.
+    pub fn conflict(detail: impl Into<String>, code: &'static str) -> Self {
+        let body = Body::Text { detail: detail.into(), code: Some(code) };
+        Self { status: StatusCode::CONFLICT, body, retry_after: None }
+    }
+
+    /// 500 with the route's own text. The cause is logged and kept from the client.
+    pub fn internal(detail: &'static str, cause: &dyn std::fmt::Display) -> Self {
+        tracing::error!(%cause, "{detail}");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
+    }
+
+    /// An error of the engine in a thread route (service reference, "HTTP mapping"): a mode mismatch is 409, a
+    /// reconfiguration 503, both with their own text; anything else is 500 with the route's text.
+    pub fn from_engine(thread: &ThreadId, detail: &'static str, error: &Error) -> Self {
+        match error {
+            Error::ModeMismatch => Self::conflict(format!("Thread {thread}: {error}"), MODE_MISMATCH_CODE),
+            Error::Reconfiguration(text) => Self::new(StatusCode::SERVICE_UNAVAILABLE, *text),
+            other => Self::internal(detail, &format_args!("thread {thread}: {other}")),
+        }
+    }
+
+    /// Adds the header `Retry-After`, in whole seconds, rounded up.
+    pub fn retry_after(mut self, delay: Duration) -> Self {
+        self.retry_after = Some(delay);
+        self
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl From<Problems> for ApiError {
+    /// 422 with the list.
+    fn from(detail: Problems) -> Self {
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        Self { status, body: Body::Problems { detail }, retry_after: None }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body)).into_response();
+        if let Some(delay) = self.retry_after {
+            let seconds = delay.as_secs() + u64::from(delay.subsec_nanos() > 0);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// Gives a router the conventions of the whole surface: unknown paths and methods answer with JSON, and bodies end at
+/// [`MAX_BODY_BYTES`]. Call it when every route is there.
+pub fn with_conventions<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    router
+        .fallback(|| async { ApiError::not_found("Not Found") })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use axum::body::{Body, to_bytes};
+    use axum::http::Request;
+    use axum::routing::get;
+    use serde_json::{Value, json};
+    use tower::ServiceExt;
+
+    use super::super::fields::Flaw;
+    use super::*;
+
+    async fn parts(response: Response) -> (u16, Option<String>, String) {
+        let status = response.status().as_u16();
+        let kind = response.headers().get(header::CONTENT_TYPE);
+        let kind = kind.map(|value| value.to_str().unwrap().to_owned());
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        (status, kind, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn every_error_is_a_json_body_of_its_status() {
+        let problems = Problems::one(vec!["body".into()], Flaw::missing(), Value::Null);
+        for (error, status, body, text) in [
+            (ApiError::new(StatusCode::NOT_IMPLEMENTED, "no"), 501, r#"{"detail":"no"}"#, "HTTP 501: no"),
+            (ApiError::bad_request("bad"), 400, r#"{"detail":"bad"}"#, "HTTP 400: bad"),
+            (
+                ApiError::not_found("Thread t not found"),
+                404,
+                r#"{"detail":"Thread t not found"}"#,
+                "HTTP 404: Thread t not found",
+            ),
+            (
+                ApiError::conflict("busy", "run_active"),
+                409,
+                r#"{"detail":"busy","code":"run_active"}"#,
+                "HTTP 409: busy",
+            ),
+            (
+                ApiError::unauthorized("not_authenticated", "Authentication required"),
+                401,
+                r#"{"detail":{"code":"not_authenticated","message":"Authentication required"}}"#,
+                "HTTP 401: Authentication required",
+            ),
+            (
+                problems.into(),
+                422,
+                r#"{"detail":[{"type":"missing","loc":["body"],"msg":"Field required","input":null}]}"#,
+                "HTTP 422: the request is not valid",
+            ),
+        ] {
+            assert_eq!((error.to_string().as_str(), error.status().as_u16()), (text, status));
+            let json = Some("application/json".to_owned());
+            assert_eq!(parts(error.into_response()).await, (status, json, body.to_owned()));
+        }
+    }
+
+    #[test]
+    fn retry_after_is_in_whole_seconds_rounded_up() {
+        for (delay, expected) in [(0, "0"), (1, "1"), (1000, "1"), (29_001, "30")] {
+            let error = ApiError::conflict("busy", "busy").retry_after(Duration::from_millis(delay));
+            assert_eq!(error.into_response().headers()[header::RETRY_AFTER], expected);
+        }
+        assert!(!ApiError::bad_request("x").into_response().headers().contains_key(header::RETRY_AFTER));
+    }
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What an engine error of thread `t-1` becomes, and what was logged.
+    async fn mapped(error: &Error) -> (u16, String, String) {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let error = tracing::subscriber::with_default(subscriber, || {
+            ApiError::from_engine(&"t-1".into(), "Failed to get thread state", error)
+        });
+        let (status, _, body) = parts(error.into_response()).await;
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        (status, body, log)
+    }
+
+    /// Service reference, "HTTP mapping (threads router)".
+    #[tokio::test]
+    async fn engine_errors_map_as_the_reference_says() {
+        let (status, body, log) = mapped(&Error::ModeMismatch).await;
+        let detail = "Thread t-1: Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
+        let expected = json!({"detail": detail, "code": "checkpoint_mode_mismatch"});
+        assert_eq!(
+            (status, serde_json::from_str::<Value>(&body).unwrap(), log.as_str()),
+            (409, expected, "")
+        );
+
+        for text in [threadkeep::MODE_RECONFIGURATION, threadkeep::CADENCE_RECONFIGURATION] {
+            let (status, body, _) = mapped(&Error::Reconfiguration(text)).await;
+            assert_eq!((status, body), (503, json!({"detail": text}).to_string()));
+        }
+
+        for error in [
+            Error::Unavailable { saver: "sqlite", reason: "disk full".into() },
+            Error::corrupt("blobs", "bad checksum"),
+            Error::InvalidInput("odd".into()),
+        ] {
+            let (status, body, log) = mapped(&error).await;
+            assert_eq!((status, body.as_str()), (500, r#"{"detail":"Failed to get thread state"}"#));
+            for part in ["ERROR", "Failed to get thread state", "t-1", &error.to_string()] {
+                assert!(log.contains(part), "{part}: {log}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn unknown_paths_and_methods_answer_in_json() {
+        let app: Router = with_conventions(Router::new().route("/known", get(|| async { "" })));
+        for (method, path, status, body) in [
+            ("GET", "/unknown", 404, r#"{"detail":"Not Found"}"#),
+            ("POST", "/known", 405, r#"{"detail":"Method Not Allowed"}"#),
+            ("GET", "/known", 200, ""),
+        ] {
+            let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+            let response = app.clone().oneshot(request).await.unwrap();
+            if status == 405 {
+                assert_eq!(response.headers()[header::ALLOW], "GET,HEAD");
+            }
+            let (found, _, text) = parts(response).await;
+            assert_eq!((found, text.as_str()), (status, body), "{method} {path}");
+        }
+    }
+}

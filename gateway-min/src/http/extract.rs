@@ -1,0 +1,309 @@
+//! Extractors whose refusals are the service's error bodies.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use serde_json::{Map, Value};
+use threadkeep::id::ThreadId;
+
+use super::error::ApiError;
+use super::fields::{Fields, Flaw, FromFields, Loc, Pattern, Problems};
+
+/// The JSON body of a request. A missing `Content-Type` is taken for JSON, another one is refused.
+#[derive(Debug, Clone, Copy)]
+pub struct ApiJson<T>(pub T);
+
+/// The query of a request. Of a repeated parameter the last one counts.
+#[derive(Debug, Clone, Copy)]
+pub struct ApiQuery<T>(pub T);
+
+/// The path parameters of a request, for example [`ThreadPath`].
+#[derive(Debug, Clone, Copy)]
+pub struct ApiPath<T>(pub T);
+
+/// The path of a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThreadPath {
+    /// `{thread_id}`, which keeps to [`Pattern::THREAD_ID`].
+    pub thread_id: ThreadId,
+}
+
+impl FromFields for ThreadPath {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let thread_id = fields.field("thread_id").required().text_matching(&Pattern::THREAD_ID);
+        Self { thread_id: thread_id.unwrap_or_default().into() }
+    }
+}
+
+/// The path of a run of a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunPath {
+    /// `{thread_id}`, which keeps to [`Pattern::THREAD_ID`].
+    pub thread_id: ThreadId,
+    /// `{run_id}`: any text.
+    pub run_id: String,
+}
+
+impl FromFields for RunPath {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let ThreadPath { thread_id } = ThreadPath::from_fields(fields);
+        Self { thread_id, run_id: fields.field("run_id").required().text().unwrap_or_default() }
+    }
+}
+
+impl<S: Send + Sync, T: FromFields> FromRequest<S> for ApiJson<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let json = is_json(request.headers());
+        let body = Bytes::from_request(request, state).await.map_err(|error| match error.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "Request body is too large")
+            }
+            _ => ApiError::bad_request("Request body could not be read"),
+        })?;
+        read(whole(&body, json, T::BODY_OPTIONAL)?, "body").map(Self)
+    }
+}
+
+impl<S: Sync, T: FromFields> FromRequestParts<S> for ApiQuery<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let query = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
+            .map_err(|_| ApiError::bad_request("Query string could not be read"))?;
+        read(query.0.into_iter().map(|(key, value)| (key, value.into())).collect(), "query").map(Self)
+    }
+}
+
+impl<S: Send + Sync, T: FromFields> FromRequestParts<S> for ApiPath<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = RawPathParams::from_request_parts(parts, state)
+            .await
+            .map_err(|_| ApiError::bad_request("Path could not be read"))?;
+        read(path.iter().map(|(key, value)| (key.to_owned(), value.into())).collect(), "path").map(Self)
+    }
+}
+
+/// Reads the fields of this part of the request.
+fn read<T: FromFields>(values: Map<String, Value>, part: &str) -> Result<T, ApiError> {
+    let mut problems = Problems::default();
+    let value = T::from_fields(&mut Fields::new(values, vec![part.into()], &mut problems));
+    if problems.is_empty() { Ok(value) } else { Err(problems.into()) }
+}
+
+/// The body as an object.
+fn whole(body: &[u8], json: bool, optional: bool) -> Result<Map<String, Value>, ApiError> {
+    let refuse = |flaw, input| Err(Problems::one(vec!["body".into()], flaw, input).into());
+    if body.is_empty() {
+        return if optional { Ok(Map::new()) } else { refuse(Flaw::missing(), Value::Null) };
+    }
+    if !json {
+        return refuse(Flaw::no_object(), Value::Null);
+    }
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(values)) => Ok(values),
+        Ok(other) => refuse(Flaw::no_object(), other),
+        Err(error) => {
+            let loc = vec!["body".into(), Loc::Index(offset(body, &error))];
+            Err(Problems::one(loc, Flaw::json_invalid(&error), Value::Object(Map::new())).into())
+        }
+    }
+}
+
+/// Where in the body the error is, in bytes from its start.
+fn offset(body: &[u8], error: &serde_json::Error) -> usize {
+    let before = body.split_inclusive(|byte| *byte == b'\n').take(error.line().saturating_sub(1));
+    before.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return true };
+    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let essence = essence.to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use axum::extract::DefaultBodyLimit;
+    use axum::routing::{Router, post};
+    use serde_json::json;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    struct Limit(i64);
+
+    impl FromFields for Limit {
+        const BODY_OPTIONAL: bool = true;
+
+        fn from_fields(fields: &mut Fields<'_>) -> Self {
+            let limit = fields.field("limit").integer(&(1..=100)).unwrap_or(10);
+            fields.deny_others();
+            Self(limit)
+        }
+    }
+
+    struct Named(String);
+
+    impl FromFields for Named {
+        fn from_fields(fields: &mut Fields<'_>) -> Self {
+            Self(fields.field("name").required().text().unwrap_or_default())
+        }
+    }
+
+    fn app() -> Router {
+        Router::new()
+            .route(
+                "/limit",
+                post(|ApiQuery(query): ApiQuery<Limit>, ApiJson(body): ApiJson<Limit>| async move {
+                    format!("{} {}", query.0, body.0)
+                }),
+            )
+            .route("/named", post(|ApiJson(body): ApiJson<Named>| async move { body.0 }))
+            .route(
+                "/threads/{thread_id}",
+                post(|ApiPath(path): ApiPath<ThreadPath>| async move { path.thread_id.to_string() }),
+            )
+            .route(
+                "/threads/{thread_id}/runs/{run_id}",
+                post(|ApiPath(path): ApiPath<RunPath>| async move {
+                    format!("{} {}", path.thread_id, path.run_id)
+                }),
+            )
+            .layer(DefaultBodyLimit::max(100))
+    }
+
+    async fn send(path: &str, kind: Option<&str>, body: impl Into<Body>) -> (u16, String) {
+        let mut request = Request::builder().method("POST").uri(path);
+        if let Some(kind) = kind {
+            request = request.header(header::CONTENT_TYPE, kind);
+        }
+        let response = app().oneshot(request.body(body.into()).unwrap()).await.unwrap();
+        let status = response.status().as_u16();
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    /// The body of a 422 with one problem.
+    fn problem(item: &Value) -> (u16, Value) {
+        (422, json!({"detail": [item]}))
+    }
+
+    async fn refused(path: &str, kind: Option<&str>, body: &'static str) -> (u16, Value) {
+        let (status, text) = send(path, kind, body).await;
+        (status, serde_json::from_str(&text).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_body_is_read_whatever_way_json_is_announced() {
+        for kind in [
+            None,
+            Some("application/json"),
+            Some("Application/JSON; charset=utf-8"),
+            Some("application/merge-patch+json"),
+        ] {
+            assert_eq!(send("/limit", kind, r#"{"limit": 7}"#).await, (200, "10 7".into()), "{kind:?}");
+        }
+        let no_object = json!({
+            "type": "model_attributes_type", "loc": ["body"], "input": null,
+            "msg": "Input should be a valid dictionary or object to extract fields from",
+        });
+        for kind in ["text/plain", "application/x-www-form-urlencoded", "text/json", "application/jsonp", ""]
+        {
+            assert_eq!(refused("/limit", Some(kind), r#"{"limit": 7}"#).await, problem(&no_object), "{kind}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_no_object_is_a_422() {
+        let no_object = |input: Value| {
+            json!({
+                "type": "model_attributes_type", "loc": ["body"], "input": input,
+                "msg": "Input should be a valid dictionary or object to extract fields from",
+            })
+        };
+        for body in ["[1]", "\"text\"", "null", "3"] {
+            let input = serde_json::from_str(body).unwrap();
+            assert_eq!(refused("/named", None, body).await, problem(&no_object(input)), "{body}");
+        }
+        for (body, offset, reason) in [
+            ("{", 0, "EOF while parsing an object"),
+            ("{\"name\": nul}", 12, "expected ident"),
+            ("{\n \"name\":\n x}", 12, "expected value"),
+            ("{} {}", 3, "trailing characters"),
+            ("{\"name\": NaN}", 9, "expected value"),
+        ] {
+            let (status, answer) = refused("/named", None, body).await;
+            let item = &answer["detail"][0];
+            assert_eq!(
+                (status, &item["type"], &item["loc"]),
+                (422, &json!("json_invalid"), &json!(["body", offset])),
+                "{body}"
+            );
+            assert_eq!((&item["msg"], &item["input"]), (&json!("JSON decode error"), &json!({})));
+            assert!(item["ctx"]["error"].as_str().unwrap().contains(reason), "{body}: {item}");
+        }
+        assert_eq!(send("/named", None, &b"{\"name\": \"\xff\"}"[..]).await.0, 422, "not UTF-8");
+        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+        let refused = whole(deep.as_bytes(), true, false).unwrap_err();
+        assert_eq!(refused.status(), 422, "nested too deeply for the stack");
+    }
+
+    #[tokio::test]
+    async fn an_absent_body_is_missing_unless_the_route_does_without() {
+        assert_eq!(send("/limit", None, "").await, (200, "10 10".into()));
+        let missing = json!({"type": "missing", "loc": ["body"], "msg": "Field required", "input": null});
+        assert_eq!(refused("/named", Some("application/json"), "").await, problem(&missing));
+    }
+
+    #[tokio::test]
+    async fn problems_say_which_part_of_the_request_they_are_in() {
+        let item = |part: &str, input: Value| {
+            json!({
+                "type": "greater_than_equal", "loc": [part, "limit"], "input": input, "ctx": {"ge": 1},
+                "msg": "Input should be greater than or equal to 1",
+            })
+        };
+        assert_eq!(refused("/limit", None, r#"{"limit": 0}"#).await, problem(&item("body", json!(0))));
+        assert_eq!(refused("/limit?limit=0", None, "").await, problem(&item("query", json!("0"))));
+        assert_eq!(send("/limit?limit=3&limit=%35", None, "{}").await, (200, "5 10".into()));
+    }
+
+    #[tokio::test]
+    async fn a_thread_id_in_the_path_keeps_to_its_pattern() {
+        assert_eq!(send("/threads/a-Z_9", None, "").await, (200, "a-Z_9".into()));
+        assert_eq!(send("/threads/t/runs/a%20b.c", None, "").await, (200, "t a b.c".into()));
+        let pattern = "^[A-Za-z0-9_-]{1,64}$";
+        for (path, input) in [
+            ("/threads/a.b", "a.b".to_owned()),
+            ("/threads/a%2Fb", "a/b".to_owned()),
+            ("/threads/a.b/runs/r", "a.b".to_owned()),
+            (&*format!("/threads/{}", "a".repeat(65)), "a".repeat(65)),
+        ] {
+            let item = json!({
+                "type": "string_pattern_mismatch", "loc": ["path", "thread_id"], "input": input,
+                "msg": format!("String should match pattern '{pattern}'"), "ctx": {"pattern": pattern},
+            });
+            assert_eq!(refused(path, None, "").await, problem(&item), "{path}");
+        }
+        assert_eq!(
+            refused("/threads/%ff", None, "").await,
+            (400, json!({"detail": "Path could not be read"}))
+        );
+    }
+
+    #[tokio::test]
+    async fn a_body_above_the_limit_is_a_413() {
+        let body = format!(r#"{{"name": "{}"}}"#, "a".repeat(88));
+        assert_eq!(send("/named", None, body.clone()).await, (200, "a".repeat(88)));
+        let body = body.replace('{', "{ ");
+        let expected = r#"{"detail":"Request body is too large"}"#;
+        assert_eq!(send("/named", None, body).await, (413, expected.into()));
+    }
+}

@@ -1,0 +1,86 @@
+//! Reading the fields of a request, and the list of what is wrong with them.
+//!
+//! A route describes what it takes by implementing [`FromFields`]; the extractors of [`extract`](super::extract) apply
+//! it to a JSON body, a query string or a path. Every flaw becomes an item `{type, loc, msg, input, ctx?}` of a 422
+//! answer, in the vocabulary of the validation library that clients of the service know, and all of them are reported
+//! at once. As there, a text that spells a number or a boolean counts as one, which is what a query consists of.
+
+mod problem;
+mod read;
+
+use serde_json::{Map, Value};
+
+pub use problem::{Flaw, Loc, Problems};
+pub use read::Field;
+
+/// What a route takes: its body, its query or its path parameters.
+pub trait FromFields: Sized {
+    /// Whether a request without a body counts as one with the body `{}`.
+    const BODY_OPTIONAL: bool = false;
+
+    /// Takes the fields. What a refused field is replaced with does not matter: if any problem was reported, the value
+    /// is thrown away.
+    fn from_fields(fields: &mut Fields<'_>) -> Self;
+}
+
+/// The fields of an object of the request.
+#[derive(Debug)]
+pub struct Fields<'p> {
+    values: Map<String, Value>,
+    loc: Vec<Loc>,
+    problems: &'p mut Problems,
+}
+
+impl<'p> Fields<'p> {
+    /// The fields of `values`, which stands at `loc` in the request; flaws go to `problems`.
+    pub fn new(values: Map<String, Value>, loc: Vec<Loc>, problems: &'p mut Problems) -> Self {
+        Self { values, loc, problems }
+    }
+
+    /// Takes a field. It may be absent, but not null, unless the [`Field`] is told otherwise.
+    pub fn field(&mut self, name: &str) -> Field<'_> {
+        let mut loc = self.loc.clone();
+        loc.push(name.into());
+        Field::new(self.values.remove(name), loc, self.problems)
+    }
+
+    /// Refuses every field that was not taken.
+    pub fn deny_others(&mut self) {
+        for (name, value) in std::mem::take(&mut self.values) {
+            let loc = self.loc.iter().cloned().chain([Loc::Key(name)]).collect();
+            self.problems.add(loc, Flaw::extra_forbidden(), value);
+        }
+    }
+}
+
+/// A rule for a text.
+#[derive(Debug, Clone, Copy)]
+pub struct Pattern {
+    /// As a regular expression, for the client.
+    pub text: &'static str,
+    allowed: fn(char) -> bool,
+    max_len: usize,
+}
+
+impl Pattern {
+    /// The ids of threads (service conventions: `{thread_id}`).
+    pub const THREAD_ID: Self = Self {
+        text: "^[A-Za-z0-9_-]{1,64}$",
+        allowed: |c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'),
+        max_len: 64,
+    };
+    /// The names of agents, after `_` was replaced by `-` and capitals by small letters.
+    pub const AGENT_NAME: Self = Self {
+        text: "^[a-z0-9-]+$",
+        allowed: |c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-',
+        max_len: usize::MAX,
+    };
+
+    /// Whether the text keeps to the rule.
+    pub fn matches(&self, text: &str) -> bool {
+        !text.is_empty() && text.len() <= self.max_len && text.chars().all(self.allowed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! The items of a 422 answer.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Pattern;
+
+/// A step on the way to a value of the request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Loc {
+    /// The part of the request (`body`, `query`, `path`), or a key of an object.
+    Key(String),
+    /// A place in a list, from 0.
+    Index(usize),
+}
+
+impl From<&str> for Loc {
+    fn from(key: &str) -> Self {
+        Self::Key(key.to_owned())
+    }
+}
+
+impl From<usize> for Loc {
+    fn from(index: usize) -> Self {
+        Self::Index(index)
+    }
+}
+
+/// What is wrong with a value.
+#[derive(Debug, Clone)]
+pub struct Flaw {
+    kind: &'static str,
+    msg: String,
+    ctx: Option<Value>,
+}
+
+impl Flaw {
+    /// A flaw of this machine-readable kind (`type` in the answer) with this text for people.
+    pub fn new(kind: &'static str, msg: impl Into<String>) -> Self {
+        Self { kind, msg: msg.into(), ctx: None }
+    }
+
+    fn with(kind: &'static str, msg: String, ctx: Value) -> Self {
+        Self { kind, msg, ctx: Some(ctx) }
+    }
+
+    /// A required field is absent.
+    pub fn missing() -> Self {
+        Self::new("missing", "Field required")
+    }
+
+    /// A field that the route does not know.
+    pub fn extra_forbidden() -> Self {
+        Self::new("extra_forbidden", "Extra inputs are not permitted")
+    }
+
+    /// The body is not JSON.
+    pub fn json_invalid(error: &serde_json::Error) -> Self {
+        Self::with("json_invalid", "JSON decode error".into(), json!({"error": error.to_string()}))
+    }
+
+    /// The body is not an object, or is not sent as JSON.
+    pub fn no_object() -> Self {
+        Self::new(
+            "model_attributes_type",
+            "Input should be a valid dictionary or object to extract fields from",
+        )
+    }
+
+    /// Not one of these texts.
+    pub fn literal(allowed: &[&str]) -> Self {
+        let quoted: Vec<_> = allowed.iter().map(|text| format!("'{text}'")).collect();
+        let expected = match quoted.as_slice() {
+            [some @ .., last] if !some.is_empty() => format!("{} or {last}", some.join(", ")),
+            one => one.concat(),
+        };
+        let msg = format!("Input should be {expected}");
+        Self::with("literal_error", msg, json!({"expected": expected}))
+    }
+
+    /// A text that breaks the rule.
+    pub fn pattern(pattern: &Pattern) -> Self {
+        let msg = format!("String should match pattern '{}'", pattern.text);
+        Self::with("string_pattern_mismatch", msg, json!({"pattern": pattern.text}))
+    }
+
+    /// What is wrong with an integer outside of `range`, if it is.
+    pub(super) fn out_of_range(number: i64, range: &RangeInclusive<i64>) -> Option<Self> {
+        let (ge, le) = (range.start(), range.end());
+        if number < *ge {
+            let msg = format!("Input should be greater than or equal to {ge}");
+            Some(Self::with("greater_than_equal", msg, json!({"ge": ge})))
+        } else if number > *le {
+            let msg = format!("Input should be less than or equal to {le}");
+            Some(Self::with("less_than_equal", msg, json!({"le": le})))
+        } else {
+            None
+        }
+    }
+
+    /// What is wrong with a text of so many characters, if it is.
+    pub(super) fn bad_length(length: usize, range: &RangeInclusive<usize>) -> Option<Self> {
+        let (min, max) = (*range.start(), *range.end());
+        let characters =
+            |count| if count == 1 { "1 character".to_owned() } else { format!("{count} characters") };
+        if length < min {
+            let msg = format!("String should have at least {}", characters(min));
+            Some(Self::with("string_too_short", msg, json!({"min_length": min})))
+        } else if length > max {
+            let msg = format!("String should have at most {}", characters(max));
+            Some(Self::with("string_too_long", msg, json!({"max_length": max})))
+        } else {
+            None
+        }
+    }
+}
+
+#[derive(Clone, Serialize)]
+struct Problem {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    loc: Vec<Loc>,
+    msg: String,
+    input: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctx: Option<Value>,
+}
+
+impl fmt::Debug for Problem {
+    /// Without the input, which may hold a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {:?}", self.kind, self.loc)
+    }
+}
+
+/// What is wrong with a request. Serialises to the list of a 422 answer.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(transparent)]
+pub struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// One problem: the value `input` at `loc` has this flaw.
+    pub fn one(loc: Vec<Loc>, flaw: Flaw, input: Value) -> Self {
+        let mut problems = Self::default();
+        problems.add(loc, flaw, input);
+        problems
+    }
+
+    /// Adds a problem: the value `input` at `loc` has this flaw.
+    pub fn add(&mut self, loc: Vec<Loc>, flaw: Flaw, input: Value) {
+        let Flaw { kind, msg, ctx } = flaw;
+        self.0.push(Problem { kind, loc, msg, input, ctx });
+    }
+
+    /// Whether nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

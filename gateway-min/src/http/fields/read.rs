@@ -1,0 +1,195 @@
+//! Turning the value of a field into what the route needs.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use super::{Fields, Flaw, Loc, Pattern, Problems};
+
+/// A field that was taken from its object. Each way to read it gives none if the field is absent, or if it was refused
+/// and the problem reported.
+#[derive(Debug)]
+#[must_use = "a field that is not read is not checked"]
+pub struct Field<'p> {
+    value: Option<Value>,
+    loc: Vec<Loc>,
+    problems: &'p mut Problems,
+}
+
+/// A value, or what is wrong with it.
+type Read<T> = Result<T, (Flaw, Value)>;
+
+impl<'p> Field<'p> {
+    pub(super) fn new(value: Option<Value>, loc: Vec<Loc>, problems: &'p mut Problems) -> Self {
+        Self { value, loc, problems }
+    }
+
+    /// Reports the field if it is absent.
+    pub fn required(self) -> Self {
+        if self.value.is_none() {
+            self.problems.add(self.loc.clone(), Flaw::missing(), Value::Null);
+        }
+        self
+    }
+
+    /// Takes null for absent.
+    pub fn nullable(mut self) -> Self {
+        self.value = self.value.filter(|value| !value.is_null());
+        self
+    }
+
+    /// The value as `read` makes it; a flaw that it returns is reported.
+    pub fn read<T>(self, read: impl FnOnce(Value) -> Read<T>) -> Option<T> {
+        match read(self.value?) {
+            Ok(value) => Some(value),
+            Err((flaw, input)) => {
+                self.problems.add(self.loc, flaw, input);
+                None
+            }
+        }
+    }
+
+    /// Any value.
+    pub fn any(self) -> Option<Value> {
+        self.value
+    }
+
+    /// A text.
+    pub fn text(self) -> Option<String> {
+        self.read(text)
+    }
+
+    /// A text of so many characters.
+    pub fn text_sized(self, range: &RangeInclusive<usize>) -> Option<String> {
+        self.read(|value| {
+            let text = text(value)?;
+            match Flaw::bad_length(text.chars().count(), range) {
+                Some(flaw) => Err((flaw, text.into())),
+                None => Ok(text),
+            }
+        })
+    }
+
+    /// A text that keeps to the rule.
+    pub fn text_matching(self, pattern: &Pattern) -> Option<String> {
+        self.read(|value| {
+            let text = text(value)?;
+            if pattern.matches(&text) { Ok(text) } else { Err((Flaw::pattern(pattern), text.into())) }
+        })
+    }
+
+    /// One of these texts.
+    pub fn one_of(self, allowed: &[&'static str]) -> Option<&'static str> {
+        self.read(|value| match allowed.iter().find(|text| value == **text) {
+            Some(text) => Ok(*text),
+            None => Err((Flaw::literal(allowed), value)),
+        })
+    }
+
+    /// An integer of this range; also a number without a fraction, or the text of an integer.
+    pub fn integer(self, range: &RangeInclusive<i64>) -> Option<i64> {
+        self.read(|value| {
+            let number = integer(&value).map_err(|flaw| (flaw, value.clone()))?;
+            match Flaw::out_of_range(number, range) {
+                Some(flaw) => Err((flaw, value)),
+                None => Ok(number),
+            }
+        })
+    }
+
+    /// A boolean; also 0 or 1, or one of the usual words for it.
+    pub fn flag(self) -> Option<bool> {
+        self.read(|value| flag(&value).map_err(|flaw| (flaw, value)))
+    }
+
+    /// An object.
+    pub fn object(self) -> Option<Map<String, Value>> {
+        self.read(object)
+    }
+
+    /// An object, to read its fields.
+    pub fn fields(self) -> Option<Fields<'p>> {
+        match object(self.value?) {
+            Ok(values) => Some(Fields::new(values, self.loc, self.problems)),
+            Err((flaw, input)) => {
+                self.problems.add(self.loc, flaw, input);
+                None
+            }
+        }
+    }
+
+    /// A list of texts. One that is not a text is reported at its place.
+    pub fn texts(self) -> Option<Vec<String>> {
+        let list = match self.value? {
+            Value::Array(list) => list,
+            other => {
+                let flaw = Flaw::new("list_type", "Input should be a valid list");
+                self.problems.add(self.loc, flaw, other);
+                return None;
+            }
+        };
+        let mut texts = Vec::with_capacity(list.len());
+        for (index, value) in list.into_iter().enumerate() {
+            let loc = self.loc.iter().cloned().chain([index.into()]).collect();
+            texts.extend(Field::new(Some(value), loc, self.problems).text());
+        }
+        Some(texts)
+    }
+}
+
+fn text(value: Value) -> Read<String> {
+    match value {
+        Value::String(text) => Ok(text),
+        other => Err((Flaw::new("string_type", "Input should be a valid string"), other)),
+    }
+}
+
+fn object(value: Value) -> Read<Map<String, Value>> {
+    match value {
+        Value::Object(map) => Ok(map),
+        other => Err((Flaw::new("dict_type", "Input should be a valid dictionary"), other)),
+    }
+}
+
+fn integer(value: &Value) -> Result<i64, Flaw> {
+    const INTEGER: &str = "Input should be a valid integer";
+    match value {
+        Value::Number(number) => {
+            if let Some(number) = number.as_i64() {
+                return Ok(number);
+            }
+            match number.as_f64() {
+                // Saturates beyond what a range can name.
+                #[allow(clippy::cast_possible_truncation)]
+                Some(float) if float.fract() == 0.0 => Ok(float as i64),
+                _ => Err(Flaw::new(
+                    "int_from_float",
+                    format!("{INTEGER}, got a number with a fractional part"),
+                )),
+            }
+        }
+        Value::String(text) => text.trim().parse().map_err(|_| {
+            Flaw::new("int_parsing", format!("{INTEGER}, unable to parse string as an integer"))
+        }),
+        _ => Err(Flaw::new("int_type", INTEGER)),
+    }
+}
+
+fn flag(value: &Value) -> Result<bool, Flaw> {
+    const BOOLEAN: &str = "Input should be a valid boolean";
+    let unclear = || Flaw::new("bool_parsing", format!("{BOOLEAN}, unable to interpret input"));
+    match value {
+        Value::Bool(flag) => Ok(*flag),
+        Value::Number(number) => match number.as_i64() {
+            Some(0) => Ok(false),
+            Some(1) => Ok(true),
+            _ => Err(unclear()),
+        },
+        Value::String(text) => match text.to_ascii_lowercase().as_str() {
+            "0" | "off" | "f" | "false" | "n" | "no" => Ok(false),
+            "1" | "on" | "t" | "true" | "y" | "yes" => Ok(true),
+            _ => Err(unclear()),
+        },
+        _ => Err(Flaw::new("bool_type", BOOLEAN)),
+    }
+}

@@ -1,0 +1,197 @@
+// A closure, since the method itself is not general over the lifetime of the field.
+#![allow(clippy::redundant_closure_for_method_calls)]
+
+use serde::Serialize;
+use serde_json::json;
+
+use super::*;
+
+type Reader<T> = fn(Field<'_>) -> Option<T>;
+
+/// What `read` makes of the field `x` of `body`, and the problems.
+fn read<T>(body: Value, read: Reader<T>) -> (Option<T>, Value) {
+    let Value::Object(values) = body else { panic!("not an object: {body}") };
+    let mut problems = Problems::default();
+    let value = read(Fields::new(values, vec!["body".into()], &mut problems).field("x"));
+    (value, json!(problems))
+}
+
+/// Checks what `x` reads as.
+fn accepts<T: Serialize>(reader: Reader<T>, cases: &[(Value, Value)]) {
+    for (input, expected) in cases {
+        let (value, problems) = read(json!({"x": input}), reader);
+        assert_eq!((json!(value), problems), (expected.clone(), json!([])), "{input}");
+    }
+}
+
+/// Checks that each of these is refused with this type, text and context.
+fn refuses<T: Serialize>(reader: Reader<T>, kind: &str, msg: &str, ctx: &Value, inputs: &[Value]) {
+    for input in inputs {
+        let (value, problems) = read(json!({"x": input}), reader);
+        let mut item = json!({"type": kind, "loc": ["body", "x"], "msg": msg, "input": input});
+        if !ctx.is_null() {
+            item["ctx"] = ctx.clone();
+        }
+        assert_eq!((json!(value), problems), (Value::Null, json!([item])), "{input}");
+    }
+}
+
+fn same(values: &[Value]) -> Vec<(Value, Value)> {
+    values.iter().map(|value| (value.clone(), value.clone())).collect()
+}
+
+const NULL: Value = Value::Null;
+
+#[test]
+fn texts_are_read_or_refused() {
+    const TEXT: &str = "Input should be a valid string";
+    accepts(|f| f.text(), &same(&[json!("a"), json!("")]));
+    refuses(|f| f.text(), "string_type", TEXT, &NULL, &[json!(1), NULL, json!(["a"]), json!(true)]);
+
+    let sized: Reader<String> = |f| f.text_sized(&(1..=3));
+    accepts(sized, &same(&[json!("a"), json!("\u{e4}\u{e4}\u{e4}")]));
+    let msg = "String should have at least 1 character";
+    refuses(sized, "string_too_short", msg, &json!({"min_length": 1}), &[json!("")]);
+    let msg = "String should have at most 3 characters";
+    refuses(sized, "string_too_long", msg, &json!({"max_length": 3}), &[json!("abcd")]);
+    refuses(sized, "string_type", TEXT, &NULL, &[json!(7)]);
+
+    let id: Reader<String> = |f| f.text_matching(&Pattern::THREAD_ID);
+    accepts(id, &same(&[json!("aZ_-09"), json!("a".repeat(64))]));
+    let ctx = json!({"pattern": "^[A-Za-z0-9_-]{1,64}$"});
+    let bad = ["", &"a".repeat(65), "a/b", "a.b", "a\n", "\u{e4}"].map(|text| json!(text));
+    let msg = "String should match pattern '^[A-Za-z0-9_-]{1,64}$'";
+    refuses(id, "string_pattern_mismatch", msg, &ctx, &bad);
+    refuses(id, "string_type", TEXT, &NULL, &[json!(7)]);
+}
+
+#[test]
+fn one_of_names_what_is_allowed() {
+    accepts(|f| f.one_of(&["a", "b", "c"]), &same(&[json!("a"), json!("c")]));
+    let refused = |reader: Reader<&'static str>, expected: &str| {
+        let msg = format!("Input should be {expected}");
+        let ctx = json!({"expected": expected});
+        refuses(reader, "literal_error", &msg, &ctx, &[json!("A"), json!(1), NULL]);
+    };
+    refused(|f| f.one_of(&["a"]), "'a'");
+    refused(|f| f.one_of(&["a", "b"]), "'a' or 'b'");
+    refused(|f| f.one_of(&["a", "b", "c"]), "'a', 'b' or 'c'");
+}
+
+#[test]
+fn integers_are_read_or_refused() {
+    let reader: Reader<i64> = |f| f.integer(&(1..=100));
+    accepts(reader, &same(&[json!(1), json!(100)]));
+    accepts(reader, &[(json!(5.0), json!(5)), (json!("7"), json!(7)), (json!(" 7 "), json!(7))]);
+    let small = [json!(0), json!(-5), json!("0"), json!(-1e300)];
+    let msg = "Input should be greater than or equal to 1";
+    refuses(reader, "greater_than_equal", msg, &json!({"ge": 1}), &small);
+    let great = [json!(101), json!(u64::MAX), json!(1e300)];
+    refuses(
+        reader,
+        "less_than_equal",
+        "Input should be less than or equal to 100",
+        &json!({"le": 100}),
+        &great,
+    );
+    let msg = "Input should be a valid integer";
+    refuses(reader, "int_type", msg, &NULL, &[json!(true), NULL, json!([1])]);
+    let fraction = format!("{msg}, got a number with a fractional part");
+    refuses(reader, "int_from_float", &fraction, &NULL, &[json!(1.5)]);
+    let text = format!("{msg}, unable to parse string as an integer");
+    refuses(reader, "int_parsing", &text, &NULL, &[json!("x"), json!(""), json!("1.0")]);
+}
+
+#[test]
+fn booleans_are_read_or_refused() {
+    let yes =
+        [json!(true), json!(1), json!("1"), json!("True"), json!("on"), json!("t"), json!("y"), json!("yes")];
+    let no = [
+        json!(false),
+        json!(0),
+        json!("0"),
+        json!("FALSE"),
+        json!("off"),
+        json!("f"),
+        json!("n"),
+        json!("no"),
+    ];
+    accepts(|f| f.flag(), &yes.map(|input| (input, json!(true))));
+    accepts(|f| f.flag(), &no.map(|input| (input, json!(false))));
+    let msg = "Input should be a valid boolean";
+    refuses(|f| f.flag(), "bool_type", msg, &NULL, &[NULL, json!([])]);
+    let unclear = format!("{msg}, unable to interpret input");
+    refuses(
+        |f| f.flag(),
+        "bool_parsing",
+        &unclear,
+        &NULL,
+        &[json!(2), json!(0.5), json!("maybe"), json!("")],
+    );
+}
+
+#[test]
+fn containers_are_read_or_refused() {
+    accepts(|f| f.object(), &same(&[json!({}), json!({"a": 1})]));
+    let msg = "Input should be a valid dictionary";
+    refuses(|f| f.object(), "dict_type", msg, &NULL, &[json!([]), json!("{}"), NULL]);
+    accepts(|f| f.texts(), &same(&[json!([]), json!(["a", "b"])]));
+    let msg = "Input should be a valid list";
+    refuses(|f| f.texts(), "list_type", msg, &NULL, &[json!({}), json!("a"), NULL]);
+    let (_, problems) = read(json!({"x": ["a", 1, null]}), |f| f.texts());
+    let item = |place: usize, input: Value| {
+        let msg = "Input should be a valid string";
+        json!({"type": "string_type", "loc": ["body", "x", place], "msg": msg, "input": input})
+    };
+    assert_eq!(problems, json!([item(1, json!(1)), item(2, NULL)]));
+}
+
+#[test]
+fn an_absent_field_is_none_unless_it_is_required() {
+    assert_eq!(read(json!({}), |f| f.text()), (None, json!([])));
+    assert_eq!(read(json!({"x": null}), |field| field.nullable().text()), (None, json!([])));
+    assert_eq!(read(json!({"x": null}), |f| f.any()), (Some(Value::Null), json!([])));
+    let missing = json!([{"type": "missing", "loc": ["body", "x"], "msg": "Field required", "input": null}]);
+    assert_eq!(read(json!({}), |field| field.required().text()), (None, missing));
+    assert_eq!(read(json!({"x": "a"}), |field| field.required().text()), (Some("a".into()), json!([])));
+}
+
+#[test]
+fn nested_fields_have_their_full_place_and_all_problems_are_reported() {
+    let Value::Object(values) = json!({"inner": {"n": 0, "other": 1}, "more": [], "text": 3}) else {
+        panic!()
+    };
+    let mut problems = Problems::default();
+    let mut fields = Fields::new(values, vec!["body".into()], &mut problems);
+    assert_eq!(fields.field("text").text(), None);
+    let mut inner = fields.field("inner").fields().unwrap();
+    assert_eq!(inner.field("n").integer(&(1..=9)), None);
+    inner.deny_others();
+    fields.deny_others();
+    let found: Vec<_> =
+        json!(problems).as_array().unwrap().iter().map(|p| (p["type"].clone(), p["loc"].clone())).collect();
+    assert_eq!(
+        found,
+        [
+            (json!("string_type"), json!(["body", "text"])),
+            (json!("greater_than_equal"), json!(["body", "inner", "n"])),
+            (json!("extra_forbidden"), json!(["body", "inner", "other"])),
+            (json!("extra_forbidden"), json!(["body", "more"])),
+        ]
+    );
+    let mut problems = Problems::default();
+    let Value::Object(values) = json!({"inner": []}) else { panic!() };
+    assert!(Fields::new(values, vec![], &mut problems).field("inner").fields().is_none());
+    assert_eq!(json!(problems)[0]["type"], "dict_type");
+}
+
+#[test]
+fn an_item_has_its_keys_in_the_order_of_the_reference_and_its_debug_form_keeps_the_input_back() {
+    let problems = Problems::one(vec!["body".into(), 3.into()], Flaw::literal(&["a"]), json!("hunter2"));
+    assert_eq!(
+        serde_json::to_string(&problems).unwrap(),
+        r#"[{"type":"literal_error","loc":["body",3],"msg":"Input should be 'a'","input":"hunter2","ctx":{"expected":"'a'"}}]"#
+    );
+    assert!(!format!("{problems:?}").contains("hunter2"), "{problems:?}");
+    assert!(Problems::default().is_empty() && !problems.is_empty());
+}

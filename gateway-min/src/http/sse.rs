@@ -1,0 +1,226 @@
+//! A run's stream as an HTTP answer: server-sent events.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::StreamExt;
+use serde_json::Value;
+use threadkeep::id::ThreadId;
+
+use crate::runs::bridge::{Event, Frame, Gap, Subscription};
+
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// The answer that follows `subscription`. It closes after the `end` frame, or without one after a `gap` frame.
+///
+/// The headers keep proxies from holding frames back, and tell a client which run it follows and where it can come back
+/// to it (service reference, "Run routes").
+pub fn response(subscription: Subscription, thread: &ThreadId, run_id: &str) -> Response {
+    let frames = subscription.map(|frame| Ok::<_, Infallible>(encode(&frame)));
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (header::CONNECTION, HeaderValue::from_static("keep-alive")),
+        (X_ACCEL_BUFFERING, HeaderValue::from_static("no")),
+    ];
+    (headers, run_headers(thread, run_id), Body::from_stream(frames)).into_response()
+}
+
+/// The headers by which clients find a run that an answer is about.
+///
+/// - `Content-Location`: the run. Clients take its id from the end, so nothing follows it.
+/// - `Location`: its stream, to reconnect to. Clients append it to the base address of the API, which ends in `/api`.
+pub fn run_headers(thread: &ThreadId, run_id: &str) -> HeaderMap {
+    let run = format!("/threads/{thread}/runs/{run_id}");
+    let places =
+        [(header::CONTENT_LOCATION, format!("/api{run}")), (header::LOCATION, format!("{run}/stream"))];
+    // Ids that this gateway makes fit into a header; a path that does not is not announced.
+    places.into_iter().filter_map(|(name, place)| Some((name, place.try_into().ok()?))).collect()
+}
+
+/// The `Last-Event-ID` of a client that comes back.
+pub fn last_event_id(headers: &HeaderMap) -> Option<&str> {
+    headers.get(LAST_EVENT_ID)?.to_str().ok()
+}
+
+fn encode(frame: &Frame) -> Bytes {
+    match frame {
+        Frame::Event(event) => encode_event(event),
+        Frame::Gap(gap) => format!("event: gap\ndata: {}\n\n", gap_data(gap)).into(),
+        // One newline: the decoder of the JavaScript client takes an empty line after a comment for an empty event.
+        Frame::Heartbeat => Bytes::from_static(b": heartbeat\n"),
+        Frame::End => Bytes::from_static(b"event: end\ndata: null\n\n"),
+    }
+}
+
+fn encode_event(event: &Event) -> Bytes {
+    let Event { id, name, data } = event;
+    // Node names become part of event names; a line break in one would forge a field.
+    let name = name.replace(['\r', '\n'], " ");
+    let id = id.to_string();
+    let parts = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\nid: ", id.as_bytes(), b"\n\n"];
+    parts.concat().into()
+}
+
+fn gap_data(gap: &Gap) -> String {
+    let run_id = Value::from(&*gap.run_id);
+    let requested = Value::from(gap.requested.map(|id| id.to_string()));
+    let (earliest, latest) = (gap.earliest, gap.latest);
+    format!(
+        r#"{{"code":"stream_replay_gap","run_id":{run_id},"requested_event_id":{requested},"earliest_available_event_id":"{earliest}","latest_available_event_id":"{latest}","recovery":"reload_durable_state"}}"#
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::to_bytes;
+    use serde_json::json;
+    use threadkeep::id::Clock;
+
+    use super::*;
+    use crate::runs::bridge::{BridgeOptions, EventId, Publisher, StreamBridge};
+
+    struct Fixed;
+
+    impl Clock for Fixed {
+        fn now_ms(&self) -> u64 {
+            1_700_000_000_000
+        }
+    }
+
+    fn run(size: usize) -> (StreamBridge, Publisher) {
+        let options = BridgeOptions { queue_maxsize: size, ..BridgeOptions::default() };
+        let bridge = StreamBridge::with_clock(options, Fixed);
+        let publisher = bridge.open("run-1");
+        (bridge, publisher)
+    }
+
+    async fn text(response: Response) -> String {
+        String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_bytes_of_a_stream_are_exactly_these() {
+        let (bridge, run) = run(8);
+        run.publish("metadata", &json!({"run_id": "run-1", "thread_id": "t"}));
+        run.publish("values", &json!({"messages": [{"content": "z\u{fc}rich\n\u{1f980}\r\n\u{2028}"}]}));
+        run.publish("messages|task:1", &json!([{"content": ""}, {}]));
+        let response = response(bridge.subscribe("run-1", None), &"t".into(), "run-1");
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(31)).await;
+            run.publish("error", &json!({"message": "boom", "name": "RuntimeError"}));
+            run.end();
+        });
+        assert_eq!(
+            text(response).await,
+            concat!(
+                "event: metadata\ndata: {\"run_id\":\"run-1\",\"thread_id\":\"t\"}\nid: 1700000000000-0\n\n",
+                "event: values\ndata: {\"messages\":[{\"content\":\"z\u{fc}rich\\n\u{1f980}\\r\\n\u{2028}\"}]}\n",
+                "id: 1700000000000-1\n\n",
+                "event: messages|task:1\ndata: [{\"content\":\"\"},{}]\nid: 1700000000000-2\n\n",
+                ": heartbeat\n",
+                ": heartbeat\n",
+                "event: error\ndata: {\"message\":\"boom\",\"name\":\"RuntimeError\"}\nid: 1700000000000-3\n\n",
+                "event: end\ndata: null\n\n",
+            )
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gap_closes_the_answer_without_an_end() {
+        let (bridge, run) = run(2);
+        for n in 0..5 {
+            run.publish("custom", &json!(n));
+        }
+        run.end();
+        let subscription = bridge.subscribe("run-1", Some("1700000000000-1"));
+        assert_eq!(
+            text(response(subscription, &"t".into(), "run-1")).await,
+            concat!(
+                "event: gap\ndata: {\"code\":\"stream_replay_gap\",\"run_id\":\"run-1\",",
+                "\"requested_event_id\":\"1700000000000-1\",\"earliest_available_event_id\":\"1700000000000-3\",",
+                "\"latest_available_event_id\":\"1700000000000-4\",\"recovery\":\"reload_durable_state\"}\n\n",
+            )
+        );
+    }
+
+    #[test]
+    fn the_data_of_a_gap_is_json_whatever_the_run_is_called_and_whether_or_not_an_event_was_seen() {
+        let id = |seq| EventId { unix_ms: 1, seq };
+        let gap = Gap { run_id: "a\"b\n".into(), requested: None, earliest: id(2), latest: id(3) };
+        let data = gap_data(&gap);
+        assert!(!data.contains('\n'));
+        assert_eq!(
+            serde_json::from_str::<Value>(&data).unwrap(),
+            json!({
+                "code": "stream_replay_gap", "run_id": "a\"b\n", "requested_event_id": null,
+                "earliest_available_event_id": "1-2", "latest_available_event_id": "1-3",
+                "recovery": "reload_durable_state",
+            })
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unknown_run_is_one_end_frame() {
+        let (bridge, _run) = run(2);
+        let response = response(bridge.subscribe("gone", Some("1-1")), &"t".into(), "gone");
+        assert_eq!(text(response).await, "event: end\ndata: null\n\n");
+    }
+
+    #[test]
+    fn an_event_name_cannot_forge_a_field() {
+        let id = EventId { unix_ms: 1, seq: 0 };
+        let event = Event { id, name: "values|a\r\ndata: x".into(), data: "1".into() };
+        assert_eq!(encode_event(&event), "event: values|a  data: x\ndata: 1\nid: 1-0\n\n");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_headers_are_those_of_the_reference() {
+        let (bridge, _run) = run(2);
+        let response = response(bridge.subscribe("run-1", None), &"t-1".into(), "run-1");
+        assert_eq!(response.status(), 200);
+        let found: Vec<_> =
+            response.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        for expected in [
+            ("content-type", "text/event-stream"),
+            ("cache-control", "no-cache"),
+            ("connection", "keep-alive"),
+            ("x-accel-buffering", "no"),
+            ("content-location", "/api/threads/t-1/runs/run-1"),
+            ("location", "/threads/t-1/runs/run-1/stream"),
+        ] {
+            assert!(found.contains(&expected), "{expected:?} in {found:?}");
+        }
+        assert_eq!(found.len(), 6, "{found:?}");
+    }
+
+    #[test]
+    fn a_run_whose_id_fits_no_header_is_not_announced() {
+        assert_eq!(run_headers(&"t".into(), "a\nb"), HeaderMap::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_the_client_drops_abandons_the_run_it_owns() {
+        let (bridge, run) = run(2);
+        drop(response(bridge.subscribe("run-1", None), &"t".into(), "run-1"));
+        assert!(!run.abandoned().is_cancelled());
+        drop(response(bridge.subscribe("run-1", None).owning(), &"t".into(), "run-1"));
+        assert!(run.abandoned().is_cancelled());
+    }
+
+    #[test]
+    fn the_last_event_id_is_what_the_client_sent() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(last_event_id(&headers), None);
+        headers.insert("Last-Event-ID", HeaderValue::from_static("-1"));
+        assert_eq!(last_event_id(&headers), Some("-1"));
+        headers.insert("Last-Event-ID", HeaderValue::from_bytes(b"\xff").unwrap());
+        assert_eq!(last_event_id(&headers), None);
+    }
+}

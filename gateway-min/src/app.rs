@@ -188,8 +188,9 @@ impl App {
         Ok(model)
     }
 
-    /// Stops: takes no new runs, interrupts those at work, waits for their last writes, closes the stores.
-    pub async fn stop(&self) {
+    /// Takes no new runs, interrupts those at work and waits for their last writes: the first part of stopping, while
+    /// clients still get the end of their streams.
+    pub async fn stop_runs(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let runs = self.local_runs.all();
         for run in &runs {
@@ -201,11 +202,12 @@ impl App {
             }
         };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::warn!(
-                seconds = DRAIN.as_secs(),
-                "runs did not stop in time; the next start recovers them"
-            );
+            tracing::warn!(seconds = DRAIN.as_secs(), "runs did not stop in time; the next start recovers them");
         }
+    }
+
+    /// Closes the stores: the last part of stopping.
+    pub async fn close(&self) {
         self.store.close().await;
         if let Some(sqlite) = &self.sqlite {
             if let Err(error) = sqlite.close().await {

@@ -1,2 +1,111 @@
 //! The `threadkeep` binary.
-fn main() {}
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use threadkeep::mode::ModeRegister;
+use threadkeep_gateway::app::App;
+use threadkeep_gateway::config::{ConfigHandle, LoadOptions};
+use threadkeep_gateway::http;
+use tracing_subscriber::EnvFilter;
+
+/// Keeps the state of agent conversations as checkpoints, and serves agents that run on them.
+///
+/// Without a configuration file everything has a default: an embedded SQLite below `.svc`, and a demo model that needs
+/// no API key. `config.example.yaml` shows every setting.
+#[derive(Debug, Parser)]
+#[command(name = "threadkeep", version, after_help = "\
+Examples:
+  threadkeep serve                              serve on http://127.0.0.1:8001
+  threadkeep serve --config prod.yaml --port 80 with a configuration of your own
+  RUST_LOG=debug threadkeep serve               say more on stderr
+
+Exit codes: 0 after an orderly stop, 1 after an error, 2 for a wrong command line.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the HTTP gateway until interrupted.
+    Serve {
+        /// The configuration file; else SVC_CONFIG_PATH, else config.yaml in the project root.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// The address to listen on.
+        #[arg(long, env = "GATEWAY_HOST", default_value = "127.0.0.1")]
+        host: IpAddr,
+        /// The port to listen on; 0 takes a free one and says which.
+        #[arg(long, env = "GATEWAY_PORT", default_value_t = 8001)]
+        port: u16,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match cli.command {
+        Command::Serve { config, host, port } => runtime.block_on(serve(config, SocketAddr::new(host, port))),
+    }
+}
+
+async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<()> {
+    let options = LoadOptions::from_process(config)?;
+    let config = tokio::task::spawn_blocking(move || ConfigHandle::open(&options)).await??;
+    let app = App::start(config, Arc::new(ModeRegister::new())).await?;
+    let listener = tokio::net::TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}; is another gateway running? --port chooses another port"))?;
+    let address = listener.local_addr()?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "listening beyond this machine, and there is no authentication: anybody who reaches the port is the administrator");
+    }
+    tracing::info!("serving on http://{address}, API at http://{address}/api, description at http://{address}/openapi.json");
+    let router = http::router(Arc::clone(&app));
+    let stopping = {
+        let app = Arc::clone(&app);
+        async move {
+            interrupted().await;
+            tracing::info!("stopping: runs are interrupted, their last writes awaited");
+            app.stop_runs().await;
+        }
+    };
+    axum::serve(listener, router).with_graceful_shutdown(stopping).await?;
+    app.close().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Waits for Ctrl-C or, on Unix, SIGTERM.
+async fn interrupted() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    // Without a handler the process ends as the system decides.
+    let _ = tokio::signal::ctrl_c().await;
+}

@@ -466,7 +466,7 @@ async fn a_stopping_gateway_interrupts_its_runs_and_takes_no_new_ones() {
     gate("stop").reached().await;
     let stopping = tokio::spawn({
         let app = Arc::clone(&gateway.app);
-        async move { app.stop().await }
+        async move { app.stop_runs().await }
     });
     let names: Vec<String> = frames(created.stream).await.into_iter().map(|(name, _)| name).collect();
     assert_eq!(names.last().map(String::as_str), Some("end"));

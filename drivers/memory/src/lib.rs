@@ -1,1 +1,258 @@
-//! Placeholder.
+#![doc = include_str!("../README.md")]
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use async_trait::async_trait;
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
+use threadkeep::saver::fallback::HistoryWalk;
+use threadkeep::saver::{Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Saver, StepCommit};
+use threadkeep::value::ChannelValue;
+use threadkeep::{Error, Result};
+
+/// The checkpoints of a namespace. The rows in a tuple's `writes` are those of the tasks that ran from it.
+type Chain = BTreeMap<CheckpointId, CheckpointTuple>;
+type Threads = HashMap<ThreadId, BTreeMap<Namespace, Chain>>;
+
+/// A store in memory. Cloning makes another handle on the same store.
+#[derive(Clone, Default)]
+pub struct MemorySaver {
+    // One lock for everything, so that each method is one atomic change. It is held only while rows are looked up,
+    // cloned (which shares the values) or put in place, and never across an await.
+    threads: Arc<RwLock<Threads>>,
+}
+
+impl fmt::Debug for MemorySaver {
+    /// Shows no content: it is what people said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemorySaver").field("threads", &self.read().len()).finish()
+    }
+}
+
+impl MemorySaver {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Damages the store, for tests: takes a checkpoint away and leaves everything that refers to it.
+    /// Returns whether it was there.
+    pub fn lose_checkpoint(&self, key: &CheckpointKey) -> bool {
+        self.write().get_mut(&key.thread).and_then(|t| t.get_mut(&key.namespace)?.remove(&key.id)).is_some()
+    }
+
+    /// Damages the store, for tests: takes the writes of a task away from under the checkpoint it ran from.
+    /// Returns whether they were there.
+    pub fn lose_writes(&self, at: &CheckpointKey, task: TaskId) -> bool {
+        let mut threads = self.write();
+        let Some(tuple) = tuple_mut(&mut threads, at) else { return false };
+        let before = tuple.writes.len();
+        tuple.writes.retain(|row| row.task != task);
+        tuple.writes.len() < before
+    }
+
+    /// Damages the store, for tests: makes a root of a checkpoint that has a parent.
+    /// Returns whether it had one.
+    pub fn lose_parent_link(&self, key: &CheckpointKey) -> bool {
+        tuple_mut(&mut self.write(), key).and_then(|tuple| tuple.parent.take()).is_some()
+    }
+
+    // Nothing can fail between two changes under the lock, so a poisoned lock guards nothing half done.
+    fn read(&self) -> RwLockReadGuard<'_, Threads> {
+        self.threads.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Threads> {
+        self.threads.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn chain<'a>(threads: &'a Threads, thread: &ThreadId, namespace: &Namespace) -> Option<&'a Chain> {
+    threads.get(thread)?.get(namespace)
+}
+
+fn tuple_mut<'a>(threads: &'a mut Threads, key: &CheckpointKey) -> Option<&'a mut CheckpointTuple> {
+    threads.get_mut(&key.thread)?.get_mut(&key.namespace)?.get_mut(&key.id)
+}
+
+/// A copy of `tuple` with the values that `load` asks for.
+fn loaded(tuple: &CheckpointTuple, load: &Load) -> CheckpointTuple {
+    let entry = |(name, entry): (&ChannelName, &ChannelEntry)| {
+        let stored = if load.wants(name) { entry.stored.clone() } else { Stored::Held };
+        (name.clone(), ChannelEntry { version: entry.version, stored })
+    };
+    CheckpointTuple {
+        thread: tuple.thread.clone(),
+        namespace: tuple.namespace.clone(),
+        checkpoint: Checkpoint {
+            id: tuple.checkpoint.id,
+            channels: tuple.checkpoint.channels.iter().map(entry).collect(),
+            next: tuple.checkpoint.next.clone(),
+            applied: tuple.checkpoint.applied.clone(),
+        },
+        parent: tuple.parent,
+        metadata: tuple.metadata.clone(),
+        writes: tuple.writes.clone(),
+    }
+}
+
+fn put(rows: &mut Vec<TaskWrites>, task: TaskWrites) {
+    match rows.iter_mut().find(|row| row.task == task.task) {
+        Some(row) => row.merge(&task),
+        None => rows.push(task),
+    }
+}
+
+/// What the commit stores for each channel, once `parent` has been asked for what it holds.
+fn entries(
+    step: &StepCommit,
+    parent: Option<&CheckpointTuple>,
+) -> Result<BTreeMap<ChannelName, ChannelEntry>> {
+    let entry = |(name, entry): (&ChannelName, &ChannelEntry)| {
+        let version = entry.version;
+        let mut stored = match &entry.stored {
+            Stored::Held => {
+                let held = parent.and_then(|parent| parent.checkpoint.channels.get(name));
+                step.check_held(name, version, held.map(|held| held.version))?;
+                held.map_or(Stored::Held, |held| held.stored.clone())
+            }
+            stored => stored.clone(),
+        };
+        if let Stored::Value(ChannelValue::List(list)) | Stored::Snapshot(ChannelValue::List(list)) =
+            &mut stored
+        {
+            list.rebase(version);
+        }
+        Ok((name.clone(), ChannelEntry { version, stored }))
+    };
+    step.checkpoint.channels.iter().map(entry).collect()
+}
+
+#[async_trait]
+impl Saver for MemorySaver {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        let threads = self.read();
+        let found = chain(&threads, &at.thread, &at.namespace).and_then(|chain| match at.id {
+            Some(id) => chain.get(&id),
+            None => chain.values().next_back(),
+        });
+        Ok(found.map(|tuple| loaded(tuple, &at.load)))
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        let threads = self.read();
+        let namespaces = threads.get(&query.thread).into_iter().flatten();
+        let mut found: Vec<_> = namespaces
+            .filter(|(namespace, _)| query.namespace.as_ref().is_none_or(|only| only == *namespace))
+            .flat_map(|(_, chain)| chain.values())
+            .filter(|tuple| query.before.is_none_or(|before| tuple.checkpoint.id < before))
+            .filter(|tuple| tuple.metadata.matches(&query.filter))
+            .collect();
+        found.sort_by_key(|tuple| Reverse(tuple.checkpoint.id));
+        found.truncate(query.limit.unwrap_or(usize::MAX));
+        Ok(found.into_iter().map(|tuple| loaded(tuple, &query.load)).collect())
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        let mut threads = self.write();
+        let Some(tuple) = tuple_mut(&mut threads, at) else {
+            return Err(Error::NotFound { thread: at.thread.clone(), checkpoint: at.id });
+        };
+        put(&mut tuple.writes, task.clone());
+        Ok(())
+    }
+
+    async fn commit(&self, mut step: StepCommit) -> Result<CheckpointKey> {
+        step.validate()?;
+        let key = step.key();
+        let mut threads = self.write();
+
+        let none = Chain::new();
+        let chain = chain(&threads, &key.thread, &key.namespace).unwrap_or(&none);
+        if chain.contains_key(&key.id) {
+            return Ok(key);
+        }
+        let found = chain.last_key_value().map(|(id, _)| *id);
+        if found != step.expected_head {
+            let expected = step.expected_head;
+            return Err(Error::Conflict { thread: key.thread, namespace: key.namespace, expected, found });
+        }
+        let parent = match step.parent {
+            Some(id) => Some(
+                chain
+                    .get(&id)
+                    .ok_or_else(|| Error::NotFound { thread: key.thread.clone(), checkpoint: id })?,
+            ),
+            None => None,
+        };
+        let rows = || parent.into_iter().flat_map(|parent| &parent.writes).chain(&step.writes);
+        if let Some(task) = step.checkpoint.applied.iter().find(|task| !rows().any(|row| row.task == **task))
+        {
+            return Err(Error::InvalidInput(format!(
+                "commit of checkpoint {} to thread {}: it applies task {task}, which has no writes under its parent",
+                key.id, key.thread
+            )));
+        }
+        step.checkpoint.channels = entries(&step, parent)?;
+
+        // From here on nothing fails.
+        let chain = threads.entry(key.thread.clone()).or_default().entry(key.namespace.clone()).or_default();
+        if let Some(parent) = step.parent.and_then(|id| chain.get_mut(&id)) {
+            for task in step.writes {
+                put(&mut parent.writes, task);
+            }
+        }
+        let tuple = CheckpointTuple {
+            thread: key.thread.clone(),
+            namespace: key.namespace.clone(),
+            checkpoint: step.checkpoint,
+            parent: step.parent,
+            metadata: step.metadata,
+            writes: Vec::new(),
+        };
+        chain.insert(key.id, tuple);
+        Ok(key)
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        let threads = self.read();
+        let tuple = |id| chain(&threads, &at.thread, &at.namespace).and_then(|chain| chain.get(&id));
+        let mut child =
+            tuple(at.id).ok_or_else(|| Error::NotFound { thread: at.thread.clone(), checkpoint: at.id })?;
+        let mut walk = HistoryWalk::new(at, channels, reach);
+        loop {
+            let Checkpoint { id, channels, applied, .. } = &child.checkpoint;
+            let complete = walk.visit(*id, |channel, wanted| {
+                let unwanted =
+                    |entry: &ChannelEntry| ChannelEntry { version: entry.version, stored: Stored::Held };
+                let entry = channels.get(channel);
+                Ok(if wanted { entry.cloned() } else { entry.map(unwanted) })
+            })?;
+            if complete {
+                return Ok(walk.finish());
+            }
+            let parent = child.parent.ok_or_else(|| walk.no_seed(*id))?;
+            let parent = tuple(parent).ok_or_else(|| walk.no_parent(*id, parent))?;
+            walk.apply(*id, applied, &parent.writes)?;
+            child = parent;
+        }
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        // Dropped behind the lock: a long thread takes a while.
+        let _gone = self.write().remove(thread);
+        Ok(())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { name: "memory", durable: false, shared_elements: true }
+    }
+}

@@ -1,0 +1,144 @@
+//! What a case is, and how it says what went wrong.
+
+use std::fmt;
+use std::panic::Location;
+use std::pin::Pin;
+
+use crate::factory::Store;
+
+/// What a case is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Reading and writing checkpoints, values and metadata.
+    Core,
+    /// The paths from which delta channels are replayed.
+    Delta,
+    /// Several writers, several handles, dropped calls.
+    Concurrency,
+    /// What is there after the store was closed and opened again.
+    Durability,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Core => "core",
+            Self::Delta => "delta",
+            Self::Concurrency => "concurrency",
+            Self::Durability => "durability",
+        })
+    }
+}
+
+/// Something that not every saver or its factory offers. A case that needs it is reported as "not claimed" where it is
+/// not offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Claim {
+    /// [`threadkeep::saver::Capabilities::durable`].
+    Durable,
+    /// The factory can damage a store: [`crate::Factory::damage`].
+    Damage,
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Durable => "durable",
+            Self::Damage => "damage",
+        })
+    }
+}
+
+/// One thing that every saver must do.
+#[derive(Clone)]
+pub struct Case {
+    /// Its name. The bullets in the documentation of [`threadkeep::saver::Saver`] are names of cases.
+    pub name: &'static str,
+    /// What it is about.
+    pub level: Level,
+    /// What would go wrong for somebody if the saver did not do it.
+    pub why: &'static str,
+    /// What must be offered for the case to be run.
+    pub needs: Option<Claim>,
+    pub(crate) run: fn(Store) -> Pin<Box<dyn Future<Output = Outcome> + Send>>,
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case").field("name", &self.name).field("level", &self.level).finish_non_exhaustive()
+    }
+}
+
+/// What the run of a case comes to.
+pub(crate) type Outcome = Result<(), Failure>;
+
+/// What a saver did wrong, and the line of the suite that saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure(String);
+
+impl Failure {
+    #[track_caller]
+    pub(crate) fn new(what: impl fmt::Display) -> Self {
+        let at = Location::caller();
+        Self(format!("{what}\n    seen at {}:{}", at.file(), at.line()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An error that no case expected: `?` in a case.
+impl<E: std::error::Error> From<E> for Failure {
+    #[track_caller]
+    fn from(error: E) -> Self {
+        Self::new(format_args!("unexpected error: {error}"))
+    }
+}
+
+/// Defines a case whose name is that of its function.
+macro_rules! case {
+    ($level:ident, $run:ident, $why:literal) => {
+        $crate::case::case!($level, $run, $why, None)
+    };
+    ($level:ident, $run:ident, $why:literal, needs $claim:ident) => {
+        $crate::case::case!($level, $run, $why, Some($crate::case::Claim::$claim))
+    };
+    ($level:ident, $run:ident, $why:literal, $needs:expr) => {
+        $crate::case::Case {
+            name: stringify!($run),
+            level: $crate::case::Level::$level,
+            why: $why,
+            needs: $needs,
+            run: |store| Box::pin($run(store)),
+        }
+    };
+}
+
+/// Fails the case unless the condition holds.
+macro_rules! check {
+    ($condition:expr, $($what:tt)+) => {
+        if !$condition {
+            return Err($crate::case::Failure::new(format_args!($($what)+)));
+        }
+    };
+}
+
+/// Fails the case unless both are equal: what the saver gave, what it should have given, and what this is about.
+macro_rules! check_eq {
+    ($got:expr, $expected:expr, $($what:tt)+) => {
+        match (&$got, &$expected) {
+            (got, expected) => $crate::case::check!(
+                *got == *expected,
+                "{}\n    got      {:?}\n    expected {:?}",
+                format_args!($($what)+),
+                got,
+                expected
+            ),
+        }
+    };
+}
+
+pub(crate) use {case, check, check_eq};

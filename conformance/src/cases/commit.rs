@@ -1,0 +1,303 @@
+//! [`threadkeep::saver::Saver::commit`].
+
+use threadkeep::checkpoint::{CheckpointKey, Stored};
+use threadkeep::id::{CheckpointId, Namespace, Version};
+use threadkeep::saver::Saver;
+use threadkeep::{Error, Result};
+
+use crate::case::{Case, Failure, Outcome, case, check, check_eq};
+use crate::factory::Store;
+use crate::kit::{
+    MESSAGES, Step, dump, get, head, id, key, list, not_found, plain, replayed, says, stored, task, task_id,
+    version, write,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Core, commit_on_a_stale_head_conflicts, "two runs would silently fork a thread"),
+    case!(Core, commit_of_the_same_id_is_idempotent, "a commit in doubt could not be repeated"),
+    case!(Core, commit_needs_its_parent, "a checkpoint would hang on nothing"),
+    case!(Core, commit_applies_only_known_tasks, "a checkpoint could never be replayed"),
+    case!(Core, commit_takes_over_held_values, "channels that a step did not write would be lost"),
+    case!(Core, commit_of_siblings_keeps_both, "a fork would change the branch beside it"),
+    case!(Core, commit_that_fails_stores_nothing, "a refused step would leave half of itself behind"),
+    case!(Core, commit_refuses_ids_that_do_not_grow, "the newest state would not be the greatest id"),
+    case!(Core, commit_expects_the_head_of_its_own_namespace, "nested graphs would block each other"),
+    case!(
+        Core,
+        commit_merges_writes_that_are_stored_already,
+        "a task's writes would be applied twice when they came early and with the commit"
+    ),
+];
+
+fn conflict(
+    key: &CheckpointKey,
+    expected: Option<CheckpointId>,
+    found: Option<CheckpointId>,
+) -> Result<CheckpointKey> {
+    let CheckpointKey { thread, namespace, .. } = key.clone();
+    Err(Error::Conflict { thread, namespace, expected, found })
+}
+
+/// Fails unless the commit is refused with this error and leaves the thread as it was.
+async fn refused(saver: &dyn Saver, step: &Step, expected: Result<CheckpointKey>) -> Outcome {
+    let before = dump(saver, "t").await?;
+    check_eq!(step.commit(saver).await, expected, "the commit of {:?}", step.commit.key());
+    check_eq!(dump(saver, "t").await?, before, "the thread after the refused commit");
+    Ok(())
+}
+
+/// Fails unless the commit is refused as wrong input and leaves the thread as it was.
+async fn invalid(saver: &dyn Saver, step: &Step, why: &str) -> Outcome {
+    let before = dump(saver, "t").await?;
+    let outcome = step.commit(saver).await;
+    check!(matches!(outcome, Err(Error::InvalidInput(_))), "expected InvalidInput ({why}), got {outcome:?}");
+    check_eq!(dump(saver, "t").await?, before, "the thread after the refused commit ({why})");
+    Ok(())
+}
+
+async fn commit_on_a_stale_head_conflicts(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let early = Step::first("t", 5);
+    let mut hopeful = early.clone();
+    hopeful.commit.expected_head = Some(id(1));
+    refused(&*saver, &hopeful, conflict(&early.commit.key(), Some(id(1)), None)).await?;
+
+    let one = Step::first("t", 1).commit(&*saver).await?;
+    refused(&*saver, &early, conflict(&one, None, Some(id(1)))).await?;
+
+    let two = Step::after(&one, 2).commit(&*saver).await?;
+    let stale = Step::after(&one, 3).runs(says(1, "lost")?).value("title", plain("lost")?);
+    refused(&*saver, &stale, conflict(&one, Some(id(1)), Some(id(2)))).await?;
+
+    // A fork names its old parent and the current head; a stale fork conflicts as well.
+    let fork = Step::fork(&one, &two, 3).commit(&*saver).await?;
+    refused(&*saver, &Step::fork(&one, &two, 4), conflict(&one, Some(id(2)), Some(id(3)))).await?;
+    refused(&*saver, &Step::after(&two, 4), conflict(&one, Some(id(2)), Some(id(3)))).await?;
+    Step::after(&fork, 4).commit(&*saver).await?;
+    Ok(())
+}
+
+async fn commit_of_the_same_id_is_idempotent(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["a"])?);
+    let root = first.commit(&*saver).await?;
+    let step = Step::after(&root, 2).sentinel(MESSAGES).value("title", plain("x")?).runs(says(1, "b")?);
+    let key = step.commit(&*saver).await?;
+    let mut changed = step.clone().value("title", plain("y")?).runs(says(2, "c")?);
+    changed.commit.checkpoint.next.push("tools".into());
+
+    for head_moved in [false, true] {
+        let before = dump(&*saver, "t").await?;
+        for repeat in [&first, &step, &step, &changed] {
+            check_eq!(
+                repeat.commit(&*saver).await,
+                Ok(repeat.commit.key()),
+                "committed again, head moved: {head_moved}"
+            );
+        }
+        check_eq!(
+            dump(&*saver, "t").await?,
+            before,
+            "the thread after the repeats, head moved: {head_moved}"
+        );
+        if !head_moved {
+            Step::after(&key, 3).held("title", 2).commit(&*saver).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn commit_needs_its_parent(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let one = Step::first("t", 1).commit(&*saver).await?;
+    let three = Step::after(&one, 3).commit(&*saver).await?;
+    Step::first("t", 2).namespace("nested").commit(&*saver).await?;
+    Step::first("u", 2).commit(&*saver).await?;
+
+    // Checkpoint 2 exists, but in another namespace and in another thread.
+    let missing = key("t", id(2));
+    let orphan = Step::fork(&missing, &three, 4).value("title", plain("lost")?).brings(says(1, "lost")?);
+    refused(&*saver, &orphan, not_found(&missing)).await
+}
+
+async fn commit_applies_only_known_tasks(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let root = Step::first("t", 1).commit(&*saver).await?;
+    invalid(&*saver, &Step::after(&root, 2).applies(1), "no such task").await?;
+    invalid(&*saver, &Step::after(&root, 2).runs(says(2, "two")?).applies(1), "one of two is unknown")
+        .await?;
+
+    saver.put_writes(&root, &says(1, "early")?).await?;
+    let two = Step::after(&root, 2).runs(says(2, "comes along")?).applies(1).commit(&*saver).await?;
+    let applied = get(&*saver, &two).await?.map(|tuple| tuple.checkpoint.applied);
+    check_eq!(applied, Some(vec![task_id(2), task_id(1)]), "the applied tasks, in the order of the commit");
+
+    invalid(&*saver, &Step::after(&two, 3).applies(1), "its writes are under the grandparent").await?;
+    let nested = Step::first("t", 2).namespace("nested").commit(&*saver).await?;
+    saver.put_writes(&nested, &says(3, "elsewhere")?).await?;
+    invalid(&*saver, &Step::after(&two, 3).applies(3), "its writes are in another namespace").await
+}
+
+async fn commit_takes_over_held_values(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let root = Step::first("t", 1)
+        .value("title", plain("Tides")?)
+        .value("todos", list(["t"])?)
+        .snapshot(MESSAGES, list(["a", "b"])?)
+        .commit(&*saver)
+        .await?;
+    let two = Step::after(&root, 2)
+        .held("title", 1)
+        .held("todos", 1)
+        .sentinel(MESSAGES)
+        .runs(says(1, "c")?)
+        .commit(&*saver)
+        .await?;
+    let three = Step::after(&two, 3)
+        .held("title", 1)
+        .value("todos", list([])?)
+        .held(MESSAGES, 2)
+        .commit(&*saver)
+        .await?;
+    let fork = Step::fork(&root, &three, 4).held("title", 1).held(MESSAGES, 1).held("todos", 1);
+    let fork = fork.commit(&*saver).await?;
+
+    let title = Stored::Value(plain("Tides")?);
+    let todos = Stored::Value(list(["t"])?);
+    let messages = Stored::Snapshot(list(["a", "b"])?);
+    for (at, expected) in [
+        (&two, [("title", &title), ("todos", &todos), (MESSAGES, &Stored::Sentinel)]),
+        (&three, [("title", &title), ("todos", &Stored::Value(list([])?)), (MESSAGES, &Stored::Sentinel)]),
+        (&fork, [("title", &title), ("todos", &todos), (MESSAGES, &messages)]),
+    ] {
+        for (channel, expected) in expected {
+            check_eq!(stored(&*saver, at, channel).await?.as_ref(), Some(expected), "{channel} at {}", at.id);
+        }
+    }
+    let versions = head(&*saver, "t")
+        .await?
+        .map(|tuple| tuple.checkpoint.channels.values().map(|entry| entry.version).collect::<Vec<Version>>());
+    check_eq!(versions, Some(vec![version(1); 3]), "the versions of what the fork holds");
+
+    let again = |step: Step| Step::fork(&three, &fork, 5).held("title", 1).merge_channels(step);
+    for (step, why) in [
+        (again(Step::first("t", 5).held("never written", 1)), "the parent does not have the channel"),
+        (again(Step::first("t", 5).held("todos", 1)), "the parent has the channel at a newer version"),
+        (again(Step::first("t", 5).held(MESSAGES, 9)), "the parent has the channel at another version"),
+        (Step::first("t", 5).held("title", 1), "there is no parent"),
+    ] {
+        invalid(&*saver, &step, why).await?;
+    }
+    Ok(())
+}
+
+impl Step {
+    /// With the channels of `other` in addition.
+    fn merge_channels(mut self, other: Self) -> Self {
+        self.commit.checkpoint.channels.extend(other.commit.checkpoint.channels);
+        self
+    }
+}
+
+async fn commit_of_siblings_keeps_both(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let root = Step::first("t", 1).snapshot(MESSAGES, list(["seed"])?).commit(&*saver).await?;
+    // Both children write the same channels with the same counter; only the random part of the version differs.
+    let twin = |random: u64| Version { counter: 2, random };
+    let mut last = root.clone();
+    let mut children = Vec::new();
+    for (n, text) in [(2_u16, "left"), (3, "right"), (4, "middle")] {
+        let random = [7, u64::MAX, 0][usize::from(n) - 2];
+        let step = Step::fork(&root, &last, n)
+            .store("title", twin(random), Stored::Value(plain(text)?))
+            .store("notes", twin(random), Stored::Snapshot(list([text])?))
+            .store(MESSAGES, twin(random), Stored::Sentinel)
+            .runs(says(n, text)?);
+        last = step.commit(&*saver).await?;
+        children.push((text, step));
+    }
+    for (text, step) in &children {
+        let at = step.commit.key();
+        check_eq!(get(&*saver, &at).await?, Some(step.tuple([])), "the {text} child");
+        let expected = serde_json::json!(["seed", text]);
+        check_eq!(replayed(&*saver, &at).await?, expected, "messages of the {text} child");
+    }
+    let rows = get(&*saver, &root).await?.map(|tuple| tuple.writes);
+    let expected: Result<Vec<_>> = children.iter().zip(2..).map(|((text, _), n)| says(n, text)).collect();
+    check_eq!(rows, Some(expected?), "the writes under the parent");
+    Ok(())
+}
+
+async fn commit_that_fails_stores_nothing(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let root = Step::first("t", 1).value("title", plain("x")?).commit(&*saver).await?;
+    saver.put_writes(&root, &says(1, "early")?).await?;
+    // Each of these brings new writes, more writes for a stored task, and new values, and has one thing wrong.
+    let good = || -> Result<Step, Failure> {
+        let more = task(1, [write(MESSAGES, list(["early"])?), write(MESSAGES, list(["more"])?)]);
+        let step = Step::after(&root, 2).brings(says(2, "new")?).runs(more).sentinel(MESSAGES);
+        Ok(step.value("notes", list(["n"])?))
+    };
+    let mut stale = good()?;
+    stale.commit.expected_head = None;
+    refused(&*saver, &stale, conflict(&root, None, Some(root.id))).await?;
+    let mut orphan = good()?;
+    orphan.commit.parent = Some(id(0));
+    refused(&*saver, &orphan, not_found(&key("t", id(0)))).await?;
+    invalid(&*saver, &good()?.applies(3), "a task that is not there").await?;
+    invalid(&*saver, &good()?.held("title", 7), "a version that the parent does not hold").await?;
+    let mut elsewhere = good()?;
+    elsewhere.commit.namespace = Namespace::new("nested");
+    refused(&*saver, &elsewhere, conflict(&elsewhere.commit.key(), Some(root.id), None)).await?;
+
+    // Without the flaw it goes through.
+    good()?.commit(&*saver).await?;
+    Ok(())
+}
+
+async fn commit_refuses_ids_that_do_not_grow(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let three = Step::first("t", 3).commit(&*saver).await?;
+    let five = Step::after(&three, 5).commit(&*saver).await?;
+    invalid(&*saver, &Step::after(&five, 4), "smaller than its parent's").await?;
+    invalid(&*saver, &Step::fork(&three, &five, 4), "smaller than the head's").await?;
+    invalid(&*saver, &Step::after(&five, 5), "equal to its parent's").await
+}
+
+async fn commit_expects_the_head_of_its_own_namespace(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let outer = Step::first("t", 5).commit(&*saver).await?;
+    let inner = Step::first("t", 1).namespace("nested").commit(&*saver).await?;
+    let inner = Step::after(&inner, 2).commit(&*saver).await?;
+    let outer = Step::after(&outer, 6).commit(&*saver).await?;
+    Step::after(&inner, 3).commit(&*saver).await?;
+    Step::after(&outer, 7).commit(&*saver).await?;
+    check_eq!(
+        head(&*saver, "t").await?.map(|tuple| tuple.checkpoint.id),
+        Some(id(7)),
+        "the head of the root"
+    );
+    Ok(())
+}
+
+async fn commit_merges_writes_that_are_stored_already(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1).snapshot(MESSAGES, list([])?);
+    let root = first.commit(&*saver).await?;
+    saver.put_writes(&root, &says(1, "one")?).await?;
+    let longer = task(2, [write(MESSAGES, list(["two"])?), write(MESSAGES, list(["three"])?)]);
+    saver.put_writes(&root, &says(2, "two")?).await?;
+    let child = Step::after(&root, 2).sentinel(MESSAGES).runs(says(1, "one")?).runs(longer.clone());
+    let child = child.commit(&*saver).await?;
+    check_eq!(
+        get(&*saver, &root).await?,
+        Some(first.tuple([says(1, "one")?, longer])),
+        "the writes under the parent"
+    );
+    check_eq!(
+        replayed(&*saver, &child).await?,
+        serde_json::json!(["one", "two", "three"]),
+        "messages of the child"
+    );
+    Ok(())
+}

@@ -1,0 +1,395 @@
+//! Several writers and readers at once, several handles, and callers that stop waiting.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use serde_json::json;
+use threadkeep::Error;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
+use threadkeep::id::TaskId;
+use threadkeep::saver::Saver;
+use tokio::sync::Barrier;
+use tokio::task::{JoinSet, yield_now};
+
+use crate::case::{Case, Failure, Outcome, case, check, check_eq};
+use crate::factory::Store;
+use crate::kit::{
+    MESSAGES, Step, dump, get, head, id, list, message, messages, plain, replayed, says, version,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Concurrency,
+        one_writer_wins_each_round,
+        "two runs would both believe that they moved the thread on"
+    ),
+    case!(Concurrency, racing_writers_leave_one_chain, "a step that was acknowledged would be lost"),
+    case!(
+        Concurrency,
+        racing_repeats_of_one_commit_all_succeed,
+        "a retry that overtakes its first try would fail"
+    ),
+    case!(Concurrency, parallel_threads_do_not_disturb_each_other, "busy threads would mix up their states"),
+    case!(
+        Concurrency,
+        parallel_tasks_all_keep_their_writes,
+        "of tasks that finish together one would run again"
+    ),
+    case!(
+        Concurrency,
+        readers_see_whole_commits,
+        "a reader would see a checkpoint without its writes or values"
+    ),
+    case!(Concurrency, two_handles_share_one_store, "two processes would see different states"),
+    case!(Concurrency, two_handles_race_for_one_head, "two processes would fork a thread"),
+    case!(Concurrency, a_deletion_beats_a_racing_commit, "a deleted thread would come back in part"),
+    case!(
+        Concurrency,
+        a_dropped_commit_happens_whole_or_not_at_all,
+        "a request that is cut off would leave half a step, or block the thread"
+    ),
+];
+
+/// Waits for all tasks; the first failure is the outcome.
+async fn join<T: 'static>(mut tasks: JoinSet<Result<T, Failure>>) -> Result<Vec<T>, Failure> {
+    let mut all = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        all.push(done??);
+    }
+    Ok(all)
+}
+
+/// Lets writers race for the head of one thread, round after round. Writer `n` uses handle `n`, counted around.
+async fn race(handles: &[Arc<dyn Saver>]) -> Outcome {
+    const WRITERS: u16 = 8;
+    const ROUNDS: u16 = 15;
+    let mut last = Step::first("t", 1).commit(&*handles[0]).await?;
+    let mut chain = vec![last.id];
+    for round in 1..=ROUNDS {
+        let barrier = Arc::new(Barrier::new(WRITERS.into()));
+        let mut racers = JoinSet::new();
+        for writer in 0..WRITERS {
+            let n = round * WRITERS * 2 + writer;
+            let (saver, barrier) = (handles[usize::from(writer) % handles.len()].clone(), barrier.clone());
+            let step = Step::after(&last, n).value("winner", plain(n)?).runs(says(n, "won")?);
+            racers.spawn(async move {
+                barrier.wait().await;
+                Ok((step.commit.key(), step.commit(&*saver).await))
+            });
+        }
+        let outcomes = join(racers).await?;
+        let winners: Vec<&CheckpointKey> =
+            outcomes.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(key, _)| key).collect();
+        check_eq!(winners.len(), 1, "how many of {WRITERS} racing commits went through: {outcomes:?}");
+        let conflict = Error::Conflict {
+            thread: last.thread.clone(),
+            namespace: last.namespace.clone(),
+            expected: Some(last.id),
+            found: Some(winners[0].id),
+        };
+        for (key, outcome) in outcomes.iter().filter(|(key, _)| key != winners[0]) {
+            check_eq!(*outcome, Err(conflict.clone()), "the losing commit of {}", key.id);
+        }
+        let rows = get(&*handles[0], &last).await?.map_or(0, |tuple| tuple.writes.len());
+        check_eq!(rows, 1, "the tasks under the parent: the winner's alone");
+        last = winners[0].clone();
+        chain.push(last.id);
+    }
+    for saver in handles {
+        let found = dump(&**saver, "t").await?;
+        let links: Vec<_> = found.iter().rev().map(|tuple| (tuple.checkpoint.id, tuple.parent)).collect();
+        let expected: Vec<_> =
+            chain.iter().copied().zip([None].into_iter().chain(chain.iter().copied().map(Some))).collect();
+        check_eq!(links, expected, "the winners, each the parent of the next");
+    }
+    Ok(())
+}
+
+async fn one_writer_wins_each_round(store: Store) -> Outcome {
+    race(&[store.open().await?]).await
+}
+
+async fn two_handles_race_for_one_head(store: Store) -> Outcome {
+    race(&[store.open().await?, store.open().await?]).await
+}
+
+async fn racing_writers_leave_one_chain(store: Store) -> Outcome {
+    const WRITERS: u16 = 6;
+    const COMMITS: u16 = 8;
+    let saver = store.open().await?;
+    Step::first("t", 1).snapshot(MESSAGES, list([])?).commit(&*saver).await?;
+    let numbers = Arc::new(AtomicU16::new(2));
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let (saver, numbers) = (saver.clone(), numbers.clone());
+        writers.spawn(async move {
+            let mut conflicts = 0;
+            for commit in 0..COMMITS {
+                loop {
+                    let Some(seen) = head(&*saver, "t").await? else {
+                        return Err(Failure::new("the thread is gone"));
+                    };
+                    // Drawn behind the read, so it is greater than the head that was read.
+                    let n = numbers.fetch_add(1, Ordering::SeqCst);
+                    let text = format!("{writer}-{commit}");
+                    let step = Step::after(&seen.key(), n).sentinel(MESSAGES).runs(says(n, &text)?);
+                    match step.commit(&*saver).await {
+                        Ok(_) => break,
+                        Err(Error::Conflict { .. }) => conflicts += 1,
+                        Err(other) => return Err(other.into()),
+                    }
+                    // Each conflict is somebody else's success, so there cannot be more of them than commits.
+                    check!(conflicts <= WRITERS * COMMITS, "writer {writer} met {conflicts} conflicts");
+                }
+            }
+            Ok(())
+        });
+    }
+    join(writers).await?;
+
+    let found = dump(&*saver, "t").await?;
+    check_eq!(found.len(), usize::from(WRITERS * COMMITS) + 1, "the checkpoints");
+    for pair in found.windows(2) {
+        check_eq!(pair[0].parent, Some(pair[1].checkpoint.id), "the parent of {}", pair[0].checkpoint.id);
+    }
+    let said = replayed(&*saver, &found[0].key()).await?;
+    let said: Vec<&str> = said.as_array().into_iter().flatten().filter_map(|text| text.as_str()).collect();
+    for writer in 0..WRITERS {
+        let own: Vec<_> = said.iter().filter(|text| text.starts_with(&format!("{writer}-"))).collect();
+        let expected: Vec<_> = (0..COMMITS).map(|commit| format!("{writer}-{commit}")).collect();
+        check!(
+            own.iter().map(|text| **text).eq(expected.iter().map(String::as_str)),
+            "what writer {writer} said: {own:?}"
+        );
+    }
+    check_eq!(said.len(), usize::from(WRITERS * COMMITS), "everything that was said");
+    Ok(())
+}
+
+async fn racing_repeats_of_one_commit_all_succeed(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1).snapshot(MESSAGES, list([])?);
+    let root = first.commit(&*saver).await?;
+    let step = Step::after(&root, 2).sentinel(MESSAGES).runs(says(1, "once")?).runs(says(2, "each")?);
+    let mut repeats = JoinSet::new();
+    for _ in 0..8 {
+        let (saver, step) = (saver.clone(), step.clone());
+        repeats.spawn(async move { Ok(step.commit(&*saver).await?) });
+    }
+    let keys = join(repeats).await?;
+    check_eq!(keys, vec![step.commit.key(); 8], "what the repeats returned");
+    let expected = [step.tuple([]), first.tuple(step.commit.writes.clone())];
+    check_eq!(dump(&*saver, "t").await?, expected, "the thread");
+    Ok(())
+}
+
+async fn parallel_threads_do_not_disturb_each_other(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let mut threads = JoinSet::new();
+    for thread in 0..12 {
+        let saver = saver.clone();
+        threads.spawn(async move {
+            // The same ids, versions and tasks in each thread.
+            let name = format!("t{thread}");
+            let mut last = Step::first(&name, 1).snapshot(MESSAGES, list([&name])?).commit(&*saver).await?;
+            for n in 2..=15_u16 {
+                let step =
+                    Step::after(&last, n).value("who", plain(format!("{name} {n}"))?).sentinel(MESSAGES);
+                saver.put_writes(&last, &says(n, &format!("{name} {n}"))?).await?;
+                last = step.applies(n).commit(&*saver).await?;
+            }
+            Ok((name, last))
+        });
+    }
+    for (name, last) in join(threads).await? {
+        let expected: Vec<_> =
+            [name.clone()].into_iter().chain((2..=15).map(|n| format!("{name} {n}"))).collect();
+        check_eq!(replayed(&*saver, &last).await?, json!(expected), "messages of {name}");
+        let who = crate::kit::stored(&*saver, &last, "who").await?;
+        check_eq!(who, Some(Stored::Value(plain(format!("{name} 15"))?)), "the last value of {name}");
+        check_eq!(dump(&*saver, &name).await?.len(), 15, "the checkpoints of {name}");
+    }
+    Ok(())
+}
+
+async fn parallel_tasks_all_keep_their_writes(store: Store) -> Outcome {
+    const TASKS: u16 = 16;
+    let saver = store.open().await?;
+    let root = Step::first("t", 1).snapshot(MESSAGES, list([])?).commit(&*saver).await?;
+    let barrier = Arc::new(Barrier::new(usize::from(TASKS) * 2));
+    let mut tasks = JoinSet::new();
+    for n in 0..TASKS * 2 {
+        // Each task reports twice, as after a timeout.
+        let (saver, root, barrier, n) = (saver.clone(), root.clone(), barrier.clone(), n % TASKS);
+        tasks.spawn(async move {
+            let row = says(n, &format!("task {n}"))?;
+            barrier.wait().await;
+            Ok(saver.put_writes(&root, &row).await?)
+        });
+    }
+    join(tasks).await?;
+    let mut rows = get(&*saver, &root).await?.map(|tuple| tuple.writes).unwrap_or_default();
+    rows.sort_by_key(|row| row.index);
+    let expected: Result<Vec<_>, _> = (0..TASKS).map(|n| says(n, &format!("task {n}"))).collect();
+    check_eq!(rows, expected?, "the rows, by their index");
+    Ok(())
+}
+
+async fn readers_see_whole_commits(store: Store) -> Outcome {
+    const STEPS: u16 = 60;
+    let saver = store.open().await?;
+    let mut last = Step::first("t", 1)
+        .value("n", plain(1)?)
+        .value("all", messages(0..1)?.into())
+        .snapshot(MESSAGES, list([])?);
+    last.commit(&*saver).await?;
+    let mut readers = JoinSet::new();
+    for _ in 0..3 {
+        let saver = saver.clone();
+        readers.spawn(async move {
+            let (mut seen, mut newest) = (0, 0);
+            while newest < u64::from(STEPS) {
+                let Some(tuple) = head(&*saver, "t").await? else {
+                    return Err(Failure::new("the thread is gone"));
+                };
+                newest = whole(&*saver, &tuple).await?;
+                check!(newest >= seen, "the head went back from {seen} to {newest}");
+                seen = newest;
+                yield_now().await;
+            }
+            Ok(())
+        });
+    }
+    let mut all = messages(0..1)?;
+    for n in 2..=STEPS {
+        all.push(message(&format!("m{n}"), "new")?);
+        let step = Step::after(&last.commit.key(), n).value("n", plain(n)?).value("all", all.clone().into());
+        let step = step.sentinel(MESSAGES).runs(says(n, "a")?).runs(says(1000 + n, "b")?);
+        step.commit(&*saver).await?;
+        all.rebase(version(n));
+        last = step;
+        yield_now().await;
+    }
+    join(readers).await?;
+    Ok(())
+}
+
+/// Fails unless a checkpoint of [`readers_see_whole_commits`] is all there; returns its number.
+async fn whole(saver: &dyn Saver, tuple: &CheckpointTuple) -> Result<u64, Failure> {
+    let value = |channel| tuple.checkpoint.channels.get(channel).and_then(|entry| entry.stored.value());
+    let n = match value("n") {
+        Some(n) => n.to_json()?.as_u64().unwrap_or(0),
+        None => 0,
+    };
+    check_eq!(tuple.checkpoint.id, id(u16::try_from(n)?), "the id of checkpoint {n}");
+    let len = value("all").and_then(|all| all.as_list()).map(|all| all.len() as u64);
+    check_eq!(len, Some(n), "the elements in checkpoint {n}");
+    if let Some(parent) = tuple.parent {
+        let parent = get(saver, &CheckpointKey { id: parent, ..tuple.key() }).await?;
+        let rows: Option<Vec<TaskId>> = parent.map(|tuple| tuple.writes.iter().map(|row| row.task).collect());
+        check_eq!(rows, Some(tuple.checkpoint.applied.clone()), "the rows that made checkpoint {n}");
+    }
+    let said = replayed(saver, &tuple.key()).await?.as_array().map_or(0, |said| said.len() as u64);
+    check_eq!(said, (n - 1) * 2, "the messages at checkpoint {n}");
+    Ok(n)
+}
+
+async fn two_handles_share_one_store(store: Store) -> Outcome {
+    let handles = [store.open().await?, store.open().await?];
+    let mut all = messages(0..3)?;
+    let first = Step::first("t", 1).value("all", all.clone().into()).snapshot(MESSAGES, list([])?);
+    let mut last = first.commit(&*handles[0]).await?;
+    all.rebase(version(1));
+    let mut expected = Vec::new();
+    for n in 2..=12_u16 {
+        // Handles take turns; each reads what the other one just wrote, and builds on it.
+        let (one, other) = (&*handles[usize::from(n % 2)], &*handles[usize::from((n + 1) % 2)]);
+        one.put_writes(&last, &says(n, &n.to_string())?).await?;
+        let rows = get(other, &last).await?.map(|tuple| tuple.writes);
+        check_eq!(rows, Some(vec![says(n, &n.to_string())?]), "writes put through the other handle");
+        all.push(message(&format!("m{n}"), "new")?);
+        let step = Step::after(&last, n).value("all", all.clone().into()).sentinel(MESSAGES).applies(n);
+        last = step.commit(other).await?;
+        all.rebase(version(n));
+        expected.push(n.to_string());
+        check_eq!(
+            head(one, "t").await?,
+            Some(step.tuple([])),
+            "the head, committed through the other handle"
+        );
+        check_eq!(
+            replayed(one, &last).await?,
+            json!(expected),
+            "messages, committed through the other handle"
+        );
+    }
+    handles[0].delete_thread(&"t".into()).await?;
+    check_eq!(head(&*handles[1], "t").await?, None, "the head, after the other handle deleted the thread");
+    let anew = Step::first("t", 1).value("all", all.into()).snapshot(MESSAGES, list(["anew"])?);
+    anew.commit(&*handles[1]).await?;
+    check_eq!(
+        head(&*handles[0], "t").await?,
+        Some(anew.tuple([])),
+        "the thread, made anew by the other handle"
+    );
+    Ok(())
+}
+
+async fn a_deletion_beats_a_racing_commit(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    for round in 0..20 {
+        let root = Step::first("t", 1).snapshot(MESSAGES, list(["x"])?).commit(&*saver).await?;
+        let step = Step::after(&root, 2).held(MESSAGES, 1).runs(says(1, "x")?);
+        let (committer, deleter, thread) = (saver.clone(), saver.clone(), root.thread.clone());
+        let commit = async move { step.commit(&*committer).await };
+        let delete = async move { deleter.delete_thread(&thread).await };
+        let (commit, delete) = if round % 2 == 0 {
+            let commit = tokio::spawn(commit);
+            let delete = tokio::spawn(delete);
+            (commit.await?, delete.await?)
+        } else {
+            let delete = tokio::spawn(delete);
+            let commit = tokio::spawn(commit);
+            (commit.await?, delete.await?)
+        };
+        delete?;
+        check!(
+            matches!(commit, Ok(_) | Err(Error::Conflict { .. } | Error::NotFound { .. })),
+            "the commit came before the deletion or found nothing: {commit:?}"
+        );
+        check_eq!(dump(&*saver, "t").await?, [], "the thread, whichever came first ({commit:?})");
+    }
+    Ok(())
+}
+
+async fn a_dropped_commit_happens_whole_or_not_at_all(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    for patience in 0..24 {
+        let thread = format!("t{patience}");
+        let first = Step::first(&thread, 1).snapshot(MESSAGES, list(["a"])?);
+        let root = first.commit(&*saver).await?;
+        let early = says(1, "early")?;
+        saver.put_writes(&root, &early).await?;
+        let late = says(2, "late")?;
+        let step = Step::after(&root, 2).sentinel(MESSAGES).applies(1).runs(late.clone());
+        let step = step.value("title", plain("x")?);
+
+        // Given up after it was polled so many times, wherever it stands then.
+        tokio::select! {
+            biased;
+            outcome = step.commit(&*saver) => drop(outcome?),
+            () = async { for _ in 0..patience { yield_now().await } } => {}
+        }
+        let before = vec![first.tuple([early.clone()])];
+        let after = vec![step.tuple([]), first.tuple([early, late])];
+        let seen = dump(&*saver, &thread).await?;
+        check!(
+            seen == before || seen == after,
+            "given up after {patience} polls, the thread is neither before nor after the commit: {seen:?}"
+        );
+        check_eq!(step.commit(&*saver).await, Ok(step.commit.key()), "the repeated commit");
+        check_eq!(dump(&*saver, &thread).await?, after, "the thread after the repeated commit");
+        Step::after(&step.commit.key(), 3).held(MESSAGES, 2).commit(&*saver).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! [`threadkeep::saver::Saver::put_writes`].
+
+use serde_json::json;
+use threadkeep::checkpoint::{
+    CheckpointKey, ERROR_CHANNEL, INTERRUPT_CHANNEL, RESUME_CHANNEL, SCHEDULED_CHANNEL,
+};
+use threadkeep::saver::CheckpointSelector;
+
+use crate::case::{Case, Outcome, case, check_eq};
+use crate::factory::Store;
+use crate::kit::{MESSAGES, Step, dump, get, id, key, list, not_found, path, plain, says, task, write};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Core,
+        put_writes_survive_without_a_child,
+        "a task that finished before a crash would run a second time"
+    ),
+    case!(Core, put_writes_is_idempotent, "a repeated call would apply a task's writes twice"),
+    case!(
+        Core,
+        put_writes_special_rows_are_replaced,
+        "an interrupted task could be answered only once, and keep an error that is over"
+    ),
+    case!(Core, put_writes_needs_its_checkpoint, "writes of a deleted thread would come back with its id"),
+    case!(Core, put_writes_keeps_a_task_without_writes, "a task that had nothing to write would run again"),
+];
+
+async fn put_writes_survive_without_a_child(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["hello"])?);
+    let root = first.commit(&*saver).await?;
+    let pending = [
+        says(2, "two")?,
+        task(
+            1,
+            [
+                write(MESSAGES, list(["one", "more"])?),
+                write("title", plain("Tides")?),
+                write(MESSAGES, plain("last")?),
+            ],
+        ),
+        task(3, [write(ERROR_CHANNEL, plain("it broke")?)]),
+    ];
+    for row in &pending {
+        saver.put_writes(&root, row).await?;
+    }
+    check_eq!(
+        get(&*saver, &root).await?,
+        Some(first.tuple(pending.clone())),
+        "the checkpoint with its pending writes"
+    );
+    check_eq!(path(&*saver, &root, None).await?.steps, [], "pending writes are no history");
+
+    // A child that applies none of them leaves them pending.
+    let child = Step::after(&root, 2).held(MESSAGES, 1).commit(&*saver).await?;
+    check_eq!(
+        get(&*saver, &root).await?,
+        Some(first.tuple(pending)),
+        "the checkpoint after a child that applied none"
+    );
+    check_eq!(path(&*saver, &child, None).await?.steps, [], "the child's history");
+    Ok(())
+}
+
+async fn put_writes_is_idempotent(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1);
+    let root = first.commit(&*saver).await?;
+    let other = says(9, "other")?;
+    let mut row =
+        task(1, [write(MESSAGES, list(["a"])?), write(MESSAGES, list(["a"])?), write("title", plain(1)?)]);
+    saver.put_writes(&root, &row).await?;
+    saver.put_writes(&root, &other).await?;
+    for _ in 0..3 {
+        saver.put_writes(&root, &row).await?;
+        check_eq!(get(&*saver, &root).await?, Some(first.tuple([row.clone(), other.clone()])), "put again");
+    }
+    // What is there stays, told by its position; only what comes behind it is new.
+    let changed = task(1, [write("title", plain("changed")?)]);
+    saver.put_writes(&root, &changed).await?;
+    check_eq!(
+        get(&*saver, &root).await?,
+        Some(first.tuple([row.clone(), other.clone()])),
+        "put with other content"
+    );
+    let mut longer = row.clone();
+    longer.writes.push(write(MESSAGES, list(["b"])?));
+    for _ in 0..2 {
+        saver.put_writes(&root, &longer).await?;
+        row.merge(&longer);
+        check_eq!(
+            get(&*saver, &root).await?,
+            Some(first.tuple([row.clone(), other.clone()])),
+            "put with one more write"
+        );
+    }
+    check_eq!(row.writes.len(), 4, "the writes of the task");
+    Ok(())
+}
+
+async fn put_writes_special_rows_are_replaced(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1);
+    let root = first.commit(&*saver).await?;
+    let mut expected =
+        task(1, [write(MESSAGES, list(["a"])?), write(INTERRUPT_CHANNEL, plain("which one?")?)]);
+    saver.put_writes(&root, &expected).await?;
+    for more in [
+        task(1, [write(INTERRUPT_CHANNEL, plain("which one, really?")?)]),
+        task(1, [write(RESUME_CHANNEL, list(["the first"])?)]),
+        task(
+            1,
+            [write(RESUME_CHANNEL, list(["the first", "the second"])?), write(ERROR_CHANNEL, plain("no")?)],
+        ),
+        task(
+            1,
+            [
+                write(MESSAGES, list(["a"])?),
+                write(ERROR_CHANNEL, plain("never")?),
+                write(MESSAGES, list(["b"])?),
+            ],
+        ),
+        task(1, [write(SCHEDULED_CHANNEL, plain(json!({"send": 1}))?)]),
+        task(1, [write(SCHEDULED_CHANNEL, plain(json!(null))?)]),
+    ] {
+        saver.put_writes(&root, &more).await?;
+        expected.merge(&more);
+        check_eq!(
+            get(&*saver, &root).await?,
+            Some(first.tuple([expected.clone()])),
+            "after putting {more:?}"
+        );
+    }
+    check_eq!(expected.writes.len(), 6, "two ordinary writes and four special rows");
+    Ok(())
+}
+
+async fn put_writes_needs_its_checkpoint(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let row = says(1, "lost")?;
+    let nowhere = key("t", id(1));
+    check_eq!(saver.put_writes(&nowhere, &row).await, not_found(&nowhere), "in a thread that does not exist");
+    check_eq!(dump(&*saver, "t").await?, [], "the thread afterwards");
+
+    let first = Step::first("t", 1);
+    let root = first.commit(&*saver).await?;
+    for wrong in
+        [key("t", id(2)), key("u", root.id), CheckpointKey { namespace: "nested".into(), ..root.clone() }]
+    {
+        check_eq!(saver.put_writes(&wrong, &row).await, not_found(&wrong), "under {wrong:?}");
+    }
+    // Made afterwards, these checkpoints have no writes.
+    let second = Step::after(&root, 2);
+    second.commit(&*saver).await?;
+    let nested = Step::first("t", 1).namespace("nested");
+    nested.commit(&*saver).await?;
+    check_eq!(get(&*saver, &root).await?, Some(first.tuple([])), "the first checkpoint");
+    check_eq!(
+        get(&*saver, &second.commit.key()).await?,
+        Some(second.tuple([])),
+        "the one that did not exist"
+    );
+    let at = CheckpointSelector { namespace: "nested".into(), ..CheckpointSelector::head(&"t".into()) };
+    check_eq!(saver.get(&at).await?, Some(nested.tuple([])), "the one of another namespace");
+    Ok(())
+}
+
+async fn put_writes_keeps_a_task_without_writes(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["a"])?);
+    let root = first.commit(&*saver).await?;
+    saver.put_writes(&root, &task(1, [])).await?;
+    check_eq!(get(&*saver, &root).await?, Some(first.tuple([task(1, [])])), "the task without writes");
+    let child = Step::after(&root, 2).held(MESSAGES, 1).applies(1).runs(task(2, []));
+    child.commit(&*saver).await?;
+    check_eq!(get(&*saver, &root).await?, Some(first.tuple([task(1, []), task(2, [])])), "both tasks");
+    let applied = get(&*saver, &child.commit.key()).await?.map(|tuple| tuple.checkpoint.applied);
+    check_eq!(applied, Some(child.commit.checkpoint.applied), "the applied tasks of the child");
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! The model: a saver that is too simple to be wrong. It copies everything everywhere, and keeps with each checkpoint
+//! the writes that made it, so that nothing that comes later can change what it says of the past.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use threadkeep::Error;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use threadkeep::saver::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Load, Seed, StepCommit};
+
+/// Why the contract refuses a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Conflict,
+    NotFound,
+    InvalidInput,
+}
+
+impl Refusal {
+    /// Whether this is what a saver's error says.
+    pub(super) fn is(self, error: &Error) -> bool {
+        match self {
+            Self::Conflict => matches!(error, Error::Conflict { .. }),
+            Self::NotFound => matches!(error, Error::NotFound { .. }),
+            Self::InvalidInput => matches!(error, Error::InvalidInput(_)),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Node {
+    tuple: CheckpointTuple,
+    /// The writes that made it, in the order in which they were applied.
+    made_by: Vec<Write>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Naive {
+    nodes: BTreeMap<CheckpointKey, Node>,
+}
+
+impl Naive {
+    pub(super) fn get(&self, key: &CheckpointKey) -> Option<&CheckpointTuple> {
+        self.nodes.get(key).map(|node| &node.tuple)
+    }
+
+    /// The checkpoints of a namespace, oldest first.
+    pub(super) fn chain(&self, thread: &ThreadId, namespace: &Namespace) -> Vec<&CheckpointTuple> {
+        let tuples = self.nodes.values().map(|node| &node.tuple);
+        tuples.filter(|tuple| tuple.thread == *thread && tuple.namespace == *namespace).collect()
+    }
+
+    pub(super) fn head(&self, thread: &ThreadId, namespace: &Namespace) -> Option<&CheckpointTuple> {
+        self.chain(thread, namespace).pop()
+    }
+
+    pub(super) fn list(&self, query: &ListQuery) -> Vec<CheckpointTuple> {
+        let mut found: Vec<CheckpointTuple> = self
+            .nodes
+            .values()
+            .map(|node| node.tuple.clone())
+            .filter(|tuple| tuple.thread == query.thread)
+            .filter(|tuple| query.namespace.as_ref().is_none_or(|only| *only == tuple.namespace))
+            .filter(|tuple| query.before.is_none_or(|before| tuple.checkpoint.id < before))
+            .filter(|tuple| tuple.metadata.matches(&query.filter))
+            .collect();
+        found.sort_by_key(|tuple| (Reverse(tuple.checkpoint.id), tuple.namespace.clone()));
+        found.truncate(query.limit.unwrap_or(usize::MAX));
+        for tuple in &mut found {
+            mask(tuple, &query.load);
+        }
+        found
+    }
+
+    pub(super) fn put_writes(&mut self, at: &CheckpointKey, row: &TaskWrites) -> Result<(), Vec<Refusal>> {
+        let node = self.nodes.get_mut(at).ok_or_else(|| vec![Refusal::NotFound])?;
+        merge(&mut node.tuple.writes, row);
+        Ok(())
+    }
+
+    /// Commits, or says every reason for which a saver may refuse.
+    pub(super) fn commit(&mut self, step: &StepCommit) -> Result<(), Vec<Refusal>> {
+        step.validate().map_err(|_| vec![Refusal::InvalidInput])?;
+        let key = step.key();
+        if self.nodes.contains_key(&key) {
+            return Ok(());
+        }
+        let mut refusals = Vec::new();
+        let head = self.head(&key.thread, &key.namespace).map(|tuple| tuple.checkpoint.id);
+        if head != step.expected_head {
+            refusals.push(Refusal::Conflict);
+        }
+        let parent_key = step.parent.map(|id| CheckpointKey { id, ..key.clone() });
+        let parent = parent_key.as_ref().and_then(|key| self.get(key)).cloned();
+        if parent_key.is_some() && parent.is_none() {
+            refusals.push(Refusal::NotFound);
+        }
+
+        let mut rows = parent.as_ref().map(|parent| parent.writes.clone()).unwrap_or_default();
+        for row in &step.writes {
+            merge(&mut rows, row);
+        }
+        let mut made_by = Vec::new();
+        for task in &step.checkpoint.applied {
+            match rows.iter().find(|row| row.task == *task) {
+                Some(row) => made_by.extend(row.writes.iter().cloned()),
+                None => refusals.push(Refusal::InvalidInput),
+            }
+        }
+        let mut checkpoint = step.checkpoint.clone();
+        for (name, entry) in &mut checkpoint.channels {
+            if entry.stored == Stored::Held {
+                match parent.as_ref().and_then(|parent| parent.checkpoint.channels.get(name)) {
+                    Some(held) if held.version == entry.version => entry.stored = held.stored.clone(),
+                    _ => refusals.push(Refusal::InvalidInput),
+                }
+            }
+        }
+        if !refusals.is_empty() {
+            return Err(refusals);
+        }
+
+        if let Some(parent) = parent_key.and_then(|key| self.nodes.get_mut(&key)) {
+            parent.tuple.writes = rows;
+        }
+        let tuple = CheckpointTuple {
+            thread: key.thread.clone(),
+            namespace: key.namespace.clone(),
+            checkpoint,
+            parent: step.parent,
+            metadata: step.metadata.clone(),
+            writes: Vec::new(),
+        };
+        self.nodes.insert(key, Node { tuple, made_by });
+        Ok(())
+    }
+
+    /// The paths to a checkpoint. `None` if it, or one of its ancestors, is not there.
+    pub(super) fn history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Option<DeltaHistory> {
+        let path = |channel: &ChannelName| {
+            let mut steps = Vec::new();
+            let mut node = self.nodes.get(at)?;
+            let seed = loop {
+                let checkpoint = &node.tuple.checkpoint;
+                let Some(entry) = checkpoint.channels.get(channel) else { break None };
+                if let Some(value) = entry.stored.value()
+                    && reach.is_none_or(|reach| checkpoint.id <= reach)
+                {
+                    let (value, version) = (value.clone(), entry.version);
+                    break Some(Seed { checkpoint: checkpoint.id, value, version });
+                }
+                let writes = node.made_by.iter().filter(|write| write.channel == *channel).cloned().collect();
+                steps.push(HistoryStep { checkpoint: checkpoint.id, writes });
+                node = self.nodes.get(&CheckpointKey { id: node.tuple.parent?, ..at.clone() })?;
+            };
+            steps.reverse();
+            Some((channel.clone(), ChannelHistory { seed, steps }))
+        };
+        self.nodes.get(at)?;
+        channels.iter().map(path).collect()
+    }
+
+    /// Whether a child has applied the writes of this task under `at`.
+    pub(super) fn is_applied(&self, at: &CheckpointKey, row: &TaskWrites) -> bool {
+        self.chain(&at.thread, &at.namespace)
+            .iter()
+            .any(|child| child.parent == Some(at.id) && child.checkpoint.applied.contains(&row.task))
+    }
+
+    pub(super) fn delete_thread(&mut self, thread: &ThreadId) {
+        self.nodes.retain(|key, _| key.thread != *thread);
+    }
+}
+
+/// Takes away what a read with this `load` does not show.
+pub(super) fn mask(tuple: &mut CheckpointTuple, load: &Load) {
+    for (name, entry) in &mut tuple.checkpoint.channels {
+        if !load.wants(name) {
+            entry.stored = Stored::Held;
+        }
+    }
+}
+
+fn merge(rows: &mut Vec<TaskWrites>, more: &TaskWrites) {
+    match rows.iter_mut().find(|row| row.task == more.task) {
+        Some(row) => row.merge(more),
+        None => rows.push(more.clone()),
+    }
+}

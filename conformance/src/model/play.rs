@@ -1,0 +1,226 @@
+//! Runs a program on a saver and on the model, and compares the two after each operation.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use threadkeep::Result;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver};
+use threadkeep::value::ChannelValue;
+
+use super::naive::{Naive, Refusal, mask};
+use super::program::Op;
+use super::resolve::{CHANNELS, NAMESPACES, Resolved, Values, pick};
+use crate::case::{Failure, Outcome, check, check_eq};
+use crate::factory::Store;
+
+/// Runs `program` in threads of its own, and deletes them in the end.
+pub(super) async fn play(store: &Store, name: &str, program: &[Op]) -> Outcome {
+    let mut world = World {
+        store,
+        handles: vec![store.open().await?],
+        current: 0,
+        threads: ["a", "b"].map(|thread| format!("{name}-{thread}").into()),
+        lives: [0; 2],
+        attempts: BTreeMap::new(),
+        made: 0,
+        model: Naive::default(),
+        values: BTreeMap::new(),
+        past: Vec::new(),
+    };
+    let clean_up = [Op::Delete { thread: 0 }, Op::Delete { thread: 1 }];
+    for (n, op) in program.iter().chain(&clean_up).enumerate() {
+        let done = match world.run(op).await {
+            Ok(()) => world.compare(n).await,
+            failed => failed,
+        };
+        done.map_err(|what| Failure::new(format_args!("after operation {n}: {what}")))?;
+    }
+    Ok(())
+}
+
+/// The saver, the model, and what the next operation needs to know.
+pub(super) struct World<'a> {
+    store: &'a Store,
+    handles: Vec<Arc<dyn Saver>>,
+    current: usize,
+    pub(super) threads: [ThreadId; 2],
+    /// How often each thread was deleted. Checkpoint ids begin anew then; versions and tasks do not.
+    pub(super) lives: [u64; 2],
+    /// Commits resolved for a namespace of a thread since its deletion.
+    pub(super) attempts: BTreeMap<(u8, u8), u16>,
+    /// Elements and tasks made so far.
+    pub(super) made: u64,
+    pub(super) model: Naive,
+    /// The values that the channels of each checkpoint have, also where only a sentinel is stored.
+    pub(super) values: BTreeMap<CheckpointKey, Values>,
+    past: Vec<Resolved>,
+}
+
+impl World<'_> {
+    fn saver(&self) -> &dyn Saver {
+        &*self.handles[self.current]
+    }
+
+    async fn run(&mut self, op: &Op) -> Outcome {
+        match op {
+            Op::Commit(commit) => {
+                let resolved = self.resolve(commit)?;
+                if let Some(parent) = &resolved.parent {
+                    for row in &resolved.early {
+                        self.put(parent, row).await?;
+                    }
+                }
+                self.past.push(resolved.clone());
+                self.commit(resolved).await
+            }
+            Op::Put { place, under, again, writes } => {
+                match self.resolve_put(*place, *under, *again, writes)? {
+                    Some((at, row)) => self.put(&at, &row).await,
+                    None => Ok(()),
+                }
+            }
+            Op::Repeat(which) => match pick(&self.past, *which).cloned() {
+                Some(resolved) => self.commit(resolved).await,
+                None => Ok(()),
+            },
+            Op::Delete { thread } => {
+                let n = usize::from(*thread);
+                let thread = self.threads[n].clone();
+                self.lives[n] += 1;
+                self.attempts.retain(|(of, _), _| usize::from(*of) != n);
+                self.values.retain(|key, _| key.thread != thread);
+                self.model.delete_thread(&thread);
+                Ok(self.saver().delete_thread(&thread).await?)
+            }
+            Op::SwitchHandle => {
+                if self.handles.len() == 1 {
+                    self.handles.push(self.store.open().await?);
+                }
+                self.current = 1 - self.current;
+                Ok(())
+            }
+            Op::Reopen => {
+                self.handles.clear();
+                self.handles.push(self.store.open().await?);
+                self.current = 0;
+                Ok(())
+            }
+        }
+    }
+
+    async fn put(&mut self, at: &CheckpointKey, row: &TaskWrites) -> Outcome {
+        let got = self.saver().put_writes(at, row).await;
+        agree(&got, &self.model.put_writes(at, row), "put_writes")
+    }
+
+    async fn commit(&mut self, resolved: Resolved) -> Outcome {
+        let Resolved { step, mut values, .. } = resolved;
+        let got = self.saver().commit(step.clone()).await;
+        let key = step.key();
+        let known = self.model.get(&key).is_some();
+        let expected = self.model.commit(&step);
+        agree(&got, &expected, "commit")?;
+        if let Ok(got) = got {
+            check_eq!(got, key, "the key that commit returned");
+        }
+        if expected.is_ok() && !known {
+            // As the engine does: what is stored complete is held from now on, and edits are told relative to it.
+            for (name, entry) in &step.checkpoint.channels {
+                if let (Some(_), Some(ChannelValue::List(list))) =
+                    (entry.stored.value(), values.get_mut(name))
+                {
+                    list.rebase(entry.version);
+                }
+            }
+            self.values.insert(key, values);
+        }
+        Ok(())
+    }
+
+    /// Fails unless every read gives the same on both sides. `n` varies the queries.
+    async fn compare(&self, n: usize) -> Outcome {
+        for thread in &self.threads {
+            let everywhere = ListQuery { namespace: None, ..ListQuery::new(thread) };
+            let expected = self.model.list(&everywhere);
+            let mut got = self.saver().list(&everywhere).await?;
+            let falling = got.windows(2).all(|pair| pair[0].checkpoint.id >= pair[1].checkpoint.id);
+            check!(falling, "the list of all namespaces is not newest first");
+            got.sort_by(|a, b| (b.checkpoint.id, &a.namespace).cmp(&(a.checkpoint.id, &b.namespace)));
+            check_eq!(got, expected, "the list of all namespaces");
+            for namespace in NAMESPACES.map(Namespace::new) {
+                self.compare_lists(thread, &namespace, n).await?;
+            }
+            for tuple in &expected {
+                self.compare_reads(tuple, n).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn compare_lists(&self, thread: &ThreadId, namespace: &Namespace, n: usize) -> Outcome {
+        let head = CheckpointSelector { namespace: namespace.clone(), ..CheckpointSelector::head(thread) };
+        let got = self.saver().get(&head).await?;
+        check_eq!(got.as_ref(), self.model.head(thread, namespace), "the head of namespace {namespace:?}");
+
+        let chain = self.model.chain(thread, namespace);
+        let before = chain.get(n % (chain.len() + 1)).map(|tuple| tuple.checkpoint.id);
+        let whole = ListQuery { namespace: Some(namespace.clone()), ..ListQuery::new(thread) };
+        let mut filtered = whole.clone();
+        filtered.filter.insert("third".into(), (n % 3).into());
+        for mut query in [
+            ListQuery { before, load: only(n), ..whole.clone() },
+            ListQuery { limit: Some(n % 4), ..whole },
+            ListQuery { before, limit: Some(2), ..filtered.clone() },
+            filtered,
+        ] {
+            let expected = self.model.list(&query);
+            check_eq!(self.saver().list(&query).await?, expected, "{query:?}");
+            // Without values; whether task writes come along then is left open.
+            query.load = Load::None;
+            let ids = |found: &[CheckpointTuple]| -> Vec<CheckpointId> {
+                found.iter().map(|tuple| tuple.checkpoint.id).collect()
+            };
+            check_eq!(ids(&self.saver().list(&query).await?), ids(&expected), "{query:?}");
+        }
+        Ok(())
+    }
+
+    async fn compare_reads(&self, expected: &CheckpointTuple, n: usize) -> Outcome {
+        let key = expected.key();
+        let at = CheckpointSelector::at(&key);
+        let mut expected = expected.clone();
+        check_eq!(self.saver().get(&at).await?.as_ref(), Some(&expected), "get {key:?}");
+        let load = only(n);
+        mask(&mut expected, &load);
+        let at = at.loading(load);
+        check_eq!(self.saver().get(&at).await?.as_ref(), Some(&expected), "get {at:?}");
+
+        let channels = CHANNELS.into_iter().chain(["never"]).map(ChannelName::from).collect();
+        let chain = self.model.chain(&key.thread, &key.namespace);
+        let reach = pick(&chain, u8::try_from(n % 251)?).map(|tuple| tuple.checkpoint.id);
+        for reach in [None, reach] {
+            let got = self.saver().delta_history(&key, &channels, reach).await?;
+            let expected = self.model.history(&key, &channels, reach);
+            check_eq!(Some(got), expected, "the history of {key:?} with reach {reach:?}");
+        }
+        Ok(())
+    }
+}
+
+/// Loads one of the channels.
+fn only(n: usize) -> Load {
+    Load::Only([ChannelName::from(CHANNELS[n % CHANNELS.len()])].into())
+}
+
+/// Fails unless the saver did what the contract says: succeeded, or refused for one of these reasons.
+fn agree<T: std::fmt::Debug>(got: &Result<T>, expected: &Result<(), Vec<Refusal>>, call: &str) -> Outcome {
+    let same = match (got, expected) {
+        (Ok(_), Ok(())) => true,
+        (Err(error), Err(refusals)) => refusals.iter().any(|refusal| refusal.is(error)),
+        _ => false,
+    };
+    check!(same, "{call} returned {got:?}; the contract says {expected:?}");
+    Ok(())
+}

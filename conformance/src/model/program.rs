@@ -1,0 +1,223 @@
+//! What random programs are made of. Every number in an operation is taken modulo what there is at that moment, so
+//! that a program stays meaningful whatever is removed from it.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// One call, or a few that belong together.
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    /// Runs a superstep: puts the early writes, then commits.
+    Commit(Commit),
+    /// Puts the writes of a task under any checkpoint: a new task, or one that is there already.
+    Put { place: Place, under: u8, again: Option<u8>, writes: Vec<Written> },
+    /// Commits once more what was committed, or tried, before.
+    Repeat(u8),
+    /// Deletes a thread.
+    Delete { thread: u8 },
+    /// Goes on with the other of two handles.
+    SwitchHandle,
+    /// Drops both handles and opens the store again.
+    Reopen,
+}
+
+/// A namespace of a thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) thread: u8,
+    pub(super) namespace: u8,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Commit {
+    pub(super) place: Place,
+    /// How many checkpoints before the head the parent is; a namespace without checkpoints gets its first one.
+    pub(super) back: u8,
+    pub(super) tasks: Vec<Task>,
+    /// Also applies a task that is stored under the parent already.
+    pub(super) reapply: Option<u8>,
+    pub(super) order: Order,
+    /// What becomes of each channel.
+    pub(super) channels: [Change; 3],
+    pub(super) flaw: Option<Flaw>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Task {
+    pub(super) when: When,
+    pub(super) applied: bool,
+    pub(super) writes: Vec<Written>,
+}
+
+/// When the writes of a task become durable.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum When {
+    BeforeTheCommit,
+    WithTheCommit,
+    Both,
+}
+
+/// In which order a commit applies its tasks.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Order {
+    AsStored,
+    Backwards,
+    ById,
+}
+
+/// A write of a task.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Written {
+    pub(super) to: Target,
+    pub(super) value: Small,
+    pub(super) overwrite: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Target {
+    Channel(u8),
+    Error,
+    Resume,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Small {
+    Null,
+    Empty,
+    Text(u8),
+    List(u8),
+    Long(u8),
+    /// The list that the channel holds, made from a base.
+    Current,
+}
+
+/// What a step stores for a channel.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Change {
+    /// Holds over what the parent has, if it has anything.
+    Hold,
+    /// Did not write the channel, and still stores it in this way at the version of the parent.
+    Again(Kind),
+    /// Wrote the channel.
+    Write(Edit, Kind),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    Value,
+    Snapshot,
+    Sentinel,
+}
+
+/// How the channel's list changes; what is not a list becomes an empty one first.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Edit {
+    Append(u8),
+    Replace(u8),
+    Remove(u8),
+    Restart(u8),
+    Null,
+    Text(u8),
+    /// Appends to the list as if it had been made in another store.
+    FromElsewhere(u8),
+}
+
+/// One thing wrong with a commit.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Flaw {
+    StaleHead,
+    UnknownParent,
+    UnknownTask,
+    HoldsNothing,
+    HoldsAnotherVersion,
+    OldId,
+}
+
+/// Programs of up to 24 operations.
+pub(super) fn programs() -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(op(), 1..24)
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        14 => commit().prop_map(Op::Commit),
+        4 => (place(), any::<u8>(), prop::option::of(any::<u8>()), prop::collection::vec(written(), 0..3))
+            .prop_map(|(place, under, again, writes)| Op::Put { place, under, again, writes }),
+        1 => any::<u8>().prop_map(Op::Repeat),
+        1 => (0..2_u8).prop_map(|thread| Op::Delete { thread }),
+        1 => Just(Op::SwitchHandle),
+        1 => Just(Op::Reopen),
+    ]
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    let some = prop_oneof![5 => Just((0, 0)), 1 => Just((0, 1)), 1 => Just((1, 0)), 1 => Just((1, 1))];
+    some.prop_map(|(thread, namespace)| Place { thread, namespace })
+}
+
+fn commit() -> impl Strategy<Value = Commit> {
+    let back = prop_oneof![3 => Just(0), 2 => 1..8_u8];
+    let tasks = prop::collection::vec(task(), 0..4);
+    let reapply = prop::option::weighted(0.2, any::<u8>());
+    let order = select(vec![Order::AsStored, Order::Backwards, Order::ById]);
+    let flaw = prop::option::weighted(
+        0.15,
+        select(vec![
+            Flaw::StaleHead,
+            Flaw::UnknownParent,
+            Flaw::UnknownTask,
+            Flaw::HoldsNothing,
+            Flaw::HoldsAnotherVersion,
+            Flaw::OldId,
+        ]),
+    );
+    let channels = [change(), change(), change()];
+    (place(), back, tasks, reapply, order, channels, flaw).prop_map(
+        |(place, back, tasks, reapply, order, channels, flaw)| Commit {
+            place,
+            back,
+            tasks,
+            reapply,
+            order,
+            channels,
+            flaw,
+        },
+    )
+}
+
+fn task() -> impl Strategy<Value = Task> {
+    let when = select(vec![When::WithTheCommit, When::BeforeTheCommit, When::Both]);
+    (when, prop::bool::weighted(0.8), prop::collection::vec(written(), 0..4))
+        .prop_map(|(when, applied, writes)| Task { when, applied, writes })
+}
+
+fn written() -> impl Strategy<Value = Written> {
+    let to = prop_oneof![6 => (0..3_u8).prop_map(Target::Channel), 1 => Just(Target::Error), 1 => Just(Target::Resume)];
+    let value = prop_oneof![
+        2 => any::<u8>().prop_map(Small::List),
+        1 => any::<u8>().prop_map(Small::Text),
+        1 => any::<u8>().prop_map(Small::Long),
+        1 => Just(Small::Null),
+        1 => Just(Small::Empty),
+        1 => Just(Small::Current),
+    ];
+    (to, value, prop::bool::weighted(0.2)).prop_map(|(to, value, overwrite)| Written { to, value, overwrite })
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let kind = || select(vec![Kind::Sentinel, Kind::Value, Kind::Snapshot]);
+    let edit = prop_oneof![
+        4 => (0..6_u8).prop_map(Edit::Append),
+        2 => any::<u8>().prop_map(Edit::Replace),
+        2 => any::<u8>().prop_map(Edit::Remove),
+        1 => (0..6_u8).prop_map(Edit::Restart),
+        1 => Just(Edit::Null),
+        1 => any::<u8>().prop_map(Edit::Text),
+        1 => any::<u8>().prop_map(Edit::FromElsewhere),
+    ];
+    prop_oneof![
+        3 => Just(Change::Hold),
+        1 => kind().prop_map(Change::Again),
+        4 => (edit, kind()).prop_map(|(edit, kind)| Change::Write(edit, kind)),
+    ]
+}

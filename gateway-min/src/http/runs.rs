@@ -19,10 +19,10 @@ use super::fields::{Fields, FromFields};
 use super::run_body::RunBody;
 use super::sse;
 use crate::app::App;
-use crate::runs::admission::{CreateError, Created};
+use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
 use crate::store::{
-    CancelAction, CancelOutcome, NewThread, RunQuery, RunRow, RunStatus, StoreError, ThreadRow,
+    CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow,
 };
 
 /// At most so many runs are listed at once.
@@ -41,4 +41,357 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(cancel))
         .routes(routes!(join))
         .routes(routes!(join_stream, stop_stream))
+}
+
+/// The record of a run, as clients see it.
+pub(crate) fn record(run: &RunRow) -> Value {
+    let time = |time: &chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(chrono::SecondsFormat::Micros, false);
+    let totals = &run.totals;
+    json!({
+        "run_id": run.run_id,
+        "thread_id": run.thread_id,
+        "assistant_id": run.assistant_id,
+        "status": run.reported_status().as_str(),
+        "metadata": run.metadata,
+        "kwargs": run.kwargs,
+        "multitask_strategy": run.multitask_strategy.as_str(),
+        "created_at": time(&run.created_at),
+        "updated_at": time(&run.updated_at),
+        "total_input_tokens": totals.total_input_tokens,
+        "total_output_tokens": totals.total_output_tokens,
+        "total_tokens": totals.total_tokens,
+        "llm_call_count": totals.llm_call_count,
+        "lead_agent_tokens": totals.lead_agent_tokens,
+        "subagent_tokens": totals.subagent_tokens,
+        "middleware_tokens": totals.middleware_tokens,
+        "message_count": totals.message_count,
+        "stop_reason": run.stop_reason,
+        "error": run.error,
+    })
+}
+
+/// The thread of a request that must exist.
+async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, ApiError> {
+    let row = app.store.threads().get(thread.as_str(), None).await;
+    let row = row.map_err(|error| ApiError::internal("Failed to read thread", &error))?;
+    row.ok_or_else(|| ApiError::not_found(format!("Thread {thread} not found")))
+}
+
+/// The run of a request, if it is the thread's.
+async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
+    let row = app.store.runs().get(&path.run_id).await;
+    let row = row.map_err(|error| ApiError::internal("Failed to read run", &error))?;
+    row.filter(|row| row.thread_id == path.thread_id.as_str())
+        .ok_or_else(|| ApiError::not_found(format!("Run {} not found", path.run_id)))
+}
+
+/// Checks what can only be checked against the gateway's configuration, and creates the run.
+async fn start(app: &Arc<App>, thread: &ThreadId, place: Place, body: RunBody) -> Result<Created, ApiError> {
+    let config = app.config.current_async().await;
+    if let Some(model) = body.model_name().filter(|name| config.model(name).is_none()) {
+        return Err(ApiError::bad_request(format!("Model '{model}' is not in the configured model allowlist")));
+    }
+    let request = body.into_request(thread, config.max_recursion_limit, &app.ids)?;
+    app.create_run(thread.as_str(), place, request, None).await.map_err(refused)
+}
+
+fn refused(error: CreateError) -> ApiError {
+    let text = error.to_string();
+    match error {
+        CreateError::ThreadNotFound(_) | CreateError::CheckpointNotFound(_) => ApiError::not_found(text),
+        CreateError::CheckpointUnreadable(cause) => ApiError::internal("Failed to validate checkpoint", &cause),
+        // The texts of the two settings errors help the operator and hold no secret; others may quote a store.
+        CreateError::HeadUnreadable(Error::ModeMismatch | Error::Reconfiguration(_)) => {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+        }
+        CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
+        CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
+        CreateError::Store(StoreError::NotFound { .. }) => ApiError::not_found(text),
+        CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text),
+        CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
+    }
+}
+
+/// The thread of a stateless run: the one that its configuration names, or a new one.
+fn stateless_thread(body: &RunBody) -> ThreadId {
+    body.thread_id().map_or_else(|| Uuid::new_v4().to_string().into(), ThreadId::from)
+}
+
+fn created_record(thread: &ThreadId, created: &Created) -> Response {
+    (sse::run_headers(thread, &created.run.run_id), Json(record(&created.run))).into_response()
+}
+
+/// Waits for the run and answers with what it left.
+async fn finished(app: &App, thread: &ThreadId, run_id: &str, stream: Subscription) -> Result<Response, ApiError> {
+    stream.ended().await;
+    app.run_ended(run_id).await;
+    let run = app.store.runs().get(run_id).await;
+    let run = run.map_err(|error| ApiError::internal("Failed to read run", &error))?;
+    let (status, error) = run.map_or((RunStatus::Error, None), |run| (run.reported_status(), run.error));
+    Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, status, error).await)).into_response())
+}
+
+/// The channel values of the head; of a failed run or one whose head cannot be read, its status and error as well, in
+/// the contract's form and in the one at which SDK clients raise.
+async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<String>) -> Value {
+    let head = app.accessor().get(thread, None).await;
+    let values = head.and_then(|head| head.map(|head| head.values()).transpose());
+    let mut body = match values {
+        Ok(Some(values)) if status != RunStatus::Error => return Value::Object(values),
+        Ok(values) => values.unwrap_or_default(),
+        Err(error) => {
+            tracing::warn!(%thread, %error, "the head of a finished run cannot be read");
+            Map::new()
+        }
+    };
+    body.insert("status".to_owned(), json!(status.as_str()));
+    body.insert("error".to_owned(), json!(error));
+    if status == RunStatus::Error {
+        let message = error.unwrap_or_default();
+        body.insert("__error__".to_owned(), json!({ "error": "RunError", "message": message }));
+    }
+    Value::Object(body)
+}
+
+/// Create a run that works in the background.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/runs", tag = "runs", params(("thread_id" = String, Path)),
+    request_body = Value, responses((status = 200, description = "The run's record", body = Value)))]
+async fn create(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(body): ApiJson<RunBody>,
+) -> Result<Response, ApiError> {
+    existing(&app, &thread_id).await?;
+    let created = start(&app, &thread_id, Place::Existing, body.in_background()).await?;
+    Ok(created_record(&thread_id, &created))
+}
+
+/// Create a run and follow its stream.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/runs/stream", tag = "runs", params(("thread_id" = String, Path)),
+    request_body = Value,
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
+async fn stream(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(body): ApiJson<RunBody>,
+) -> Result<Response, ApiError> {
+    existing(&app, &thread_id).await?;
+    let created = start(&app, &thread_id, Place::Existing, body).await?;
+    Ok(sse::response(created.stream, &thread_id, &created.run.run_id))
+}
+
+/// Create a run and wait for the state that it leaves.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/runs/wait", tag = "runs", params(("thread_id" = String, Path)),
+    request_body = Value, responses((status = 200, description = "Channel values, or status and error", body = Value)))]
+async fn wait(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(body): ApiJson<RunBody>,
+) -> Result<Response, ApiError> {
+    existing(&app, &thread_id).await?;
+    let created = start(&app, &thread_id, Place::Existing, body).await?;
+    finished(&app, &thread_id, &created.run.run_id, created.stream).await
+}
+
+/// Create a run on a thread of its own, in the background.
+#[utoipa::path(post, path = "/api/runs", tag = "runs", request_body = Value,
+    responses((status = 200, description = "The run's record", body = Value)))]
+async fn create_stateless(
+    State(app): State<Arc<App>>,
+    ApiJson(body): ApiJson<RunBody>,
+) -> Result<Response, ApiError> {
+    let thread = stateless_thread(&body);
+    let created = start(&app, &thread, Place::Anywhere, body.in_background()).await?;
+    Ok(created_record(&thread, &created))
+}
+
+/// Create a run on a thread of its own and follow its stream.
+#[utoipa::path(post, path = "/api/runs/stream", tag = "runs", request_body = Value,
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
+async fn stream_stateless(
+    State(app): State<Arc<App>>,
+    ApiJson(body): ApiJson<RunBody>,
+) -> Result<Response, ApiError> {
+    let thread = stateless_thread(&body);
+    let created = start(&app, &thread, Place::Anywhere, body).await?;
+    Ok(sse::response(created.stream, &thread, &created.run.run_id))
+}
+
+/// Create a run on a thread of its own and wait for the state that it leaves.
+#[utoipa::path(post, path = "/api/runs/wait", tag = "runs", request_body = Value,
+    responses((status = 200, description = "Channel values, or status and error", body = Value)))]
+async fn wait_stateless(
+    State(app): State<Arc<App>>,
+    ApiJson(body): ApiJson<RunBody>,
+) -> Result<Response, ApiError> {
+    let thread = stateless_thread(&body);
+    let created = start(&app, &thread, Place::Anywhere, body).await?;
+    finished(&app, &thread, &created.run.run_id, created.stream).await
+}
+
+/// Which runs to list.
+#[derive(Debug)]
+struct ListParams {
+    limit: u32,
+    offset: u64,
+    status: Option<RunStatus>,
+}
+
+impl FromFields for ListParams {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let limit = fields.field("limit").integer(&(1..=i64::MAX)).unwrap_or(LIST_MAX).min(LIST_MAX);
+        let offset = fields.field("offset").integer(&(0..=i64::MAX)).unwrap_or(0);
+        let names = ["pending", "running", "success", "error", "timeout", "interrupted"];
+        let status = fields.field("status").one_of(&names).and_then(|name| name.parse().ok());
+        Self {
+            limit: u32::try_from(limit).unwrap_or(u32::MAX),
+            offset: u64::try_from(offset).unwrap_or(0),
+            status,
+        }
+    }
+}
+
+/// List the runs of a thread, newest first.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/runs", tag = "runs",
+    params(("thread_id" = String, Path), ("limit" = Option<u32>, Query), ("offset" = Option<u64>, Query), ("status" = Option<String>, Query)),
+    responses((status = 200, description = "Run records", body = Vec<Value>)))]
+async fn list(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiQuery(ListParams { limit, offset, status }): ApiQuery<ListParams>,
+) -> Result<Json<Vec<Value>>, ApiError> {
+    let query = RunQuery { status, limit, offset };
+    let runs = app.store.runs().list_by_thread(thread_id.as_str(), &query).await;
+    let runs = runs.map_err(|error| ApiError::internal("Failed to list runs", &error))?;
+    Ok(Json(runs.iter().map(record).collect()))
+}
+
+/// Read a run.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}", tag = "runs",
+    params(("thread_id" = String, Path), ("run_id" = String, Path)),
+    responses((status = 200, description = "The run's record", body = Value), (status = 404, description = "No such run of the thread")))]
+async fn read(
+    State(app): State<Arc<App>>,
+    ApiPath(path): ApiPath<RunPath>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(record(&run_of(&app, &path).await?)))
+}
+
+/// How to cancel.
+#[derive(Debug)]
+struct CancelParams {
+    wait: bool,
+    action: Option<CancelAction>,
+}
+
+impl FromFields for CancelParams {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let wait = fields.field("wait").flag().unwrap_or(false);
+        let action = fields.field("action").one_of(&["interrupt", "rollback"]);
+        Self { wait, action: action.and_then(|name| name.parse().ok()) }
+    }
+}
+
+/// Cancel a run: 202 as soon as it is marked, 204 with `wait` when it has stopped.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/cancel", tag = "runs",
+    params(("thread_id" = String, Path), ("run_id" = String, Path), ("wait" = Option<bool>, Query), ("action" = Option<String>, Query)),
+    responses((status = 202, description = "Marked"), (status = 204, description = "Stopped"),
+        (status = 404, description = "No such run of the thread"), (status = 409, description = "The run has ended")))]
+async fn cancel(
+    State(app): State<Arc<App>>,
+    ApiPath(path): ApiPath<RunPath>,
+    ApiQuery(params): ApiQuery<CancelParams>,
+) -> Result<StatusCode, ApiError> {
+    existing(&app, &path.thread_id).await?;
+    run_of(&app, &path).await?;
+    cancel_now(&app, &path.run_id, params.action.unwrap_or(CancelAction::Interrupt)).await?;
+    if !params.wait {
+        return Ok(StatusCode::ACCEPTED);
+    }
+    app.run_ended(&path.run_id).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(), ApiError> {
+    let outcome = app.cancel_run(run_id, action).await;
+    match outcome.map_err(|error| ApiError::internal("Failed to cancel run", &error))? {
+        CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted => Ok(()),
+        CancelOutcome::AlreadyTerminal(status) => {
+            Err(ApiError::conflict(format!("Run {run_id} is not cancellable (status: {})", status.as_str())))
+        }
+        CancelOutcome::NotFound => Err(ApiError::not_found(format!("Run {run_id} not found"))),
+    }
+}
+
+/// Wait for a run: its stream if the client accepts `text/event-stream`, else the state that it leaves.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/join", tag = "runs",
+    params(("thread_id" = String, Path), ("run_id" = String, Path)),
+    responses((status = 200, description = "Channel values, or server-sent events", body = Value),
+        (status = 404, description = "No such run of the thread")))]
+async fn join(
+    State(app): State<Arc<App>>,
+    ApiPath(path): ApiPath<RunPath>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    run_of(&app, &path).await?;
+    let stream = app.bridge.subscribe(&path.run_id, sse::last_event_id(&headers));
+    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if accepts.contains("text/event-stream") {
+        return Ok(sse::response(stream, &path.thread_id, &path.run_id));
+    }
+    finished(&app, &path.thread_id, &path.run_id, stream).await
+}
+
+/// How to follow a run.
+#[derive(Debug)]
+struct FollowParams {
+    cancel_on_disconnect: bool,
+    cancel: CancelParams,
+}
+
+impl FromFields for FollowParams {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let cancel_on_disconnect = fields.field("cancel_on_disconnect").flag().unwrap_or(false);
+        Self { cancel_on_disconnect, cancel: CancelParams::from_fields(fields) }
+    }
+}
+
+/// Follow a run from where the client left it; with `action`, cancel it first.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
+    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = Option<String>, Query),
+        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query)),
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
+        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread")))]
+async fn join_stream(
+    State(app): State<Arc<App>>,
+    ApiPath(path): ApiPath<RunPath>,
+    ApiQuery(params): ApiQuery<FollowParams>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    run_of(&app, &path).await?;
+    let stream = app.bridge.subscribe(&path.run_id, sse::last_event_id(&headers));
+    let stream = if params.cancel_on_disconnect { stream.owning() } else { stream };
+    if let Some(action) = params.cancel.action {
+        cancel_now(&app, &path.run_id, action).await?;
+        if params.cancel.wait {
+            app.run_ended(&path.run_id).await;
+            return Ok(StatusCode::NO_CONTENT.into_response());
+        }
+    }
+    Ok(sse::response(stream, &path.thread_id, &path.run_id))
+}
+
+/// As GET: the form in which clients stop a run.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
+    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = Option<String>, Query),
+        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query)),
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
+        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread")))]
+async fn stop_stream(
+    state: State<Arc<App>>,
+    path: ApiPath<RunPath>,
+    params: ApiQuery<FollowParams>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    join_stream(state, path, params, headers).await
 }

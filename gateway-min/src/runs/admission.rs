@@ -15,7 +15,7 @@ use super::worker::{AGENT_BINDING, RunSpec, work};
 use crate::agent::RunInput;
 use crate::app::App;
 use crate::model::message;
-use crate::store::{Admission, NewEvent, NewRun, RunRow, SeedRun, StoreError};
+use crate::store::{Admission, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
 /// The binding of a run without an assistant of its own.
 const DEFAULT_AGENT: &str = "__default__";
@@ -46,6 +46,15 @@ pub(crate) enum CreateError {
     Store(#[from] StoreError),
 }
 
+/// On which threads a run may be created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On a thread that has a row.
+    Existing,
+    /// On any; the thread gets its row with the run.
+    Anywhere,
+}
+
 /// A run that was admitted, and the stream of what it does.
 pub(crate) struct Created {
     pub(crate) run: RunRow,
@@ -60,6 +69,7 @@ impl App {
     pub(crate) async fn create_run(
         self: &Arc<Self>,
         thread_id: &str,
+        place: Place,
         request: RunRequest,
         owner: Option<&str>,
     ) -> Result<Created, CreateError> {
@@ -71,6 +81,14 @@ impl App {
             None => None,
         };
         self.seed_feed(thread_id).await?;
+        if place == Place::Anywhere {
+            let row = NewThread {
+                thread_id: thread_id.to_owned(),
+                user_id: owner.map(str::to_owned),
+                ..NewThread::default()
+            };
+            self.store.threads().create(row).await?;
+        }
         let run_id = Uuid::new_v4().to_string();
         let new = NewRun {
             run_id: run_id.clone(),

@@ -11,7 +11,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::mode::ModeRegister;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
 
-use super::admission::{CreateError, Created};
+use super::admission::{CreateError, Created, Place};
 use super::bridge::Frame;
 use super::{RunRequest, StreamMode, duration};
 use crate::agent::Breakpoints;
@@ -48,7 +48,7 @@ impl Gateway {
     }
 
     async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
-        self.app.create_run("t", request, None).await
+        self.app.create_run("t", Place::Existing, request, None).await
     }
 
     /// Runs to the end; returns the frames by name, and the row.
@@ -435,7 +435,7 @@ async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
             format!("Checkpoint {id} not found")
         );
     }
-    let error = gateway.app.create_run("nowhere", ask("x"), None).await.err().unwrap();
+    let error = gateway.app.create_run("nowhere", Place::Existing, ask("x"), None).await.err().unwrap();
     assert_eq!(error.to_string(), "Thread nowhere not found");
     assert!(gateway.history().await.is_empty());
     assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);

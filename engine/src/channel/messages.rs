@@ -197,13 +197,12 @@ mod tests {
             let one_by_one = writes.iter().try_fold(None, |v, w| reduce(v, w).map(Some));
             let all: Vec<Json> = writes.iter().flatten().cloned().collect();
             let at_once = reduce(None, &all);
-            match expected {
-                Err(()) => prop_assert!(one_by_one.is_err() && at_once.is_err()),
-                Ok(()) => {
-                    let value = at_once.unwrap();
-                    prop_assert_eq!(value.to_json().unwrap(), Json::Array(naive));
-                    if let Some(other) = one_by_one.unwrap() { prop_assert_eq!(other, value); }
-                }
+            if expected.is_err() {
+                prop_assert!(one_by_one.is_err() && at_once.is_err());
+            } else {
+                let value = at_once.unwrap();
+                prop_assert_eq!(value.to_json().unwrap(), Json::Array(naive));
+                if let Some(other) = one_by_one.unwrap() { prop_assert_eq!(other, value); }
             }
         }
     }

@@ -202,7 +202,10 @@ impl App {
             }
         };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::warn!(seconds = DRAIN.as_secs(), "runs did not stop in time; the next start recovers them");
+            tracing::warn!(
+                seconds = DRAIN.as_secs(),
+                "runs did not stop in time; the next start recovers them"
+            );
         }
     }
 

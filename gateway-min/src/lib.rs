@@ -3,9 +3,9 @@
 mod agent;
 pub mod app;
 pub mod config;
+pub mod http;
 pub mod model;
 pub mod runs;
-pub mod http;
 mod settings;
 pub mod store;
 pub mod tools;

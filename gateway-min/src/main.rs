@@ -18,13 +18,17 @@ use tracing_subscriber::EnvFilter;
 /// Without a configuration file everything has a default: an embedded SQLite below `.svc`, and a demo model that needs
 /// no API key. `config.example.yaml` shows every setting.
 #[derive(Debug, Parser)]
-#[command(name = "threadkeep", version, after_help = "\
+#[command(
+    name = "threadkeep",
+    version,
+    after_help = "\
 Examples:
   threadkeep serve                              serve on http://127.0.0.1:8001
   threadkeep serve --config prod.yaml --port 80 with a configuration of your own
   RUST_LOG=debug threadkeep serve               say more on stderr
 
-Exit codes: 0 after an orderly stop, 1 after an error, 2 for a wrong command line.")]
+Exit codes: 0 after an orderly stop, 1 after an error, 2 for a wrong command line."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -70,14 +74,16 @@ async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<(
     let options = LoadOptions::from_process(config)?;
     let config = tokio::task::spawn_blocking(move || ConfigHandle::open(&options)).await??;
     let app = App::start(config, Arc::new(ModeRegister::new())).await?;
-    let listener = tokio::net::TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}; is another gateway running? --port chooses another port"))?;
+    let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
+        format!("cannot listen on {address}; is another gateway running? --port chooses another port")
+    })?;
     let address = listener.local_addr()?;
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine, and there is no authentication: anybody who reaches the port is the administrator");
     }
-    tracing::info!("serving on http://{address}, API at http://{address}/api, description at http://{address}/openapi.json");
+    tracing::info!(
+        "serving on http://{address}, API at http://{address}/api, description at http://{address}/openapi.json"
+    );
     let router = http::router(Arc::clone(&app));
     let stopping = {
         let app = Arc::clone(&app);

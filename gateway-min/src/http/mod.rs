@@ -3,4 +3,6 @@
 pub mod error;
 pub mod extract;
 pub mod fields;
+pub mod run_body;
+pub(crate) mod runs;
 pub mod sse;

@@ -16,14 +16,12 @@ use uuid::Uuid;
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
-use super::run_body::RunBody;
+use super::run_body::{OnDisconnect, RunBody, RunLimits};
 use super::sse;
 use crate::app::App;
 use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
-use crate::store::{
-    CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow,
-};
+use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 
 /// At most so many runs are listed at once.
 const LIST_MAX: i64 = 100;
@@ -45,7 +43,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// The record of a run, as clients see it.
 pub(crate) fn record(run: &RunRow) -> Value {
-    let time = |time: &chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(chrono::SecondsFormat::Micros, false);
+    let time =
+        |time: &chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(chrono::SecondsFormat::Micros, false);
     let totals = &run.totals;
     json!({
         "run_id": run.run_id,
@@ -85,21 +84,38 @@ async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
         .ok_or_else(|| ApiError::not_found(format!("Run {} not found", path.run_id)))
 }
 
+/// Whether the request that creates a run stays to follow it; `on_disconnect` is about such a request only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Follow {
+    Yes,
+    No,
+}
+
 /// Checks what can only be checked against the gateway's configuration, and creates the run.
-async fn start(app: &Arc<App>, thread: &ThreadId, place: Place, body: RunBody) -> Result<Created, ApiError> {
+async fn start(
+    app: &Arc<App>,
+    thread: &ThreadId,
+    place: Place,
+    body: RunBody,
+    follow: Follow,
+) -> Result<Created, ApiError> {
     let config = app.config.current_async().await;
-    if let Some(model) = body.model_name().filter(|name| config.model(name).is_none()) {
-        return Err(ApiError::bad_request(format!("Model '{model}' is not in the configured model allowlist")));
+    body.check(|name| config.model(name).is_some())?;
+    let limits = RunLimits { max_recursion_limit: config.max_recursion_limit.into(), internal_caller: false };
+    let mut request = body.into_request(thread, limits, &app.ids)?;
+    if follow == Follow::No {
+        request.options.on_disconnect = OnDisconnect::Continue;
     }
-    let request = body.into_request(thread, config.max_recursion_limit, &app.ids)?;
     app.create_run(thread.as_str(), place, request, None).await.map_err(refused)
 }
 
 fn refused(error: CreateError) -> ApiError {
     let text = error.to_string();
     match error {
-        CreateError::ThreadNotFound(_) | CreateError::CheckpointNotFound(_) => ApiError::not_found(text),
-        CreateError::CheckpointUnreadable(cause) => ApiError::internal("Failed to validate checkpoint", &cause),
+        CreateError::CheckpointNotFound(_) => ApiError::not_found(text),
+        CreateError::CheckpointUnreadable(cause) => {
+            ApiError::internal("Failed to validate checkpoint", &cause)
+        }
         // The texts of the two settings errors help the operator and hold no secret; others may quote a store.
         CreateError::HeadUnreadable(Error::ModeMismatch | Error::Reconfiguration(_)) => {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
@@ -107,7 +123,7 @@ fn refused(error: CreateError) -> ApiError {
         CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
         CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
         CreateError::Store(StoreError::NotFound { .. }) => ApiError::not_found(text),
-        CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text),
+        CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text, "thread_busy"),
         CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
     }
 }
@@ -122,7 +138,12 @@ fn created_record(thread: &ThreadId, created: &Created) -> Response {
 }
 
 /// Waits for the run and answers with what it left.
-async fn finished(app: &App, thread: &ThreadId, run_id: &str, stream: Subscription) -> Result<Response, ApiError> {
+async fn finished(
+    app: &App,
+    thread: &ThreadId,
+    run_id: &str,
+    stream: Subscription,
+) -> Result<Response, ApiError> {
     stream.ended().await;
     app.run_ended(run_id).await;
     let run = app.store.runs().get(run_id).await;
@@ -162,7 +183,7 @@ async fn create(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let created = start(&app, &thread_id, Place::Existing, body.in_background()).await?;
+    let created = start(&app, &thread_id, Place::Existing, body, Follow::No).await?;
     Ok(created_record(&thread_id, &created))
 }
 
@@ -176,7 +197,7 @@ async fn stream(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let created = start(&app, &thread_id, Place::Existing, body).await?;
+    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes).await?;
     Ok(sse::response(created.stream, &thread_id, &created.run.run_id))
 }
 
@@ -189,7 +210,7 @@ async fn wait(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let created = start(&app, &thread_id, Place::Existing, body).await?;
+    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes).await?;
     finished(&app, &thread_id, &created.run.run_id, created.stream).await
 }
 
@@ -201,7 +222,7 @@ async fn create_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body.in_background()).await?;
+    let created = start(&app, &thread, Place::Anywhere, body, Follow::No).await?;
     Ok(created_record(&thread, &created))
 }
 
@@ -213,7 +234,7 @@ async fn stream_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body).await?;
+    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes).await?;
     Ok(sse::response(created.stream, &thread, &created.run.run_id))
 }
 
@@ -225,7 +246,7 @@ async fn wait_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body).await?;
+    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes).await?;
     finished(&app, &thread, &created.run.run_id, created.stream).await
 }
 
@@ -270,10 +291,7 @@ async fn list(
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path)),
     responses((status = 200, description = "The run's record", body = Value), (status = 404, description = "No such run of the thread")))]
-async fn read(
-    State(app): State<Arc<App>>,
-    ApiPath(path): ApiPath<RunPath>,
-) -> Result<Json<Value>, ApiError> {
+async fn read(State(app): State<Arc<App>>, ApiPath(path): ApiPath<RunPath>) -> Result<Json<Value>, ApiError> {
     Ok(Json(record(&run_of(&app, &path).await?)))
 }
 
@@ -316,9 +334,10 @@ async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(),
     let outcome = app.cancel_run(run_id, action).await;
     match outcome.map_err(|error| ApiError::internal("Failed to cancel run", &error))? {
         CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted => Ok(()),
-        CancelOutcome::AlreadyTerminal(status) => {
-            Err(ApiError::conflict(format!("Run {run_id} is not cancellable (status: {})", status.as_str())))
-        }
+        CancelOutcome::AlreadyTerminal(status) => Err(ApiError::conflict(
+            format!("Run {run_id} is not cancellable (status: {})", status.as_str()),
+            "run_not_cancellable",
+        )),
         CancelOutcome::NotFound => Err(ApiError::not_found(format!("Run {run_id} not found"))),
     }
 }

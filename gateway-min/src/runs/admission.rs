@@ -4,18 +4,19 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
-use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, Load};
 use uuid::Uuid;
 
-use super::RunRequest;
 use super::bridge::Subscription;
 use super::frames::Frames;
 use super::worker::{AGENT_BINDING, RunSpec, work};
-use crate::agent::RunInput;
+use crate::agent::{self, Breakpoints};
 use crate::app::App;
+use crate::http::run_body::{Interrupts, MultitaskStrategy as Strategy, OnDisconnect, RunInput, RunRequest};
 use crate::model::message;
-use crate::store::{Admission, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
+use crate::store::{Admission, MultitaskStrategy, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
 /// The binding of a run without an assistant of its own.
 const DEFAULT_AGENT: &str = "__default__";
@@ -23,9 +24,6 @@ const DEFAULT_AGENT: &str = "__default__";
 /// Why a run was not created. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CreateError {
-    /// The thread has no row.
-    #[error("Thread {0} not found")]
-    ThreadNotFound(String),
     /// The selected checkpoint is not there.
     #[error("Checkpoint {0} not found")]
     CheckpointNotFound(String),
@@ -35,9 +33,6 @@ pub(crate) enum CreateError {
     /// The head, which would fill the empty event feed, cannot be read.
     #[error("{0}")]
     HeadUnreadable(threadkeep::Error),
-    /// The model is not configured.
-    #[error("Model '{0}' is not in the configured model allowlist")]
-    UnknownModel(String),
     /// The gateway is stopping.
     #[error("the gateway is stopping; try again in a moment")]
     Stopping,
@@ -76,10 +71,9 @@ impl App {
         if self.is_stopping() {
             return Err(CreateError::Stopping);
         }
-        let checkpoint = match &request.checkpoint_id {
-            Some(id) => Some(self.selected(thread_id, id).await?),
-            None => None,
-        };
+        if let Some(selected) = &request.checkpoint {
+            self.check_selected(selected).await?;
+        }
         self.seed_feed(thread_id).await?;
         if place == Place::Anywhere {
             let row = NewThread {
@@ -95,16 +89,16 @@ impl App {
             thread_id: thread_id.to_owned(),
             assistant_id: request.assistant_id.clone(),
             user_id: owner.map(str::to_owned),
-            model_name: request.model_name.clone(),
+            model_name: text(&request, "model_name"),
             metadata: request.metadata.clone(),
             kwargs: request.kwargs.clone(),
-            first_human_message: first_human(request.input.as_ref()),
+            first_human_message: first_human(&request.input),
             ..NewRun::default()
         };
         let app = Arc::clone(self);
         let thread = thread_id.to_owned();
         // From the admission on, somebody must work on the run: a task of its own, which no dropped request can stop.
-        let created = tokio::spawn(async move { app.admit(thread, run_id, new, checkpoint, request).await });
+        let created = tokio::spawn(async move { app.admit(thread, run_id, new, request).await });
         created.await.map_err(|_| CreateError::Stopping)?
     }
 
@@ -113,13 +107,12 @@ impl App {
         thread_id: String,
         run_id: String,
         new: NewRun,
-        checkpoint: Option<CheckpointId>,
         request: RunRequest,
     ) -> Result<Created, CreateError> {
         // The stream exists before anybody can know the run, and the handle before the run can be cancelled.
         let publisher = self.bridge.open(&run_id);
         let guard = self.local_runs.enter(&run_id, &thread_id);
-        let run = match self.store.runs().admit(new, request.strategy).await {
+        let run = match self.store.runs().admit(new, strategy(&request)).await {
             Ok(Admission::Admitted(run) | Admission::Existing(run)) => run,
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
                 for stopped in [Some(predecessor), superseded].into_iter().flatten() {
@@ -139,31 +132,34 @@ impl App {
         let spec = RunSpec {
             run_id,
             thread_id: thread_id.clone(),
-            input: request.input.map(RunInput),
-            checkpoint,
-            model_name: request.model_name,
-            thinking: request.thinking,
-            reasoning_effort: request.reasoning_effort,
-            recursion_limit: request.recursion_limit,
-            breakpoints: request.breakpoints,
+            model_name: text(&request, "model_name"),
+            thinking: request.config.context.get("thinking_enabled").and_then(Json::as_bool),
+            reasoning_effort: text(&request, "reasoning_effort"),
+            recursion_limit: request.config.recursion_limit,
+            breakpoints: Breakpoints {
+                before: nodes(request.options.interrupt_before),
+                after: nodes(request.options.interrupt_after),
+            },
+            checkpoint: request.checkpoint.map(|selected| selected.id),
+            input: match request.input {
+                RunInput::Values(values) => Some(agent::RunInput(values)),
+                // The lead agent asks with a tool message that ends the run; an answer comes as a message of its own.
+                RunInput::Resume(_) | RunInput::Continue => None,
+            },
             metadata: metadata.clone(),
         };
-        let frames = Frames::new(publisher, request.stream_modes, &thread_id, metadata);
+        let frames = Frames::new(publisher, request.options.stream_modes, &thread_id, metadata);
         tokio::spawn(work(self, spec, frames, guard));
-        Ok(Created { run, stream: if request.cancel_on_disconnect { stream.owning() } else { stream } })
+        let owned = request.options.on_disconnect == OnDisconnect::Cancel;
+        Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
     }
 
-    /// The checkpoint that a selector names. A raw existence check: the gate comes when the run starts.
-    async fn selected(&self, thread_id: &str, id: &str) -> Result<CheckpointId, CreateError> {
-        let absent = || CreateError::CheckpointNotFound(id.to_owned());
-        let checkpoint: CheckpointId = id.parse().map_err(|_| absent())?;
-        let selector = CheckpointSelector {
-            id: Some(checkpoint),
-            ..CheckpointSelector::head(&ThreadId::from(thread_id)).loading(Load::None)
-        };
+    /// Whether the selected checkpoint exists. A raw check: the gate comes when the run starts.
+    async fn check_selected(&self, selected: &CheckpointKey) -> Result<(), CreateError> {
+        let selector = CheckpointSelector::at(selected).loading(Load::None);
         let found =
             self.accessor().saver().get(&selector).await.map_err(CreateError::CheckpointUnreadable)?;
-        found.map(|_| checkpoint).ok_or_else(absent)
+        found.map(|_| ()).ok_or_else(|| CreateError::CheckpointNotFound(selected.id.to_string()))
     }
 
     /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows what was said
@@ -212,17 +208,40 @@ fn seed_runs(thread_id: &str, messages: Vec<Json>) -> Vec<SeedRun> {
 /// agent it belongs to. A client's own run id or binding is overwritten.
 fn checkpoint_metadata(run_id: &str, request: &RunRequest) -> Map<String, Json> {
     let scalar = |value: &Json| !value.is_object() && !value.is_array() && !value.is_null();
-    let mut metadata = request.checkpoint_metadata.clone();
-    metadata.retain(|key, value| !key.starts_with("__") && key != "thread_id" && scalar(value));
+    let config = &request.config;
+    let mut metadata = config.metadata.clone();
+    metadata.extend(config.configurable.clone());
+    metadata.retain(|_, value| scalar(value));
     metadata.insert("run_id".to_owned(), json!(run_id));
-    let agent = request.assistant_id.as_deref().filter(|name| *name != "lead_agent");
-    metadata.insert(AGENT_BINDING.to_owned(), json!(agent.unwrap_or(DEFAULT_AGENT)));
+    metadata.insert(AGENT_BINDING.to_owned(), json!(request.agent.as_deref().unwrap_or(DEFAULT_AGENT)));
     metadata
 }
 
-fn first_human(input: Option<&Map<String, Json>>) -> Option<String> {
-    let messages = input?.get("messages")?.as_array()?;
+/// A text of the run's context.
+fn text(request: &RunRequest, key: &str) -> Option<String> {
+    request.config.context.get(key).and_then(Json::as_str).map(str::to_owned)
+}
+
+fn first_human(input: &RunInput) -> Option<String> {
+    let RunInput::Values(values) = input else { return None };
+    let messages = values.get(MESSAGES_CHANNEL)?.as_array()?;
     messages.iter().find(|m| m["type"] == "human").map(message::text).filter(|text| !text.is_empty())
+}
+
+fn strategy(request: &RunRequest) -> MultitaskStrategy {
+    match request.options.multitask_strategy {
+        Strategy::Reject => MultitaskStrategy::Reject,
+        Strategy::Rollback => MultitaskStrategy::Rollback,
+        Strategy::Interrupt => MultitaskStrategy::Interrupt,
+    }
+}
+
+fn nodes(interrupts: Interrupts) -> agent::Nodes {
+    match interrupts {
+        Interrupts::None => agent::Nodes::default(),
+        Interrupts::All => agent::Nodes::All,
+        Interrupts::Nodes(names) => agent::Nodes::These(names.into_iter().collect()),
+    }
 }
 
 #[cfg(test)]

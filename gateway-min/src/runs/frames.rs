@@ -1,7 +1,5 @@
 //! The frames of a run's stream: what each stream mode shows of a superstep.
 
-use std::collections::BTreeSet;
-
 use chrono::{SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
@@ -10,14 +8,14 @@ use threadkeep::state::{StateSnapshot, TaskView};
 use threadkeep::step::Task;
 use tokio_util::sync::CancellationToken;
 
-use super::StreamMode;
 use super::bridge::Publisher;
+use crate::http::run_body::StreamMode;
 
 /// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
 /// nobody asked for.
 pub(crate) struct Frames {
     publisher: Publisher,
-    modes: BTreeSet<StreamMode>,
+    modes: Vec<StreamMode>,
     thread: String,
     /// Scalar entries of the run's configuration; every message frame carries them.
     run_metadata: Map<String, Json>,
@@ -32,7 +30,7 @@ pub(crate) struct Origin<'a> {
 impl Frames {
     pub(crate) fn new(
         publisher: Publisher,
-        modes: BTreeSet<StreamMode>,
+        modes: Vec<StreamMode>,
         thread: &str,
         run_metadata: Map<String, Json>,
     ) -> Self {
@@ -113,7 +111,7 @@ impl Frames {
 
     /// A message or a chunk of one, as a task makes it.
     pub(crate) fn message(&self, step: i64, task: &Task, origin: Option<&Origin<'_>>, message: &Json) {
-        if !self.wants(StreamMode::Messages) {
+        if !self.wants(StreamMode::MessagesTuple) {
             return;
         }
         let namespace = format!("{}:{}", task.node, task.id);

@@ -1,26 +1,27 @@
 //! Runs from admission to their last write, in both modes, on the memory backend.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
 use serde_json::{Map, Value as Json, json};
 use tempfile::TempDir;
-use threadkeep::id::ThreadId;
+use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::mode::ModeRegister;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
 
 use super::admission::{CreateError, Created, Place};
 use super::bridge::Frame;
-use super::{RunRequest, StreamMode, duration};
-use crate::agent::Breakpoints;
+use super::duration;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
-use crate::model::scripted::gate;
-use crate::store::{
-    CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
+use crate::http::run_body::{
+    Interrupts, MultitaskStrategy, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets,
+    StreamMode,
 };
+use crate::model::scripted::gate;
+use crate::store::{CancelAction, CancelOutcome, EventQuery, NewThread, RunRow, RunStatus, ThreadStatus};
 
 struct Gateway {
     app: Arc<App>,
@@ -107,26 +108,30 @@ async fn frames(stream: super::bridge::Subscription) -> Vec<(String, Json)> {
 
 fn ask(text: &str) -> RunRequest {
     let message = json!({"type": "human", "content": text, "id": uuid::Uuid::new_v4().to_string()});
-    RunRequest { input: Some(Map::from_iter([("messages".to_owned(), json!([message]))])), ..go_on() }
+    let values = Map::from_iter([("messages".to_owned(), json!([message]))]);
+    RunRequest { input: RunInput::Values(values), ..go_on() }
 }
 
 fn go_on() -> RunRequest {
     RunRequest {
-        checkpoint_id: None,
         assistant_id: None,
-        model_name: None,
+        agent: None,
+        input: RunInput::Continue,
         metadata: Map::new(),
+        config: RunConfig { recursion_limit: 100, ..RunConfig::default() },
+        secrets: Secrets::default(),
+        checkpoint: None,
+        options: options([StreamMode::Values]),
         kwargs: json!({}),
-        input: None,
-        strategy: MultitaskStrategy::Reject,
-        thinking: None,
-        reasoning_effort: None,
-        recursion_limit: 100,
-        breakpoints: Breakpoints::default(),
-        stream_modes: BTreeSet::from([StreamMode::Values]),
-        cancel_on_disconnect: false,
-        checkpoint_metadata: Map::new(),
     }
+}
+
+fn options(modes: impl Into<Vec<StreamMode>>) -> RunOptions {
+    RunOptions { stream_modes: modes.into(), on_disconnect: OnDisconnect::Continue, ..RunOptions::default() }
+}
+
+fn from(state: &StateSnapshot, request: RunRequest) -> RunRequest {
+    RunRequest { checkpoint: Some(state.key.clone()), ..request }
 }
 
 fn script() -> Json {
@@ -211,12 +216,12 @@ async fn every_stream_mode_shows_the_superstep_in_the_order_of_the_reference() {
     let gateway = Gateway::start("full", &script()).await;
     let all = [
         StreamMode::Values,
-        StreamMode::Messages,
+        StreamMode::MessagesTuple,
         StreamMode::Updates,
         StreamMode::Tasks,
         StreamMode::Checkpoints,
     ];
-    let (frames, _) = gateway.run(RunRequest { stream_modes: all.into(), ..ask("hi") }).await;
+    let (frames, _) = gateway.run(RunRequest { options: options(all), ..ask("hi") }).await;
     let mut names: Vec<&str> = frames.iter().map(|(name, _)| name.as_str()).collect();
     names.dedup();
     assert_eq!(
@@ -276,7 +281,9 @@ async fn an_agent_that_goes_round_in_circles_is_stopped() {
 #[tokio::test]
 async fn the_recursion_limit_fails_the_run_and_leaves_the_next_node() {
     let gateway = Gateway::start("full", &script()).await;
-    let (frames, row) = gateway.run(RunRequest { recursion_limit: 2, ..ask("loop") }).await;
+    let (frames, row) = gateway
+        .run(RunRequest { config: RunConfig { recursion_limit: 2, ..RunConfig::default() }, ..ask("loop") })
+        .await;
     let error = frames.iter().find(|(name, _)| name == "error").unwrap();
     assert_eq!(
         error.1,
@@ -363,7 +370,10 @@ async fn an_interrupting_run_waits_for_its_predecessor_and_then_runs() {
     let gateway = Gateway::start("delta", &gated("takeover")).await;
     let first = gateway.create(ask("wait")).await.unwrap();
     gate("takeover").reached().await;
-    let request = RunRequest { strategy: MultitaskStrategy::Interrupt, ..ask("now") };
+    let request = RunRequest {
+        options: RunOptions { multitask_strategy: MultitaskStrategy::Interrupt, ..options([]) },
+        ..ask("now")
+    };
     let (_, second) = gateway.run(request).await;
     assert_eq!(gateway.row(&first.run.run_id).await.status, RunStatus::Interrupted);
     assert_eq!(second.status, RunStatus::Success);
@@ -373,7 +383,7 @@ async fn an_interrupting_run_waits_for_its_predecessor_and_then_runs() {
 #[tokio::test]
 async fn a_run_whose_owner_leaves_is_interrupted_and_a_joiner_does_not_matter() {
     let gateway = Gateway::start("full", &gated("owner")).await;
-    let created = gateway.create(RunRequest { cancel_on_disconnect: true, ..ask("wait") }).await.unwrap();
+    let created = gateway.create(RunRequest { options: RunOptions::default(), ..ask("wait") }).await.unwrap();
     gate("owner").reached().await;
     drop(gateway.app.bridge.subscribe(&created.run.run_id, None));
     assert_eq!(
@@ -387,16 +397,17 @@ async fn a_run_whose_owner_leaves_is_interrupted_and_a_joiner_does_not_matter() 
 #[tokio::test]
 async fn a_breakpoint_stops_the_run_and_the_next_one_without_input_continues() {
     let gateway = Gateway::start("delta", &script()).await;
-    let nodes = || crate::agent::Nodes::These(["tools".to_owned()].into());
-    let breakpoints = Breakpoints { before: nodes(), ..Breakpoints::default() };
-    let modes = || BTreeSet::from([StreamMode::Values, StreamMode::Updates]);
-    let request = RunRequest { breakpoints: breakpoints.clone(), stream_modes: modes(), ..ask("use tools") };
+    let stopping = || RunOptions {
+        interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
+        ..options([StreamMode::Values, StreamMode::Updates])
+    };
+    let request = RunRequest { options: stopping(), ..ask("use tools") };
     let (frames, row) = gateway.run(request).await;
     assert_eq!(row.status, RunStatus::Success);
     assert!(frames.contains(&("updates".into(), json!({"__interrupt__": []}))));
     assert_eq!(frames[frames.len() - 2].1["__interrupt__"], json!([]));
     assert_eq!(gateway.head().await.unwrap().next.len(), 2);
-    let (_, row) = gateway.run(RunRequest { breakpoints, ..go_on() }).await;
+    let (_, row) = gateway.run(RunRequest { options: stopping(), ..go_on() }).await;
     assert_eq!(row.status, RunStatus::Success);
     assert_eq!(kinds(&gateway.head().await.unwrap()), ["human", "ai", "tool", "tool", "ai"]);
 }
@@ -409,8 +420,7 @@ async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in
         let selected = gateway.head().await.unwrap();
         gateway.run(ask("two")).await;
         let old = gateway.head().await.unwrap();
-        let request = RunRequest { checkpoint_id: Some(selected.key.id.to_string()), ..ask("three") };
-        gateway.run(request).await;
+        gateway.run(from(&selected, ask("three"))).await;
         let head = gateway.head().await.unwrap();
         let messages = head.json("messages").unwrap().unwrap();
         let texts: Vec<_> = messages.as_array().unwrap().iter().map(|m| m["content"].clone()).collect();
@@ -427,14 +437,13 @@ async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in
 #[tokio::test]
 async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
     let gateway = Gateway::start("delta", &script()).await;
-    let unknown = "0190b0f0-0000-7000-8000-000000000000";
-    for id in [unknown, "nonsense"] {
-        let request = RunRequest { checkpoint_id: Some(id.to_owned()), ..ask("x") };
-        assert_eq!(
-            gateway.create(request).await.err().unwrap().to_string(),
-            format!("Checkpoint {id} not found")
-        );
-    }
+    let id = "0190b0f0-0000-7000-8000-000000000000";
+    let unknown = CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id.parse().unwrap() };
+    let request = RunRequest { checkpoint: Some(unknown), ..ask("x") };
+    assert_eq!(
+        gateway.create(request).await.err().unwrap().to_string(),
+        format!("Checkpoint {id} not found")
+    );
     let error = gateway.app.create_run("nowhere", Place::Existing, ask("x"), None).await.err().unwrap();
     assert_eq!(error.to_string(), "Thread nowhere not found");
     assert!(gateway.history().await.is_empty());

@@ -3,4 +3,5 @@
 pub mod error;
 pub mod extract;
 pub mod fields;
+pub mod run_body;
 pub mod sse;

@@ -80,8 +80,11 @@ mod tests {
     use std::time::Duration;
 
     use axum::body::to_bytes;
+    use axum::routing::{Router, get};
     use serde_json::json;
     use threadkeep::id::Clock;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
     use crate::runs::bridge::{BridgeOptions, EventId, Publisher, StreamBridge};
@@ -212,6 +215,32 @@ mod tests {
         assert!(!run.abandoned().is_cancelled());
         drop(response(bridge.subscribe("run-1", None).owning(), &"t".into(), "run-1"));
         assert!(run.abandoned().is_cancelled());
+    }
+
+    /// Over a socket, where the server has to notice by itself that nobody reads any more.
+    #[tokio::test]
+    async fn a_client_that_hangs_up_abandons_the_run_it_owns() {
+        let (bridge, run) = run(2);
+        run.publish("metadata", &json!({}));
+        let handler = move || {
+            let subscription = bridge.subscribe("run-1", None).owning();
+            async move { response(subscription, &"t".into(), "run-1") }
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/", get(handler));
+        let server = tokio::spawn(async move { axum::serve(listener, app).await });
+
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut received = Vec::new();
+        while !received.ends_with(b"id: 1700000000000-0\n\n\r\n") {
+            assert_ne!(client.read_buf(&mut received).await.unwrap(), 0, "the stream is open");
+        }
+        assert!(!run.abandoned().is_cancelled());
+        drop(client);
+        run.abandoned().cancelled().await;
+        server.abort();
     }
 
     #[test]

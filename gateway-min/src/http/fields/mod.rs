@@ -37,6 +37,16 @@ impl<'p> Fields<'p> {
         Self { values, loc, problems }
     }
 
+    /// The value of a field that was not taken yet.
+    pub fn peek(&self, name: &str) -> Option<&Value> {
+        self.values.get(name)
+    }
+
+    /// The fields that were not taken.
+    pub fn into_rest(self) -> Map<String, Value> {
+        self.values
+    }
+
     /// Takes a field. It may be absent, but not null, unless the [`Field`] is told otherwise.
     pub fn field(&mut self, name: &str) -> Field<'_> {
         let mut loc = self.loc.clone();
@@ -44,11 +54,16 @@ impl<'p> Fields<'p> {
         Field::new(self.values.remove(name), loc, self.problems)
     }
 
+    /// Reports a flaw of a field that was taken.
+    pub fn refuse(&mut self, name: &str, flaw: Flaw, input: Value) {
+        let loc = self.loc.iter().cloned().chain([name.into()]).collect();
+        self.problems.add(loc, flaw, input);
+    }
+
     /// Refuses every field that was not taken.
     pub fn deny_others(&mut self) {
         for (name, value) in std::mem::take(&mut self.values) {
-            let loc = self.loc.iter().cloned().chain([Loc::Key(name)]).collect();
-            self.problems.add(loc, Flaw::extra_forbidden(), value);
+            self.refuse(&name, Flaw::extra_forbidden(), value);
         }
     }
 }
@@ -63,7 +78,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The ids of threads (service conventions: `{thread_id}`).
+    /// The ids of threads: the path parameter `{thread_id}`.
     pub const THREAD_ID: Self = Self {
         text: "^[A-Za-z0-9_-]{1,64}$",
         allowed: |c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'),

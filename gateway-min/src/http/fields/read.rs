@@ -38,6 +38,11 @@ impl<'p> Field<'p> {
         self
     }
 
+    /// Whether the field is there and is a text, for a field that may be a text or something else.
+    pub fn is_text(&self) -> bool {
+        self.value.as_ref().is_some_and(Value::is_string)
+    }
+
     /// The value as `read` makes it; a flaw that it returns is reported.
     pub fn read<T>(self, read: impl FnOnce(Value) -> Read<T>) -> Option<T> {
         match read(self.value?) {

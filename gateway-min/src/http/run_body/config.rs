@@ -1,0 +1,148 @@
+//! The configuration and the context of a run: which of a request's keys reach it.
+
+use serde_json::{Map, Value};
+use threadkeep::metadata::COUNTERS_KEY;
+use threadkeep::mode::CHECKPOINT_MODE_METADATA_KEY;
+
+use super::secrets::{Secrets, is_secret, redact};
+use crate::http::fields::{Fields, Pattern};
+
+/// Context keys that reach the run both as context and as configurable entries.
+const SHARED_KEYS: [&str; 10] = [
+    "model_name",
+    "mode",
+    "thinking_enabled",
+    "reasoning_effort",
+    "is_plan_mode",
+    "subagent_enabled",
+    "max_concurrent_subagents",
+    "max_total_subagents",
+    "agent_name",
+    "is_bootstrap",
+];
+/// A context key that reaches the run as context only.
+const DISABLE_CLARIFICATION: &str = "disable_clarification";
+/// A context key that only internal callers may use.
+const NON_INTERACTIVE: &str = "non_interactive";
+/// The context key of the one credential that has a name of its own.
+const GITHUB_TOKEN: &str = "github_token";
+/// The key of `config.context` under which any other credentials come.
+const SECRETS: &str = "secrets";
+
+/// Keys whose values are the gateway's to set. They end up in checkpoint metadata, where a forged marker would shut a
+/// `full` process out of the thread.
+const RESERVED_KEYS: [&str; 9] = [
+    "thread_id",
+    "run_id",
+    "checkpoint_id",
+    "checkpoint_ns",
+    "checkpoint_map",
+    CHECKPOINT_MODE_METADATA_KEY,
+    COUNTERS_KEY,
+    "run_durations",
+    "run_message_ids",
+];
+
+/// The recursion limit of a request without a usable one.
+const DEFAULT_RECURSION_LIMIT: u64 = 100;
+
+/// What a run is configured with, beside its input. No credential is in here.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RunConfig {
+    /// Entries that parts of the agent look up, and that become checkpoint metadata where they are scalars.
+    pub configurable: Map<String, Value>,
+    /// What the agent may read of the request's context.
+    pub context: Map<String, Value>,
+    /// Entries for checkpoint metadata.
+    pub metadata: Map<String, Value>,
+    /// The greatest number of supersteps, at least 1.
+    pub recursion_limit: u64,
+}
+
+/// What a request says about configuration, before the caller and the limits are known.
+#[derive(Default)]
+pub(super) struct SentConfig {
+    /// `config` as sent, without secrets.
+    pub(super) redacted: Value,
+    /// `config.configurable.thread_id`.
+    pub(super) thread_id: Option<String>,
+    /// `config.configurable.checkpoint_id`.
+    pub(super) checkpoint_id: Option<String>,
+    pub(super) secrets: Secrets,
+    config: RunConfig,
+    recursion_limit: Value,
+    non_interactive: Option<Value>,
+}
+
+impl SentConfig {
+    /// Takes the fields `config` and `context`.
+    pub(super) fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let redacted = fields.peek("config").map_or(Value::Null, redact);
+        let mut sent = Self { redacted, ..Self::default() };
+        let mut context = Map::new();
+        if let Some(mut config) = fields.field("config").nullable().fields() {
+            if let Some(mut configurable) = config.field("configurable").nullable().fields() {
+                sent.thread_id =
+                    configurable.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID);
+                sent.checkpoint_id = configurable.field("checkpoint_id").nullable().text();
+                sent.config.configurable = allowed(configurable.into_rest());
+            }
+            context = config.field("context").nullable().object().unwrap_or_default();
+            sent.config.metadata = allowed(config.field("metadata").nullable().object().unwrap_or_default());
+            sent.recursion_limit = config.field("recursion_limit").any().unwrap_or_default();
+        }
+        let further = fields.field("context").nullable().object().unwrap_or_default();
+        sent.take_context(context, &further);
+        sent
+    }
+
+    /// Forwards the known keys of the two contexts. What `config` says, as an entry or as context, wins.
+    fn take_context(&mut self, mut config: Map<String, Value>, further: &Map<String, Value>) {
+        let mut secrets = match config.remove(SECRETS) {
+            Some(Value::Object(secrets)) => secrets,
+            _ => Map::new(),
+        };
+        let sent = |key: &str| {
+            let value = config.get(key).filter(|value| !value.is_null());
+            value.or_else(|| further.get(key).filter(|value| !value.is_null())).cloned()
+        };
+        secrets.extend(sent(GITHUB_TOKEN).map(|token| (GITHUB_TOKEN.to_owned(), token)));
+        self.secrets = Secrets::new(secrets);
+        self.non_interactive = sent(NON_INTERACTIVE);
+        let RunConfig { configurable, context, .. } = &mut self.config;
+        context.extend(sent(DISABLE_CLARIFICATION).map(|value| (DISABLE_CLARIFICATION.to_owned(), value)));
+        for key in SHARED_KEYS {
+            let entry = configurable.remove(key).filter(|value| !value.is_null());
+            if let Some(value) = entry.or_else(|| sent(key)) {
+                configurable.insert(key.to_owned(), value.clone());
+                context.insert(key.to_owned(), value);
+            }
+        }
+    }
+
+    /// The model that the request asks for.
+    pub(super) fn model_name(&self) -> Option<&Value> {
+        self.config.context.get("model_name")
+    }
+
+    /// The configuration of the run.
+    pub(super) fn into_config(self, max_recursion_limit: u64, internal_caller: bool) -> RunConfig {
+        let mut config = self.config;
+        config.recursion_limit = recursion_limit(&self.recursion_limit, max_recursion_limit);
+        if internal_caller {
+            config.context.extend(self.non_interactive.map(|value| (NON_INTERACTIVE.to_owned(), value)));
+        }
+        config
+    }
+}
+
+/// Without keys that are the gateway's own, and without credentials: these entries are stored.
+fn allowed(mut entries: Map<String, Value>) -> Map<String, Value> {
+    entries.retain(|key, _| !key.starts_with("__") && !RESERVED_KEYS.contains(&&**key) && !is_secret(key));
+    entries
+}
+
+/// A positive integer up to `max`; the default for anything unusable.
+fn recursion_limit(sent: &Value, max: u64) -> u64 {
+    sent.as_u64().filter(|limit| *limit > 0).unwrap_or(DEFAULT_RECURSION_LIMIT).min(max)
+}

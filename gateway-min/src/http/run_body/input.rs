@@ -1,0 +1,84 @@
+//! What a run starts from: its input, and the checkpoint that it resumes from.
+
+use serde_json::{Map, Value};
+use threadkeep::channel::{MESSAGES_CHANNEL, normalize_message};
+use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::{IdSource, Namespace, ThreadId};
+
+use crate::http::error::ApiError;
+
+/// Keys of a message's `additional_kwargs` that the gateway sets, and no client may forge: the run that a message
+/// belongs to, and its place in the event feed.
+const SERVER_OWNED: [&str; 2] = ["run_id", "svc_seq"];
+
+/// What a run starts from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RunInput {
+    /// Writes to the channels of the thread. The messages among them are normalised and have ids.
+    Values(Map<String, Value>),
+    /// The answer to an interrupt (`command.resume`).
+    Resume(Value),
+    /// Nothing: the run goes on from the checkpoint.
+    Continue,
+}
+
+impl RunInput {
+    /// The start of a run. A command with an answer replaces the input; other commands mean nothing here.
+    pub(super) fn new(
+        input: Option<Map<String, Value>>,
+        command: Option<Map<String, Value>>,
+        ids: &IdSource,
+    ) -> Result<Self, ApiError> {
+        if let Some(answer) = command.and_then(|mut command| command.remove("resume")) {
+            return Ok(Self::Resume(answer));
+        }
+        let Some(mut input) = input else { return Ok(Self::Continue) };
+        let messages = match input.remove(MESSAGES_CHANNEL) {
+            None | Some(Value::Null) => return Ok(Self::Values(input)),
+            Some(Value::Array(messages)) => messages,
+            Some(message) => vec![message],
+        };
+        let messages = messages.into_iter().enumerate().map(|(index, message)| {
+            normalize_message(without_server_owned(message), ids).map_err(|error| {
+                ApiError::bad_request(format!("Invalid message at input.messages[{index}]: {error}"))
+            })
+        });
+        input.insert(MESSAGES_CHANNEL.to_owned(), messages.collect::<Result<_, _>>()?);
+        Ok(Self::Values(input))
+    }
+}
+
+fn without_server_owned(mut message: Value) -> Value {
+    if let Some(kwargs) = message.get_mut("additional_kwargs").and_then(Value::as_object_mut) {
+        kwargs.retain(|key, _| !SERVER_OWNED.contains(&&**key));
+    }
+    message
+}
+
+/// The checkpoint that a request selects: `checkpoint`, or the id that came beside it.
+pub(super) fn selector(
+    thread: &ThreadId,
+    checkpoint: Option<Value>,
+    id: Option<String>,
+) -> Result<Option<CheckpointKey>, ApiError> {
+    let mut checkpoint = match checkpoint {
+        None => Map::new(),
+        Some(Value::Object(checkpoint)) => checkpoint,
+        Some(_) => return Err(ApiError::bad_request("checkpoint must be an object")),
+    };
+    let mut text = |key: &str| match checkpoint.remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(ApiError::bad_request(format!("checkpoint {key} must be a string"))),
+    };
+    if text("thread_id")?.is_some_and(|other| other != thread.as_str()) {
+        return Err(ApiError::bad_request("checkpoint thread_id does not match request thread_id"));
+    }
+    let namespace = text("checkpoint_ns")?.map_or_else(Namespace::root, Namespace::from);
+    let Some(id) = text("checkpoint_id")?.or(id) else { return Ok(None) };
+    match id.parse() {
+        Ok(id) => Ok(Some(CheckpointKey { thread: thread.clone(), namespace, id })),
+        Err(_) if id.is_empty() => Err(ApiError::not_found("Checkpoint not found")),
+        Err(_) => Err(ApiError::not_found(format!("Checkpoint {id} not found"))),
+    }
+}

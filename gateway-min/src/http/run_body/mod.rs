@@ -1,0 +1,192 @@
+//! What a POST to one of the routes that create a run sends.
+//!
+//! The checks come in the order that the service promises, with the route's own between them:
+//!
+//! 1. [`ApiJson<RunBody>`](super::extract::ApiJson): 422 for everything about the form of the body;
+//! 2. the route: permission, ownership, existing thread;
+//! 3. [`RunBody::check`]: 422 for secrets in the metadata, 400 for an unknown model;
+//! 4. the route: ownership of the thread that a stateless request names ([`RunBody::thread_id`]);
+//! 5. [`RunBody::into_request`]: 400 for a malformed message, then 400 or 404 for the checkpoint selector;
+//! 6. the route: 404 for a selected checkpoint that is not there, admission.
+
+mod config;
+mod input;
+mod options;
+mod secrets;
+
+use std::fmt;
+
+use axum::http::StatusCode;
+use serde_json::{Map, Value, json};
+use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::{IdSource, ThreadId};
+
+pub use config::RunConfig;
+pub use input::RunInput;
+pub use options::{Interrupts, MultitaskStrategy, OnDisconnect, RunOptions, StreamMode};
+pub use secrets::Secrets;
+
+use super::error::ApiError;
+use super::fields::{Fields, Flaw, FromFields, Pattern};
+use config::SentConfig;
+
+/// The assistant that stands for the default agent.
+const LEAD_AGENT: &str = "lead-agent";
+/// A key of the request's metadata in which older clients sent a credential.
+const RESERVED_METADATA_KEY: &str = "auth_token";
+/// The answer to [`RESERVED_METADATA_KEY`].
+const RESERVED_METADATA: &str = "Run metadata key 'auth_token' is reserved: metadata is stored; send credentials in config.context.secrets";
+
+/// A run create body of the right form.
+pub struct RunBody {
+    assistant_id: Option<String>,
+    agent: Option<String>,
+    input: Option<Map<String, Value>>,
+    command: Option<Map<String, Value>>,
+    metadata: Map<String, Value>,
+    config: SentConfig,
+    checkpoint_id: Option<String>,
+    checkpoint: Option<Value>,
+    options: RunOptions,
+    /// `input` as sent.
+    sent_input: Value,
+}
+
+impl fmt::Debug for RunBody {
+    /// Without the contents, which are a conversation and may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { assistant_id, options, .. } = self;
+        let mut debug = f.debug_struct("RunBody");
+        debug.field("assistant_id", assistant_id).field("options", options).finish_non_exhaustive()
+    }
+}
+
+impl FromFields for RunBody {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let assistant_id = fields.field("assistant_id").nullable().text();
+        let agent = assistant_id.as_deref().and_then(|id| agent(fields, id));
+        let sent_input = fields.peek("input").cloned().unwrap_or_default();
+        let body = Self {
+            assistant_id,
+            agent,
+            input: fields.field("input").nullable().object(),
+            command: fields.field("command").nullable().object(),
+            metadata: fields.field("metadata").nullable().object().unwrap_or_default(),
+            config: SentConfig::from_fields(fields),
+            checkpoint_id: fields.field("checkpoint_id").nullable().text(),
+            // A selector of the wrong form is a 400, at its own place in the order of checks.
+            checkpoint: fields.field("checkpoint").nullable().any(),
+            options: RunOptions::from_fields(fields),
+            sent_input,
+        };
+        fields.deny_others();
+        body
+    }
+}
+
+/// The name of the custom agent that an assistant id selects; none for the default agent.
+fn agent(fields: &mut Fields<'_>, assistant_id: &str) -> Option<String> {
+    let name = assistant_id.to_ascii_lowercase().replace('_', "-");
+    if !Pattern::AGENT_NAME.matches(&name) {
+        fields.refuse("assistant_id", Flaw::pattern(&Pattern::AGENT_NAME), assistant_id.into());
+    }
+    Some(name).filter(|name| name != LEAD_AGENT)
+}
+
+impl RunBody {
+    /// The thread that a stateless request names (`config.configurable.thread_id`); none asks for a new one.
+    pub fn thread_id(&self) -> Option<&str> {
+        self.config.thread_id.as_deref()
+    }
+
+    /// The checks that need the configuration; `is_model` tells whether a model of this name is configured.
+    ///
+    /// # Errors
+    /// 422 for a credential in the metadata, then 400 for an unknown model.
+    pub fn check(&self, is_model: impl Fn(&str) -> bool) -> Result<(), ApiError> {
+        if self.metadata.contains_key(RESERVED_METADATA_KEY) {
+            return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, RESERVED_METADATA));
+        }
+        let name = match self.config.model_name() {
+            None => return Ok(()),
+            Some(Value::String(name)) if is_model(name) => return Ok(()),
+            Some(Value::String(name)) => name.clone(),
+            Some(other) => other.to_string(),
+        };
+        Err(ApiError::bad_request(format!("Model '{name}' is not in the configured model allowlist")))
+    }
+
+    /// The run to start on `thread`. Messages without an id get one from `ids`.
+    ///
+    /// # Errors
+    /// 400 for a malformed message, 400 for a malformed selector or one of another thread, 404 for a selector that no
+    /// checkpoint can have. Whether the selected checkpoint exists is left to the caller.
+    pub fn into_request(
+        self,
+        thread: &ThreadId,
+        limits: RunLimits,
+        ids: &IdSource,
+    ) -> Result<RunRequest, ApiError> {
+        let kwargs = json!({"input": self.sent_input, "config": self.config.redacted});
+        let input = RunInput::new(self.input, self.command, ids)?;
+        let fallback = self.checkpoint_id.or_else(|| self.config.checkpoint_id.clone());
+        let checkpoint = input::selector(thread, self.checkpoint, fallback)?;
+        let secrets = self.config.secrets.clone();
+        Ok(RunRequest {
+            assistant_id: self.assistant_id,
+            agent: self.agent,
+            input,
+            metadata: self.metadata,
+            config: self.config.into_config(limits.max_recursion_limit, limits.internal_caller),
+            secrets,
+            checkpoint,
+            options: self.options,
+            kwargs,
+        })
+    }
+}
+
+/// What bounds a run from outside of its request.
+#[derive(Debug, Clone, Copy)]
+pub struct RunLimits {
+    /// `max_recursion_limit` of the configuration.
+    pub max_recursion_limit: u64,
+    /// Whether the caller is a part of the service, which may ask for a run without questions to the user.
+    pub internal_caller: bool,
+}
+
+/// A run to start, complete and checked.
+#[derive(Clone)]
+pub struct RunRequest {
+    /// As sent, for the run's record.
+    pub assistant_id: Option<String>,
+    /// The custom agent that runs, under its normalised name; none for the default one.
+    pub agent: Option<String>,
+    /// What the run starts from.
+    pub input: RunInput,
+    /// The request's metadata, for the run's record.
+    pub metadata: Map<String, Value>,
+    /// What the agent is configured with.
+    pub config: RunConfig,
+    /// Credentials for tools: the entries of `config.context.secrets`, and `github_token`.
+    pub secrets: Secrets,
+    /// The checkpoint to resume from; none for the head.
+    pub checkpoint: Option<CheckpointKey>,
+    /// How the run streams, stops and meets other runs.
+    pub options: RunOptions,
+    /// `{input, config}` as sent, with secrets redacted, for the run's record.
+    pub kwargs: Value,
+}
+
+impl fmt::Debug for RunRequest {
+    /// Without the contents, which are a conversation.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { assistant_id, checkpoint, options, .. } = self;
+        let mut debug = f.debug_struct("RunRequest");
+        debug.field("assistant_id", assistant_id).field("checkpoint", checkpoint).field("options", options);
+        debug.finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

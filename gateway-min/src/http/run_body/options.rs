@@ -1,0 +1,205 @@
+//! The options of a run: how it streams, where it stops, and how it meets other runs.
+
+use serde_json::Value;
+
+use crate::http::fields::{Fields, Flaw};
+
+/// What a client wants to see of a run (`stream_mode`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StreamMode {
+    /// The whole state after each superstep.
+    Values,
+    /// Messages, and chunks of messages, as they are made.
+    MessagesTuple,
+    /// What each node wrote.
+    Updates,
+    /// Checkpoints and tasks with details for people who look for a fault.
+    Debug,
+    /// The start and the end of each task.
+    Tasks,
+    /// Each checkpoint.
+    Checkpoints,
+    /// What tools and nodes say of their own accord.
+    Custom,
+}
+
+impl StreamMode {
+    fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "values" => Self::Values,
+            // The second is what newer clients call it.
+            "messages-tuple" | "messages" => Self::MessagesTuple,
+            "updates" => Self::Updates,
+            "debug" => Self::Debug,
+            "tasks" => Self::Tasks,
+            "checkpoints" => Self::Checkpoints,
+            "custom" => Self::Custom,
+            _ => return None,
+        })
+    }
+
+    /// The name of the frames of this mode.
+    pub const fn event(self) -> &'static str {
+        match self {
+            Self::Values => "values",
+            Self::MessagesTuple => "messages",
+            Self::Updates => "updates",
+            Self::Debug => "debug",
+            Self::Tasks => "tasks",
+            Self::Checkpoints => "checkpoints",
+            Self::Custom => "custom",
+        }
+    }
+}
+
+/// Nodes before or after which a run stops for a person.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Interrupts {
+    /// Nowhere.
+    #[default]
+    None,
+    /// At every node (`"*"`).
+    All,
+    /// At these nodes.
+    Nodes(Vec<String>),
+}
+
+/// What becomes of a run when the client that it belongs to disconnects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnDisconnect {
+    /// It is interrupted.
+    #[default]
+    Cancel,
+    /// It goes on.
+    Continue,
+}
+
+/// What becomes of a run that is active on the thread when another one is created.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MultitaskStrategy {
+    /// It goes on, and the new one is refused.
+    #[default]
+    Reject,
+    /// It is interrupted and what it did is undone.
+    Rollback,
+    /// It is interrupted.
+    Interrupt,
+}
+
+impl MultitaskStrategy {
+    /// The text of the option.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reject => "reject",
+            Self::Rollback => "rollback",
+            Self::Interrupt => "interrupt",
+        }
+    }
+}
+
+/// The options of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// Nodes to stop before.
+    pub interrupt_before: Interrupts,
+    /// Nodes to stop after.
+    pub interrupt_after: Interrupts,
+    /// What is streamed, each mode once; at least one.
+    pub stream_modes: Vec<StreamMode>,
+    /// Whether frames of nested graphs are streamed as well.
+    pub stream_subgraphs: bool,
+    /// What follows from the disconnection of the client.
+    pub on_disconnect: OnDisconnect,
+    /// What follows from another active run.
+    pub multitask_strategy: MultitaskStrategy,
+}
+
+impl RunOptions {
+    pub(super) fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let options = Self {
+            interrupt_before: interrupts(fields, "interrupt_before"),
+            interrupt_after: interrupts(fields, "interrupt_after"),
+            stream_modes: stream_modes(fields),
+            stream_subgraphs: fields.field("stream_subgraphs").flag().unwrap_or(false),
+            on_disconnect: match fields.field("on_disconnect").one_of(&["cancel", "continue"]) {
+                Some("continue") => OnDisconnect::Continue,
+                _ => OnDisconnect::Cancel,
+            },
+            multitask_strategy: {
+                let supported = ["reject", "rollback", "interrupt"];
+                match choice(fields, "multitask_strategy", &supported, "enqueue") {
+                    Some("rollback") => MultitaskStrategy::Rollback,
+                    Some("interrupt") => MultitaskStrategy::Interrupt,
+                    _ => MultitaskStrategy::Reject,
+                }
+            },
+        };
+        // There is nothing to choose: a missing thread is created, or a 404 on the routes that name it.
+        choice(fields, "if_not_exists", &["create"], "reject");
+        inert(fields);
+        options
+    }
+}
+
+fn interrupts(fields: &mut Fields<'_>, name: &str) -> Interrupts {
+    let field = fields.field(name).nullable();
+    if field.is_text() {
+        field.one_of(&["*"]).map_or(Interrupts::None, |_| Interrupts::All)
+    } else {
+        field.texts().map_or(Interrupts::None, Interrupts::Nodes)
+    }
+}
+
+fn stream_modes(fields: &mut Fields<'_>) -> Vec<StreamMode> {
+    let sent = fields.peek("stream_mode").cloned().unwrap_or_default();
+    let field = fields.field("stream_mode").nullable();
+    let names = if field.is_text() { field.text().map(|name| vec![name]) } else { field.texts() };
+    let mut modes = Vec::new();
+    let mut unsupported: Vec<&str> = Vec::new();
+    for name in names.iter().flatten() {
+        match StreamMode::parse(name) {
+            Some(mode) if modes.contains(&mode) => {}
+            Some(mode) => modes.push(mode),
+            None => unsupported.push(name),
+        }
+    }
+    if !unsupported.is_empty() {
+        let msg = format!("Unsupported stream mode(s): {}", unsupported.join(", "));
+        fields.refuse("stream_mode", Flaw::new("unsupported_stream_mode", msg), sent);
+    }
+    if modes.is_empty() { vec![StreamMode::Values] } else { modes }
+}
+
+/// One of the supported texts. `foreign` is one that clients know as well, but that is not supported.
+fn choice(
+    fields: &mut Fields<'_>,
+    name: &str,
+    supported: &[&'static str],
+    foreign: &str,
+) -> Option<&'static str> {
+    fields.field(name).read(|value| match supported.iter().find(|text| value == **text) {
+        Some(text) => Ok(*text),
+        None if value == foreign => Err((unsupported(name), value)),
+        None => Err((Flaw::literal(supported), value)),
+    })
+}
+
+/// Options that clients send with values that ask for nothing, or for what is done anyway. Other values are refused.
+fn inert(fields: &mut Fields<'_>) {
+    let mut inert = |name: &str, is_inert: fn(&Value) -> bool| {
+        let refuse = |value| if is_inert(&value) { Ok(()) } else { Err((unsupported(name), value)) };
+        let _: Option<()> = fields.field(name).nullable().read(refuse);
+    };
+    // Runs leave no trace to delete, streams can always be resumed, and each step is durable before the next one.
+    inert("stream_resumable", Value::is_boolean);
+    inert("on_completion", |value| value == "keep" || value == "complete");
+    inert("feedback_keys", |value| value.as_array().is_some_and(Vec::is_empty));
+    inert("webhook", |_| false);
+    inert("after_seconds", |_| false);
+    inert("durability", |value| value == "sync" || value == "async" || value == "exit");
+    inert("checkpoint_during", Value::is_boolean);
+}
+
+fn unsupported(name: &str) -> Flaw {
+    Flaw::new("unsupported_run_option", format!("Run option '{name}' is not supported by Threadkeep"))
+}

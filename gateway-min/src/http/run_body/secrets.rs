@@ -1,0 +1,87 @@
+//! Keeping credentials out of what is stored, logged and shown.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+/// Stands in stored requests where a secret was.
+const REDACTED: &str = "[redacted]";
+
+/// The credentials that came with one request. They live as long as its run and are never stored.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secrets(Map<String, Value>);
+
+impl Secrets {
+    pub(super) fn new(secrets: Map<String, Value>) -> Self {
+        Self(secrets)
+    }
+
+    /// The secret of this name.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name)?.as_str()
+    }
+}
+
+impl fmt::Debug for Secrets {
+    /// The names only.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// Whether a key names a credential.
+pub(super) fn is_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    let endings = ["secrets", "secret", "token", "password", "api_key", "apikey", "authorization"];
+    endings.iter().any(|ending| key.ends_with(ending))
+}
+
+/// The value with every secret in it replaced.
+pub(super) fn redact(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let entry = |(key, value): (&String, &Value)| {
+                let value = if is_secret(key) { REDACTED.into() } else { redact(value) };
+                (key.clone(), value)
+            };
+            Value::Object(map.iter().map(entry).collect())
+        }
+        Value::Array(list) => list.iter().map(redact).collect(),
+        plain => plain.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn redaction_replaces_the_values_of_secret_keys_at_any_depth() {
+        let config = json!({
+            "context": {"secrets": {"ERP_TOKEN": "s1"}, "github_token": "s2", "model_name": "m"},
+            "list": [{"API_KEY": "s3", "n": 1}, "text"],
+            "Authorization": "s4", "client_secret": {"a": "s5"}, "max_tokens": 5, "recursion_limit": 7,
+        });
+        assert_eq!(
+            redact(&config),
+            json!({
+                "context": {"secrets": "[redacted]", "github_token": "[redacted]", "model_name": "m"},
+                "list": [{"API_KEY": "[redacted]", "n": 1}, "text"],
+                "Authorization": "[redacted]", "client_secret": "[redacted]", "max_tokens": 5, "recursion_limit": 7,
+            })
+        );
+    }
+
+    #[test]
+    fn secrets_are_given_by_name_and_never_printed() {
+        let Value::Object(map) = json!({"TOKEN": "hunter2", "number": 3}) else { panic!() };
+        let secrets = Secrets::new(map);
+        assert_eq!(
+            (secrets.get("TOKEN"), secrets.get("number"), secrets.get("x")),
+            (Some("hunter2"), None, None)
+        );
+        assert_eq!(format!("{secrets:?}"), r#"{"TOKEN", "number"}"#);
+    }
+}

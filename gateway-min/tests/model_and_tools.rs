@@ -1,5 +1,8 @@
 //! The demo model and the built-in tools together, as an agent uses them.
 
+// Helpers outside a test function are not covered by `allow-unwrap-in-tests`.
+#![allow(clippy::unwrap_used)]
+
 use futures::StreamExt;
 use serde_json::Value;
 use threadkeep_gateway::model::{

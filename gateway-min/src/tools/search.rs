@@ -315,7 +315,8 @@ mod tests {
 
     #[tokio::test]
     async fn glob_finds_files_below_the_path() {
-        let place = Place::new(&[("src/main.rs", ""), ("src/a/b.rs", ""), ("readme.md", "")]);
+        let place =
+            Place::new(&[("src/main.rs", ""), ("src/a/b.rs", ""), ("readme.md", ""), ("dir.rs/x", "")]);
         assert_eq!(place.lines(&Glob, json!({"pattern": "*.rs"})).await, ["src/a/b.rs", "src/main.rs"]);
         let below = json!({"pattern": "a/*.rs", "path": "src"});
         assert_eq!(place.lines(&Glob, below).await, ["src/a/b.rs"]);

@@ -367,7 +367,7 @@ async fn nobody_listening_is_a_connection_failure_that_names_the_host() {
     let address = listener.local_addr().unwrap();
     drop(listener);
     let mut settings = ModelSettings::new("gone", ModelKind::OpenAiCompatible, "gpt-x");
-    settings.base_url = Some(format!("http://user:pass-word@{address}/v1"));
+    settings.base_url = Some(format!("http://user:pass-word@{address}/v1?key=pass-word"));
     let error = build(settings).unwrap().stream(&asking()).await.err().unwrap();
     assert_eq!(error.kind, ModelErrorKind::Connection);
     assert!(error.detail.starts_with("127.0.0.1: "), "{error}");
@@ -433,6 +433,18 @@ fn only_addresses_of_this_machine_are_loopback() {
     for url in ["http://10.0.0.1", "https://api.openai.com", "http://localhost.example.com"] {
         assert!(!loopback(url), "{url}");
     }
+}
+
+#[test]
+fn a_proxy_of_the_environment_is_not_used_for_this_machine() {
+    // The variable must be there before the process starts, so another test runs once more in its own.
+    let rerun = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "model::openai::tests::text_is_streamed_and_usage_comes_last"])
+        .env("http_proxy", "http://127.0.0.1:1")
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&rerun.stdout);
+    assert!(rerun.status.success() && printed.contains("1 passed"), "{printed}");
 }
 
 #[test]

@@ -140,6 +140,12 @@ fn a_link_put_in_the_way_after_the_check_is_noticed() {
     assert!(place.workspace.read_resolved(&resolved).is_err());
     assert!(place.workspace.replace(&resolved, b"x").is_err());
     assert_eq!(place.outside(), before);
+
+    // Even a link to a file inside is not opened where a file was resolved.
+    fs::remove_file(&resolved).unwrap();
+    place.workspace.write("other.txt", b"other").unwrap();
+    symlink("other.txt", &resolved).unwrap();
+    assert!(place.workspace.read_resolved(&resolved).is_err());
 }
 
 #[test]
@@ -185,6 +191,17 @@ fn a_failed_write_leaves_the_old_content_and_no_temporary_file() {
     names.sort();
     assert_eq!(names, ["a.txt", "full"]);
     assert_eq!(place.workspace.read("a.txt").unwrap(), b"old");
+}
+
+#[test]
+fn a_replacement_never_shows_a_half_written_file() {
+    let place = Place::new();
+    place.workspace.write("a.txt", b"old").unwrap();
+    // Whoever has the old file open, here by another name, keeps it whole.
+    fs::hard_link(place.inside("a.txt"), place.inside("kept.txt")).unwrap();
+    place.workspace.write("a.txt", b"new").unwrap();
+    assert_eq!(place.workspace.read("kept.txt").unwrap(), b"old");
+    assert_eq!(place.workspace.read("a.txt").unwrap(), b"new");
 }
 
 #[test]

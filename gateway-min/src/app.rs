@@ -160,7 +160,7 @@ impl App {
                 root: self.thread_dir(&spec.thread_id),
             },
             title: config.title.clone(),
-            loop_detection: settings::loop_detection(&config),
+            loop_detection: config.loop_detection.clone(),
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.clone(),
         })

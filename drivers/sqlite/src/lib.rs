@@ -1,1 +1,29 @@
-//! Placeholder.
+#![doc = include_str!("../README.md")]
+
+mod codec;
+mod commit;
+mod config;
+mod directory;
+mod element;
+mod error;
+mod extra;
+#[cfg(test)]
+mod fault;
+mod manifest;
+mod names;
+mod read;
+mod reader;
+mod record;
+mod rows;
+mod saver;
+pub mod schema;
+mod sql;
+mod stats;
+mod thread;
+mod value;
+mod view;
+mod writer;
+
+pub use config::{Options, Synchronous};
+pub use saver::SqliteSaver;
+pub use stats::Stats;

@@ -213,9 +213,7 @@ impl App {
     pub async fn close(&self) {
         self.store.close().await;
         if let Some(sqlite) = &self.sqlite {
-            if let Err(error) = sqlite.close().await {
-                tracing::error!(%error, "the checkpoint store did not close cleanly");
-            }
+            sqlite.close().await;
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct App {
     pub(crate) local_runs: LocalRuns,
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
-    sqlite: Option<SqliteSaver>,
+    sqlite: Option<Arc<SqliteSaver>>,
     threads_dir: PathBuf,
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
     stopping: AtomicBool,
@@ -80,8 +80,8 @@ impl App {
             Backend::Memory => (Arc::new(MemorySaver::default()), None, Store::open_memory(options).await?),
             Backend::Sqlite => {
                 let store = Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?;
-                let saver = open_sqlite(&current).await?;
-                (Arc::new(saver.clone()), Some(saver), store)
+                let saver = Arc::new(open_sqlite(&current).await?);
+                (Arc::clone(&saver) as Arc<dyn Saver>, Some(saver), store)
             }
             Backend::Postgres => return Err(StartError::Backend("postgres")),
         };

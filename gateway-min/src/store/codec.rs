@@ -77,26 +77,26 @@ pub(super) struct BadCell {
 pub(super) struct Cells<'r> {
     row: &'r Row,
     table: &'static str,
-    id: String,
+    id_columns: &'static [&'static str],
 }
 
 impl<'r> Cells<'r> {
     /// `id_columns` are the columns that name the row in errors.
-    pub(super) fn new(row: &'r Row, table: &'static str, id_columns: &[&str]) -> Self {
-        let id = id_columns
-            .iter()
-            .map(|column| match row.try_get::<String, _>(*column) {
-                Ok(text) => text,
-                Err(_) => row.try_get::<i64, _>(*column).map_or_else(|_| "?".to_owned(), |n| n.to_string()),
-            })
-            .collect::<Vec<_>>()
-            .join("/");
-        Self { row, table, id }
+    pub(super) fn new(row: &'r Row, table: &'static str, id_columns: &'static [&'static str]) -> Self {
+        Self { row, table, id_columns }
     }
 
     fn bad(&self, column: &'static str, detail: impl Into<String>) -> sqlx::Error {
-        let cell = BadCell { table: self.table, column, row: self.id.clone(), detail: detail.into() };
+        let cell = BadCell { table: self.table, column, row: self.id(), detail: detail.into() };
         sqlx::Error::Decode(Box::<dyn Error + Send + Sync>::from(cell))
+    }
+
+    fn id(&self) -> String {
+        let ids = self.id_columns.iter().map(|column| match self.row.try_get::<String, _>(*column) {
+            Ok(text) => text,
+            Err(_) => self.row.try_get::<i64, _>(*column).map_or_else(|_| "?".to_owned(), |n| n.to_string()),
+        });
+        ids.collect::<Vec<_>>().join("/")
     }
 
     fn get<T>(&self, column: &'static str) -> sqlx::Result<T>

@@ -55,6 +55,12 @@ impl Db {
         }
     }
 
+    /// Stops waiting for the disk: tests do not survive a power cut anyway.
+    #[cfg(test)]
+    pub(super) async fn stop_flushing(&self) {
+        sqlx::query("PRAGMA synchronous = OFF").execute(&self.writer).await.unwrap();
+    }
+
     pub(super) async fn close(&self) {
         self.readers.close().await;
         // Last: closing the last connection folds the WAL into the file.

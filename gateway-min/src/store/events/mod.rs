@@ -118,7 +118,8 @@ pub struct EventRow {
     pub created_at: DateTime<Utc>,
 }
 
-/// Which events of a run [`Events::list`] returns.
+/// Which events of a run [`Events::list`] returns: the filters of the run events route (the service
+/// reference, Other thread routes).
 #[derive(Clone, Debug)]
 pub struct EventQuery {
     /// The thread.

@@ -146,7 +146,7 @@ pub struct RunTotals {
     pub token_usage_by_model: JsonObject,
 }
 
-/// A row of `runs`.
+/// A row of `runs`. What it shows of the request is what [`NewRun`] was given.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunRow {
     /// The run's id.
@@ -173,7 +173,8 @@ pub struct RunRow {
     pub metadata: JsonObject,
     /// The request's input and configuration.
     pub kwargs: Value,
-    /// Why it failed.
+    /// Why it failed: for one, the mismatch text (the service reference, Thread, checkpoint and run
+    /// records).
     pub error: Option<String>,
     /// Why it stopped early.
     pub stop_reason: Option<String>,

@@ -277,7 +277,7 @@ async fn admit_together(
     count: usize,
     strategy: MultitaskStrategy,
 ) -> Vec<Result<Admission, StoreError>> {
-    let second = Store::open(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await.unwrap();
+    let second = reopen(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await;
     let barrier = Arc::new(Barrier::new(count));
     let tasks = (0..count).map(|i| {
         let store = if i % 2 == 0 { fixture.store.clone() } else { second.clone() };

@@ -361,7 +361,7 @@ async fn memory_feed_ends_with_the_process_and_the_other_does_not() {
         let fixture = with_runs(backend).await;
         fixture.store.events().append("t", "r", vec![message(1)]).await.unwrap();
         fixture.store.close().await;
-        let reopened = Store::open(&fixture.path, options(&fixture.clock, backend)).await.unwrap();
+        let reopened = reopen(&fixture.path, options(&fixture.clock, backend)).await;
         assert_eq!(reopened.events().count_messages("t").await.unwrap(), expected);
     }
 }

@@ -24,7 +24,7 @@ async fn rows_outlive_the_process_that_wrote_them() {
     let before = dump(&fixture.store).await;
     fixture.store.close().await;
 
-    let reopened = Store::open(&fixture.path, options(&fixture.clock, EventBackend::Database)).await.unwrap();
+    let reopened = reopen(&fixture.path, options(&fixture.clock, EventBackend::Database)).await;
     assert_eq!(dump(&reopened).await, before);
 }
 
@@ -41,14 +41,15 @@ async fn closed_store_is_unavailable() {
 
 #[tokio::test]
 async fn writing_connection_is_durable_and_checks_foreign_keys() {
-    let fixture = fixture().await;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join(DATABASE_FILE), StoreOptions::default()).await.unwrap();
     for (pragma, expected) in [
         ("SELECT journal_mode FROM pragma_journal_mode", "wal"),
         ("SELECT CAST(synchronous AS TEXT) FROM pragma_synchronous", "2"),
         ("SELECT CAST(foreign_keys AS TEXT) FROM pragma_foreign_keys", "1"),
         ("SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout", "5000"),
     ] {
-        let mut tx = fixture.store.db.write().await.unwrap();
+        let mut tx = store.db.write().await.unwrap();
         let value: Option<(String,)> = tx.fetch_optional(sqlx::query(pragma)).await.unwrap();
         assert_eq!(value.unwrap().0, expected, "{pragma}");
     }
@@ -165,6 +166,19 @@ async fn damaged_cell_is_named_and_not_shown() {
         assert!(text.contains(&format!("threads_meta.{column} of row t1")), "{text}");
         assert!(!text.contains("secret"), "{text}");
     }
+}
+
+#[tokio::test]
+async fn damaged_event_is_named_by_thread_and_number() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    admit(store, "t", "r").await;
+    let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+    store.events().append("t", "r", vec![event.clone(), event]).await.unwrap();
+    sql(store, "UPDATE run_events SET content = '{' WHERE seq = 2").await;
+    let error = store.events().list(&EventQuery::new("t", "r")).await.unwrap_err().to_string();
+    assert!(error.contains("run_events.content of row t/2"), "{error}");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! What the tests share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -51,8 +51,15 @@ pub(super) async fn fixture_with(event_backend: EventBackend) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(DATABASE_FILE);
     let clock = TestClock::new();
-    let store = Store::open(&path, options(&clock, event_backend)).await.unwrap();
+    let store = reopen(&path, options(&clock, event_backend)).await;
     Fixture { store, clock, path, _directory: directory }
+}
+
+/// Opens the file at `path` as another process would.
+pub(super) async fn reopen(path: &Path, options: StoreOptions) -> Store {
+    let store = Store::open(path, options).await.unwrap();
+    store.db.stop_flushing().await;
+    store
 }
 
 pub(super) fn options(clock: &TestClock, event_backend: EventBackend) -> StoreOptions {

@@ -11,13 +11,11 @@ pub(crate) struct Place {
     pub(crate) table: &'static str,
     /// The row's integer key.
     pub(crate) key: i64,
-    /// The rest of the key in table `task`; 0 elsewhere.
-    pub(crate) ord: u32,
 }
 
 impl Place {
     pub(crate) fn new(table: &'static str, key: impl Into<i64>) -> Self {
-        Self { table, key: key.into(), ord: 0 }
+        Self { table, key: key.into() }
     }
 
     pub(crate) fn corrupt(self, reason: impl fmt::Display) -> Error {
@@ -27,8 +25,7 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "table {}, key {}", self.table, self.key)?;
-        if self.table == "task" { write!(f, ", ord {}", self.ord) } else { Ok(()) }
+        write!(f, "table {}, key {}", self.table, self.key)
     }
 }
 
@@ -41,7 +38,7 @@ pub(crate) fn checksum(place: Place, context: &[u8], body: &[u8]) -> [u8; SUM] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(place.table.as_bytes());
     hasher.update(&place.key.to_le_bytes());
-    hasher.update(&place.ord.to_le_bytes());
+    hasher.update(&(context.len() as u64).to_le_bytes());
     hasher.update(context);
     hasher.update(body);
     let mut sum = [0; SUM];
@@ -205,8 +202,7 @@ mod tests {
             let mut stored = seal(place, b"id", body.clone());
             prop_assert_eq!(unseal(place, b"id", &stored).unwrap(), &body[..]);
             prop_assert!(unseal(place, b"other", &stored).is_err());
-            prop_assert!(unseal(Place::new("task", key), b"id", &stored).is_err());
-            prop_assert!(unseal(Place { ord: 1, ..place }, b"id", &stored).is_err());
+            prop_assert!(unseal(Place::new("scope", key), b"id", &stored).is_err());
             prop_assert!(unseal(Place::new("checkpoint", key.wrapping_add(1)), b"id", &stored).is_err());
             let bit = bit % (stored.len() * 8);
             stored[bit / 8] ^= 1 << (bit % 8);

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites};
-use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 use threadkeep::saver::StepCommit;
 use threadkeep::{Error, Result};
 
 use crate::directory::{self, Chain, ChainKey};
 use crate::names::Names;
 use crate::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
-use crate::rows::{self, TaskRow};
+use crate::rows;
 use crate::sql::Db;
 use crate::stats::Counters;
 use crate::thread::{Node, ThreadState, Threads};
@@ -104,11 +104,7 @@ impl Store {
             (Some(parent), ..) => return Err(not_found(&step.thread, parent)),
         };
         self.check_held(step, parent.as_deref())?;
-        let tasks = match (&parent, &chain) {
-            (Some(parent), Some(chain)) => rows::tasks(db, chain.chain.key, parent.ordinal)?,
-            _ => Vec::new(),
-        };
-        check_applied(step, &tasks)?;
+        check_applied(step, parent.as_ref().map_or(&[], |parent| &parent.tasks))?;
 
         // From here on the command changes things.
         let state = match state {
@@ -123,12 +119,10 @@ impl Store {
         let ordinal = last.checked_add(1).ok_or_else(|| {
             Error::InvalidInput(format!("thread {} cannot hold more checkpoints", step.thread))
         })?;
-        let mut tasks = tasks;
-        if let Some(parent) = &parent {
-            for task in &step.writes {
-                self.put_task(state, &step.thread, chain.key, parent.ordinal, &mut tasks, task)?;
-            }
-        }
+        let tasks = match &parent {
+            Some(parent) => self.put_tasks(state, &step.thread, chain.key, parent, &step.writes)?,
+            None => Vec::new(),
+        };
         self.add_checkpoint(step, state, chain, ordinal, parent.as_deref(), &tasks)
     }
 
@@ -155,7 +149,7 @@ impl Store {
         chain: Chain,
         ordinal: Ordinal,
         parent: Option<&Node>,
-        tasks: &[TaskRow],
+        tasks: &[TaskRecord],
     ) -> Result<()> {
         let (db, checkpoint, metadata) = (&self.db, &step.checkpoint, &step.metadata);
         let mut channels = Vec::with_capacity(checkpoint.channels.len());
@@ -177,8 +171,8 @@ impl Store {
             channels.push(Channel { name, origin: ordinal, version: entry.version, kept });
         }
         let names = |all: &mut dyn Iterator<Item = &str>| all.map(|name| self.name(name)).collect::<Result<Vec<_>>>();
-        let applied = checkpoint.applied.iter();
-        let applied = applied.filter_map(|task| tasks.iter().find(|row| row.record.task == *task));
+        let place = |task: &TaskId| tasks.iter().position(|record| record.task == *task);
+        let applied = checkpoint.applied.iter().filter_map(place).filter_map(|place| u32::try_from(place).ok());
         let mut counters = Vec::with_capacity(metadata.counters.len());
         for (channel, count) in &metadata.counters {
             counters.push((self.name(channel.as_str())?, *count));
@@ -189,7 +183,7 @@ impl Store {
             step: metadata.step,
             delta_marker: metadata.delta_marker,
             next: names(&mut checkpoint.next.iter().map(|node| node.as_str()))?,
-            applied: applied.map(|row| row.ord).collect(),
+            applied: applied.collect(),
             parents: metadata.parents.iter().map(|(ns, id)| (ns.to_string(), *id)).collect(),
             counters,
             extra: extra::store(&metadata.extra, |space, element| {
@@ -197,8 +191,8 @@ impl Store {
             })?,
             channels: channels.iter().map(|channel| (channel.name, entry_of(channel, ordinal))).collect(),
         };
-        rows::add_checkpoint(db, chain.key, ordinal, checkpoint.id, &record)?;
-        state.moved(&step.namespace, chain, Node { ordinal, id: checkpoint.id, channels });
+        rows::add(db, chain.key, ordinal, checkpoint.id, &record)?;
+        state.moved(&step.namespace, chain, Node { ordinal, id: checkpoint.id, channels, tasks: Vec::new() });
         Ok(())
     }
 
@@ -206,44 +200,48 @@ impl Store {
         let unknown = || not_found(&at.thread, at.id);
         let state = state.as_mut().ok_or_else(unknown)?;
         let chain = state.chain(&self.db, &self.names, &at.thread, &at.namespace)?.ok_or_else(unknown)?;
-        let ordinal = match &chain.head {
-            Some(head) if head.id == at.id => head.ordinal,
-            _ => rows::find(&self.db, chain.chain.key, at.id)?.ok_or_else(unknown)?.ordinal,
+        let (head, chain) = (chain.head, chain.chain);
+        let node = match head {
+            Some(head) if head.id == at.id => head,
+            _ => {
+                let row = rows::find(&self.db, chain.key, at.id)?.ok_or_else(unknown)?;
+                state.node(&self.db, &self.names, &at.thread, &chain, &row)?
+            }
         };
-        let mut tasks = rows::tasks(&self.db, chain.chain.key, ordinal)?;
-        self.put_task(state, &at.thread, chain.chain.key, ordinal, &mut tasks, task)
+        let tasks = self.put_tasks(state, &at.thread, chain.key, &node, std::slice::from_ref(task))?;
+        state.wrote(&at.namespace, &node, tasks);
+        Ok(())
     }
 
-    /// Stores the writes of a task under a checkpoint, whose task rows are `tasks`.
-    fn put_task(
+    /// Adds tasks to those that ran from a checkpoint. Answers all of them.
+    fn put_tasks(
         &self,
         state: &mut ThreadState,
         thread: &ThreadId,
         chain: ChainKey,
-        ordinal: Ordinal,
-        tasks: &mut Vec<TaskRow>,
-        task: &TaskWrites,
-    ) -> Result<()> {
-        let old = tasks.iter().position(|row| row.record.task == task.task);
-        let (ord, merged);
-        let task = match old {
-            None => {
-                ord = tasks.last().map_or(0, |last| last.ord + 1);
-                task
-            }
-            Some(old) => {
-                ord = tasks[old].ord;
-                let mut view = View::new(&self.db, &self.names, thread, state.key);
-                let have = view.task_writes(&tasks[old].record, |_| true)?;
-                let mut more = have.clone();
-                more.merge(task);
-                if more == have {
-                    return Ok(());
+        node: &Node,
+        more: &[TaskWrites],
+    ) -> Result<Vec<TaskRecord>> {
+        let mut tasks = node.tasks.clone();
+        for task in more {
+            match tasks.iter().position(|record| record.task == task.task) {
+                None => tasks.push(self.task(state, chain, task)?),
+                Some(place) => {
+                    let mut view = View::new(&self.db, &self.names, thread, state.key);
+                    let mut merged = view.task_writes(&tasks[place], |_| true)?;
+                    merged.merge(task);
+                    tasks[place] = self.task(state, chain, &merged)?;
                 }
-                merged = more;
-                &merged
             }
-        };
+        }
+        if tasks != node.tasks {
+            rows::set_tasks(&self.db, chain, node.ordinal, &tasks)?;
+        }
+        Ok(tasks)
+    }
+
+    /// Stores the values that a task wrote.
+    fn task(&self, state: &mut ThreadState, chain: ChainKey, task: &TaskWrites) -> Result<TaskRecord> {
         let mut writes = Vec::with_capacity(task.writes.len());
         for write in &task.writes {
             let channel = self.name(write.channel.as_str())?;
@@ -251,13 +249,7 @@ impl Store {
             writes.push(WriteRecord { channel, overwrite: write.overwrite, value });
         }
         let node = self.name(task.node.as_str())?;
-        let row = TaskRow { ord, record: TaskRecord { task: task.task, node, index: task.index, writes } };
-        rows::put_task(&self.db, chain, ordinal, &row)?;
-        match old {
-            Some(old) => tasks[old] = row,
-            None => tasks.push(row),
-        }
-        Ok(())
+        Ok(TaskRecord { task: task.task, node, index: task.index, writes })
     }
 
     fn name(&self, name: &str) -> Result<NameKey> {
@@ -275,9 +267,9 @@ impl Store {
 }
 
 /// Checks that the tasks which the checkpoint applied are known.
-fn check_applied(step: &StepCommit, tasks: &[TaskRow]) -> Result<()> {
+fn check_applied(step: &StepCommit, tasks: &[TaskRecord]) -> Result<()> {
     for task in &step.checkpoint.applied {
-        let stored = tasks.iter().any(|row| row.record.task == *task);
+        let stored = tasks.iter().any(|record| record.task == *task);
         if !stored && !step.writes.iter().any(|writes| writes.task == *task) {
             return Err(Error::InvalidInput(format!(
                 "commit of checkpoint {} to thread {}: no writes of its applied task {task} are stored under its parent",

@@ -141,11 +141,10 @@ pub(crate) fn delta_history(
             return Ok(walk.finish());
         }
         let Some(parent) = view.parent(chain, &child)? else { return Err(walk.no_seed(child.id)) };
-        let rows = view.tasks(chain, parent.ordinal)?;
         let (mut applied, mut writes) = (Vec::new(), Vec::new());
-        for row in view.applied(&child, &rows)? {
-            applied.push(row.record.task);
-            writes.push(view.task_writes(&row.record, |key| wanted.contains(&key))?);
+        for task in view.applied(&child, &parent)? {
+            applied.push(task.task);
+            writes.push(view.task_writes(task, |key| wanted.contains(&key))?);
         }
         walk.apply(child.id, &applied, &writes)?;
         child = parent;

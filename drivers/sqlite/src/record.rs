@@ -1,4 +1,4 @@
-//! The bodies of checkpoint, task and chain rows: what they hold, with names as numbers and values as [`Form`]s.
+//! The bodies of checkpoint and scope rows: what they hold, with names as numbers and values as [`Form`]s.
 
 use bytes::Bytes;
 use threadkeep::id::{CheckpointId, TaskId, Version};
@@ -7,7 +7,7 @@ use threadkeep::metadata::{Counters, Source};
 use crate::codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
 use crate::manifest::{Manifest, Run, SEQ_LIMIT, put_runs, take_runs};
 
-/// The version of all three forms, in the high half of their first byte.
+/// The version of all forms, in the high half of their first byte.
 const FORM_VERSION: u8 = 1;
 
 /// The number of an interned channel or node name.
@@ -63,7 +63,7 @@ pub(crate) enum Rest {
     Shared(u32),
 }
 
-/// A row of table `checkpoint`.
+/// The body of a row of table `checkpoint`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CheckpointRecord {
     pub(crate) parent: Option<Ordinal>,
@@ -292,7 +292,8 @@ fn take_channels(decoder: &mut Decoder<'_>, own: Ordinal) -> Result<Vec<(NameKey
     Ok(channels)
 }
 
-/// A row of table `task`.
+/// A task that ran from a checkpoint. The tasks of a checkpoint are one column of its row, in the order in which they
+/// were stored.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TaskRecord {
     pub(crate) task: TaskId,
@@ -309,26 +310,44 @@ pub(crate) struct WriteRecord {
     pub(crate) value: Form,
 }
 
+/// The bytes of the tasks of a checkpoint.
+pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
+    let mut out = vec![FORM_VERSION << 4];
+    put_len(&mut out, tasks.len());
+    for task in tasks {
+        task.put(&mut out);
+    }
+    out
+}
+
+/// Reads what [`encode_tasks`] wrote.
+pub(crate) fn decode_tasks(bytes: &[u8]) -> Result<Vec<TaskRecord>, Malformed> {
+    let mut decoder = Decoder::new(bytes);
+    if known_version(decoder.byte()?)? != 0 {
+        return Err(Malformed("unknown flags"));
+    }
+    let mut tasks = Vec::new();
+    for _ in 0..decoder.count()? {
+        tasks.push(TaskRecord::take(&mut decoder)?);
+    }
+    decoder.finish()?;
+    Ok(tasks)
+}
+
 impl TaskRecord {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = vec![FORM_VERSION << 4];
+    fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.task.as_bytes());
-        put_uint(&mut out, self.node);
-        put_uint(&mut out, self.index);
-        put_len(&mut out, self.writes.len());
+        put_uint(out, self.node);
+        put_uint(out, self.index);
+        put_len(out, self.writes.len());
         for write in &self.writes {
-            put_uint(&mut out, write.channel);
+            put_uint(out, write.channel);
             out.push(form_bits(&write.value) | if write.overwrite { OVERWRITE } else { 0 });
-            put_form(&mut out, &write.value);
+            put_form(out, &write.value);
         }
-        out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut decoder = Decoder::new(bytes);
-        if known_version(decoder.byte()?)? != 0 {
-            return Err(Malformed("unknown flags"));
-        }
+    fn take(decoder: &mut Decoder<'_>) -> Result<Self, Malformed> {
         let task = TaskId::from_bytes(decoder.array()?);
         let (node, index) = (decoder.u32()?, decoder.u32()?);
         let mut writes = Vec::new();
@@ -338,15 +357,14 @@ impl TaskRecord {
             if tag & !(OVERWRITE | FORM) != 0 {
                 return Err(Malformed("unknown flags"));
             }
-            let value = take_form(&mut decoder, tag)?;
+            let value = take_form(decoder, tag)?;
             writes.push(WriteRecord { channel, overwrite: tag & OVERWRITE != 0, value });
         }
-        decoder.finish()?;
         Ok(Self { task, node, index, writes })
     }
 }
 
-/// The body of a row of table `chain`: the greatest ordinal that was ever deleted.
+/// The body of a row of table `scope`: the greatest ordinal that was ever deleted.
 pub(crate) fn encode_floor(floor: Ordinal) -> Vec<u8> {
     let mut out = vec![FORM_VERSION << 4];
     put_uint(&mut out, floor);

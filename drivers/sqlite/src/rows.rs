@@ -1,4 +1,4 @@
-//! Checkpoint and task rows: reading them by place, finding a checkpoint by id, and writing them.
+//! Checkpoint rows: reading them by place, finding one by its id, and writing them.
 
 use rusqlite::{Row, params};
 use threadkeep::Result;
@@ -6,25 +6,26 @@ use threadkeep::id::CheckpointId;
 
 use crate::codec::{Place, seal, unseal};
 use crate::directory::ChainKey;
-use crate::record::{CheckpointRecord, Ordinal, TaskRecord};
-use crate::sql::{Db, blob, integer};
+use crate::record::{CheckpointRecord, Ordinal, TaskRecord, decode_tasks, encode_tasks};
+use crate::sql::{Db, blob, integer, optional_blob};
 
 const NEWEST_UP_TO: &str =
-    "SELECT key, id, body FROM checkpoint WHERE key BETWEEN ?1 AND ?2 ORDER BY key DESC LIMIT ?3";
-const ADD_CHECKPOINT: &str = "INSERT INTO checkpoint (key, id, body) VALUES (?1, ?2, ?3)";
-const DROP_CHECKPOINTS: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
-const TASKS: &str = "SELECT key, ord, body FROM task WHERE key = ?1 ORDER BY ord";
-const PUT_TASK: &str = "INSERT INTO task (key, ord, body) VALUES (?1, ?2, ?3) \
-                        ON CONFLICT (key, ord) DO UPDATE SET body = excluded.body";
-const DROP_TASKS: &str = "DELETE FROM task WHERE key BETWEEN ?1 AND ?2";
+    "SELECT key, id, body, tasks FROM checkpoint WHERE key BETWEEN ?1 AND ?2 ORDER BY key DESC LIMIT ?3";
+const ADD: &str = "INSERT INTO checkpoint (key, id, body) VALUES (?1, ?2, ?3)";
+const SET_TASKS: &str = "UPDATE checkpoint SET tasks = ?2 WHERE key = ?1";
+const DROP: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 
-/// A checkpoint row whose checksum was right.
+/// Tells the checksum of the tasks from that of the body, whose context is the id.
+const TASKS_CONTEXT: &[u8] = b"tasks";
+
+/// A checkpoint row whose checksums were right.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckpointRow {
     pub(crate) ordinal: Ordinal,
     pub(crate) id: CheckpointId,
     place: Place,
     body: Vec<u8>,
+    tasks: Option<Vec<u8>>,
 }
 
 impl CheckpointRow {
@@ -32,16 +33,15 @@ impl CheckpointRow {
     pub(crate) fn record(&self) -> Result<CheckpointRecord> {
         CheckpointRecord::decode(self.ordinal, &self.body).map_err(|reason| self.place.corrupt(reason))
     }
+
+    /// The tasks that ran from it, in the order in which they were stored.
+    pub(crate) fn tasks(&self) -> Result<Vec<TaskRecord>> {
+        let tasks = self.tasks.as_deref().map(decode_tasks).transpose();
+        tasks.map(Option::unwrap_or_default).map_err(|reason| self.place.corrupt(reason))
+    }
 }
 
-/// A task row: its place under its checkpoint, and what it holds.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct TaskRow {
-    pub(crate) ord: u32,
-    pub(crate) record: TaskRecord,
-}
-
-pub(crate) fn key_of(chain: ChainKey, ordinal: Ordinal) -> i64 {
+fn key_of(chain: ChainKey, ordinal: Ordinal) -> i64 {
     i64::from(chain) << 32 | i64::from(ordinal)
 }
 
@@ -87,56 +87,42 @@ pub(crate) fn newest_not_after(db: &Db, chain: ChainKey, id: CheckpointId) -> Re
 }
 
 /// Adds a checkpoint.
-pub(crate) fn add_checkpoint(
+pub(crate) fn add(
     db: &Db,
     chain: ChainKey,
     ordinal: Ordinal,
     id: CheckpointId,
     record: &CheckpointRecord,
 ) -> Result<()> {
-    let key = key_of(chain, ordinal);
-    let body = seal(Place::new("checkpoint", key), id.as_bytes(), record.encode(ordinal));
-    db.execute(ADD_CHECKPOINT, params![key, id.as_bytes(), body]).map(|_| ())
+    let place = place(chain, ordinal);
+    let body = seal(place, id.as_bytes(), record.encode(ordinal));
+    db.execute(ADD, params![place.key, id.as_bytes(), body]).map(|_| ())
 }
 
-/// The task rows under a checkpoint, in the order in which they were stored.
-pub(crate) fn tasks(db: &Db, chain: ChainKey, ordinal: Ordinal) -> Result<Vec<TaskRow>> {
-    let mut tasks = Vec::new();
-    db.each(TASKS, [key_of(chain, ordinal)], |row| {
-        let place = Place { table: "task", key: integer(row, 0)?, ord: short(row, 1)? };
-        let body = unseal(place, b"", blob(row, 2)?)?;
-        let record = TaskRecord::decode(body).map_err(|reason| place.corrupt(reason))?;
-        tasks.push(TaskRow { ord: place.ord, record });
-        Ok(())
-    })?;
-    Ok(tasks)
+/// Stores the tasks that ran from a checkpoint.
+pub(crate) fn set_tasks(db: &Db, chain: ChainKey, ordinal: Ordinal, tasks: &[TaskRecord]) -> Result<()> {
+    let place = place(chain, ordinal);
+    let tasks = seal(place, TASKS_CONTEXT, encode_tasks(tasks));
+    db.execute(SET_TASKS, params![place.key, tasks]).map(|_| ())
 }
 
-/// Adds or replaces a task row.
-pub(crate) fn put_task(db: &Db, chain: ChainKey, ordinal: Ordinal, task: &TaskRow) -> Result<()> {
-    let key = key_of(chain, ordinal);
-    let body = seal(Place { table: "task", key, ord: task.ord }, b"", task.record.encode());
-    db.execute(PUT_TASK, params![key, task.ord, body]).map(|_| ())
-}
-
-/// Deletes every checkpoint and task row of a chain.
+/// Deletes every checkpoint of a chain.
 pub(crate) fn drop_chain(db: &Db, chain: ChainKey) -> Result<()> {
-    let range = [key_of(chain, 0), key_of(chain, Ordinal::MAX)];
-    db.execute(DROP_TASKS, range)?;
-    db.execute(DROP_CHECKPOINTS, range)?;
-    Ok(())
+    db.execute(DROP, [key_of(chain, 0), key_of(chain, Ordinal::MAX)]).map(|_| ())
+}
+
+/// The table and key of a checkpoint.
+pub(crate) fn place(chain: ChainKey, ordinal: Ordinal) -> Place {
+    Place::new("checkpoint", key_of(chain, ordinal))
 }
 
 fn checkpoint(row: &Row<'_>) -> Result<CheckpointRow> {
     let place = Place::new("checkpoint", integer(row, 0)?);
-    let id = blob(row, 1)?;
-    let body = unseal(place, id, blob(row, 2)?)?.to_vec();
-    let id = id.try_into().map_err(|_| place.corrupt("the id does not have sixteen bytes"))?;
+    let id = blob(row, 1)?.try_into().map_err(|_| place.corrupt("the id does not have sixteen bytes"))?;
+    let id = CheckpointId::from_bytes(id);
+    let body = unseal(place, id.as_bytes(), blob(row, 2)?)?.to_vec();
+    let tasks = optional_blob(row, 3)?.map(|tasks| unseal(place, TASKS_CONTEXT, tasks));
+    let tasks = tasks.transpose()?.map(<[u8]>::to_vec);
     let ordinal = (place.key & i64::from(u32::MAX)) as Ordinal;
-    Ok(CheckpointRow { ordinal, id: CheckpointId::from_bytes(id), place, body })
-}
-
-fn short(row: &Row<'_>, column: usize) -> Result<u32> {
-    let number = integer(row, column)?;
-    u32::try_from(number).map_err(|_| Place::new("task", integer(row, 0).unwrap_or_default()).corrupt("ord is out of range"))
+    Ok(CheckpointRow { ordinal, id, place, body, tasks })
 }

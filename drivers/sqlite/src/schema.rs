@@ -6,24 +6,23 @@
 //!
 //! | table | key | holds |
 //! |---|---|---|
-//! | `thread` | number of the thread | its id, and a hash of it |
-//! | `chain` | number of the chain | the thread, the namespace, a hash of both, and a sealed body: the ordinal floor |
+//! | `scope` | number of a thread or chain | owner and text, a hash of both, and a sealed body: the ordinal floor |
 //! | `name` | number of the name | the text of a channel or node, and its checksum |
-//! | `checkpoint` | chain and ordinal | the checkpoint's id, and a sealed body |
-//! | `task` | chain, ordinal and row | a sealed body: the writes of a task that ran from that checkpoint |
+//! | `checkpoint` | chain and ordinal | the checkpoint's id, a sealed body, and sealed: the tasks that ran from it |
 //! | `element` | thread, space and sequence number | a hash, and the bytes that have it |
-//!
-//! Numbers of threads and chains are never used twice. They are looked up by text *or* hash and must agree in both, so
-//! that a damaged row is an error rather than an unknown thread.
 //!
 //! ## Keys
 //!
-//! A *chain* is a namespace of a thread. Its checkpoints have *ordinals*, counting up from 1 in the order of commits;
+//! A thread is a scope of owner 0. A *chain*, a namespace of a thread, is a scope of the thread. Their numbers are never
+//! used twice. They are looked up by text *or* hash and must agree in both, so that a damaged row is an error rather
+//! than an unknown thread.
+//!
+//! The checkpoints of a chain have *ordinals*, counting up from 1 in the order of commits;
 //! an ordinal is never used twice, also after deletions (the chain's floor is at least the greatest ordinal deleted).
 //! A commit must expect the head and have a greater id, so the order of ordinals is the order of ids: the head is the
 //! greatest key, an id is found by binary search, and no index is needed.
 //!
-//! * key of `checkpoint` and `task`: `chain << 32 | ordinal`
+//! * key of `checkpoint`: `chain << 32 | ordinal`
 //! * key of `element`: `thread << 32 | space << 30 | sequence number`. Spaces: 0 list elements and large plain values,
 //!   1 metadata, 2 manifest chunks. Each counts from 0.
 //!
@@ -32,12 +31,14 @@
 //! Numbers are LEB128 varints, signed ones in zigzag form. A *sealed* body ends with four bytes of BLAKE3 over table,
 //! key and the rest of the row. The high half of a body's first byte is the version of its form, 1.
 //!
-//! * `chain`: version byte, floor
+//! * `scope`: version byte, floor
 //! * `checkpoint`: version byte with source and delta marker, flags, distance to the parent's ordinal (0: none; 1 is
-//!   reserved for a parent that was deleted, so a distance d is d + 1), step, next nodes, applied task rows, `parents`
-//!   if flagged, counters if flagged, `extra`, channels. A channel is its name and either an ordinal, whose checkpoint
-//!   holds the entry (it was taken over), or a version and what is stored: a sentinel or a value.
-//! * `task`: version byte, task id, node, index, writes (channel, whether it replaces, value)
+//!   reserved for a parent that was deleted, so a distance d is d + 1), step, next nodes, applied tasks (as places in the
+//!   parent's `tasks`), `parents` if flagged, counters if flagged, `extra`, channels. A channel is its name and either an
+//!   ordinal, whose checkpoint holds the entry (it was taken over), or a version and what is stored: a sentinel or a
+//!   value.
+//! * `tasks`: version byte, and of each task its id, node, index and writes (channel, whether it replaces, value). It is
+//!   added to when a task is stored; nothing else of a checkpoint ever changes.
 //! * `element`: a codec byte (0: as is) and the bytes. The hash is the first sixteen bytes of BLAKE3 of the bytes; it
 //!   is checked on every read.
 //!
@@ -65,18 +66,12 @@ const PAGE_SIZE: i64 = 16_384;
 const OLDEST_SQLITE: i32 = 3_051_003;
 
 const TABLES: &str = "
-CREATE TABLE thread (
-    key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, hash INTEGER NOT NULL UNIQUE
+CREATE TABLE scope (
+    key INTEGER PRIMARY KEY AUTOINCREMENT, owner INTEGER NOT NULL, text TEXT NOT NULL,
+    hash INTEGER NOT NULL UNIQUE, body BLOB NOT NULL, UNIQUE (owner, text)
 ) STRICT;
-CREATE TABLE chain (
-    key INTEGER PRIMARY KEY AUTOINCREMENT, thread INTEGER NOT NULL, namespace TEXT NOT NULL,
-    hash INTEGER NOT NULL UNIQUE, body BLOB NOT NULL, UNIQUE (thread, namespace)
-) STRICT;
-CREATE TABLE name (key INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE, sum BLOB NOT NULL) STRICT;
-CREATE TABLE checkpoint (key INTEGER PRIMARY KEY, id BLOB NOT NULL, body BLOB NOT NULL) STRICT;
-CREATE TABLE task (
-    key INTEGER NOT NULL, ord INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (key, ord)
-) STRICT, WITHOUT ROWID;
+CREATE TABLE name (key INTEGER PRIMARY KEY, text TEXT NOT NULL, sum BLOB NOT NULL) STRICT;
+CREATE TABLE checkpoint (key INTEGER PRIMARY KEY, id BLOB NOT NULL, body BLOB NOT NULL, tasks BLOB) STRICT;
 CREATE TABLE element (key INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL) STRICT;
 ";
 

@@ -171,6 +171,14 @@ pub(crate) fn blob<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r [u8]> {
     }
 }
 
+/// The bytes in a column that may be empty.
+pub(crate) fn optional_blob<'r>(row: &'r Row<'_>, column: usize) -> Result<Option<&'r [u8]>> {
+    match row.get_ref(column) {
+        Ok(ValueRef::Null) => Ok(None),
+        _ => blob(row, column).map(Some),
+    }
+}
+
 /// The text in a column.
 pub(crate) fn text<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r str> {
     match row.get_ref(column) {

@@ -15,7 +15,7 @@ use crate::directory::{self, Chain, ChainKey, ThreadKey};
 use crate::element::{Index, Space};
 use crate::manifest::Shape;
 use crate::names::Names;
-use crate::record::{Form, NameKey, Ordinal};
+use crate::record::{Form, NameKey, Ordinal, TaskRecord};
 use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::stats::Counters;
@@ -35,6 +35,7 @@ pub(crate) struct Node {
     pub(crate) ordinal: Ordinal,
     pub(crate) id: CheckpointId,
     pub(crate) channels: Vec<Channel>,
+    pub(crate) tasks: Vec<TaskRecord>,
 }
 
 /// A chain and its head.
@@ -117,12 +118,22 @@ impl ThreadState {
         let mut view = View::new(db, names, thread, self.key);
         let read = view.read(chain.key, row)?;
         let channels = view.channels(chain.key, &read)?;
-        Ok(Arc::new(Node { ordinal: row.ordinal, id: row.id, channels }))
+        Ok(Arc::new(Node { ordinal: row.ordinal, id: row.id, channels, tasks: read.tasks.clone() }))
     }
 
     /// Remembers the new head of a chain.
     pub(crate) fn moved(&mut self, namespace: &Namespace, chain: Chain, head: Node) {
         self.chains.put(namespace.clone(), ChainState { chain, head: Some(Arc::new(head)) });
+    }
+
+    /// Remembers the tasks of a checkpoint, if it is the head of its chain.
+    pub(crate) fn wrote(&mut self, namespace: &Namespace, node: &Node, tasks: Vec<TaskRecord>) {
+        if let Some(ChainState { head: Some(head), .. }) = self.chains.get_mut(namespace)
+            && head.ordinal == node.ordinal
+        {
+            let channels = node.channels.clone();
+            *head = Arc::new(Node { ordinal: node.ordinal, id: node.id, channels, tasks });
+        }
     }
 
     fn weight(&self) -> usize {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, NodeName, TaskId, ThreadId, Version};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, NodeName, ThreadId, Version};
 use threadkeep::metadata::Metadata;
 use threadkeep::saver::Load;
 use threadkeep::value::{ChannelValue, ListValue};
@@ -15,7 +15,7 @@ use crate::element::{Elements, Space};
 use crate::manifest::Run;
 use crate::names::Names;
 use crate::record::{CheckpointRecord, Entry, Form, Kept, NameKey, Ordinal, TaskRecord};
-use crate::rows::{self, CheckpointRow, TaskRow};
+use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::{extra, value};
 
@@ -28,6 +28,7 @@ pub(crate) struct Read {
     pub(crate) ordinal: Ordinal,
     pub(crate) id: CheckpointId,
     pub(crate) record: CheckpointRecord,
+    pub(crate) tasks: Vec<TaskRecord>,
 }
 
 /// A channel of a checkpoint, followed to the checkpoint that stores it.
@@ -61,7 +62,6 @@ pub(crate) struct View<'a> {
     thread: &'a ThreadId,
     elements: Elements<'a>,
     checkpoints: HashMap<(ChainKey, Ordinal), Rc<Read>>,
-    tasks: HashMap<(ChainKey, Ordinal), Rc<Vec<TaskRow>>>,
     lists: HashMap<(ChainKey, NameKey), LastList>,
 }
 
@@ -73,7 +73,6 @@ impl<'a> View<'a> {
             thread,
             elements: Elements::new(db, key),
             checkpoints: HashMap::new(),
-            tasks: HashMap::new(),
             lists: HashMap::new(),
         }
     }
@@ -83,7 +82,7 @@ impl<'a> View<'a> {
         if let Some(read) = self.checkpoints.get(&(chain, row.ordinal)) {
             return Ok(read.clone());
         }
-        let read = Rc::new(Read { ordinal: row.ordinal, id: row.id, record: row.record()? });
+        let read = Rc::new(Read { ordinal: row.ordinal, id: row.id, record: row.record()?, tasks: row.tasks()? });
         self.checkpoints.insert((chain, row.ordinal), read.clone());
         Ok(read)
     }
@@ -109,19 +108,9 @@ impl<'a> View<'a> {
             Error::broken(
                 self.thread,
                 child.id,
-                format!("its parent is missing (table checkpoint, key {})", rows::key_of(chain, ordinal)),
+                format!("its parent is missing ({})", rows::place(chain, ordinal)),
             )
         })
-    }
-
-    /// The task rows under a checkpoint.
-    pub(crate) fn tasks(&mut self, chain: ChainKey, ordinal: Ordinal) -> Result<Rc<Vec<TaskRow>>> {
-        if let Some(tasks) = self.tasks.get(&(chain, ordinal)) {
-            return Ok(tasks.clone());
-        }
-        let tasks = Rc::new(rows::tasks(self.db, chain, ordinal)?);
-        self.tasks.insert((chain, ordinal), tasks.clone());
-        Ok(tasks)
     }
 
     /// A channel of a checkpoint, if it was ever written.
@@ -158,11 +147,11 @@ impl<'a> View<'a> {
             return Ok(channel);
         }
         let name = self.names.text(self.db, name)?;
-        let key = rows::key_of(chain, origin);
+        let place = rows::place(chain, origin);
         Err(Error::broken(
             self.thread,
             at.id,
-            format!("what it holds for channel {name} is missing (table checkpoint, key {key})"),
+            format!("what it holds for channel {name} is missing ({place})"),
         ))
     }
 
@@ -214,14 +203,14 @@ impl<'a> View<'a> {
         Ok(TaskWrites { task: record.task, node, index: record.index, writes })
     }
 
-    /// The tasks that a checkpoint applied, as rows under its parent, in the order in which they were applied.
+    /// The tasks that a checkpoint applied, in the order in which they were applied.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if one is not there.
-    pub(crate) fn applied<'r>(&self, at: &Read, rows: &'r [TaskRow]) -> Result<Vec<&'r TaskRow>> {
-        let find = |ord: &u32| {
-            rows.iter().find(|row| row.ord == *ord).ok_or_else(|| {
-                let missing = format!("the writes of one of its tasks are missing (table task, ord {ord})");
+    /// [`Error::BrokenLineage`] if its parent does not have one of them.
+    pub(crate) fn applied<'p>(&self, at: &Read, parent: &'p Read) -> Result<Vec<&'p TaskRecord>> {
+        let find = |place: &u32| {
+            parent.tasks.get(*place as usize).ok_or_else(|| {
+                let missing = format!("the writes of a task that it applied are missing (number {place} of its parent)");
                 Error::broken(self.thread, at.id, missing)
             })
         };
@@ -263,15 +252,11 @@ impl<'a> View<'a> {
         let next = read.record.next.iter().map(|node| self.names.text(self.db, *node).map(NodeName::new));
         let next = next.collect::<Result<_>>()?;
         let parent = self.parent(chain.key, read)?;
-        let applied: Vec<TaskId> = match &parent {
-            Some(parent) if !read.record.applied.is_empty() => {
-                let rows = self.tasks(chain.key, parent.ordinal)?;
-                self.applied(read, &rows)?.into_iter().map(|row| row.record.task).collect()
-            }
-            _ => Vec::new(),
+        let applied = match &parent {
+            Some(parent) => self.applied(read, parent)?.into_iter().map(|task| task.task).collect(),
+            None => Vec::new(),
         };
-        let tasks = self.tasks(chain.key, read.ordinal)?;
-        let writes = tasks.iter().map(|row| self.task_writes(&row.record, |_| true));
+        let writes = read.tasks.iter().map(|task| self.task_writes(task, |_| true));
         let writes = writes.collect::<Result<_>>()?;
         Ok(CheckpointTuple {
             thread: self.thread.clone(),

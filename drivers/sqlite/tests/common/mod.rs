@@ -1,5 +1,5 @@
 //! A conversation that commits as the engine does, for the driver's tests.
-#![allow(dead_code, reason = "each test uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;
 

@@ -82,6 +82,11 @@ impl Failure {
         let at = Location::caller();
         Self(format!("{what}\n    seen at {}:{}", at.file(), at.line()))
     }
+
+    /// The same failure, told with more around it.
+    pub(crate) fn retell(self, tell: impl FnOnce(String) -> String) -> Self {
+        Self(tell(self.0))
+    }
 }
 
 impl fmt::Display for Failure {

@@ -1,6 +1,7 @@
 //! How the suite gets at the stores that it tests.
 
-use std::error::Error as StdError;
+use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -8,10 +9,10 @@ use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::TaskId;
 use threadkeep::saver::Saver;
 
-use crate::case::{Claim, Failure};
+use crate::case::Claim;
 
 /// Any error of a factory: a directory that cannot be made, a server that does not answer.
-pub type BoxError = Box<dyn StdError + Send + Sync>;
+pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Makes stores for the suite. Each case gets a store of its own.
 #[async_trait]
@@ -63,20 +64,32 @@ pub enum Damage {
     LoseParentLink(CheckpointKey),
 }
 
+/// A factory could not do what the suite asked of it.
+#[derive(Debug)]
+pub(crate) struct Unprepared(BoxError);
+
+impl fmt::Display for Unprepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "from the factory: {}", self.0)
+    }
+}
+
+impl Error for Unprepared {}
+
 /// A store of any factory: what a case works on.
 #[derive(Clone)]
 pub(crate) struct Store(Arc<dyn AnyStore>);
 
 impl Store {
     /// A new, empty store.
-    pub(crate) async fn create<F: Factory>(factory: Arc<F>) -> Result<Self, Failure> {
-        let place = factory.create().await.map_err(Failure::new)?;
+    pub(crate) async fn create<F: Factory>(factory: Arc<F>) -> Result<Self, Unprepared> {
+        let place = factory.create().await.map_err(Unprepared)?;
         Ok(Self(Arc::new(Placed { factory, place })))
     }
 
     /// Another handle on it.
-    pub(crate) async fn open(&self) -> Result<Arc<dyn Saver>, Failure> {
-        self.0.open().await.map_err(Failure::new)
+    pub(crate) async fn open(&self) -> Result<Arc<dyn Saver>, Unprepared> {
+        self.0.open().await.map_err(Unprepared)
     }
 
     /// Whether saver and factory claim to offer something.
@@ -85,8 +98,8 @@ impl Store {
     }
 
     /// Damages it. All handles must have been dropped.
-    pub(crate) async fn damage(&self, damage: Damage) -> Result<(), Failure> {
-        self.0.damage(&damage).await.map_err(Failure::new)
+    pub(crate) async fn damage(&self, damage: Damage) -> Result<(), Unprepared> {
+        self.0.damage(&damage).await.map_err(Unprepared)
     }
 }
 

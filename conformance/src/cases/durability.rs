@@ -35,7 +35,7 @@ async fn capabilities_are_as_claimed(store: Store) -> Outcome {
 /// Drops the handle and opens another one.
 async fn reopen(store: &Store, saver: Arc<dyn Saver>) -> Result<Arc<dyn Saver>, Failure> {
     drop(saver);
-    store.open().await
+    Ok(store.open().await?)
 }
 
 async fn a_reopened_store_has_everything(store: Store) -> Outcome {

@@ -11,7 +11,7 @@ use threadkeep::value::ChannelValue;
 
 use super::naive::{Naive, Refusal, mask};
 use super::program::Op;
-use super::resolve::{CHANNELS, NAMESPACES, Resolved, Values, pick};
+use super::resolve::{CHANNELS, NAMESPACES, Resolved, Values, pick_back};
 use crate::case::{Failure, Outcome, check, check_eq};
 use crate::factory::Store;
 
@@ -35,7 +35,7 @@ pub(super) async fn play(store: &Store, name: &str, program: &[Op]) -> Outcome {
             Ok(()) => world.compare(n).await,
             failed => failed,
         };
-        done.map_err(|what| Failure::new(format_args!("after operation {n}: {what}")))?;
+        done.map_err(|failure: Failure| failure.retell(|what| format!("after operation {n}: {what}")))?;
     }
     Ok(())
 }
@@ -75,13 +75,13 @@ impl World<'_> {
                 self.past.push(resolved.clone());
                 self.commit(resolved).await
             }
-            Op::Put { place, under, again, writes } => {
-                match self.resolve_put(*place, *under, *again, writes)? {
+            Op::Put { place, back, again, task, writes } => {
+                match self.resolve_put(*place, *back, *again, *task, writes)? {
                     Some((at, row)) => self.put(&at, &row).await,
                     None => Ok(()),
                 }
             }
-            Op::Repeat(which) => match pick(&self.past, *which).cloned() {
+            Op::Repeat(back) => match pick_back(&self.past, *back).cloned() {
                 Some(resolved) => self.commit(resolved).await,
                 None => Ok(()),
             },
@@ -199,8 +199,8 @@ impl World<'_> {
 
         let channels = CHANNELS.into_iter().chain(["never"]).map(ChannelName::from).collect();
         let chain = self.model.chain(&key.thread, &key.namespace);
-        let reach = pick(&chain, u8::try_from(n % 251)?).map(|tuple| tuple.checkpoint.id);
-        for reach in [None, reach] {
+        let oldest = chain.first().map(|tuple| tuple.checkpoint.id);
+        for reach in [None, expected.parent, oldest] {
             let got = self.saver().delta_history(&key, &channels, reach).await?;
             let expected = self.model.history(&key, &channels, reach);
             check_eq!(Some(got), expected, "the history of {key:?} with reach {reach:?}");

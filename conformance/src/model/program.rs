@@ -9,9 +9,9 @@ use proptest::sample::select;
 pub(super) enum Op {
     /// Runs a superstep: puts the early writes, then commits.
     Commit(Commit),
-    /// Puts the writes of a task under any checkpoint: a new task, or one that is there already.
-    Put { place: Place, under: u8, again: Option<u8>, writes: Vec<Written> },
-    /// Commits once more what was committed, or tried, before.
+    /// Puts the writes of a task under a checkpoint, so many before the head: a new task, or one that is there already.
+    Put { place: Place, back: u8, again: Option<u8>, task: u8, writes: Vec<Written> },
+    /// Commits once more what was committed, or tried, so many commits before.
     Repeat(u8),
     /// Deletes a thread.
     Delete { thread: u8 },
@@ -44,6 +44,8 @@ pub(super) struct Commit {
 
 #[derive(Debug, Clone)]
 pub(super) struct Task {
+    /// The beginning of its id.
+    pub(super) id: u8,
     pub(super) when: When,
     pub(super) applied: bool,
     pub(super) writes: Vec<Written>,
@@ -133,30 +135,38 @@ pub(super) enum Flaw {
     OldId,
 }
 
-/// Programs of up to 24 operations.
+/// Programs of up to 32 operations.
 pub(super) fn programs() -> impl Strategy<Value = Vec<Op>> {
-    prop::collection::vec(op(), 1..24)
+    prop::collection::vec(op(), 1..=32)
 }
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         14 => commit().prop_map(Op::Commit),
-        4 => (place(), any::<u8>(), prop::option::of(any::<u8>()), prop::collection::vec(written(), 0..3))
-            .prop_map(|(place, under, again, writes)| Op::Put { place, under, again, writes }),
-        1 => any::<u8>().prop_map(Op::Repeat),
+        4 => put(),
+        1 => back().prop_map(Op::Repeat),
         1 => (0..2_u8).prop_map(|thread| Op::Delete { thread }),
         1 => Just(Op::SwitchHandle),
         1 => Just(Op::Reopen),
     ]
 }
 
+fn put() -> impl Strategy<Value = Op> {
+    let writes = prop::collection::vec(written(), 0..3);
+    (place(), back(), prop::option::of(any::<u8>()), any::<u8>(), writes)
+        .prop_map(|(place, back, again, task, writes)| Op::Put { place, back, again, task, writes })
+}
+
 fn place() -> impl Strategy<Value = Place> {
-    let some = prop_oneof![5 => Just((0, 0)), 1 => Just((0, 1)), 1 => Just((1, 0)), 1 => Just((1, 1))];
+    let some = prop_oneof![8 => Just((0, 0)), 1 => Just((0, 1)), 1 => Just((1, 0)), 1 => Just((1, 1))];
     some.prop_map(|(thread, namespace)| Place { thread, namespace })
 }
 
+fn back() -> impl Strategy<Value = u8> {
+    prop_oneof![3 => Just(0), 2 => 1..8_u8]
+}
+
 fn commit() -> impl Strategy<Value = Commit> {
-    let back = prop_oneof![3 => Just(0), 2 => 1..8_u8];
     let tasks = prop::collection::vec(task(), 0..4);
     let reapply = prop::option::weighted(0.2, any::<u8>());
     let order = select(vec![Order::AsStored, Order::Backwards, Order::ById]);
@@ -172,7 +182,7 @@ fn commit() -> impl Strategy<Value = Commit> {
         ]),
     );
     let channels = [change(), change(), change()];
-    (place(), back, tasks, reapply, order, channels, flaw).prop_map(
+    (place(), back(), tasks, reapply, order, channels, flaw).prop_map(
         |(place, back, tasks, reapply, order, channels, flaw)| Commit {
             place,
             back,
@@ -187,8 +197,8 @@ fn commit() -> impl Strategy<Value = Commit> {
 
 fn task() -> impl Strategy<Value = Task> {
     let when = select(vec![When::WithTheCommit, When::BeforeTheCommit, When::Both]);
-    (when, prop::bool::weighted(0.8), prop::collection::vec(written(), 0..4))
-        .prop_map(|(when, applied, writes)| Task { when, applied, writes })
+    (any::<u8>(), when, prop::bool::weighted(0.8), prop::collection::vec(written(), 0..4))
+        .prop_map(|(id, when, applied, writes)| Task { id, when, applied, writes })
 }
 
 fn written() -> impl Strategy<Value = Written> {

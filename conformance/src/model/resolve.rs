@@ -35,8 +35,13 @@ pub(super) struct Resolved {
 }
 
 /// The item that a number of a program means.
-pub(super) fn pick<T>(items: &[T], n: u8) -> Option<&T> {
+fn pick<T>(items: &[T], n: u8) -> Option<&T> {
     items.get(usize::from(n).checked_rem(items.len())?)
+}
+
+/// The item that is so many before the last.
+pub(super) fn pick_back<T>(items: &[T], back: u8) -> Option<&T> {
+    items.iter().rev().nth(usize::from(back).checked_rem(items.len())?)
 }
 
 /// Grows with `n`, and crosses the middle of the range of the first byte soon.
@@ -57,8 +62,7 @@ impl World<'_> {
 
         let chain = self.model.chain(&thread, &namespace);
         let expected_head = chain.last().map(|tuple| tuple.checkpoint.id);
-        let back = usize::from(commit.back).checked_rem(chain.len()).unwrap_or(0);
-        let parent: Option<CheckpointTuple> = chain.into_iter().rev().nth(back).cloned();
+        let parent = pick_back(&chain, commit.back).map(|tuple| (*tuple).clone());
         let parent_key = parent.as_ref().map(CheckpointTuple::key);
         let old = parent_key.as_ref().and_then(|key| self.values.get(key)).cloned().unwrap_or_default();
 
@@ -133,7 +137,7 @@ impl World<'_> {
     ) -> Result<Vec<TaskWrites>> {
         let mut early = Vec::new();
         for task in &commit.tasks {
-            let row = self.new_row(&task.writes, old)?;
+            let row = self.new_row(task.id, &task.writes, old)?;
             match task.when {
                 When::BeforeTheCommit => early.push(row.clone()),
                 When::WithTheCommit => step.writes.push(row.clone()),
@@ -163,21 +167,22 @@ impl World<'_> {
     pub(super) fn resolve_put(
         &mut self,
         place: Place,
-        under: u8,
+        back: u8,
         again: Option<u8>,
+        task: u8,
         writes: &[Written],
     ) -> Result<Option<(CheckpointKey, TaskWrites)>> {
         let thread = self.threads[usize::from(place.thread)].clone();
         let namespace = Namespace::new(NAMESPACES[usize::from(place.namespace)]);
         let chain = self.model.chain(&thread, &namespace);
-        let Some(at) = pick(&chain, under).map(|tuple| (*tuple).clone()) else {
+        let Some(at) = pick_back(&chain, back).map(|tuple| (*tuple).clone()) else {
             // Where nothing is, nothing can be put.
             let nowhere = CheckpointKey { thread, namespace, id: checkpoint_id(0) };
-            return Ok(Some((nowhere, self.new_row(writes, &Values::new())?)));
+            return Ok(Some((nowhere, self.new_row(task, writes, &Values::new())?)));
         };
         let key = at.key();
         let old = self.values.get(&key).cloned().unwrap_or_default();
-        let mut row = self.new_row(writes, &old)?;
+        let mut row = self.new_row(task, writes, &old)?;
         if let Some(known) = again.and_then(|n| pick(&at.writes, n)) {
             // More of a task that is there. To one that was applied, only special writes may come: its ordinary ones
             // are history.
@@ -190,10 +195,11 @@ impl World<'_> {
         Ok(Some((key, row)))
     }
 
-    fn new_row(&mut self, writes: &[Written], values: &Values) -> Result<TaskWrites> {
+    fn new_row(&mut self, id: u8, writes: &[Written], values: &Values) -> Result<TaskWrites> {
         self.made += 1;
         let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&scatter(self.made).to_be_bytes());
+        bytes[0] = id;
+        bytes[8..].copy_from_slice(&self.made.to_be_bytes());
         let mut row = TaskWrites {
             task: TaskId::from_bytes(bytes),
             node: ["model", "tools"][usize::from(self.made.is_multiple_of(2))].into(),

@@ -1,0 +1,457 @@
+//! Savers that are broken on purpose: the memory saver, with one thing done wrong.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
+use threadkeep::saver::{
+    Capabilities, ChannelHistory, CheckpointSelector, DeltaHistory, HistoryStep, ListQuery, Load, Saver,
+    StepCommit, fallback,
+};
+use threadkeep::value::{ChannelValue, ListValue, Part};
+use threadkeep::{Error, Result};
+use threadkeep_conformance::{BoxError, Claim, Damage, Factory};
+use threadkeep_memory::MemorySaver;
+
+/// What the saver does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Nothing: the control.
+    None,
+    /// Forgets the last write of a task that comes with a commit.
+    DropsAWrite,
+    /// Has one namespace.
+    IgnoresNamespaces,
+    /// Answers a request for an unknown id with the head.
+    FallsBackToTheHead,
+    /// Leaves out the channels that were not loaded.
+    UnloadedIsAbsent,
+    /// Lists the checkpoint that the page should end before.
+    BeforeIsInclusive,
+    /// Applies the limit before the filter.
+    LimitsBeforeFiltering,
+    /// Puts the writes of a known task behind those it has.
+    PutsTwice,
+    /// Keeps the first special row of a kind.
+    KeepsSpecialRows,
+    /// Ignores writes for checkpoints that are not there.
+    PutsIntoTheVoid,
+    /// Commits whatever the head is.
+    IgnoresTheExpectedHead,
+    /// Looks at the head, waits, and commits.
+    ChecksThenCommits,
+    /// Refuses to commit twice.
+    RefusesRepeats,
+    /// Stores nothing for the channels that a step holds over.
+    DropsHeldValues,
+    /// Finds values by the counter of their version.
+    IgnoresTheRandomPart,
+    /// Keeps the writes of a commit that it refuses.
+    KeepsWritesOfRefusedCommits,
+    /// Puts the writes, waits, and commits.
+    CommitsInTwoParts,
+    /// Takes the base of a list from what it holds under the base's version, and nothing where it holds none.
+    TrustsBases,
+    /// Replays every row under a parent.
+    ReplaysSiblings,
+    /// Replays tasks in the order of their ids.
+    ReplaysById,
+    /// Replays the special rows of applied tasks as well.
+    ReplaysSpecialRows,
+    /// Sees only the newest 1,024 checkpoints of a thread when it walks.
+    WalksOnePage,
+    /// Starts only from snapshots.
+    IgnoresPlainSeeds,
+    /// Takes a stored null for nothing.
+    NullIsNoSeed,
+    /// Always starts from the nearest value.
+    IgnoresReach,
+    /// Takes a gap in the lineage for its beginning.
+    GapsAreBeginnings,
+    /// Deletes the root namespace only.
+    DeletesOneNamespace,
+    /// Deletes every thread whose name begins with that of the thread.
+    DeletesByPrefix,
+    /// Each handle is a store of its own.
+    SharesNothing,
+    /// Claims to be durable, and begins anew with each handle.
+    ForgetsOnReopening,
+    /// Panics on every commit that has a parent.
+    Panics,
+}
+
+/// Makes stores with one fault.
+pub(crate) struct Workshop(pub(crate) Fault);
+
+pub(crate) struct Place {
+    store: MemorySaver,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// What broken savers remember beside the store.
+#[derive(Default)]
+struct Shared {
+    threads: HashSet<ThreadId>,
+    by_counter: HashMap<(ThreadId, Namespace, ChannelName, u64), ChannelValue>,
+    lists: HashMap<(ThreadId, Version), ListValue>,
+}
+
+#[async_trait]
+impl Factory for Workshop {
+    type Place = Place;
+
+    fn name(&self) -> &'static str {
+        "broken"
+    }
+
+    fn claims(&self) -> &'static [Claim] {
+        if self.0 == Fault::ForgetsOnReopening { &[Claim::Durable, Claim::Damage] } else { &[Claim::Damage] }
+    }
+
+    async fn create(&self) -> Result<Place, BoxError> {
+        Ok(Place { store: MemorySaver::new(), shared: Arc::default() })
+    }
+
+    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+        let alone = matches!(self.0, Fault::SharesNothing | Fault::ForgetsOnReopening);
+        let inner = if alone { MemorySaver::new() } else { place.store.clone() };
+        Ok(Arc::new(Broken { inner, fault: self.0, shared: place.shared.clone() }))
+    }
+
+    async fn damage(&self, place: &Place, damage: &Damage) -> Result<(), BoxError> {
+        let done = match damage {
+            Damage::LoseCheckpoint(key) => place.store.lose_checkpoint(key),
+            Damage::LoseWrites(at, task) => place.store.lose_writes(at, *task),
+            Damage::LoseParentLink(key) => place.store.lose_parent_link(key),
+        };
+        if done { Ok(()) } else { Err("nothing to lose".into()) }
+    }
+}
+
+struct Broken {
+    inner: MemorySaver,
+    fault: Fault,
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl Broken {
+    fn is(&self, fault: Fault) -> bool {
+        self.fault == fault
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn namespace(&self, namespace: &Namespace) -> Namespace {
+        if self.is(Fault::IgnoresNamespaces) { Namespace::root() } else { namespace.clone() }
+    }
+
+    async fn head(&self, thread: &ThreadId, namespace: &Namespace) -> Result<Option<CheckpointId>> {
+        let head = CheckpointSelector { namespace: namespace.clone(), ..CheckpointSelector::head(thread) };
+        Ok(self.inner.get(&head).await?.map(|tuple| tuple.checkpoint.id))
+    }
+
+    /// What a read shows of a tuple.
+    fn shown(&self, mut tuple: CheckpointTuple, namespace: &Namespace) -> CheckpointTuple {
+        tuple.namespace = namespace.clone();
+        let (thread, shared) = (tuple.thread.clone(), self.shared());
+        for (name, entry) in &mut tuple.checkpoint.channels {
+            let place = (thread.clone(), namespace.clone(), name.clone(), entry.version.counter);
+            if self.is(Fault::IgnoresTheRandomPart)
+                && let (Stored::Value(value) | Stored::Snapshot(value), Some(found)) =
+                    (&mut entry.stored, shared.by_counter.get(&place))
+            {
+                *value = found.clone();
+            }
+        }
+        if self.is(Fault::UnloadedIsAbsent) {
+            tuple.checkpoint.channels.retain(|_, entry| entry.stored != Stored::Held);
+        }
+        tuple
+    }
+
+    /// The list with its base taken from what is held under the base's version.
+    fn rebuilt(&self, thread: &ThreadId, list: &ListValue) -> ListValue {
+        let shared = self.shared();
+        let base = list.base().and_then(|base| shared.lists.get(&(thread.clone(), base)));
+        let (mut elements, mut at) = (Vec::new(), 0);
+        for part in list.parts() {
+            let len = match *part {
+                Part::New { len } => {
+                    elements.extend(list.iter_from(at).take(len).cloned());
+                    len
+                }
+                Part::Base { start, len } => {
+                    elements
+                        .extend(base.into_iter().flat_map(|base| base.iter_from(start).take(len)).cloned());
+                    len
+                }
+            };
+            at += len;
+        }
+        elements.into_iter().collect()
+    }
+
+    fn spoil(&self, step: &mut StepCommit) {
+        step.namespace = self.namespace(&step.namespace);
+        if self.is(Fault::DropsAWrite) {
+            for row in &mut step.writes {
+                row.writes.pop();
+            }
+        }
+        if self.is(Fault::DropsHeldValues) {
+            step.checkpoint.channels.retain(|_, entry| entry.stored != Stored::Held);
+        }
+        let mut rebuilt = Vec::new();
+        for (name, ChannelEntry { version, stored }) in &step.checkpoint.channels {
+            let Some(value) = stored.value() else { continue };
+            let place = (step.thread.clone(), step.namespace.clone(), name.clone(), version.counter);
+            self.shared().by_counter.insert(place, value.clone());
+            if let ChannelValue::List(list) = value {
+                rebuilt.push((name.clone(), *version, self.rebuilt(&step.thread, list)));
+            }
+        }
+        if self.is(Fault::TrustsBases) {
+            for (name, version, list) in rebuilt {
+                self.shared().lists.insert((step.thread.clone(), version), list.clone());
+                let Some(entry) = step.checkpoint.channels.get_mut(&name) else { continue };
+                let (Stored::Value(value) | Stored::Snapshot(value)) = &mut entry.stored else { continue };
+                *value = list.into();
+            }
+        }
+    }
+
+    /// The rows under the parent of a checkpoint, and the tasks it applied.
+    async fn made_by(&self, at: &CheckpointKey) -> Result<(Vec<TaskWrites>, Vec<TaskId>)> {
+        let Some(child) = self.inner.get(&CheckpointSelector::at(at)).await? else {
+            return Ok((vec![], vec![]));
+        };
+        let Some(parent) = child.parent else { return Ok((vec![], vec![])) };
+        let parent =
+            self.inner.get(&CheckpointSelector::at(&CheckpointKey { id: parent, ..at.clone() })).await?;
+        Ok((parent.map(|parent| parent.writes).unwrap_or_default(), child.checkpoint.applied))
+    }
+
+    /// What a path says that a checkpoint applied to a channel.
+    async fn replayed(
+        &self,
+        at: &CheckpointKey,
+        channel: &ChannelName,
+        right: Vec<Write>,
+    ) -> Result<Vec<Write>> {
+        let (mut rows, applied) = self.made_by(at).await?;
+        match self.fault {
+            Fault::ReplaysSiblings => {}
+            Fault::ReplaysById => {
+                rows.retain(|row| applied.contains(&row.task));
+                rows.sort_by_key(|row| row.task);
+            }
+            Fault::ReplaysSpecialRows => {
+                rows.retain(|row| applied.contains(&row.task));
+                rows.sort_by_key(|row| applied.iter().position(|task| *task == row.task));
+                let wanted = |write: &Write| write.is_special() || write.channel == *channel;
+                let writes = rows.into_iter().flat_map(|row| row.writes).filter(wanted);
+                return Ok(writes.map(|write| Write { channel: channel.clone(), ..write }).collect());
+            }
+            _ => return Ok(right),
+        }
+        Ok(rows.into_iter().flat_map(|row| row.writes).filter(|write| write.channel == *channel).collect())
+    }
+}
+
+/// The store as a walk sees it that takes only some stored values for seeds.
+struct Seeds<'a>(&'a MemorySaver, Fault);
+
+#[async_trait]
+impl Saver for Seeds<'_> {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        let mut tuple = self.0.get(at).await?;
+        for entry in tuple.iter_mut().flat_map(|tuple| tuple.checkpoint.channels.values_mut()) {
+            let hidden = match (&entry.stored, self.1) {
+                (Stored::Value(_), Fault::IgnoresPlainSeeds) => true,
+                (stored, Fault::NullIsNoSeed) => stored.value().is_some_and(ChannelValue::is_null),
+                _ => false,
+            };
+            if hidden {
+                entry.stored = Stored::Sentinel;
+            }
+        }
+        Ok(tuple)
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.0.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.0.put_writes(at, task).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        self.0.commit(step).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        fallback::delta_history(self, at, channels, reach).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.0.delete_thread(thread).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+}
+
+fn nothing(channels: &BTreeSet<ChannelName>) -> DeltaHistory {
+    let empty = || ChannelHistory { seed: None, steps: vec![] };
+    channels.iter().map(|channel| (channel.clone(), empty())).collect()
+}
+
+#[async_trait]
+impl Saver for Broken {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        let inside = CheckpointSelector { namespace: self.namespace(&at.namespace), ..at.clone() };
+        let mut found = self.inner.get(&inside).await?;
+        if found.is_none() && self.is(Fault::FallsBackToTheHead) {
+            found = self.inner.get(&CheckpointSelector { id: None, ..inside }).await?;
+        }
+        Ok(found.map(|tuple| self.shown(tuple, &at.namespace)))
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        let mut inside = query.clone();
+        inside.namespace = query.namespace.as_ref().map(|namespace| self.namespace(namespace));
+        if self.is(Fault::BeforeIsInclusive) {
+            let next =
+                query.before.map(|id| (u128::from_be_bytes(*id.as_bytes()).saturating_add(1)).to_be_bytes());
+            inside.before = next.map(CheckpointId::from_bytes);
+        }
+        if self.is(Fault::LimitsBeforeFiltering) {
+            inside.filter.clear();
+        }
+        let found = self.inner.list(&inside).await?;
+        let found = found.into_iter().filter(|tuple| tuple.metadata.matches(&query.filter));
+        Ok(found.map(|tuple| self.shown(tuple.clone(), &tuple.namespace)).collect())
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        let at = CheckpointKey { namespace: self.namespace(&at.namespace), ..at.clone() };
+        let rows = self.inner.get(&CheckpointSelector::at(&at)).await?.map(|tuple| tuple.writes);
+        let known = rows.into_iter().flatten().find(|row| row.task == task.task);
+        let mut task = task.clone();
+        match known {
+            Some(known) if self.is(Fault::PutsTwice) => {
+                let ordinary = known.writes.into_iter().filter(|write| !write.is_special());
+                task.writes = ordinary.chain(task.writes).collect();
+            }
+            Some(known) if self.is(Fault::KeepsSpecialRows) => {
+                let has = |write: &Write| known.writes.iter().any(|old| old.channel == write.channel);
+                task.writes.retain(|write| !write.is_special() || !has(write));
+            }
+            _ => {}
+        }
+        match self.inner.put_writes(&at, &task).await {
+            Err(Error::NotFound { .. }) if self.is(Fault::PutsIntoTheVoid) => Ok(()),
+            done => done,
+        }
+    }
+
+    async fn commit(&self, mut step: StepCommit) -> Result<CheckpointKey> {
+        let key = step.key();
+        let parent = step.parent.map(|id| CheckpointKey { id, ..key.clone() });
+        assert!(!(self.is(Fault::Panics) && parent.is_some()), "the store is out of order");
+        self.shared().threads.insert(step.thread.clone());
+        self.spoil(&mut step);
+        let head = self.head(&step.thread, &step.namespace).await?;
+        if self.is(Fault::RefusesRepeats) && self.inner.get(&CheckpointSelector::at(&key)).await?.is_some() {
+            let (expected, found) = (step.expected_head, head);
+            return Err(Error::Conflict { thread: key.thread, namespace: key.namespace, expected, found });
+        }
+        if self.is(Fault::IgnoresTheExpectedHead) {
+            step.expected_head = head;
+        }
+        if self.is(Fault::ChecksThenCommits) && head == step.expected_head {
+            tokio::task::yield_now().await;
+            step.expected_head = self.head(&step.thread, &step.namespace).await?;
+        }
+        if let (Fault::CommitsInTwoParts, Some(parent)) = (self.fault, &parent) {
+            for row in &step.writes {
+                self.inner.put_writes(parent, row).await?;
+            }
+            tokio::task::yield_now().await;
+        }
+        let rows = step.writes.clone();
+        let done = self.inner.commit(step).await;
+        if let (Err(_), Fault::KeepsWritesOfRefusedCommits, Some(parent)) = (&done, self.fault, &parent) {
+            for row in &rows {
+                // There may be no parent to keep them under.
+                drop(self.inner.put_writes(parent, row).await);
+            }
+        }
+        done.map(|_| key)
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        let at = &CheckpointKey { namespace: self.namespace(&at.namespace), ..at.clone() };
+        let reach = if self.is(Fault::IgnoresReach) { None } else { reach };
+        if matches!(self.fault, Fault::IgnoresPlainSeeds | Fault::NullIsNoSeed) {
+            return Seeds(&self.inner, self.fault).delta_history(at, channels, reach).await;
+        }
+        if self.is(Fault::WalksOnePage) {
+            let page = ListQuery { limit: Some(1024), load: Load::None, ..ListQuery::new(&at.thread) };
+            let page = self.inner.list(&page).await?;
+            if page.len() == 1024 && page.iter().all(|tuple| tuple.checkpoint.id != at.id) {
+                return Ok(nothing(channels));
+            }
+        }
+        let mut paths = match self.inner.delta_history(at, channels, reach).await {
+            Err(Error::BrokenLineage { .. }) if self.is(Fault::GapsAreBeginnings) => nothing(channels),
+            paths => paths?,
+        };
+        for (channel, path) in &mut paths {
+            for HistoryStep { checkpoint, writes } in &mut path.steps {
+                let at = CheckpointKey { id: *checkpoint, ..at.clone() };
+                *writes = self.replayed(&at, channel, std::mem::take(writes)).await?;
+            }
+        }
+        Ok(paths)
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        match self.fault {
+            Fault::DeletesOneNamespace => {
+                for tuple in self.inner.list(&ListQuery::new(thread)).await? {
+                    self.inner.lose_checkpoint(&tuple.key());
+                }
+                Ok(())
+            }
+            Fault::DeletesByPrefix => {
+                let known: Vec<_> = self.shared().threads.iter().cloned().collect();
+                for other in known.iter().filter(|other| other.as_str().starts_with(thread.as_str())) {
+                    self.inner.delete_thread(other).await?;
+                }
+                Ok(())
+            }
+            _ => self.inner.delete_thread(thread).await,
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { durable: self.is(Fault::ForgetsOnReopening), ..self.inner.capabilities() }
+    }
+}

@@ -1,0 +1,92 @@
+//! The suite is right about savers that are broken on purpose, and about one that is not.
+
+mod broken;
+
+use broken::{Fault, Workshop};
+use threadkeep_conformance::{Verdict, run};
+
+const RANDOM: &str = "random_programs_agree_with_the_model";
+const LONG: &str = "r8447_old_checkpoints_are_exact_however_much_is_newer";
+
+/// Fails unless the suite names `case` for a saver with this fault.
+async fn named(fault: Fault, case: &str) {
+    let quick = |name| name != RANDOM && name != LONG;
+    let report = run(Workshop(fault), |other| other.name == case || quick(other.name)).await;
+    assert!(report.failed().contains(&case), "{fault:?} is not named by {case}\n{report}");
+}
+
+macro_rules! mutants {
+    ($($test:ident: $fault:ident => $case:literal,)+) => {
+        $(#[tokio::test(flavor = "multi_thread")]
+        async fn $test() {
+            named(Fault::$fault, $case).await;
+        })+
+    };
+}
+
+mutants! {
+    a_saver_that_drops_a_write: DropsAWrite => "history_replays_only_applied_writes",
+    a_saver_that_ignores_namespaces: IgnoresNamespaces => "namespaces_are_separate",
+    a_saver_that_falls_back_to_the_head: FallsBackToTheHead => "get_by_id_is_exact",
+    a_saver_that_leaves_out_what_was_not_loaded: UnloadedIsAbsent => "get_loads_what_was_asked",
+    a_saver_whose_before_is_inclusive: BeforeIsInclusive => "list_before_is_exclusive",
+    a_saver_that_limits_before_it_filters: LimitsBeforeFiltering => "list_limit_bounds_matches",
+    a_saver_that_puts_twice: PutsTwice => "put_writes_is_idempotent",
+    a_saver_that_keeps_special_rows: KeepsSpecialRows => "put_writes_special_rows_are_replaced",
+    a_saver_that_puts_into_the_void: PutsIntoTheVoid => "put_writes_needs_its_checkpoint",
+    a_saver_that_ignores_the_expected_head: IgnoresTheExpectedHead => "commit_on_a_stale_head_conflicts",
+    a_saver_that_checks_then_commits: ChecksThenCommits => "one_writer_wins_each_round",
+    a_saver_that_refuses_repeats: RefusesRepeats => "commit_of_the_same_id_is_idempotent",
+    a_saver_that_drops_held_values: DropsHeldValues => "commit_takes_over_held_values",
+    a_saver_that_ignores_the_random_part_of_versions: IgnoresTheRandomPart => "commit_of_siblings_keeps_both",
+    a_saver_that_keeps_writes_of_refused_commits: KeepsWritesOfRefusedCommits => "commit_that_fails_stores_nothing",
+    a_saver_that_commits_in_two_parts: CommitsInTwoParts => "a_dropped_commit_happens_whole_or_not_at_all",
+    a_saver_that_trusts_bases: TrustsBases => "list_bases_that_the_store_does_not_hold_do_no_harm",
+    a_saver_that_replays_siblings: ReplaysSiblings => "r8443_sibling_inputs_on_one_parent_stay_apart",
+    a_saver_that_replays_by_id: ReplaysById => "r8382_parallel_tasks_replay_in_the_order_they_ran",
+    a_saver_that_replays_special_rows: ReplaysSpecialRows => "special_rows_never_replay",
+    a_saver_that_walks_one_page: WalksOnePage => "r8447_old_checkpoints_are_exact_however_much_is_newer",
+    a_saver_that_ignores_plain_seeds: IgnoresPlainSeeds => "r8534_a_plain_value_is_a_seed",
+    a_saver_for_which_null_is_no_seed: NullIsNoSeed => "r8686_null_and_empty_seeds_are_seeds",
+    a_saver_that_ignores_reach: IgnoresReach => "history_reaches_back_as_far_as_asked",
+    a_saver_for_which_gaps_are_beginnings: GapsAreBeginnings => "history_with_a_missing_ancestor_is_broken_lineage",
+    a_saver_that_deletes_one_namespace: DeletesOneNamespace => "delete_thread_removes_everything_of_it",
+    a_saver_that_deletes_by_prefix: DeletesByPrefix => "delete_thread_leaves_other_threads",
+    a_saver_that_shares_nothing: SharesNothing => "two_handles_share_one_store",
+    a_saver_that_forgets_on_reopening: ForgetsOnReopening => "a_reopened_store_has_everything",
+    a_saver_that_panics: Panics => "get_by_id_is_exact",
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_control_passes_everything() {
+    let report = run(Workshop(Fault::None), |_| true).await;
+    assert!(report.failed().is_empty(), "{report}");
+    let passed = report.cases.iter().filter(|report| report.verdict == Verdict::Passed).count();
+    assert!(passed > 70, "{report}");
+}
+
+/// Faults that show only when calls come together are found by random programs, and shown by a few calls.
+#[tokio::test(flavor = "multi_thread")]
+async fn random_programs_find_faults_and_shrink_to_what_shows_them() {
+    for fault in [
+        Fault::ReplaysSiblings,
+        Fault::ReplaysById,
+        Fault::DropsHeldValues,
+        Fault::IgnoresTheRandomPart,
+        Fault::KeepsWritesOfRefusedCommits,
+        Fault::PutsTwice,
+        Fault::TrustsBases,
+        Fault::IgnoresReach,
+        Fault::RefusesRepeats,
+        Fault::SharesNothing,
+    ] {
+        let report = run(Workshop(fault), |case| case.name == RANDOM).await;
+        assert_eq!(report.failed(), [RANDOM], "{fault:?} was not found");
+        let text = report.to_string();
+        let (_, program) =
+            text.split_once("the smallest program that shows it:").expect("a program is shown");
+        let operation = |line: &&str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
+        let operations = program.lines().filter(operation).count();
+        assert!((1..=6).contains(&operations), "{fault:?} is shown by {operations} operations\n{report}");
+    }
+}

@@ -48,11 +48,10 @@ impl Subscription {
     }
 
     /// Waits for the end of the run without reading its events, so that it cannot fall behind.
-    pub async fn ended(mut self) {
+    pub async fn ended(self) {
         if let Some(run) = &self.run {
             poll_fn(|cx| run.poll_end(self.key, cx)).await;
         }
-        self.finished = true;
     }
 
     /// The next frame, but for the heartbeat.

@@ -34,7 +34,9 @@ struct Writer {
 impl Writer {
     fn new() -> Self {
         let mut random = StdRng::seed_from_u64(7);
-        let syllables = ["ra", "te", "mi", "con", "ver", "sa", "tion", "lo", "ed", "in", "pre", "gor", "um", "fi", "ness"];
+        let syllables = [
+            "ra", "te", "mi", "con", "ver", "sa", "tion", "lo", "ed", "in", "pre", "gor", "um", "fi", "ness",
+        ];
         let mut word = || {
             let parts = random.random_range(1..=4);
             (0..parts).map(|_| syllables[random.random_range(0..syllables.len())]).collect::<String>()
@@ -70,7 +72,9 @@ impl Writer {
     fn message(&mut self, kind: &str, id: usize) -> Json {
         let text = self.text();
         match kind {
-            "human" => json!({"type": kind, "content": text, "id": format!("{id:032x}"), "additional_kwargs": {}}),
+            "human" => {
+                json!({"type": kind, "content": text, "id": format!("{id:032x}"), "additional_kwargs": {}})
+            }
             _ => json!({
                 "type": kind, "content": text, "id": format!("lc_run--{id:032x}"), "tool_calls": [],
                 "usage_metadata": {"input_tokens": id * 3, "output_tokens": 200, "total_tokens": id * 3 + 200},
@@ -159,20 +163,41 @@ async fn superstep(
 async fn main() -> Result<()> {
     println!(
         "{:<13} {:>5} {:>10} {:>10} {:>9}   {:>9} {:>9} {:>5}   {:>9} {:>9} {:>5}",
-        "mode", "turns", "raw bytes", "file", "file/raw", "step @20", "step @end", "x", "turn @20", "turn @end", "x"
+        "mode",
+        "turns",
+        "raw bytes",
+        "file",
+        "file/raw",
+        "step @20",
+        "step @end",
+        "x",
+        "turn @20",
+        "turn @end",
+        "x"
     );
     for turns in [200, 2_000] {
-        for (mode, frequency) in
-            [(ChannelMode::Full, 10), (ChannelMode::Delta, 1), (ChannelMode::Delta, 10), (ChannelMode::Delta, 1_000)]
-        {
+        for (mode, frequency) in [
+            (ChannelMode::Full, 10),
+            (ChannelMode::Delta, 1),
+            (ChannelMode::Delta, 10),
+            (ChannelMode::Delta, 1_000),
+        ] {
             let row = measure(mode, frequency, turns).await?;
             let ms = |time: Duration| format!("{:.2} ms", time.as_secs_f64() * 1e3);
             let ratio = |a: Duration, b: Duration| a.as_secs_f64() / b.as_secs_f64();
             println!(
                 "{:<13} {:>5} {:>10} {:>10} {:>9.3}   {:>9} {:>9} {:>5.2}   {:>9} {:>9} {:>5.2}",
-                row.mode, row.turns, row.raw, row.file, row.file as f64 / row.raw as f64,
-                ms(row.step_20), ms(row.step_last), ratio(row.step_last, row.step_20),
-                ms(row.turn_20), ms(row.turn_last), ratio(row.turn_last, row.turn_20),
+                row.mode,
+                row.turns,
+                row.raw,
+                row.file,
+                row.file as f64 / row.raw as f64,
+                ms(row.step_20),
+                ms(row.step_last),
+                ratio(row.step_last, row.step_20),
+                ms(row.turn_20),
+                ms(row.turn_last),
+                ratio(row.turn_last, row.turn_20),
             );
         }
     }

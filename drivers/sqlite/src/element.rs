@@ -139,7 +139,12 @@ impl<'a> Elements<'a> {
     /// The runs of a manifest, chunks unpacked.
     pub(crate) fn runs(&mut self, manifest: &Manifest) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
-        for (seq, chunk) in manifest.chunks.iter().flat_map(|run| run.seqs()).zip(self.get_all(Space::Chunks, &manifest.chunks)?) {
+        for (seq, chunk) in manifest
+            .chunks
+            .iter()
+            .flat_map(|run| run.seqs())
+            .zip(self.get_all(Space::Chunks, &manifest.chunks)?)
+        {
             let place = Place::new("element", key_of(self.thread, Space::Chunks, seq));
             for run in chunk_runs(chunk.bytes()).map_err(|reason| place.corrupt(reason))? {
                 push_run(&mut runs, run);
@@ -152,10 +157,9 @@ impl<'a> Elements<'a> {
     }
 
     fn loaded(&self, space: Space, seq: u32) -> Result<Element> {
-        self.loaded[space as usize]
-            .get(&seq)
-            .cloned()
-            .ok_or_else(|| Place::new("element", key_of(self.thread, space, seq)).corrupt("the row is missing"))
+        self.loaded[space as usize].get(&seq).cloned().ok_or_else(|| {
+            Place::new("element", key_of(self.thread, space, seq)).corrupt("the row is missing")
+        })
     }
 
     /// Reads what is not here yet. Runs that are near each other are read in one scan.
@@ -195,7 +199,8 @@ impl<'a> Elements<'a> {
 fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     let place = Place::new("element", key);
     let low = (key & i64::from(u32::MAX)) as u32;
-    let space = SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
+    let space =
+        SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
     let hash = hash.try_into().map_err(|_| place.corrupt("the hash does not have sixteen bytes"))?;
     Ok((*space, low % SEQ_LIMIT, hash))
 }

@@ -73,9 +73,10 @@ impl Newest {
 pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
     let Some(thread) = directory::find_thread(db, &query.thread)? else { return Ok(Vec::new()) };
     let chains: Vec<_> = match &query.namespace {
-        Some(namespace) => {
-            directory::find_chain(db, thread, namespace)?.map(|chain| (namespace.clone(), chain)).into_iter().collect()
-        }
+        Some(namespace) => directory::find_chain(db, thread, namespace)?
+            .map(|chain| (namespace.clone(), chain))
+            .into_iter()
+            .collect(),
         None => directory::chains(db, thread)?,
     };
     let chains = chains.into_iter().map(|(namespace, Chain { key, .. })| ChainRef { key, namespace });
@@ -85,11 +86,15 @@ pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<Chec
     while query.limit.is_none_or(|limit| matches.len() < limit) {
         let mut newest: Option<(CheckpointId, usize)> = None;
         for (i, source) in sources.iter_mut().enumerate() {
-            if let Some(row) = source.peek(db)? && newest.is_none_or(|(id, _)| row.id > id) {
+            if let Some(row) = source.peek(db)?
+                && newest.is_none_or(|(id, _)| row.id > id)
+            {
                 newest = Some((row.id, i));
             }
         }
-        let Some((source, row)) = newest.and_then(|(_, i)| sources[i].rows.pop().map(|row| (&sources[i], row))) else {
+        let Some((source, row)) =
+            newest.and_then(|(_, i)| sources[i].rows.pop().map(|row| (&sources[i], row)))
+        else {
             break;
         };
         let read = view.read(source.chain.key, &row)?;

@@ -188,8 +188,7 @@ impl CheckpointRecord {
         if flags & HAS_COUNTERS != 0 {
             for _ in 0..decoder.count()? {
                 let channel = decoder.u32()?;
-                counters
-                    .push((channel, Counters { updates: decoder.uint()?, supersteps: decoder.uint()? }));
+                counters.push((channel, Counters { updates: decoder.uint()?, supersteps: decoder.uint()? }));
             }
         }
         let rest = match flags & 3 {

@@ -46,7 +46,12 @@ fn key_of(chain: ChainKey, ordinal: Ordinal) -> i64 {
 }
 
 /// Up to `limit` checkpoints of a chain, newest first, from `ordinal` down.
-pub(crate) fn newest_up_to(db: &Db, chain: ChainKey, ordinal: Ordinal, limit: u32) -> Result<Vec<CheckpointRow>> {
+pub(crate) fn newest_up_to(
+    db: &Db,
+    chain: ChainKey,
+    ordinal: Ordinal,
+    limit: u32,
+) -> Result<Vec<CheckpointRow>> {
     let mut found = Vec::new();
     db.each(NEWEST_UP_TO, params![key_of(chain, 0), key_of(chain, ordinal), limit], |row| {
         found.push(checkpoint(row)?);

@@ -140,7 +140,11 @@ fn tiny(list: &ListValue) -> Option<Vec<Bytes>> {
 }
 
 /// Reads a value. A list is told to be stored under `version`, if it is a channel's.
-pub(crate) fn load(form: &Form, version: Option<Version>, elements: &mut Elements<'_>) -> Result<ChannelValue> {
+pub(crate) fn load(
+    form: &Form,
+    version: Option<Version>,
+    elements: &mut Elements<'_>,
+) -> Result<ChannelValue> {
     let mut list: ListValue = match form {
         Form::Plain(bytes) => return Ok(plain(bytes.clone())),
         Form::Shared(seq) => return Ok(plain(elements.get(Space::Values, *seq)?.bytes().clone())),

@@ -82,7 +82,8 @@ impl<'a> View<'a> {
         if let Some(read) = self.checkpoints.get(&(chain, row.ordinal)) {
             return Ok(read.clone());
         }
-        let read = Rc::new(Read { ordinal: row.ordinal, id: row.id, record: row.record()?, tasks: row.tasks()? });
+        let read =
+            Rc::new(Read { ordinal: row.ordinal, id: row.id, record: row.record()?, tasks: row.tasks()? });
         self.checkpoints.insert((chain, row.ordinal), read.clone());
         Ok(read)
     }
@@ -190,7 +191,11 @@ impl<'a> View<'a> {
     }
 
     /// What a task wrote to the channels that `wants` names.
-    pub(crate) fn task_writes(&mut self, record: &TaskRecord, wants: impl Fn(NameKey) -> bool) -> Result<TaskWrites> {
+    pub(crate) fn task_writes(
+        &mut self,
+        record: &TaskRecord,
+        wants: impl Fn(NameKey) -> bool,
+    ) -> Result<TaskWrites> {
         let mut writes = Vec::with_capacity(record.writes.len());
         for write in record.writes.iter().filter(|write| wants(write.channel)) {
             writes.push(Write {
@@ -210,7 +215,9 @@ impl<'a> View<'a> {
     pub(crate) fn applied<'p>(&self, at: &Read, parent: &'p Read) -> Result<Vec<&'p TaskRecord>> {
         let find = |place: &u32| {
             parent.tasks.get(*place as usize).ok_or_else(|| {
-                let missing = format!("the writes of a task that it applied are missing (number {place} of its parent)");
+                let missing = format!(
+                    "the writes of a task that it applied are missing (number {place} of its parent)"
+                );
                 Error::broken(self.thread, at.id, missing)
             })
         };

@@ -14,7 +14,8 @@ const STEPS: usize = 2000;
 /// Bytes of the pages of each table, its indexes included.
 fn table_bytes(path: &Path) -> Vec<(String, i64)> {
     let conn = rusqlite::Connection::open(path).unwrap();
-    let mut statement = conn.prepare("SELECT name, sum(pgsize) FROM dbstat GROUP BY name ORDER BY name").unwrap();
+    let mut statement =
+        conn.prepare("SELECT name, sum(pgsize) FROM dbstat GROUP BY name ORDER BY name").unwrap();
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
     rows.map(Result::unwrap).collect()
 }
@@ -51,7 +52,10 @@ async fn a_thread_of_two_thousand_full_steps_takes_little_more_than_its_messages
     let steps = i64::try_from(STEPS).unwrap();
     println!("{raw} bytes of messages; file {file}, elements {elements}, others per step {}", others / steps);
     println!("{tables:?}");
-    for t in ["checkpoint","element"] { let c = rusqlite::Connection::open(&path).unwrap(); println!("{t} {:?}", c.query_row("SELECT sum(pgsize), sum(payload), sum(unused), sum(ncell), count(*) FROM dbstat WHERE name=?1", [t], |r| Ok((r.get::<_,i64>(0)?,r.get::<_,i64>(1)?,r.get::<_,i64>(2)?,r.get::<_,i64>(3)?,r.get::<_,i64>(4)?))).unwrap()); }
+    for t in ["checkpoint", "element"] {
+        let c = rusqlite::Connection::open(&path).unwrap();
+        println!("{t} {:?}", c.query_row("SELECT sum(pgsize), sum(payload), sum(unused), sum(ncell), count(*) FROM dbstat WHERE name=?1", [t], |r| Ok((r.get::<_,i64>(0)?,r.get::<_,i64>(1)?,r.get::<_,i64>(2)?,r.get::<_,i64>(3)?,r.get::<_,i64>(4)?))).unwrap());
+    }
     assert!(file * 100 < raw as u64 * 125, "{file} bytes for {raw} bytes of messages");
     // The empty tables and indexes take a page each, whatever the length of the thread.
     let bare = 6 * 16_384;

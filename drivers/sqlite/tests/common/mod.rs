@@ -26,7 +26,8 @@ pub struct Talk {
 
 impl Talk {
     pub fn new(thread: &str) -> Self {
-        let seed = thread.bytes().fold(7, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let seed =
+            thread.bytes().fold(7, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
         Self {
             thread: thread.into(),
             namespace: Namespace::root(),
@@ -39,7 +40,11 @@ impl Talk {
     }
 
     pub fn key(&self) -> CheckpointKey {
-        CheckpointKey { thread: self.thread.clone(), namespace: self.namespace.clone(), id: self.head.unwrap() }
+        CheckpointKey {
+            thread: self.thread.clone(),
+            namespace: self.namespace.clone(),
+            id: self.head.unwrap(),
+        }
     }
 
     /// A superstep that appends `message`. The first one has no parent and so no writes.

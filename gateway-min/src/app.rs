@@ -160,7 +160,7 @@ impl App {
                 root: self.thread_dir(&spec.thread_id),
             },
             title: config.title.clone(),
-            loop_detection: settings::loop_detection(&config),
+            loop_detection: config.loop_detection.clone(),
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.clone(),
         })
@@ -213,9 +213,7 @@ impl App {
     pub async fn close(&self) {
         self.store.close().await;
         if let Some(sqlite) = &self.sqlite {
-            if let Err(error) = sqlite.close().await {
-                tracing::error!(%error, "the checkpoint store did not close cleanly");
-            }
+            sqlite.close().await;
         }
     }
 }

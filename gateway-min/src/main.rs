@@ -1,9 +1,11 @@
 //! The `threadkeep` binary.
 
+use std::future::IntoFuture as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -11,7 +13,11 @@ use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::config::{ConfigHandle, LoadOptions};
 use threadkeep_gateway::http;
+use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
+
+/// How long clients have to take what was sent to them before the gateway stopped.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Keeps the state of agent conversations as checkpoints, and serves agents that run on them.
 ///
@@ -85,15 +91,22 @@ async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<(
         "serving on http://{address}, API at http://{address}/api, description at http://{address}/openapi.json"
     );
     let router = http::router(Arc::clone(&app));
+    let drained = Arc::new(Notify::new());
     let stopping = {
-        let app = Arc::clone(&app);
+        let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
         async move {
             interrupted().await;
             tracing::info!("stopping: runs are interrupted, their last writes awaited");
             app.stop_runs().await;
+            drained.notify_one();
         }
     };
-    axum::serve(listener, router).with_graceful_shutdown(stopping).await?;
+    let served = axum::serve(listener, router).with_graceful_shutdown(stopping);
+    tokio::select! {
+        served = served.into_future() => served?,
+        // Clients had the end of their streams; one that does not read it must not hold up the stop.
+        () = async { drained.notified().await; tokio::time::sleep(LAST_WORDS).await } => {}
+    }
     app.close().await;
     tracing::info!("stopped");
     Ok(())

@@ -6,11 +6,10 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use threadkeep::mode::ChannelMode;
 
-use crate::config::{self, CheckpointChannelMode, Config, RunEventsBackend, ToolFrequency};
-use crate::model::{ModelKind, ModelSettings, Secret};
+use crate::config::{self, CheckpointChannelMode, Config, RunEventsBackend};
+use crate::model::{ModelKind, ModelSettings};
 use crate::store::{EventBackend, StoreError};
 use crate::tools::ToolSettings;
-use crate::tools::loop_detection::{FrequencyLimits, LoopDetection};
 
 pub(crate) fn mode(config: &Config) -> ChannelMode {
     match config.database.checkpoint_channel_mode {
@@ -39,27 +38,6 @@ pub(crate) fn tools(config: &Config) -> ToolSettings {
     }
 }
 
-pub(crate) fn loop_detection(config: &Config) -> LoopDetection {
-    let section = &config.loop_detection;
-    let limits = |own: &ToolFrequency| FrequencyLimits {
-        warn: own.warn as usize,
-        hard_limit: own.hard_limit as usize,
-    };
-    LoopDetection {
-        enabled: section.enabled,
-        warn_threshold: section.warn_threshold as usize,
-        hard_limit: section.hard_limit as usize,
-        window_size: section.window_size,
-        tool_freq_warn: section.tool_frequency.warn as usize,
-        tool_freq_hard_limit: section.tool_frequency.hard_limit as usize,
-        tool_freq_overrides: section
-            .tool_freq_overrides
-            .iter()
-            .map(|(tool, own)| (tool.clone(), limits(own)))
-            .collect(),
-    }
-}
-
 pub(crate) fn model(config: &config::Model) -> ModelSettings {
     let (kind, script) = match &config.kind {
         config::ModelKind::Scripted { script } => (ModelKind::Scripted, script.clone()),
@@ -75,7 +53,7 @@ pub(crate) fn model(config: &config::Model) -> ModelSettings {
     extra.extend(known.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
     ModelSettings {
         base_url: config.base_url.clone(),
-        api_key: config.api_key.as_ref().map(|key| Secret::new(key.expose())),
+        api_key: config.api_key.clone(),
         script,
         extra,
         when_thinking_enabled: config.when_thinking_enabled.as_map().clone(),

@@ -15,11 +15,11 @@ use threadkeep::step::{Durability, StepWriter, Task};
 use tokio_util::sync::CancellationToken;
 
 use super::{AgentError, UsageLedger, prompt, title};
-use crate::config::Title;
+use crate::config::{LoopDetection, Title};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
 use crate::runs::frames::{Frames, Origin};
 use crate::runs::journal::Journal;
-use crate::tools::loop_detection::{LoopDetection, STOP_REASON, Verdict, WARNING_NAME};
+use crate::tools::loop_detection::{STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
 
 const INPUT: &str = "__input__";
@@ -102,8 +102,8 @@ pub(crate) enum Ended {
 }
 
 /// What a superstep leaves to be known.
+#[derive(Default)]
 struct Stepped {
-    messages: Vec<Json>,
     stop_reason: Option<String>,
     fallback: Option<String>,
 }
@@ -148,12 +148,11 @@ impl LeadAgent {
             }
             steps += 1;
             let stepped = match node.as_str() {
-                MODEL => self.model_step(session, node, &conversation).await?,
-                TOOLS => self.tools_step(session, &next, &conversation).await?,
+                MODEL => self.model_step(session, node, &mut conversation).await?,
+                TOOLS => self.tools_step(session, &next, &mut conversation).await?,
                 other => return Err(AgentError::UnknownNode(other.to_owned())),
             };
             let Some(stepped) = stepped else { return Ok(Ended::Cancelled) };
-            conversation.extend(stepped.messages);
             if let Ended::Done { stop_reason, fallback } = &mut ended {
                 *stop_reason = stepped.stop_reason.or(stop_reason.take());
                 *fallback = stepped.fallback;
@@ -191,12 +190,12 @@ impl LeadAgent {
         Ok(())
     }
 
-    /// One model call. `None` if it was cancelled.
+    /// One model call, whose answer is added to the conversation. `None` if it was cancelled.
     async fn model_step(
         &self,
         session: &mut Session<'_>,
         node: &NodeName,
-        conversation: &[Json],
+        conversation: &mut Vec<Json>,
     ) -> Result<Option<Stepped>, AgentError> {
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(node, 0);
@@ -205,15 +204,16 @@ impl LeadAgent {
 
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
-        let mut messages = conversation.to_vec();
-        messages.push(answer.clone());
-        if let Verdict::Stop(finding) = self.loop_detection.assess(&messages) {
+        conversation.push(answer.clone());
+        if let Verdict::Stop(finding) = self.loop_detection.assess(conversation) {
             answer = message::strip_tool_calls(&answer, &finding.stop_notice());
+            conversation.pop();
+            conversation.push(answer.clone());
             stop_reason = Some(STOP_REASON.to_owned());
         }
         let next = vec![NodeName::from(TOOLS); calls(&answer).len()];
         let mut update = Map::from_iter([("messages".to_owned(), json!([answer]))]);
-        if let Some(title) = self.title(session, conversation, &answer, next.is_empty()).await {
+        if let Some(title) = self.title(session, conversation, next.is_empty()).await {
             update.insert("title".to_owned(), json!(title));
         }
         session.usage.message(&answer);
@@ -227,7 +227,7 @@ impl LeadAgent {
         session.frames.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
         session.writer.commit(Source::Loop, next, session.metadata.clone()).await?;
-        Ok(Some(Stepped { messages: vec![answer], stop_reason, fallback }))
+        Ok(Some(Stepped { stop_reason, fallback }))
     }
 
     /// Streams an answer of the model to the end. `None` if the run was cancelled meanwhile.
@@ -271,28 +271,20 @@ impl LeadAgent {
     }
 
     /// The title, if the thread gets one now: with the answer that ends its first exchange.
-    async fn title(
-        &self,
-        session: &mut Session<'_>,
-        conversation: &[Json],
-        answer: &Json,
-        last: bool,
-    ) -> Option<String> {
+    async fn title(&self, session: &mut Session<'_>, conversation: &[Json], last: bool) -> Option<String> {
         let config = &self.title;
         let has_title =
             session.writer.state().is_some_and(|s| s.value("title").is_some_and(|t| !t.is_null()));
         if !config.enabled || !last || has_title {
             return None;
         }
-        let mut messages = conversation.to_vec();
-        messages.push(answer.clone());
-        if !title::is_due(&messages) {
+        if !title::is_due(conversation) {
             return None;
         }
-        let Some(model) = &self.title_model else { return Some(title::local(config, &messages)) };
+        let Some(model) = &self.title_model else { return Some(title::local(config, conversation)) };
         let (title, answer) = tokio::select! {
             () = session.cancel.cancelled() => return None,
-            made = title::by_model(config, model, &messages) => made,
+            made = title::by_model(config, model, conversation) => made,
         };
         if let Some(answer) = answer {
             session.usage.record(model.name(), "middleware:title", &answer);
@@ -300,12 +292,13 @@ impl LeadAgent {
         Some(title)
     }
 
-    /// The tool calls of the last answer, in parallel. `None` if they were cancelled.
+    /// The tool calls of the last answer, in parallel; their results are added to the conversation. `None` if they were
+    /// cancelled.
     async fn tools_step(
         &self,
         session: &mut Session<'_>,
         next: &[NodeName],
-        conversation: &[Json],
+        conversation: &mut Vec<Json>,
     ) -> Result<Option<Stepped>, AgentError> {
         let step = next_step(session.writer.state());
         let calls = conversation.iter().rfind(|m| m["type"] == "ai").map(calls).unwrap_or_default();
@@ -353,8 +346,8 @@ impl LeadAgent {
         drop(running);
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };
         session.writer.commit(Source::Loop, next, session.metadata.clone()).await?;
-        let messages = results.into_iter().flatten().collect();
-        Ok(Some(Stepped { messages, stop_reason: None, fallback: None }))
+        conversation.extend(results.into_iter().flatten());
+        Ok(Some(Stepped::default()))
     }
 }
 

@@ -34,6 +34,11 @@ impl Secret {
     pub fn expose(&self) -> &str {
         &self.0
     }
+
+    /// `text` with every occurrence of the secret replaced: an endpoint may quote the key it refuses.
+    pub fn redact(&self, text: &str) -> String {
+        if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, MASK) }
+    }
 }
 
 impl fmt::Debug for Secret {
@@ -112,6 +117,8 @@ mod tests {
         assert_eq!(format!("{secret} {secret:?} {:?}", Some(&secret)), "*** *** Some(***)");
         assert_eq!(serde_json::to_string(&secret).unwrap(), "\"***\"");
         assert_eq!(secret.expose(), "sk-1234");
+        assert_eq!(secret.redact("sk-1234 and sk-1234"), "*** and ***");
+        assert_eq!(Secret::new("").redact("text"), "text");
     }
 
     #[test]

@@ -26,11 +26,12 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use serde_json::Value;
 
+pub use crate::config::Secret;
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};
 pub use retry::{RetryingModel, Sleeper};
-pub use settings::{ModelKind, ModelSettings, Secret};
+pub use settings::{ModelKind, ModelSettings};
 
 /// The chunks of one answer, in order. The last one has a
 /// [`finish_reason`](ModelChunk::finish_reason); a stream that ends without it failed, and says so in its

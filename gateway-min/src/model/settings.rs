@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::config::Secret;
+
 /// One entry of the configuration's `models`, as far as the model itself needs it.
 #[derive(Clone)]
 pub struct ModelSettings {
@@ -77,33 +79,6 @@ impl fmt::Debug for ModelSettings {
     }
 }
 
-/// A text that must not be shown. `Debug` prints `[secret]`; there is no `Display`.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps `value`.
-    pub fn new(value: impl Into<String>) -> Self {
-        Self(value.into())
-    }
-
-    /// The text itself, for the one place that sends it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-
-    /// `text` with every occurrence of the secret replaced: an endpoint may quote the key it refuses.
-    pub fn redact(&self, text: &str) -> String {
-        if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "[secret]") }
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("[secret]")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,11 +94,5 @@ mod tests {
         let shown = format!("{settings:?}");
         assert!(!shown.contains("hush"), "{shown}");
         assert!(shown.contains("gpt-x") && shown.contains("default_query"), "{shown}");
-    }
-
-    #[test]
-    fn redact_replaces_every_occurrence_and_leaves_text_alone_without_a_secret() {
-        assert_eq!(Secret::new("k1").redact("k1 and k1"), "[secret] and [secret]");
-        assert_eq!(Secret::new("").redact("text"), "text");
     }
 }

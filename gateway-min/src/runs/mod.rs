@@ -6,6 +6,8 @@ mod cancel;
 pub(crate) mod control;
 pub(crate) mod duration;
 pub(crate) mod frames;
+#[cfg(test)]
+mod golden;
 pub(crate) mod journal;
 #[cfg(test)]
 mod tests;

@@ -23,13 +23,13 @@ use crate::http::run_body::{
 use crate::model::scripted::gate;
 use crate::store::{CancelAction, CancelOutcome, EventQuery, NewThread, RunRow, RunStatus, ThreadStatus};
 
-struct Gateway {
+pub(super) struct Gateway {
     app: Arc<App>,
     dir: TempDir,
 }
 
 impl Gateway {
-    async fn start(mode: &str, script: &Json) -> Self {
+    pub(super) async fn start(mode: &str, script: &Json) -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
         let config = json!({
@@ -48,7 +48,7 @@ impl Gateway {
         Self { app, dir }
     }
 
-    async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
+    pub(super) async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
         self.app.create_run("t", Place::Existing, request, None).await
     }
 
@@ -106,7 +106,7 @@ async fn frames(stream: super::bridge::Subscription) -> Vec<(String, Json)> {
     frames
 }
 
-fn ask(text: &str) -> RunRequest {
+pub(super) fn ask(text: &str) -> RunRequest {
     let message = json!({"type": "human", "content": text, "id": uuid::Uuid::new_v4().to_string()});
     let values = Map::from_iter([("messages".to_owned(), json!([message]))]);
     RunRequest { input: RunInput::Values(values), ..go_on() }
@@ -126,7 +126,7 @@ fn go_on() -> RunRequest {
     }
 }
 
-fn options(modes: impl Into<Vec<StreamMode>>) -> RunOptions {
+pub(super) fn options(modes: impl Into<Vec<StreamMode>>) -> RunOptions {
     RunOptions { stream_modes: modes.into(), on_disconnect: OnDisconnect::Continue, ..RunOptions::default() }
 }
 

@@ -37,10 +37,8 @@ impl Store {
     async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {
         let thread_id = reservation.thread_id();
         let mut tx = self.db.write().await?;
-        let sql = sqlx::query(
-            "DELETE FROM runs WHERE run_id = $1 AND thread_id = $2 AND operation_kind = 'delete'",
-        );
-        if tx.execute(sql.bind(reservation.row_id()).bind(thread_id)).await? == 0 {
+        let own_row = sqlx::query("DELETE FROM runs WHERE run_id = $1").bind(reservation.row_id());
+        if tx.execute(own_row).await? == 0 {
             return Err(StoreError::NotFound {
                 entity: Entity::Reservation,
                 id: reservation.row_id().to_owned(),

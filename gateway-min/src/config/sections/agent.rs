@@ -40,9 +40,9 @@ impl Title {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToolFrequency {
     /// Calls after which the model is warned; at least 1.
-    pub warn: u32,
+    pub warn: usize,
     /// Calls after which the run is stopped; at least `warn`.
-    pub hard_limit: u32,
+    pub hard_limit: usize,
 }
 
 /// `loop_detection`: stops an agent that repeats itself.
@@ -51,9 +51,9 @@ pub struct LoopDetection {
     /// Whether repetition is looked for; default true.
     pub enabled: bool,
     /// Identical sets of calls after which the model is warned; at least 1, default 3.
-    pub warn_threshold: u32,
+    pub warn_threshold: usize,
     /// Identical sets of calls after which the run is stopped; at least `warn_threshold`, default 5.
-    pub hard_limit: u32,
+    pub hard_limit: usize,
     /// How many responses back are compared; at least 1, default 20.
     pub window_size: usize,
     /// How many runs are kept track of; at least 1, default 100.
@@ -105,7 +105,7 @@ impl LoopDetection {
 }
 
 /// A warning limit and the hard limit above it.
-fn limits(node: &Node<'_>, warn: (&str, u32), hard: (&str, u32)) -> (u32, u32) {
+fn limits(node: &Node<'_>, warn: (&str, usize), hard: (&str, usize)) -> (usize, usize) {
     let warn_limit = node.int(warn.0, warn.1, 1..);
     let hard_limit = node.int(hard.0, hard.1, 1..);
     if hard_limit < warn_limit {

@@ -175,23 +175,15 @@ async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreErro
     .await
 }
 
-/// Gives the thread, if it is free, to the run that waits for it.
+/// Gives the thread, which its holder has left, to the run that waits for it.
 pub(super) async fn promote_waiting(
     tx: &mut WriteTx,
     thread_id: &str,
     now: &str,
 ) -> Result<Option<String>, StoreError> {
-    let promoted: Option<(String,)> = tx
-        .fetch_optional(
-            sqlx::query(
-                "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE thread_id = $1 AND waiting AND NOT EXISTS \
-                 (SELECT 1 FROM runs AS holder WHERE holder.thread_id = $1 \
-                 AND holder.status IN ('pending', 'running') AND NOT holder.waiting) RETURNING run_id",
-            )
-            .bind(thread_id)
-            .bind(now),
-        )
-        .await?;
+    let sql =
+        "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE thread_id = $1 AND waiting RETURNING run_id";
+    let promoted: Option<(String,)> = tx.fetch_optional(sqlx::query(sql).bind(thread_id).bind(now)).await?;
     Ok(promoted.map(|(run_id,)| run_id))
 }
 

@@ -254,6 +254,23 @@ async fn newer_run_supersedes_the_waiting_one() {
     assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
 }
 
+#[tokio::test]
+async fn superseded_run_keeps_an_earlier_cancellation() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "r1").await;
+    wait(store, "t", "r2", Interrupt).await;
+    store.runs().request_cancel("r2", CancelAction::Rollback).await.unwrap();
+    let cancelled = run(store, "r2").await;
+    fixture.clock.advance_micros(3);
+    wait(store, "t", "r3", Interrupt).await;
+    let superseded = run(store, "r2").await;
+    assert_eq!(superseded.status, RunStatus::Interrupted);
+    assert_eq!(superseded.cancel_action, Some(CancelAction::Rollback));
+    assert_eq!(superseded.cancel_requested_at, cancelled.cancel_requested_at);
+}
+
 /// Runs `count` admissions at the same moment, half of them through a second store on the same file.
 async fn admit_together(
     fixture: &Fixture,

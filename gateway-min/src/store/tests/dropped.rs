@@ -157,13 +157,15 @@ async fn a_reservation_whose_future_is_dropped_is_given_back() {
             None => dropped += 1,
         }
         // The abandoned reservation is made and given back in the background: this one gets through.
-        let next = loop {
-            match store.runs().reserve("t", WriterKind::CheckpointWrite).await {
-                Err(error) => assert!(error.is_conflict(), "{error}"),
-                Ok(reservation) => break reservation,
+        let next = soon(async {
+            loop {
+                match store.runs().reserve("t", WriterKind::CheckpointWrite).await {
+                    Err(error) => assert!(error.is_conflict(), "{error}"),
+                    Ok(reservation) => break reservation,
+                }
             }
-        };
-        next.release().await.unwrap();
+        });
+        next.await.release().await.unwrap();
     }
     assert!(dropped > 0);
     assert!(dump(&store).await.is_empty());

@@ -36,6 +36,12 @@ async fn run_goes_from_pending_to_success() {
 
     fixture.clock.advance_micros(1);
     assert!(runs.progress("r", &totals(10)).await.unwrap());
+    // Texts that are not given stay.
+    assert!(
+        runs.progress("r", &RunTotals { first_human_message: None, last_ai_message: None, ..totals(10) })
+            .await
+            .unwrap()
+    );
     let progressed = RunRow { totals: totals(10), updated_at: fixture.clock.now(), ..running };
     assert_eq!(run(store, "r").await, progressed);
 
@@ -44,7 +50,7 @@ async fn run_goes_from_pending_to_success() {
         status: RunStatus::Success,
         error: None,
         stop_reason: Some("loop_capped".to_owned()),
-        // Texts that are not given stay; long ones are cut.
+        // Long texts are cut.
         totals: RunTotals {
             first_human_message: None,
             last_ai_message: Some("é".repeat(2001)),

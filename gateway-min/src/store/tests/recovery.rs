@@ -90,6 +90,7 @@ async fn live_leases_and_their_grace_are_respected() {
         create_thread(store, name).await;
         let run = NewRun { lease_expires_at: lease, ..new_run(name, name) };
         store.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+        store.threads().set_status(name, ThreadStatus::Running).await.unwrap();
     }
     let recovered = store.runs().recover_orphans(now, GRACE).await.unwrap();
     let mut recovered: Vec<_> = recovered.runs.into_iter().map(|row| row.run_id).collect();
@@ -97,7 +98,7 @@ async fn live_leases_and_their_grace_are_respected() {
     assert_eq!(recovered, ["dead", "none"]);
     for name in ["live", "grace"] {
         assert_eq!(run(store, name).await.status, RunStatus::Pending);
-        assert_eq!(thread(store, name).await.status, ThreadStatus::Idle);
+        assert_eq!(thread(store, name).await.status, ThreadStatus::Running);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
@@ -123,9 +124,17 @@ pub(super) async fn holder(store: &Store, thread_id: &str) -> Option<String> {
 
 /// Waits until nothing holds the thread any more: for releases in the background.
 pub(super) async fn until_free(store: &Store, thread_id: &str) {
-    while holder(store, thread_id).await.is_some() {
-        tokio::task::yield_now().await;
-    }
+    soon(async {
+        while holder(store, thread_id).await.is_some() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// Turns waiting for what never comes into a failure.
+pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_mins(1), future).await.expect("never happened")
 }
 
 /// Runs any SQL on the writing connection.

@@ -37,6 +37,17 @@ async fn created_thread_reads_back() {
 }
 
 #[tokio::test]
+async fn times_are_whole_microseconds() {
+    let nanos = chrono::DateTime::from_timestamp(1_767_323_045, 123_456_789).unwrap();
+    let options = StoreOptions { clock: Clock::from_fn(move || nanos), ..StoreOptions::default() };
+    let store = Store::open_memory(options).await.unwrap();
+    create_thread(&store, "t").await;
+    let patched = store.threads().patch_metadata("t", object(json!({"a": 1}))).await.unwrap();
+    assert_eq!(patched.updated_at.timestamp_subsec_nanos(), 123_456_000);
+    assert_eq!(thread(&store, "t").await, patched);
+}
+
+#[tokio::test]
 async fn second_create_returns_the_first_row_unchanged() {
     let fixture = fixture().await;
     let first = fixture.store.threads().create(named("t")).await.unwrap().row;

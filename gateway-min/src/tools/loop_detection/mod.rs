@@ -8,10 +8,9 @@
 //!
 //! All of it is computed from the messages of the current turn, so a restart forgets nothing.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Map, Value};
 
+use crate::config::LoopDetection;
 use crate::model::message::{invalid_tool_calls, kind, tool_calls, turn_start};
 
 /// The stop reason of a run that ended because of a loop (service reference, Status vocabularies).
@@ -24,48 +23,6 @@ pub const WARNING_NAME: &str = "loop_warning";
 const SALIENT_ARGS: [&str; 7] = ["path", "url", "query", "command", "pattern", "glob", "cmd"];
 /// Tools of which every argument counts: another content, or another range of lines, is other work.
 const ALL_ARGS_COUNT: [&str; 3] = ["write_file", "str_replace", "read_file"];
-
-/// The configuration's `loop_detection` section.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoopDetection {
-    /// Whether loops are looked for at all.
-    pub enabled: bool,
-    /// At how many equal call sets within the window the model is warned.
-    pub warn_threshold: usize,
-    /// At how many equal call sets within the window the run ends.
-    pub hard_limit: usize,
-    /// How many answers with tool calls the window spans.
-    pub window_size: usize,
-    /// At how many calls of one tool the model is warned.
-    pub tool_freq_warn: usize,
-    /// At how many calls of one tool the run ends.
-    pub tool_freq_hard_limit: usize,
-    /// Other limits for the calls of some tools.
-    pub tool_freq_overrides: BTreeMap<String, FrequencyLimits>,
-}
-
-/// How often one tool may be called in a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FrequencyLimits {
-    /// At how many calls the model is warned.
-    pub warn: usize,
-    /// At how many calls the run ends.
-    pub hard_limit: usize,
-}
-
-impl Default for LoopDetection {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            warn_threshold: 3,
-            hard_limit: 5,
-            window_size: 20,
-            tool_freq_warn: 30,
-            tool_freq_hard_limit: 50,
-            tool_freq_overrides: BTreeMap::new(),
-        }
-    }
-}
 
 /// What to do about the model's last message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -187,10 +144,7 @@ impl LoopDetection {
             let calls_in = |set: &Vec<Call<'_>>| set.iter().filter(|call| call.tool == tool).count();
             let before: usize = earlier.iter().map(calls_in).sum();
             let count = before + calls_in(last);
-            let limits = self.tool_freq_overrides.get(&tool).copied().unwrap_or(FrequencyLimits {
-                warn: self.tool_freq_warn,
-                hard_limit: self.tool_freq_hard_limit,
-            });
+            let limits = self.tool_freq_overrides.get(&tool).unwrap_or(&self.tool_frequency);
             let finding = |threshold| Finding {
                 layer: Layer::ToolFrequency,
                 tool_names: vec![tool.clone()],

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::ToolFrequency;
 use serde_json::json;
 
 fn human() -> Value {
@@ -142,7 +143,7 @@ fn several_calls_in_one_answer_can_pass_the_thresholds_at_once() {
 #[test]
 fn a_tool_can_have_limits_of_its_own() {
     let mut detection = LoopDetection::default();
-    detection.tool_freq_overrides.insert("ls".into(), FrequencyLimits { warn: 2, hard_limit: 3 });
+    detection.tool_freq_overrides.insert("ls".into(), ToolFrequency { warn: 2, hard_limit: 3 });
     let answers: Vec<Value> = (0..3).map(|n| ls(&n.to_string())).collect();
     assert_eq!(course(&detection, &answers), ["proceed", "warn", "stop"]);
     let others: Vec<Value> = (0..3).map(|n| ai(&[call("bash", json!({"command": n}))])).collect();

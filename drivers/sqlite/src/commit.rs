@@ -1,0 +1,306 @@
+//! The writing methods of the contract, each inside a transaction that the writer holds. They check everything before
+//! they change anything, so that a refusal leaves what the writer remembers as it is.
+
+use std::sync::Arc;
+
+use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites};
+use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::saver::StepCommit;
+use threadkeep::{Error, Result};
+
+use crate::directory::{self, Chain, ChainKey};
+use crate::names::Names;
+use crate::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
+use crate::rows::{self, TaskRow};
+use crate::sql::Db;
+use crate::stats::Counters;
+use crate::thread::{Node, ThreadState, Threads};
+use crate::view::{Channel, View};
+use crate::{element, extra};
+
+/// One writing call of the contract.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Commit(Box<StepCommit>),
+    PutWrites(CheckpointKey, TaskWrites),
+    DeleteThread(ThreadId),
+}
+
+/// The database as the writer sees it, with what it remembers.
+pub(crate) struct Store {
+    pub(crate) db: Db,
+    names: Names,
+    threads: Threads,
+    counters: Arc<Counters>,
+}
+
+impl Store {
+    pub(crate) fn new(db: Db, counters: Arc<Counters>) -> Self {
+        Self { db, names: Names::default(), threads: Threads::default(), counters }
+    }
+
+    /// Forgets everything that could be read again.
+    pub(crate) fn forget(&mut self) {
+        self.names = Names::default();
+        self.threads = Threads::default();
+    }
+
+    /// Carries out one command. After an error nothing of it may be kept; what was remembered of its thread is
+    /// forgotten, unless the command was refused before it changed anything.
+    pub(crate) fn apply(&mut self, work: &Work) -> Result<()> {
+        let result = match work {
+            Work::Commit(step) => self.on_thread(&step.thread, |this, state| this.commit(step, state)),
+            Work::PutWrites(at, task) => self.on_thread(&at.thread, |this, state| this.put_writes(at, task, state)),
+            Work::DeleteThread(thread) => self.delete_thread(thread),
+        };
+        if result.as_ref().is_err_and(|error| !is_refusal(error)) {
+            self.names = Names::default();
+        }
+        result
+    }
+
+    fn on_thread(
+        &mut self,
+        thread: &ThreadId,
+        run: impl FnOnce(&Self, &mut Option<ThreadState>) -> Result<()>,
+    ) -> Result<()> {
+        let mut state = self.threads.take(&self.db, thread)?;
+        let result = run(self, &mut state);
+        if let (Some(state), true) = (state, result.as_ref().is_ok() || result.as_ref().is_err_and(is_refusal)) {
+            self.threads.put(thread.clone(), state);
+        }
+        result
+    }
+
+    fn commit(&self, step: &StepCommit, state: &mut Option<ThreadState>) -> Result<()> {
+        let db = &self.db;
+        let id = step.checkpoint.id;
+        let chain = match state {
+            Some(state) => state.chain(db, &self.names, &step.thread, &step.namespace)?,
+            None => None,
+        };
+        let head = chain.as_ref().and_then(|chain| chain.head.clone());
+        let head_id = head.as_ref().map(|head| head.id);
+        if let (Some(chain), true) = (&chain, head_id >= Some(id))
+            && rows::find(db, chain.chain.key, id)?.is_some()
+        {
+            return Ok(());
+        }
+        if head_id != step.expected_head {
+            return Err(Error::Conflict {
+                thread: step.thread.clone(),
+                namespace: step.namespace.clone(),
+                expected: step.expected_head,
+                found: head_id,
+            });
+        }
+        let parent = match (step.parent, &head, &chain, &*state) {
+            (None, ..) => None,
+            (Some(parent), Some(head), ..) if parent == head.id => Some(head.clone()),
+            (Some(parent), _, Some(chain), Some(state)) => {
+                let row = rows::find(db, chain.chain.key, parent)?.ok_or_else(|| not_found(&step.thread, parent))?;
+                Some(state.node(db, &self.names, &step.thread, &chain.chain, &row)?)
+            }
+            (Some(parent), ..) => return Err(not_found(&step.thread, parent)),
+        };
+        self.check_held(step, parent.as_deref())?;
+        let tasks = match (&parent, &chain) {
+            (Some(parent), Some(chain)) => rows::tasks(db, chain.chain.key, parent.ordinal)?,
+            _ => Vec::new(),
+        };
+        check_applied(step, &tasks)?;
+
+        // From here on the command changes things.
+        let state = match state {
+            Some(state) => state,
+            none => none.insert(ThreadState::new(directory::add_thread(db, &step.thread)?)),
+        };
+        let chain = match chain {
+            Some(chain) => chain.chain,
+            None => directory::add_chain(db, state.key, &step.namespace)?,
+        };
+        let last = head.as_ref().map_or(0, |head| head.ordinal).max(chain.floor);
+        let ordinal = last.checked_add(1).ok_or_else(|| {
+            Error::InvalidInput(format!("thread {} cannot hold more checkpoints", step.thread))
+        })?;
+        let mut tasks = tasks;
+        if let Some(parent) = &parent {
+            for task in &step.writes {
+                self.put_task(state, &step.thread, chain.key, parent.ordinal, &mut tasks, task)?;
+            }
+        }
+        self.add_checkpoint(step, state, chain, ordinal, parent.as_deref(), &tasks)
+    }
+
+    /// Checks that what is taken over is there.
+    fn check_held(&self, step: &StepCommit, parent: Option<&Node>) -> Result<()> {
+        for (channel, entry) in &step.checkpoint.channels {
+            if matches!(entry.stored, Stored::Held) {
+                let held = self.held(parent, channel.as_str())?;
+                step.check_held(channel, entry.version, held.map(|held| held.version))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn held<'p>(&self, parent: Option<&'p Node>, channel: &str) -> Result<Option<&'p Channel>> {
+        let key = self.names.find(&self.db, channel)?;
+        Ok(parent.and_then(|parent| parent.channels.iter().find(|held| Some(held.name) == key)))
+    }
+
+    fn add_checkpoint(
+        &self,
+        step: &StepCommit,
+        state: &mut ThreadState,
+        chain: Chain,
+        ordinal: Ordinal,
+        parent: Option<&Node>,
+        tasks: &[TaskRow],
+    ) -> Result<()> {
+        let (db, checkpoint, metadata) = (&self.db, &step.checkpoint, &step.metadata);
+        let mut channels = Vec::with_capacity(checkpoint.channels.len());
+        for (channel, entry) in &checkpoint.channels {
+            let name = self.name(channel.as_str())?;
+            let kept = match &entry.stored {
+                Stored::Held => {
+                    channels.extend(self.held(parent, channel.as_str())?.cloned());
+                    continue;
+                }
+                Stored::Sentinel => Kept::Sentinel,
+                Stored::Value(value) => {
+                    Kept::Value(state.value(db, &self.counters, (chain.key, name), Some(entry.version), value)?)
+                }
+                Stored::Snapshot(value) => {
+                    Kept::Snapshot(state.value(db, &self.counters, (chain.key, name), Some(entry.version), value)?)
+                }
+            };
+            channels.push(Channel { name, origin: ordinal, version: entry.version, kept });
+        }
+        let names = |all: &mut dyn Iterator<Item = &str>| all.map(|name| self.name(name)).collect::<Result<Vec<_>>>();
+        let applied = checkpoint.applied.iter();
+        let applied = applied.filter_map(|task| tasks.iter().find(|row| row.record.task == *task));
+        let mut counters = Vec::with_capacity(metadata.counters.len());
+        for (channel, count) in &metadata.counters {
+            counters.push((self.name(channel.as_str())?, *count));
+        }
+        let record = CheckpointRecord {
+            parent: parent.map(|parent| parent.ordinal),
+            source: metadata.source,
+            step: metadata.step,
+            delta_marker: metadata.delta_marker,
+            next: names(&mut checkpoint.next.iter().map(|node| node.as_str()))?,
+            applied: applied.map(|row| row.ord).collect(),
+            parents: metadata.parents.iter().map(|(ns, id)| (ns.to_string(), *id)).collect(),
+            counters,
+            extra: extra::store(&metadata.extra, |space, element| {
+                state.element(db, &self.counters, space, element)
+            })?,
+            channels: channels.iter().map(|channel| (channel.name, entry_of(channel, ordinal))).collect(),
+        };
+        rows::add_checkpoint(db, chain.key, ordinal, checkpoint.id, &record)?;
+        state.moved(&step.namespace, chain, Node { ordinal, id: checkpoint.id, channels });
+        Ok(())
+    }
+
+    fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites, state: &mut Option<ThreadState>) -> Result<()> {
+        let unknown = || not_found(&at.thread, at.id);
+        let state = state.as_mut().ok_or_else(unknown)?;
+        let chain = state.chain(&self.db, &self.names, &at.thread, &at.namespace)?.ok_or_else(unknown)?;
+        let ordinal = match &chain.head {
+            Some(head) if head.id == at.id => head.ordinal,
+            _ => rows::find(&self.db, chain.chain.key, at.id)?.ok_or_else(unknown)?.ordinal,
+        };
+        let mut tasks = rows::tasks(&self.db, chain.chain.key, ordinal)?;
+        self.put_task(state, &at.thread, chain.chain.key, ordinal, &mut tasks, task)
+    }
+
+    /// Stores the writes of a task under a checkpoint, whose task rows are `tasks`.
+    fn put_task(
+        &self,
+        state: &mut ThreadState,
+        thread: &ThreadId,
+        chain: ChainKey,
+        ordinal: Ordinal,
+        tasks: &mut Vec<TaskRow>,
+        task: &TaskWrites,
+    ) -> Result<()> {
+        let old = tasks.iter().position(|row| row.record.task == task.task);
+        let (ord, merged);
+        let task = match old {
+            None => {
+                ord = tasks.last().map_or(0, |last| last.ord + 1);
+                task
+            }
+            Some(old) => {
+                ord = tasks[old].ord;
+                let mut view = View::new(&self.db, &self.names, thread, state.key);
+                let have = view.task_writes(&tasks[old].record, |_| true)?;
+                let mut more = have.clone();
+                more.merge(task);
+                if more == have {
+                    return Ok(());
+                }
+                merged = more;
+                &merged
+            }
+        };
+        let mut writes = Vec::with_capacity(task.writes.len());
+        for write in &task.writes {
+            let channel = self.name(write.channel.as_str())?;
+            let value = state.value(&self.db, &self.counters, (chain, channel), None, &write.value)?;
+            writes.push(WriteRecord { channel, overwrite: write.overwrite, value });
+        }
+        let node = self.name(task.node.as_str())?;
+        let row = TaskRow { ord, record: TaskRecord { task: task.task, node, index: task.index, writes } };
+        rows::put_task(&self.db, chain, ordinal, &row)?;
+        match old {
+            Some(old) => tasks[old] = row,
+            None => tasks.push(row),
+        }
+        Ok(())
+    }
+
+    fn name(&self, name: &str) -> Result<NameKey> {
+        self.names.intern(&self.db, name)
+    }
+
+    fn delete_thread(&mut self, thread: &ThreadId) -> Result<()> {
+        let Some(state) = self.threads.take(&self.db, thread)? else { return Ok(()) };
+        for (_, chain) in directory::chains(&self.db, state.key)? {
+            rows::drop_chain(&self.db, chain.key)?;
+        }
+        element::drop_thread(&self.db, state.key)?;
+        directory::drop_thread(&self.db, state.key)
+    }
+}
+
+/// Checks that the tasks which the checkpoint applied are known.
+fn check_applied(step: &StepCommit, tasks: &[TaskRow]) -> Result<()> {
+    for task in &step.checkpoint.applied {
+        let stored = tasks.iter().any(|row| row.record.task == *task);
+        if !stored && !step.writes.iter().any(|writes| writes.task == *task) {
+            return Err(Error::InvalidInput(format!(
+                "commit of checkpoint {} to thread {}: no writes of its applied task {task} are stored under its parent",
+                step.checkpoint.id, step.thread
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn entry_of(channel: &Channel, ordinal: Ordinal) -> Entry {
+    if channel.origin == ordinal {
+        Entry::Own(channel.version, channel.kept.clone())
+    } else {
+        Entry::At(channel.origin)
+    }
+}
+
+fn not_found(thread: &ThreadId, checkpoint: CheckpointId) -> Error {
+    Error::NotFound { thread: thread.clone(), checkpoint }
+}
+
+/// Whether a command was refused before it changed anything.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Conflict { .. } | Error::NotFound { .. })
+}

@@ -1,0 +1,211 @@
+//! Stored elements: each distinct one of a thread once, checked against its hash on every read.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use rusqlite::params;
+use threadkeep::value::{Element, ElementHash};
+use threadkeep::{Error, Result};
+
+use crate::codec::Place;
+use crate::directory::ThreadKey;
+use crate::manifest::{Manifest, Run, SEQ_LIMIT, chunk_runs, push_run};
+use crate::sql::{Db, blob, integer};
+use crate::stats::Counters;
+
+const ADD: &str = "INSERT INTO element (key, hash, body) VALUES (?1, ?2, ?3)";
+const RANGE: &str = "SELECT key, hash, body FROM element WHERE key BETWEEN ?1 AND ?2";
+const HASHES: &str = "SELECT key, hash FROM element WHERE key BETWEEN ?1 AND ?2";
+const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
+
+/// The codec byte of an element that is stored as it is.
+const RAW: u8 = 0;
+/// Unwanted elements that a range scan reads over rather than starting anew behind them.
+const GAP: u32 = 8;
+
+/// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Space {
+    /// Elements of lists, and large values.
+    Values = 0,
+    /// Parts of metadata.
+    Metadata = 1,
+    /// Chunks of manifests.
+    Chunks = 2,
+}
+
+const SPACES: [Space; 3] = [Space::Values, Space::Metadata, Space::Chunks];
+
+fn key_of(thread: ThreadKey, space: Space, seq: u32) -> i64 {
+    i64::from(thread) << 32 | i64::from(space as u32 * SEQ_LIMIT + seq)
+}
+
+/// The keys that a thread's elements have.
+fn keys_of(thread: ThreadKey) -> [i64; 2] {
+    let first = i64::from(thread) << 32;
+    [first, first | i64::from(u32::MAX)]
+}
+
+/// Deletes every element of a thread.
+pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
+    db.execute(DROP, keys_of(thread)).map(|_| ())
+}
+
+/// What a thread has already, for the writer.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    seqs: [HashMap<ElementHash, u32>; 3],
+    next: [u32; 3],
+}
+
+impl Index {
+    /// Reads the hashes of a thread.
+    pub(crate) fn load(db: &Db, thread: ThreadKey) -> Result<Self> {
+        let mut index = Self::default();
+        db.each(HASHES, keys_of(thread), |row| {
+            let (space, seq, hash) = located(integer(row, 0)?, blob(row, 1)?)?;
+            index.seqs[space as usize].insert(hash, seq);
+            index.next[space as usize] = seq + 1;
+            Ok(())
+        })?;
+        Ok(index)
+    }
+
+    /// How many elements it knows.
+    pub(crate) fn len(&self) -> usize {
+        self.seqs.iter().map(HashMap::len).sum()
+    }
+
+    /// The sequence number of the element with this hash, if it is stored.
+    pub(crate) fn find(&self, space: Space, hash: &ElementHash, counters: &Counters) -> Option<u32> {
+        counters.elements_examined.add(1);
+        self.seqs[space as usize].get(hash).copied()
+    }
+
+    /// The sequence number of an element, which is stored if it is not yet.
+    pub(crate) fn store(
+        &mut self,
+        db: &Db,
+        thread: ThreadKey,
+        space: Space,
+        element: &Element,
+        counters: &Counters,
+    ) -> Result<u32> {
+        if let Some(seq) = self.find(space, element.hash(), counters) {
+            return Ok(seq);
+        }
+        let seq = self.next[space as usize];
+        if seq >= SEQ_LIMIT {
+            return Err(Error::InvalidInput("the thread cannot hold more elements".to_owned()));
+        }
+        let mut body = Vec::with_capacity(element.bytes().len() + 1);
+        body.push(RAW);
+        body.extend_from_slice(element.bytes());
+        db.execute(ADD, params![key_of(thread, space, seq), element.hash(), body])?;
+        counters.elements_stored.add(1);
+        self.seqs[space as usize].insert(*element.hash(), seq);
+        self.next[space as usize] = seq + 1;
+        Ok(seq)
+    }
+}
+
+/// The elements of a thread that one read has loaded; each is read and checked once.
+pub(crate) struct Elements<'a> {
+    db: &'a Db,
+    thread: ThreadKey,
+    loaded: [HashMap<u32, Element>; 3],
+}
+
+impl<'a> Elements<'a> {
+    pub(crate) fn new(db: &'a Db, thread: ThreadKey) -> Self {
+        Self { db, thread, loaded: Default::default() }
+    }
+
+    /// One element.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it is missing or does not have its hash.
+    pub(crate) fn get(&mut self, space: Space, seq: u32) -> Result<Element> {
+        self.load(space, &[Run { start: seq, len: 1 }])?;
+        self.loaded(space, seq)
+    }
+
+    /// The elements of these runs, in order.
+    pub(crate) fn get_all(&mut self, space: Space, runs: &[Run]) -> Result<Vec<Element>> {
+        self.load(space, runs)?;
+        runs.iter().flat_map(|run| run.seqs()).map(|seq| self.loaded(space, seq)).collect()
+    }
+
+    /// The runs of a manifest, chunks unpacked.
+    pub(crate) fn runs(&mut self, manifest: &Manifest) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        for (seq, chunk) in manifest.chunks.iter().flat_map(|run| run.seqs()).zip(self.get_all(Space::Chunks, &manifest.chunks)?) {
+            let place = Place::new("element", key_of(self.thread, Space::Chunks, seq));
+            for run in chunk_runs(chunk.bytes()).map_err(|reason| place.corrupt(reason))? {
+                push_run(&mut runs, run);
+            }
+        }
+        for run in &manifest.tail {
+            push_run(&mut runs, *run);
+        }
+        Ok(runs)
+    }
+
+    fn loaded(&self, space: Space, seq: u32) -> Result<Element> {
+        self.loaded[space as usize]
+            .get(&seq)
+            .cloned()
+            .ok_or_else(|| Place::new("element", key_of(self.thread, space, seq)).corrupt("the row is missing"))
+    }
+
+    /// Reads what is not here yet. Runs that are near each other are read in one scan.
+    fn load(&mut self, space: Space, runs: &[Run]) -> Result<()> {
+        let loaded = &mut self.loaded[space as usize];
+        let mut wanted: Vec<Run> = Vec::new();
+        for seq in runs.iter().flat_map(|run| run.seqs()) {
+            if !loaded.contains_key(&seq) {
+                push_run(&mut wanted, Run { start: seq, len: 1 });
+            }
+        }
+        wanted.sort_unstable_by_key(|run| run.start);
+        let mut scans: Vec<Run> = Vec::new();
+        for run in wanted {
+            match scans.last_mut() {
+                Some(last) if run.start <= last.end().saturating_add(GAP) => {
+                    last.len = last.len.max(run.end() - last.start);
+                }
+                _ => scans.push(run),
+            }
+        }
+        for scan in scans {
+            let range = [key_of(self.thread, space, scan.start), key_of(self.thread, space, scan.end() - 1)];
+            self.db.each(RANGE, range, |row| {
+                let key = integer(row, 0)?;
+                let (_, seq, hash) = located(key, blob(row, 1)?)?;
+                if !loaded.contains_key(&seq) {
+                    loaded.insert(seq, decode(Place::new("element", key), hash, blob(row, 2)?)?);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
+    let place = Place::new("element", key);
+    let low = (key & i64::from(u32::MAX)) as u32;
+    let space = SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
+    let hash = hash.try_into().map_err(|_| place.corrupt("the hash does not have sixteen bytes"))?;
+    Ok((*space, low % SEQ_LIMIT, hash))
+}
+
+fn decode(place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
+    let Some((&RAW, bytes)) = body.split_first() else {
+        return Err(place.corrupt("unknown codec"));
+    };
+    if Element::hash_of(bytes) != hash {
+        return Err(place.corrupt("the element does not have its hash"));
+    }
+    Ok(Element::from_checked(Bytes::copy_from_slice(bytes), hash))
+}

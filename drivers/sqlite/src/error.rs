@@ -1,0 +1,49 @@
+//! What SQLite reports, as the errors of the saver contract; the fixed texts with their remedies.
+
+use rusqlite::ErrorCode;
+use threadkeep::Error;
+
+/// The saver's name in errors and reports.
+pub(crate) const SAVER: &str = "sqlite";
+
+/// The saver was closed.
+pub(crate) const CLOSED: &str = "the store is closed; open it again";
+/// The writer thread cannot be started.
+pub(crate) const CANNOT_START: &str = "the system starts no more threads";
+/// The writer thread ended with a command in hand.
+pub(crate) const LOST: &str = "the writer stopped before it answered; reopen the store";
+/// A commit failed earlier; what reached the disk is unknown until the file is opened anew.
+pub(crate) const POISONED: &str = "an earlier commit failed, so this handle writes no more; reopen the store";
+/// Another connection holds the write lock for longer than the busy timeout.
+pub(crate) const LOCKED: &str =
+    "another process holds the lock on the database; let it finish or stop it, or raise busy_timeout, then retry";
+/// The file system or a quota has no room.
+pub(crate) const FULL: &str = "the disk is full; free some space, then retry";
+/// The file may not be written.
+pub(crate) const READ_ONLY: &str = "the database cannot be written; check the permissions of the file and its directory";
+/// The file or its directory cannot be opened.
+pub(crate) const CANNOT_OPEN: &str = "the database cannot be opened; check that its directory exists and can be written";
+
+/// An error after which the caller may try again: nothing was written.
+pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
+    Error::Unavailable { saver: SAVER, reason: reason.into() }
+}
+
+/// An error that leaves open whether the command was kept.
+pub(crate) fn in_doubt(reason: impl Into<String>) -> Error {
+    Error::InDoubt { saver: SAVER, reason: reason.into() }
+}
+
+/// The error of a statement on `store` (the path of the database) that failed before its transaction was committed.
+pub(crate) fn from_sqlite(store: &str, error: &rusqlite::Error) -> Error {
+    let remedy = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => LOCKED,
+        Some(ErrorCode::DiskFull) => FULL,
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => READ_ONLY,
+        Some(ErrorCode::CannotOpen) => CANNOT_OPEN,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => return Error::corrupt(store, error),
+        Some(ErrorCode::TooBig) => return Error::InvalidInput(format!("{store}: a value is too large: {error}")),
+        _ => return unavailable(format!("{store}: {error}")),
+    };
+    unavailable(format!("{store}: {remedy} ({error})"))
+}

@@ -1,0 +1,101 @@
+//! Failures that tests arrange at the statements of the writer.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rusqlite::{Connection, ffi};
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+mod tests;
+
+/// What a failing statement leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// It was not carried out.
+    NotDone,
+    /// It was carried out all the same.
+    Done,
+    /// It rolled the whole transaction back, as SQLite may do when the disk is full.
+    RolledBack,
+}
+
+/// The failures of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Which of the statements to come fails, from 0.
+    armed: Option<(u32, How)>,
+    /// Only statements that begin with this text count.
+    only: &'static str,
+    /// Statements since it was armed.
+    count: u32,
+    /// The largest size of the database in pages.
+    max_pages: Option<u32>,
+}
+
+impl Faults {
+    /// Lets the `nth` statement from now on fail, counting those that begin with `only`.
+    pub(crate) fn arm(&self, nth: u32, how: How, only: &'static str) {
+        *self.state() = State { armed: Some((nth, how)), only, ..State::default() };
+    }
+
+    /// Lets everything work again; answers whether the failure took place.
+    pub(crate) fn disarm(&self) -> bool {
+        let mut state = self.state();
+        state.armed.take().is_none()
+    }
+
+    /// Bounds the size of databases that are opened from now on.
+    pub(crate) fn bound(&self, pages: u32) {
+        self.state().max_pages = Some(pages);
+    }
+
+    pub(crate) fn apply(&self, conn: &Connection) {
+        if let Some(pages) = self.state().max_pages {
+            conn.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+        }
+    }
+
+    pub(crate) fn strike<T>(
+        &self,
+        conn: &Connection,
+        sql: &str,
+        run: impl FnOnce() -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        let how = {
+            let mut state = self.state();
+            match state.armed {
+                Some((nth, how)) if sql.starts_with(state.only) => {
+                    state.count += 1;
+                    (state.count > nth).then(|| {
+                        state.armed = None;
+                        how
+                    })
+                }
+                _ => None,
+            }
+        };
+        match how {
+            None => return run(),
+            Some(How::NotDone) => {}
+            Some(How::Done) => {
+                run()?;
+            }
+            Some(How::RolledBack) => {
+                if !conn.is_autocommit() {
+                    conn.execute_batch("ROLLBACK")?;
+                }
+            }
+        }
+        let failure = ffi::Error::new(ffi::SQLITE_IOERR);
+        Err(rusqlite::Error::SqliteFailure(failure, Some("arranged by the test".to_owned())))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

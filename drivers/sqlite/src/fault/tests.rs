@@ -1,0 +1,327 @@
+//! Failing statements, full disks, locks and dropped futures: before or after, never between.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use serde_json::json;
+use tempfile::TempDir;
+use threadkeep::checkpoint::{CheckpointTuple, TaskWrites};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Saver, StepCommit};
+use threadkeep::{Error, Result};
+
+use super::common::{Talk, message};
+use super::{Faults, How};
+use crate::error::{FULL, LOCKED, POISONED};
+use crate::{Options, SqliteSaver};
+
+struct Opened {
+    dir: TempDir,
+    options: Options,
+    saver: SqliteSaver,
+}
+
+impl Opened {
+    fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let saver = SqliteSaver::open(dir.path().join("db"), &options).unwrap();
+        Self { dir, options, saver }
+    }
+
+    fn faults(&self) -> &Faults {
+        &self.options.faults
+    }
+
+    /// The same database through another handle.
+    fn reopen(&self) -> SqliteSaver {
+        SqliteSaver::open(self.dir.path().join("db"), &Options::default()).unwrap()
+    }
+
+    /// Holds the write lock of the database.
+    fn lock(&self) -> rusqlite::Connection {
+        let conn = rusqlite::Connection::open(self.dir.path().join("db")).unwrap();
+        conn.execute_batch("BEGIN IMMEDIATE").unwrap();
+        conn
+    }
+
+    async fn say(&self, talk: &mut Talk, number: usize) {
+        let step = talk.say(&message(number, 300));
+        self.saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    }
+}
+
+async fn all(saver: &SqliteSaver, talk: &Talk) -> Vec<CheckpointTuple> {
+    saver.list(&ListQuery { namespace: None, ..ListQuery::new(&talk.thread) }).await.unwrap()
+}
+
+/// A step with everything in it: new names, a new namespace on request, writes, shared metadata and a large map.
+fn rich(talk: &Talk, number: usize) -> StepCommit {
+    let mut step = talk.say(&message(number, 300));
+    step.checkpoint.next = vec![format!("node-{number}").into()];
+    let map: serde_json::Map<_, _> = (0..20).map(|i| (format!("run-{number}-{i}"), json!(i))).collect();
+    step.metadata.extra = json!({ "run_id": format!("a run whose id is long enough {number}"), "run_durations": map })
+        .as_object()
+        .unwrap()
+        .clone();
+    step
+}
+
+#[derive(Clone)]
+enum Call {
+    Commit(Box<StepCommit>),
+    Put(TaskWrites),
+    Delete,
+}
+
+async fn call(saver: &SqliteSaver, talk: &Talk, call: Call) -> Result<()> {
+    match call {
+        Call::Commit(step) => saver.commit(*step).await.map(|_| ()),
+        Call::Put(task) => saver.put_writes(&talk.key(), &task).await,
+        Call::Delete => saver.delete_thread(&talk.thread).await,
+    }
+}
+
+/// Lets every statement of `what` fail once, in the way `how`. Each time the store is as before, and the same call
+/// succeeds afterwards; it ends at the first number that no statement has. Statements of the transaction itself are
+/// tried too, all but COMMIT, which has its own tests.
+async fn fail_every_statement(how: How, what: impl Fn(&Talk) -> Call) {
+    for nth in 0.. {
+        let store = Opened::new();
+        let mut talk = Talk::new("t");
+        for number in 0..3 {
+            store.say(&mut talk, number).await;
+        }
+        let before = all(&store.saver, &talk).await;
+        let work = what(&talk);
+        store.faults().arm(nth, how, "");
+        let result = call(&store.saver, &talk, work.clone()).await;
+        if !store.faults().disarm() {
+            result.unwrap();
+            assert!(nth > 5, "only {nth} statements were met");
+            return;
+        }
+        match result {
+            // COMMIT itself.
+            Err(Error::InDoubt { .. }) => {
+                let reopened = store.reopen();
+                call(&reopened, &talk, work).await.unwrap();
+                reopened.close().await;
+                continue;
+            }
+            Err(Error::Unavailable { .. }) => {}
+            other => panic!("statement {nth}: {other:?}"),
+        }
+        assert_eq!(all(&store.saver, &talk).await, before, "statement {nth}");
+        call(&store.saver, &talk, work.clone()).await.unwrap();
+        let after = all(&store.saver, &talk).await;
+        assert_ne!(after, before, "statement {nth}");
+        assert_eq!(all(&store.reopen(), &talk).await, after);
+        if let Call::Commit(step) = &work
+            && step.namespace == talk.namespace
+        {
+            // What the writer remembers is right again: the next step is told from it.
+            talk.accept(step);
+            store.say(&mut talk, 50).await;
+            let head = store.saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
+            let list = head.checkpoint.channels["messages"].stored.value().unwrap();
+            assert_eq!(*list, talk.messages.clone().into());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_commit_with_a_failing_statement_never_happened() {
+    for how in [How::NotDone, How::Done, How::RolledBack] {
+        fail_every_statement(how, |talk| Call::Commit(Box::new(rich(talk, 9)))).await;
+    }
+}
+
+#[tokio::test]
+async fn the_first_commit_of_a_namespace_with_a_failing_statement_never_happened() {
+    fail_every_statement(How::NotDone, |talk| {
+        let mut step = Talk::new("t").say(&message(5, 300));
+        step.namespace = "inner".into();
+        step.thread = talk.thread.clone();
+        Call::Commit(Box::new(step))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn put_writes_with_a_failing_statement_never_happened() {
+    for how in [How::NotDone, How::RolledBack] {
+        fail_every_statement(how, |talk| Call::Put(rich(talk, 9).writes.remove(0))).await;
+    }
+}
+
+#[tokio::test]
+async fn a_deletion_with_a_failing_statement_never_happened() {
+    for how in [How::NotDone, How::RolledBack] {
+        fail_every_statement(how, |_| Call::Delete).await;
+    }
+}
+
+/// The outcome of a failed COMMIT is told by the file only; until it is reopened nothing is written.
+#[tokio::test]
+async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reopened() {
+    for how in [How::NotDone, How::Done] {
+        let store = Opened::new();
+        let mut talk = Talk::new("t");
+        store.say(&mut talk, 0).await;
+        let step = talk.say(&message(1, 300));
+        store.faults().arm(0, how, "COMMIT");
+        let error = store.saver.commit(step.clone()).await.unwrap_err();
+        assert!(matches!(error, Error::InDoubt { .. }), "{error}");
+        let error = store.saver.commit(step.clone()).await.unwrap_err();
+        assert!(matches!(&error, Error::Unavailable { reason, .. } if reason == POISONED), "{error}");
+        store.saver.close().await;
+
+        let reopened = store.reopen();
+        let count = all(&reopened, &talk).await.len();
+        assert_eq!(count, if how == How::Done { 2 } else { 1 });
+        reopened.commit(step).await.unwrap();
+        assert_eq!(all(&reopened, &talk).await.len(), 2, "repeating it is safe whatever happened");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_command_leaves_the_others_of_its_transaction() {
+    let store = Opened::new();
+    let mut talks: Vec<_> = (0..5).map(|i| Talk::new(&format!("t{i}"))).collect();
+    for talk in &mut talks {
+        store.say(talk, 0).await;
+    }
+    let before = store.saver.stats().transactions;
+    let lock = store.lock();
+    let steps: Vec<_> = talks
+        .iter()
+        .enumerate()
+        .map(|(i, talk)| {
+            let mut step = talk.say(&message(1, 300));
+            if i == 2 {
+                step.expected_head = None;
+            }
+            step
+        })
+        .collect();
+    let mut waiting: Vec<_> = steps.iter().map(|step| store.saver.commit(step.clone())).collect();
+    for future in &mut waiting {
+        assert!(future.now_or_never().is_none(), "the lock is held");
+    }
+    lock.execute_batch("ROLLBACK").unwrap();
+    let results = futures::future::join_all(waiting).await;
+    for (i, result) in results.iter().enumerate() {
+        assert_eq!(matches!(result, Err(Error::Conflict { .. })), i == 2, "{result:?}");
+        assert_eq!(result.is_ok(), i != 2);
+        assert_eq!(all(&store.saver, &talks[i]).await.len(), if i == 2 { 1 } else { 2 });
+    }
+    assert_eq!(store.saver.stats().transactions, before + 1, "five commands were committed together");
+}
+
+#[tokio::test]
+async fn a_command_that_fails_takes_nothing_of_the_others_with_it() {
+    let store = Opened::new();
+    let mut talks = [Talk::new("a"), Talk::new("b"), Talk::new("c")];
+    for talk in &mut talks {
+        store.say(talk, 0).await;
+    }
+    let lock = store.lock();
+    store.faults().arm(1, How::NotDone, "INSERT INTO checkpoint");
+    let mut waiting: Vec<_> = talks.iter().map(|talk| store.saver.commit(talk.say(&message(1, 300)))).collect();
+    for future in &mut waiting {
+        assert!(future.now_or_never().is_none());
+    }
+    drop(lock);
+    let results = futures::future::join_all(waiting).await;
+    assert!(matches!(results[..], [Ok(_), Err(Error::Unavailable { .. }), Ok(_)]), "{results:?}");
+    for (talk, count) in talks.iter().zip([2, 1, 2]) {
+        assert_eq!(all(&store.saver, talk).await.len(), count);
+    }
+}
+
+#[tokio::test]
+async fn a_locked_database_is_unavailable_and_works_again_when_the_lock_is_gone() {
+    let store = Opened::with(Options { busy_timeout: Duration::from_millis(20), ..Options::default() });
+    let mut talk = Talk::new("t");
+    store.say(&mut talk, 0).await;
+    let lock = store.lock();
+    let step = talk.say(&message(1, 300));
+    let error = store.saver.commit(step.clone()).await.unwrap_err();
+    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains(LOCKED)), "{error}");
+    assert_eq!(all(&store.saver, &talk).await.len(), 1, "reads go on");
+    drop(lock);
+    store.saver.commit(step).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_disk_is_unavailable_and_the_store_goes_on_when_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let options = Options::default();
+    options.faults.bound(40);
+    let saver = SqliteSaver::open(&path, &options).unwrap();
+    let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
+    let first = other.say(&message(0, 300));
+    saver.commit(first.clone()).await.unwrap();
+    other.accept(&first);
+    let mut stored = 0;
+    let error = loop {
+        let step = talk.say(&message(stored, 10_000));
+        match saver.commit(step.clone()).await {
+            Ok(_) => talk.accept(&step),
+            Err(error) => break error,
+        }
+        stored += 1;
+        assert!(stored < 1000, "the bound has no effect");
+    };
+    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains(FULL)), "{error}");
+    assert_eq!(all(&saver, &talk).await.len(), stored, "everything acknowledged is there, and no more");
+    saver.delete_thread(&talk.thread).await.unwrap();
+    let step = other.say(&message(1, 10_000));
+    saver.commit(step).await.unwrap();
+    assert_eq!(all(&saver, &other).await.len(), 2);
+}
+
+/// A commit whose caller does not wait for it happens all the same, in its order.
+#[tokio::test]
+async fn a_dropped_future_does_not_cancel_its_command() {
+    let store = Opened::new();
+    let mut talk = Talk::new("t");
+    store.say(&mut talk, 0).await;
+    let lock = store.lock();
+    let step = talk.say(&message(1, 300));
+    let mut future = Box::pin(store.saver.commit(step.clone()));
+    assert!(future.as_mut().now_or_never().is_none());
+    drop(future);
+    talk.accept(&step);
+    drop(lock);
+    store.say(&mut talk, 2).await;
+    assert_eq!(all(&store.saver, &talk).await.len(), 3);
+}
+
+#[tokio::test]
+async fn close_carries_out_what_is_queued_and_later_calls_are_refused() {
+    let store = Opened::new();
+    let mut talk = Talk::new("t");
+    store.say(&mut talk, 0).await;
+    let lock = store.lock();
+    let step = talk.say(&message(1, 300));
+    let commit = store.saver.commit(step);
+    let mut commit = Box::pin(commit);
+    assert!(commit.as_mut().now_or_never().is_none());
+    let mut close = Box::pin(store.saver.close());
+    assert!(close.as_mut().now_or_never().is_none());
+    drop(lock);
+    close.await;
+    commit.await.unwrap();
+    store.saver.close().await;
+    let head = CheckpointSelector::head(&talk.thread);
+    assert!(matches!(store.saver.get(&head).await, Err(Error::Unavailable { .. })));
+    assert!(matches!(store.saver.delete_thread(&talk.thread).await, Err(Error::Unavailable { .. })));
+    assert!(!store.dir.path().join("db-wal").exists(), "the log was moved into the database");
+    assert_eq!(all(&store.reopen(), &talk).await.len(), 2);
+}

@@ -1,0 +1,153 @@
+//! The reading methods of the contract, each inside one read transaction.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
+use threadkeep::id::{ChannelName, CheckpointId};
+use threadkeep::saver::fallback::HistoryWalk;
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery};
+use threadkeep::{Error, Result};
+
+use crate::directory::{self, Chain};
+use crate::names::Names;
+use crate::record::{Kept, NameKey, Ordinal};
+use crate::rows::{self, CheckpointRow};
+use crate::sql::Db;
+use crate::view::{ChainRef, View};
+
+/// The contract's `get`.
+pub(crate) fn get(db: &Db, names: &Names, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+    let Some(thread) = directory::find_thread(db, &at.thread)? else { return Ok(None) };
+    let Some(chain) = directory::find_chain(db, thread, &at.namespace)? else { return Ok(None) };
+    let row = match at.id {
+        None => rows::head(db, chain.key)?,
+        Some(id) => rows::find(db, chain.key, id)?,
+    };
+    let Some(row) = row else { return Ok(None) };
+    let mut view = View::new(db, names, &at.thread, thread);
+    let read = view.read(chain.key, &row)?;
+    let metadata = view.metadata(&read)?;
+    let chain = ChainRef { key: chain.key, namespace: at.namespace.clone() };
+    view.tuple(&chain, &read, metadata, &at.load).map(Some)
+}
+
+/// Rows that a listing reads from a chain at a time.
+const PAGE: usize = 64;
+
+/// The checkpoints of a chain, newest first, read by the page.
+struct Newest {
+    chain: ChainRef,
+    /// Rows that were read and not taken yet, oldest first.
+    rows: Vec<CheckpointRow>,
+    /// The greatest ordinal that was not read yet.
+    below: Ordinal,
+    page: u32,
+}
+
+impl Newest {
+    fn new(db: &Db, chain: ChainRef, query: &ListQuery) -> Result<Self> {
+        let page = query.limit.map_or(PAGE, |limit| limit.clamp(1, PAGE)) as u32;
+        let below = match query.before {
+            None => Ordinal::MAX,
+            Some(before) => match rows::newest_not_after(db, chain.key, before)? {
+                None => 0,
+                Some(row) if row.id == before => row.ordinal - 1,
+                Some(row) => row.ordinal,
+            },
+        };
+        Ok(Self { chain, rows: Vec::new(), below, page })
+    }
+
+    /// The newest row that was not taken yet.
+    fn peek(&mut self, db: &Db) -> Result<Option<&CheckpointRow>> {
+        if self.rows.is_empty() && self.below > 0 {
+            self.rows = rows::newest_up_to(db, self.chain.key, self.below, self.page)?;
+            self.rows.reverse();
+            self.below = self.rows.first().map_or(0, |oldest| oldest.ordinal.saturating_sub(1));
+        }
+        Ok(self.rows.last())
+    }
+}
+
+/// The contract's `list`.
+pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+    let Some(thread) = directory::find_thread(db, &query.thread)? else { return Ok(Vec::new()) };
+    let chains: Vec<_> = match &query.namespace {
+        Some(namespace) => {
+            directory::find_chain(db, thread, namespace)?.map(|chain| (namespace.clone(), chain)).into_iter().collect()
+        }
+        None => directory::chains(db, thread)?,
+    };
+    let chains = chains.into_iter().map(|(namespace, Chain { key, .. })| ChainRef { key, namespace });
+    let mut sources = chains.map(|chain| Newest::new(db, chain, query)).collect::<Result<Vec<_>>>()?;
+    let mut view = View::new(db, names, &query.thread, thread);
+    let mut matches = Vec::new();
+    while query.limit.is_none_or(|limit| matches.len() < limit) {
+        let mut newest: Option<(CheckpointId, usize)> = None;
+        for (i, source) in sources.iter_mut().enumerate() {
+            if let Some(row) = source.peek(db)? && newest.is_none_or(|(id, _)| row.id > id) {
+                newest = Some((row.id, i));
+            }
+        }
+        let Some((source, row)) = newest.and_then(|(_, i)| sources[i].rows.pop().map(|row| (&sources[i], row))) else {
+            break;
+        };
+        let read = view.read(source.chain.key, &row)?;
+        let metadata = view.metadata(&read)?;
+        if metadata.matches(&query.filter) {
+            matches.push((source.chain.clone(), read, metadata));
+        }
+    }
+    // From the oldest on, so that a list which grew is made from the one before it.
+    let tuples = matches.into_iter().rev();
+    let tuples = tuples.map(|(chain, read, metadata)| view.tuple(&chain, &read, metadata, &query.load));
+    let mut tuples = tuples.collect::<Result<Vec<_>>>()?;
+    tuples.reverse();
+    Ok(tuples)
+}
+
+/// The contract's `delta_history`.
+pub(crate) fn delta_history(
+    db: &Db,
+    names: &Names,
+    at: &CheckpointKey,
+    channels: &BTreeSet<ChannelName>,
+    reach: Option<CheckpointId>,
+) -> Result<DeltaHistory> {
+    let unknown = || Error::NotFound { thread: at.thread.clone(), checkpoint: at.id };
+    let thread = directory::find_thread(db, &at.thread)?.ok_or_else(unknown)?;
+    let chain = directory::find_chain(db, thread, &at.namespace)?.ok_or_else(unknown)?.key;
+    let row = rows::find(db, chain, at.id)?.ok_or_else(unknown)?;
+    let mut view = View::new(db, names, &at.thread, thread);
+    let mut child = view.read(chain, &row)?;
+    let mut walk = HistoryWalk::new(at, channels, reach);
+    let mut keys: HashMap<&ChannelName, NameKey> = HashMap::new();
+    for channel in channels {
+        // A channel whose name is unknown was never written.
+        keys.extend(names.find(db, channel.as_str())?.map(|key| (channel, key)));
+    }
+    let wanted: HashSet<NameKey> = keys.values().copied().collect();
+    loop {
+        let done = walk.visit(child.id, |channel, far_enough| {
+            let Some(key) = keys.get(channel) else { return Ok(None) };
+            let Some(found) = view.channel(chain, &child, *key)? else { return Ok(None) };
+            let stored = match found.kept {
+                Kept::Value(_) | Kept::Snapshot(_) if !far_enough => Stored::Held,
+                _ => view.stored(chain, &found)?,
+            };
+            Ok(Some(ChannelEntry { version: found.version, stored }))
+        })?;
+        if done {
+            return Ok(walk.finish());
+        }
+        let Some(parent) = view.parent(chain, &child)? else { return Err(walk.no_seed(child.id)) };
+        let rows = view.tasks(chain, parent.ordinal)?;
+        let (mut applied, mut writes) = (Vec::new(), Vec::new());
+        for row in view.applied(&child, &rows)? {
+            applied.push(row.record.task);
+            writes.push(view.task_writes(&row.record, |key| wanted.contains(&key))?);
+        }
+        walk.apply(child.id, &applied, &writes)?;
+        child = parent;
+    }
+}

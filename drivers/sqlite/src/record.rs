@@ -1,0 +1,453 @@
+//! The bodies of checkpoint, task and chain rows: what they hold, with names as numbers and values as [`Form`]s.
+
+use bytes::Bytes;
+use threadkeep::id::{CheckpointId, TaskId, Version};
+use threadkeep::metadata::{Counters, Source};
+
+use crate::codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
+use crate::manifest::{Manifest, Run, SEQ_LIMIT, put_runs, take_runs};
+
+/// The version of all three forms, in the high half of their first byte.
+const FORM_VERSION: u8 = 1;
+
+/// The number of an interned channel or node name.
+pub(crate) type NameKey = u32;
+/// The place of a checkpoint in its chain, from 1.
+pub(crate) type Ordinal = u32;
+
+/// How a value is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// The bytes themselves.
+    Plain(Bytes),
+    /// A list element that holds the whole value.
+    Shared(u32),
+    /// A list, with the bytes of its elements.
+    Tiny(Vec<Bytes>),
+    /// A list of stored elements.
+    List(Manifest),
+}
+
+/// What a checkpoint stores for a channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// What the checkpoint with this ordinal stores for it.
+    At(Ordinal),
+    /// Stored here.
+    Own(Version, Kept),
+}
+
+/// An entry of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Sentinel,
+    Value(Form),
+    Snapshot(Form),
+}
+
+/// How `extra` metadata is stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Extra {
+    /// The object without the keys in `maps`.
+    pub(crate) rest: Rest,
+    /// Large objects, each by the entries that it has.
+    pub(crate) maps: Vec<(String, Manifest)>,
+}
+
+/// An object: none, its bytes, or the metadata element that holds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Rest {
+    #[default]
+    Empty,
+    Inline(Bytes),
+    Shared(u32),
+}
+
+/// A row of table `checkpoint`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CheckpointRecord {
+    pub(crate) parent: Option<Ordinal>,
+    pub(crate) source: Source,
+    pub(crate) step: i64,
+    pub(crate) delta_marker: bool,
+    pub(crate) next: Vec<NameKey>,
+    pub(crate) applied: Vec<u32>,
+    pub(crate) parents: Vec<(String, CheckpointId)>,
+    pub(crate) counters: Vec<(NameKey, Counters)>,
+    pub(crate) extra: Extra,
+    pub(crate) channels: Vec<(NameKey, Entry)>,
+}
+
+// The low half of the first byte: the source and the marker.
+const SOURCES: [Source; 4] = [Source::Input, Source::Loop, Source::Update, Source::Fork];
+const DELTA_MARKER: u8 = 1 << 2;
+
+// The second byte: how `rest` is stored, and what is there at all.
+const REST_INLINE: u8 = 1;
+const REST_SHARED: u8 = 2;
+const HAS_MAPS: u8 = 1 << 2;
+const HAS_PARENTS: u8 = 1 << 3;
+const HAS_COUNTERS: u8 = 1 << 4;
+
+// The byte of an entry: what it is, whether its version is the same as the last one told, and the form of its value.
+const AT: u8 = 0;
+const SENTINEL: u8 = 1;
+const VALUE: u8 = 2;
+const SNAPSHOT: u8 = 3;
+const SAME_VERSION: u8 = 1 << 2;
+// The byte of a write has the form too.
+const OVERWRITE: u8 = 1;
+
+// The form of a value, in bits 3 to 5 of the byte in front.
+const PLAIN: u8 = 0;
+const SHARED: u8 = 1 << 3;
+const TINY: u8 = 2 << 3;
+const RUN: u8 = 3 << 3;
+const RUNS: u8 = 4 << 3;
+const FORM: u8 = 7 << 3;
+
+impl CheckpointRecord {
+    /// The bytes of the record of checkpoint `own`.
+    pub(crate) fn encode(&self, own: Ordinal) -> Vec<u8> {
+        let source = SOURCES.iter().position(|source| *source == self.source).unwrap_or_default();
+        let marker = if self.delta_marker { DELTA_MARKER } else { 0 };
+        let flag = |is: bool, flag| if is { flag } else { 0 };
+        let rest = match &self.extra.rest {
+            Rest::Empty => 0,
+            Rest::Inline(_) => REST_INLINE,
+            Rest::Shared(_) => REST_SHARED,
+        };
+        let flags = rest
+            | flag(!self.extra.maps.is_empty(), HAS_MAPS)
+            | flag(!self.parents.is_empty(), HAS_PARENTS)
+            | flag(!self.counters.is_empty(), HAS_COUNTERS);
+        let mut out = vec![FORM_VERSION << 4 | marker | (source & 3) as u8, flags];
+        put_uint(&mut out, self.parent.map_or(0, |parent| own - parent + 1));
+        put_int(&mut out, self.step);
+        put_numbers(&mut out, &self.next);
+        put_numbers(&mut out, &self.applied);
+        if flags & HAS_PARENTS != 0 {
+            put_len(&mut out, self.parents.len());
+            for (namespace, id) in &self.parents {
+                put_bytes(&mut out, namespace.as_bytes());
+                out.extend_from_slice(id.as_bytes());
+            }
+        }
+        if flags & HAS_COUNTERS != 0 {
+            put_len(&mut out, self.counters.len());
+            for (channel, counters) in &self.counters {
+                put_uint(&mut out, *channel);
+                put_uint(&mut out, counters.updates);
+                put_uint(&mut out, counters.supersteps);
+            }
+        }
+        match &self.extra.rest {
+            Rest::Empty => {}
+            Rest::Inline(bytes) => put_bytes(&mut out, bytes),
+            Rest::Shared(seq) => put_uint(&mut out, *seq),
+        }
+        if flags & HAS_MAPS != 0 {
+            put_len(&mut out, self.extra.maps.len());
+            for (key, manifest) in &self.extra.maps {
+                put_bytes(&mut out, key.as_bytes());
+                put_runs(&mut out, &manifest.chunks);
+                put_runs(&mut out, &manifest.tail);
+            }
+        }
+        put_channels(&mut out, &self.channels);
+        out
+    }
+
+    /// Reads the record of checkpoint `own`.
+    pub(crate) fn decode(own: Ordinal, bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut decoder = Decoder::new(bytes);
+        let first = known_version(decoder.byte()?)?;
+        let flags = decoder.byte()?;
+        if first & !(DELTA_MARKER | 3) != 0 || flags & !0x1f != 0 {
+            return Err(Malformed("unknown flags"));
+        }
+        let parent = match decoder.u32()? {
+            0 => None,
+            distance => Some(
+                own.checked_sub(distance - 1)
+                    .filter(|parent| (1..own).contains(parent))
+                    .ok_or(Malformed("the parent is out of range"))?,
+            ),
+        };
+        let step = decoder.int()?;
+        let next = take_numbers(&mut decoder)?;
+        let applied = take_numbers(&mut decoder)?;
+        let mut parents = Vec::new();
+        if flags & HAS_PARENTS != 0 {
+            for _ in 0..decoder.count()? {
+                let namespace = decoder.text()?.to_owned();
+                parents.push((namespace, CheckpointId::from_bytes(decoder.array()?)));
+            }
+        }
+        let mut counters = Vec::new();
+        if flags & HAS_COUNTERS != 0 {
+            for _ in 0..decoder.count()? {
+                let channel = decoder.u32()?;
+                counters
+                    .push((channel, Counters { updates: decoder.uint()?, supersteps: decoder.uint()? }));
+            }
+        }
+        let rest = match flags & 3 {
+            0 => Rest::Empty,
+            REST_INLINE => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
+            REST_SHARED => Rest::Shared(take_seq(&mut decoder)?),
+            _ => return Err(Malformed("unknown form of metadata")),
+        };
+        let mut maps = Vec::new();
+        if flags & HAS_MAPS != 0 {
+            for _ in 0..decoder.count()? {
+                let key = decoder.text()?.to_owned();
+                maps.push((key, take_manifest(&mut decoder)?));
+            }
+        }
+        let channels = take_channels(&mut decoder, own)?;
+        decoder.finish()?;
+        Ok(Self {
+            parent,
+            source: SOURCES[usize::from(first & 3)],
+            step,
+            delta_marker: first & DELTA_MARKER != 0,
+            next,
+            applied,
+            parents,
+            counters,
+            extra: Extra { rest, maps },
+            channels,
+        })
+    }
+
+    /// What this checkpoint stores for a channel.
+    pub(crate) fn entry(&self, channel: NameKey) -> Option<&Entry> {
+        self.channels.iter().find(|(name, _)| *name == channel).map(|(_, entry)| entry)
+    }
+}
+
+fn put_channels(out: &mut Vec<u8>, channels: &[(NameKey, Entry)]) {
+    put_len(out, channels.len());
+    let mut last = None;
+    for (channel, entry) in channels {
+        put_uint(out, *channel);
+        match entry {
+            Entry::At(ordinal) => {
+                out.push(AT);
+                put_uint(out, *ordinal);
+            }
+            Entry::Own(version, kept) => {
+                let (kind, form) = match kept {
+                    Kept::Sentinel => (SENTINEL, None),
+                    Kept::Value(form) => (VALUE, Some(form)),
+                    Kept::Snapshot(form) => (SNAPSHOT, Some(form)),
+                };
+                let same = if last == Some(version) { SAME_VERSION } else { 0 };
+                out.push(kind | same | form.map_or(0, form_bits));
+                if same == 0 {
+                    put_uint(out, version.counter);
+                    out.extend_from_slice(&version.random.to_le_bytes());
+                }
+                if let Some(form) = form {
+                    put_form(out, form);
+                }
+                last = Some(version);
+            }
+        }
+    }
+}
+
+fn take_channels(decoder: &mut Decoder<'_>, own: Ordinal) -> Result<Vec<(NameKey, Entry)>, Malformed> {
+    let mut channels = Vec::new();
+    let mut last = None;
+    for _ in 0..decoder.count()? {
+        let channel = decoder.u32()?;
+        let tag = decoder.byte()?;
+        if tag == AT {
+            let ordinal = decoder.u32()?;
+            if !(1..own).contains(&ordinal) {
+                return Err(Malformed("an entry is taken over from an ordinal out of range"));
+            }
+            channels.push((channel, Entry::At(ordinal)));
+            continue;
+        }
+        let version = if tag & SAME_VERSION != 0 {
+            last.ok_or(Malformed("no version to repeat"))?
+        } else {
+            Version { counter: decoder.uint()?, random: u64::from_le_bytes(decoder.array()?) }
+        };
+        last = Some(version);
+        let kept = match tag & 3 {
+            SENTINEL if tag & FORM == 0 => Kept::Sentinel,
+            VALUE => Kept::Value(take_form(decoder, tag)?),
+            SNAPSHOT => Kept::Snapshot(take_form(decoder, tag)?),
+            _ => return Err(Malformed("unknown kind of entry")),
+        };
+        if tag & !(3 | SAME_VERSION | FORM) != 0 {
+            return Err(Malformed("unknown flags"));
+        }
+        channels.push((channel, Entry::Own(version, kept)));
+    }
+    Ok(channels)
+}
+
+/// A row of table `task`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TaskRecord {
+    pub(crate) task: TaskId,
+    pub(crate) node: NameKey,
+    pub(crate) index: u32,
+    pub(crate) writes: Vec<WriteRecord>,
+}
+
+/// One write of a task.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct WriteRecord {
+    pub(crate) channel: NameKey,
+    pub(crate) overwrite: bool,
+    pub(crate) value: Form,
+}
+
+impl TaskRecord {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![FORM_VERSION << 4];
+        out.extend_from_slice(self.task.as_bytes());
+        put_uint(&mut out, self.node);
+        put_uint(&mut out, self.index);
+        put_len(&mut out, self.writes.len());
+        for write in &self.writes {
+            put_uint(&mut out, write.channel);
+            out.push(form_bits(&write.value) | if write.overwrite { OVERWRITE } else { 0 });
+            put_form(&mut out, &write.value);
+        }
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut decoder = Decoder::new(bytes);
+        if known_version(decoder.byte()?)? != 0 {
+            return Err(Malformed("unknown flags"));
+        }
+        let task = TaskId::from_bytes(decoder.array()?);
+        let (node, index) = (decoder.u32()?, decoder.u32()?);
+        let mut writes = Vec::new();
+        for _ in 0..decoder.count()? {
+            let channel = decoder.u32()?;
+            let tag = decoder.byte()?;
+            if tag & !(OVERWRITE | FORM) != 0 {
+                return Err(Malformed("unknown flags"));
+            }
+            let value = take_form(&mut decoder, tag)?;
+            writes.push(WriteRecord { channel, overwrite: tag & OVERWRITE != 0, value });
+        }
+        decoder.finish()?;
+        Ok(Self { task, node, index, writes })
+    }
+}
+
+/// The body of a row of table `chain`: the greatest ordinal that was ever deleted.
+pub(crate) fn encode_floor(floor: Ordinal) -> Vec<u8> {
+    let mut out = vec![FORM_VERSION << 4];
+    put_uint(&mut out, floor);
+    out
+}
+
+/// Reads what [`encode_floor`] wrote.
+pub(crate) fn decode_floor(bytes: &[u8]) -> Result<Ordinal, Malformed> {
+    let mut decoder = Decoder::new(bytes);
+    if known_version(decoder.byte()?)? != 0 {
+        return Err(Malformed("unknown flags"));
+    }
+    let floor = decoder.u32()?;
+    decoder.finish()?;
+    Ok(floor)
+}
+
+fn known_version(first: u8) -> Result<u8, Malformed> {
+    if first >> 4 == FORM_VERSION { Ok(first & 0x0f) } else { Err(Malformed("unknown version of the row")) }
+}
+
+fn put_numbers(out: &mut Vec<u8>, numbers: &[u32]) {
+    put_len(out, numbers.len());
+    for number in numbers {
+        put_uint(out, *number);
+    }
+}
+
+fn take_numbers(decoder: &mut Decoder<'_>) -> Result<Vec<u32>, Malformed> {
+    (0..decoder.count()?).map(|_| decoder.u32()).collect()
+}
+
+fn form_bits(form: &Form) -> u8 {
+    match form {
+        Form::Plain(_) => PLAIN,
+        Form::Shared(_) => SHARED,
+        Form::Tiny(_) => TINY,
+        Form::List(manifest) if single_run(manifest).is_some() => RUN,
+        Form::List(_) => RUNS,
+    }
+}
+
+fn single_run(manifest: &Manifest) -> Option<Run> {
+    match (&manifest.chunks[..], &manifest.tail[..]) {
+        ([], [run]) => Some(*run),
+        _ => None,
+    }
+}
+
+fn put_form(out: &mut Vec<u8>, form: &Form) {
+    match form {
+        Form::Plain(bytes) => put_bytes(out, bytes),
+        Form::Shared(seq) => put_uint(out, *seq),
+        Form::Tiny(elements) => {
+            put_len(out, elements.len());
+            for element in elements {
+                put_bytes(out, element);
+            }
+        }
+        Form::List(manifest) => {
+            if let Some(run) = single_run(manifest) {
+                put_uint(out, run.start);
+                put_uint(out, run.len);
+            } else {
+                put_runs(out, &manifest.chunks);
+                put_runs(out, &manifest.tail);
+            }
+        }
+    }
+}
+
+fn take_form(decoder: &mut Decoder<'_>, tag: u8) -> Result<Form, Malformed> {
+    Ok(match tag & FORM {
+        PLAIN => Form::Plain(Bytes::copy_from_slice(decoder.bytes()?)),
+        SHARED => Form::Shared(take_seq(decoder)?),
+        TINY => {
+            let count = decoder.count()?;
+            let elements = (0..count).map(|_| decoder.bytes().map(Bytes::copy_from_slice));
+            Form::Tiny(elements.collect::<Result<_, _>>()?)
+        }
+        RUN => {
+            let run = Run { start: decoder.u32()?, len: decoder.u32()? };
+            if run.len == 0 || u64::from(run.start) + u64::from(run.len) > u64::from(SEQ_LIMIT) {
+                return Err(Malformed("a run is empty or ends out of range"));
+            }
+            Form::List(Manifest { chunks: Vec::new(), tail: vec![run] })
+        }
+        RUNS => Form::List(take_manifest(decoder)?),
+        _ => return Err(Malformed("unknown form of a value")),
+    })
+}
+
+fn take_manifest(decoder: &mut Decoder<'_>) -> Result<Manifest, Malformed> {
+    Ok(Manifest { chunks: take_runs(decoder)?, tail: take_runs(decoder)? })
+}
+
+fn take_seq(decoder: &mut Decoder<'_>) -> Result<u32, Malformed> {
+    decoder.u32().and_then(|seq| {
+        if seq < SEQ_LIMIT { Ok(seq) } else { Err(Malformed("a sequence number is out of range")) }
+    })
+}
+
+#[cfg(test)]
+mod tests;

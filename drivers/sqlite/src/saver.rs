@@ -1,0 +1,142 @@
+//! The saver: the contract's methods as reads on the pool and commands to the writer.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::{Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Saver, StepCommit};
+use threadkeep::Result;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::commit::Work;
+use crate::config::Options;
+use crate::error::{CLOSED, LOST, SAVER, in_doubt, unavailable};
+use crate::read;
+use crate::reader::Readers;
+use crate::sql::Db;
+use crate::stats::{Counters, Stats};
+use crate::writer::{self, Command, Message};
+
+/// A store of checkpoints in an SQLite database.
+///
+/// Its futures must run in a tokio runtime. Several processes may have the same file open; each commit tells whether
+/// its head is still the one that the caller saw.
+///
+/// [`SqliteSaver::close`] is the orderly end. Dropping the last handle lets the writer finish what is queued and close
+/// the file in its own time; nothing that was acknowledged is lost either way.
+pub struct SqliteSaver {
+    path: PathBuf,
+    readers: Readers,
+    queue: mpsc::Sender<Message>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    counters: Arc<Counters>,
+}
+
+impl fmt::Debug for SqliteSaver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteSaver").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl SqliteSaver {
+    /// Opens the database at `path` and creates it if there is none. The directory must exist. Blocks: see
+    /// [`Self::open_async`].
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::NewerFormat`] if a newer version of this program wrote it;
+    /// [`threadkeep::Error::InvalidInput`] if it is another program's database; [`threadkeep::Error::Corrupt`] if it is
+    /// no database; [`threadkeep::Error::Unavailable`] if it cannot be opened or is locked.
+    pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+        let path = path.as_ref();
+        let db = Db::writer(path, options)?;
+        let readers = Readers::open(path, options)?;
+        let counters = Arc::<Counters>::default();
+        let (queue, thread) = writer::start(db, counters.clone())?;
+        Ok(Self { path: path.to_owned(), readers, queue, writer: Mutex::new(Some(thread)), counters })
+    }
+
+    /// [`Self::open`] on a thread that may block.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_async(path: impl AsRef<Path>, options: Options) -> Result<Self> {
+        let path = path.as_ref().to_owned();
+        let open = tokio::task::spawn_blocking(move || Self::open(path, &options));
+        open.await.map_err(|error| unavailable(error.to_string()))?
+    }
+
+    /// Carries out what is queued, moves the write-ahead log into the database file and closes it. Waits for reads that
+    /// run; later calls are [`threadkeep::Error::Unavailable`]. Closing twice is fine.
+    pub async fn close(&self) {
+        self.readers.close().await;
+        let (reply, closed) = oneshot::channel();
+        if self.queue.send(Message::Close(reply)).await.is_ok() {
+            // An error means that the writer has ended for another reason.
+            let _ = closed.await;
+        }
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(writer) = writer {
+            // It has answered, so this takes no time; it only fails if the thread panicked.
+            let _ = tokio::task::spawn_blocking(move || writer.join()).await;
+        }
+    }
+
+    /// What was counted since the store was opened.
+    pub fn stats(&self) -> Stats {
+        self.counters.stats()
+    }
+
+    async fn write(&self, work: Work) -> Result<()> {
+        let (reply, outcome) = oneshot::channel();
+        let command = Message::Work(Command { work, reply });
+        self.queue.send(command).await.map_err(|_| unavailable(CLOSED))?;
+        outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
+    }
+}
+
+#[async_trait]
+impl Saver for SqliteSaver {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        let at = at.clone();
+        self.readers.run(move |db, names| read::get(db, names, &at)).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        let query = query.clone();
+        self.readers.run(move |db, names| read::list(db, names, &query)).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.write(Work::PutWrites(at.clone(), task.clone())).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        step.validate()?;
+        let key = step.key();
+        self.write(Work::Commit(Box::new(step))).await?;
+        Ok(key)
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        let (at, channels) = (at.clone(), channels.clone());
+        self.readers.run(move |db, names| read::delta_history(db, names, &at, &channels, reach)).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.write(Work::DeleteThread(thread.clone())).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { name: SAVER, durable: true, shared_elements: true }
+    }
+}

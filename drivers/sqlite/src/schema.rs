@@ -1,0 +1,154 @@
+//! The tables, and the check that a file is ours.
+//!
+//! # On-disk format, version 1
+//!
+//! An SQLite database in WAL mode with [`APPLICATION_ID`] and, as `user_version`, the [`FORMAT_VERSION`].
+//!
+//! | table | key | holds |
+//! |---|---|---|
+//! | `thread` | number of the thread | its id, and a hash of it |
+//! | `chain` | number of the chain | the thread, the namespace, a hash of both, and a sealed body: the ordinal floor |
+//! | `name` | number of the name | the text of a channel or node, and its checksum |
+//! | `checkpoint` | chain and ordinal | the checkpoint's id, and a sealed body |
+//! | `task` | chain, ordinal and row | a sealed body: the writes of a task that ran from that checkpoint |
+//! | `element` | thread, space and sequence number | a hash, and the bytes that have it |
+//!
+//! Numbers of threads and chains are never used twice. They are looked up by text *or* hash and must agree in both, so
+//! that a damaged row is an error rather than an unknown thread.
+//!
+//! ## Keys
+//!
+//! A *chain* is a namespace of a thread. Its checkpoints have *ordinals*, counting up from 1 in the order of commits;
+//! an ordinal is never used twice, also after deletions (the chain's floor is at least the greatest ordinal deleted).
+//! A commit must expect the head and have a greater id, so the order of ordinals is the order of ids: the head is the
+//! greatest key, an id is found by binary search, and no index is needed.
+//!
+//! * key of `checkpoint` and `task`: `chain << 32 | ordinal`
+//! * key of `element`: `thread << 32 | space << 30 | sequence number`. Spaces: 0 list elements and large plain values,
+//!   1 metadata, 2 manifest chunks. Each counts from 0.
+//!
+//! ## Rows
+//!
+//! Numbers are LEB128 varints, signed ones in zigzag form. A *sealed* body ends with four bytes of BLAKE3 over table,
+//! key and the rest of the row. The high half of a body's first byte is the version of its form, 1.
+//!
+//! * `chain`: version byte, floor
+//! * `checkpoint`: version byte with source and delta marker, flags, distance to the parent's ordinal (0: none; 1 is
+//!   reserved for a parent that was deleted, so a distance d is d + 1), step, next nodes, applied task rows, `parents`
+//!   if flagged, counters if flagged, `extra`, channels. A channel is its name and either an ordinal, whose checkpoint
+//!   holds the entry (it was taken over), or a version and what is stored: a sentinel or a value.
+//! * `task`: version byte, task id, node, index, writes (channel, whether it replaces, value)
+//! * `element`: a codec byte (0: as is) and the bytes. The hash is the first sixteen bytes of BLAKE3 of the bytes; it
+//!   is checked on every read.
+//!
+//! ## Values
+//!
+//! A value up to 32 bytes stands where it is used. A larger one is cut: each element of a list is a row of `element`,
+//! stored once in a thread, and the value is a *manifest*: runs of sequence numbers, so that an append-only list of any
+//! length takes a few bytes. Runs beyond sixteen are packed by eights into chunks, which are elements themselves, and
+//! the manifest holds runs of chunks: a much-edited list stays small too. A large value that is no list is one element.
+//! A large map in `extra` is a manifest over its entries.
+
+use rusqlite::Connection;
+use threadkeep::{Error, Result};
+
+use crate::error::{from_sqlite, unavailable};
+
+/// The `application_id` of our databases: `THKP`.
+pub const APPLICATION_ID: i32 = 0x5448_4b50;
+/// The newest format that this driver reads, and the one that it writes.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Large enough that messages of two kilobytes leave little of a page unused.
+const PAGE_SIZE: i64 = 16_384;
+/// Older versions can lose a commit when a WAL is reset while another connection writes.
+const OLDEST_SQLITE: i32 = 3_051_003;
+
+const TABLES: &str = "
+CREATE TABLE thread (
+    key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, hash INTEGER NOT NULL UNIQUE
+) STRICT;
+CREATE TABLE chain (
+    key INTEGER PRIMARY KEY AUTOINCREMENT, thread INTEGER NOT NULL, namespace TEXT NOT NULL,
+    hash INTEGER NOT NULL UNIQUE, body BLOB NOT NULL, UNIQUE (thread, namespace)
+) STRICT;
+CREATE TABLE name (key INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE, sum BLOB NOT NULL) STRICT;
+CREATE TABLE checkpoint (key INTEGER PRIMARY KEY, id BLOB NOT NULL, body BLOB NOT NULL) STRICT;
+CREATE TABLE task (
+    key INTEGER NOT NULL, ord INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (key, ord)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE element (key INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL) STRICT;
+";
+
+/// What a file is before we use it.
+enum Found {
+    Empty,
+    Ours(u32),
+    Foreign(i32),
+}
+
+/// Makes sure that the database behind `conn` has our tables, in a format that this driver knows. A database of
+/// another program is not touched.
+///
+/// # Errors
+/// [`Error::NewerFormat`]; [`Error::InvalidInput`] for another program's database; [`Error::Corrupt`] for a file that
+/// is no database.
+pub(crate) fn prepare(conn: &Connection, store: &str) -> Result<()> {
+    if rusqlite::version_number() < OLDEST_SQLITE {
+        let version = rusqlite::version();
+        return Err(unavailable(format!("SQLite {version} is too old; build with 3.51.3 or newer")));
+    }
+    let failed = |error| from_sqlite(store, &error);
+    let found = known(identify(conn).map_err(failed)?, store)?;
+    if let Found::Empty = found {
+        conn.pragma_update(None, "page_size", PAGE_SIZE).map_err(failed)?;
+    }
+    let journal: String = conn
+        .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
+        .map_err(failed)?;
+    if journal != "wal" {
+        return Err(unavailable(format!("{store}: the file system does not allow a write-ahead log")));
+    }
+    if let Found::Empty = found {
+        conn.execute_batch("BEGIN IMMEDIATE").map_err(failed)?;
+        let created = create(conn, store);
+        let end = if created.is_ok() { "COMMIT" } else { "ROLLBACK" };
+        let ended = conn.execute_batch(end).map_err(failed);
+        created.and(ended)?;
+    }
+    Ok(())
+}
+
+/// Creates the tables, unless somebody else did so since we looked.
+fn create(conn: &Connection, store: &str) -> Result<()> {
+    let failed = |error| from_sqlite(store, &error);
+    if let Found::Empty = known(identify(conn).map_err(failed)?, store)? {
+        conn.execute_batch(TABLES).map_err(failed)?;
+        conn.pragma_update(None, "application_id", APPLICATION_ID).map_err(failed)?;
+        conn.pragma_update(None, "user_version", FORMAT_VERSION).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn identify(conn: &Connection) -> rusqlite::Result<Found> {
+    let number = |pragma| conn.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
+    let (application, version) = (number("application_id")?, number("user_version")?);
+    if application == APPLICATION_ID {
+        return Ok(Found::Ours(version.cast_unsigned()));
+    }
+    let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    Ok(if application == 0 && version == 0 && tables == 0 { Found::Empty } else { Found::Foreign(application) })
+}
+
+fn known(found: Found, store: &str) -> Result<Found> {
+    match found {
+        Found::Ours(FORMAT_VERSION) | Found::Empty => Ok(found),
+        Found::Ours(version) if version > FORMAT_VERSION => {
+            Err(Error::NewerFormat { store: store.to_owned(), found: version, supported: FORMAT_VERSION })
+        }
+        Found::Ours(version) => Err(Error::corrupt(store, format!("unknown format version {version}"))),
+        Found::Foreign(application) => Err(Error::InvalidInput(format!(
+            "{store} is a database of another program (application id {application:#x}); choose another path"
+        ))),
+    }
+}

@@ -1,0 +1,184 @@
+//! A connection: every statement that reads or writes rows goes through here.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, Params, Row};
+use threadkeep::{Error, Result};
+
+use crate::config::Options;
+use crate::error::from_sqlite;
+
+/// Page cache of a connection, in KiB.
+const CACHE_KIB: i64 = 16_384;
+/// A WAL that grew beyond this many bytes is cut when it is reset.
+const WAL_LIMIT: i64 = 64 << 20;
+/// More than there are different statements.
+const STATEMENTS: usize = 64;
+
+/// A connection to the database.
+pub(crate) struct Db {
+    conn: Connection,
+    store: Arc<str>,
+    #[cfg(test)]
+    faults: Option<Arc<crate::fault::Faults>>,
+}
+
+impl Db {
+    /// The connection that writes; creates the database if there is none.
+    pub(crate) fn writer(path: &Path, options: &Options) -> Result<Self> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        #[cfg_attr(not(test), expect(unused_mut))]
+        let mut db = Self::open(path, options, flags)?;
+        crate::schema::prepare(&db.conn, &db.store)?;
+        db.pragma("synchronous", options.synchronous.as_pragma())?;
+        db.pragma("journal_size_limit", WAL_LIMIT)?;
+        #[cfg(test)]
+        {
+            options.faults.apply(&db.conn);
+            db.faults = Some(options.faults.clone());
+        }
+        Ok(db)
+    }
+
+    /// A connection that only reads.
+    pub(crate) fn reader(path: &Path, options: &Options) -> Result<Self> {
+        Self::open(path, options, OpenFlags::SQLITE_OPEN_READ_ONLY)
+    }
+
+    fn open(path: &Path, options: &Options, flags: OpenFlags) -> Result<Self> {
+        let store: Arc<str> = path.display().to_string().into();
+        let conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+            .map_err(|error| from_sqlite(&store, &error))?;
+        let db = Self {
+            conn,
+            store,
+            #[cfg(test)]
+            faults: None,
+        };
+        db.conn.set_prepared_statement_cache_capacity(STATEMENTS);
+        db.conn.busy_timeout(options.busy_timeout).map_err(|error| db.error(&error))?;
+        db.pragma("cache_size", -CACHE_KIB)?;
+        db.pragma("cell_size_check", true)?;
+        db.pragma("trusted_schema", false)?;
+        Ok(db)
+    }
+
+    fn pragma(&self, name: &str, value: impl rusqlite::ToSql) -> Result<()> {
+        // Some of them answer with a row, some do not.
+        let read = |_: &Row<'_>| Ok(());
+        match self.conn.pragma_update_and_check(None, name, value, read) {
+            Ok(()) | Err(rusqlite::Error::QueryReturnedNoRows) => Ok(()),
+            Err(error) => Err(self.error(&error)),
+        }
+    }
+
+    /// Runs a statement that returns no rows; answers how many it changed.
+    pub(crate) fn execute(&self, sql: &str, params: impl Params) -> Result<usize> {
+        self.attempt(sql, || self.conn.prepare_cached(sql)?.execute(params))
+    }
+
+    /// Runs a query and hands each row to `read`.
+    pub(crate) fn each(
+        &self,
+        sql: &str,
+        params: impl Params,
+        mut read: impl FnMut(&Row<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut stopped = Ok(());
+        self.attempt(sql, || {
+            let mut statement = self.conn.prepare_cached(sql)?;
+            let mut rows = statement.query(params)?;
+            while let Some(row) = rows.next()? {
+                stopped = read(row);
+                if stopped.is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        })?;
+        stopped
+    }
+
+    /// Runs a query for at most one row.
+    pub(crate) fn one<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        mut read: impl FnMut(&Row<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut found = None;
+        self.each(sql, params, |row| {
+            found = Some(read(row)?);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// The key that the last insert gave.
+    pub(crate) fn last_key(&self) -> i64 {
+        self.conn.last_insert_rowid()
+    }
+
+    /// Whether no transaction is open; an error may have rolled it back.
+    pub(crate) fn is_autocommit(&self) -> bool {
+        self.conn.is_autocommit()
+    }
+
+    /// A number that changes when another connection has written to the database.
+    pub(crate) fn data_version(&self) -> Result<i64> {
+        self.one("PRAGMA data_version", [], |row| integer(row, 0)).map(|version| version.unwrap_or_default())
+    }
+
+    /// Moves the WAL into the database file and empties it, as far as other readers allow.
+    pub(crate) fn checkpoint_wal(&self) -> Result<()> {
+        self.each("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+    }
+
+    #[cfg(not(test))]
+    fn attempt<T>(&self, _sql: &str, run: impl FnOnce() -> rusqlite::Result<T>) -> Result<T> {
+        run().map_err(|error| self.error(&error))
+    }
+
+    #[cfg(test)]
+    fn attempt<T>(&self, sql: &str, run: impl FnOnce() -> rusqlite::Result<T>) -> Result<T> {
+        let result = match &self.faults {
+            Some(faults) => faults.strike(&self.conn, sql, run),
+            None => run(),
+        };
+        result.map_err(|error| self.error(&error))
+    }
+
+    fn error(&self, error: &rusqlite::Error) -> Error {
+        from_sqlite(&self.store, error)
+    }
+}
+
+/// The integer in a column.
+pub(crate) fn integer(row: &Row<'_>, column: usize) -> Result<i64> {
+    match row.get_ref(column) {
+        Ok(ValueRef::Integer(number)) => Ok(number),
+        _ => Err(wrong_type(column)),
+    }
+}
+
+/// The bytes in a column.
+pub(crate) fn blob<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r [u8]> {
+    match row.get_ref(column) {
+        Ok(ValueRef::Blob(bytes)) => Ok(bytes),
+        _ => Err(wrong_type(column)),
+    }
+}
+
+/// The text in a column.
+pub(crate) fn text<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r str> {
+    match row.get_ref(column) {
+        Ok(ValueRef::Text(bytes)) => std::str::from_utf8(bytes).map_err(|_| wrong_type(column)),
+        _ => Err(wrong_type(column)),
+    }
+}
+
+fn wrong_type(column: usize) -> Error {
+    Error::corrupt("the database", format!("column {column} of a row does not have its type"))
+}

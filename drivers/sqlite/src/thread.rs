@@ -1,0 +1,168 @@
+//! What the writer remembers of the threads it wrote to last, so that a step costs what it changes.
+//!
+//! All of it can be read again; it is dropped as soon as it may be wrong: after a failed command, and when another
+//! connection wrote to the database.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use lru::LruCache;
+use threadkeep::Result;
+use threadkeep::id::{CheckpointId, Namespace, ThreadId, Version};
+use threadkeep::value::{ChannelValue, Element};
+
+use crate::directory::{self, Chain, ChainKey, ThreadKey};
+use crate::element::{Index, Space};
+use crate::manifest::Shape;
+use crate::names::Names;
+use crate::record::{Form, NameKey, Ordinal};
+use crate::rows::{self, CheckpointRow};
+use crate::sql::Db;
+use crate::stats::Counters;
+use crate::value::{ListKey, Values};
+use crate::view::{Channel, View};
+
+/// Chains of a thread that are remembered.
+const CHAINS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
+/// Stored lists of a thread whose shapes are remembered.
+const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
+/// Hashes that are remembered over all threads: about fifty megabytes.
+const HASHES: usize = 1 << 20;
+
+/// A checkpoint from which a step is committed.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) ordinal: Ordinal,
+    pub(crate) id: CheckpointId,
+    pub(crate) channels: Vec<Channel>,
+}
+
+/// A chain and its head.
+#[derive(Debug, Clone)]
+pub(crate) struct ChainState {
+    pub(crate) chain: Chain,
+    pub(crate) head: Option<Arc<Node>>,
+}
+
+/// A thread.
+pub(crate) struct ThreadState {
+    pub(crate) key: ThreadKey,
+    chains: LruCache<Namespace, ChainState>,
+    shapes: LruCache<ListKey, Shape>,
+    index: Option<Index>,
+}
+
+impl ThreadState {
+    pub(crate) fn new(key: ThreadKey) -> Self {
+        Self { key, chains: LruCache::new(CHAINS), shapes: LruCache::new(SHAPES), index: None }
+    }
+
+    /// Stores an element.
+    pub(crate) fn element(
+        &mut self,
+        db: &Db,
+        counters: &Counters,
+        space: Space,
+        element: &Element,
+    ) -> Result<u32> {
+        Values { db, thread: self.key, index: &mut self.index, counters }.element(space, element)
+    }
+
+    /// Stores a value of a channel. A list with a version is remembered: later ones may be told from it.
+    pub(crate) fn value(
+        &mut self,
+        db: &Db,
+        counters: &Counters,
+        (chain, channel): (ChainKey, NameKey),
+        version: Option<Version>,
+        value: &ChannelValue,
+    ) -> Result<Form> {
+        let mut values = Values { db, thread: self.key, index: &mut self.index, counters };
+        let shapes = &mut self.shapes;
+        let (form, shape) = values.store(value, |base| shapes.get(&(chain, channel, base)))?;
+        if let (Some(version), Some(shape)) = (version, shape) {
+            shapes.put((chain, channel, version), shape);
+        }
+        Ok(form)
+    }
+
+    /// A chain, if it is known.
+    pub(crate) fn chain(
+        &mut self,
+        db: &Db,
+        names: &Names,
+        thread: &ThreadId,
+        namespace: &Namespace,
+    ) -> Result<Option<ChainState>> {
+        if let Some(state) = self.chains.get(namespace) {
+            return Ok(Some(state.clone()));
+        }
+        let Some(chain) = directory::find_chain(db, self.key, namespace)? else { return Ok(None) };
+        let head = rows::head(db, chain.key)?;
+        let head = head.map(|row| self.node(db, names, thread, &chain, &row)).transpose()?;
+        let state = ChainState { chain, head };
+        self.chains.put(namespace.clone(), state.clone());
+        Ok(Some(state))
+    }
+
+    /// A checkpoint, with its channels followed to where they are stored.
+    pub(crate) fn node(
+        &self,
+        db: &Db,
+        names: &Names,
+        thread: &ThreadId,
+        chain: &Chain,
+        row: &CheckpointRow,
+    ) -> Result<Arc<Node>> {
+        let mut view = View::new(db, names, thread, self.key);
+        let read = view.read(chain.key, row)?;
+        let channels = view.channels(chain.key, &read)?;
+        Ok(Arc::new(Node { ordinal: row.ordinal, id: row.id, channels }))
+    }
+
+    /// Remembers the new head of a chain.
+    pub(crate) fn moved(&mut self, namespace: &Namespace, chain: Chain, head: Node) {
+        self.chains.put(namespace.clone(), ChainState { chain, head: Some(Arc::new(head)) });
+    }
+
+    fn weight(&self) -> usize {
+        self.index.as_ref().map_or(0, Index::len)
+    }
+}
+
+/// The threads that were written to last.
+pub(crate) struct Threads {
+    states: LruCache<ThreadId, ThreadState>,
+    weight: usize,
+}
+
+/// Threads that are remembered.
+const THREADS: usize = 1024;
+
+impl Default for Threads {
+    fn default() -> Self {
+        Self { states: LruCache::unbounded(), weight: 0 }
+    }
+}
+
+impl Threads {
+    /// Takes a thread out. Who does not put it back makes it forgotten.
+    pub(crate) fn take(&mut self, db: &Db, thread: &ThreadId) -> Result<Option<ThreadState>> {
+        if let Some(state) = self.states.pop(thread) {
+            self.weight -= state.weight();
+            return Ok(Some(state));
+        }
+        Ok(directory::find_thread(db, thread)?.map(ThreadState::new))
+    }
+
+    /// Puts a thread back, and forgets others as far as there are too many.
+    pub(crate) fn put(&mut self, thread: ThreadId, state: ThreadState) {
+        self.weight += state.weight();
+        self.states.put(thread, state);
+        while self.states.len() > 1 && (self.weight > HASHES || self.states.len() > THREADS) {
+            if let Some((_, old)) = self.states.pop_lru() {
+                self.weight -= old.weight();
+            }
+        }
+    }
+}

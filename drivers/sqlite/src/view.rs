@@ -1,0 +1,300 @@
+//! One read of a thread: rows, names and elements made into checkpoints again. Whatever it needs twice, it reads once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, NodeName, TaskId, ThreadId, Version};
+use threadkeep::metadata::Metadata;
+use threadkeep::saver::Load;
+use threadkeep::value::{ChannelValue, ListValue};
+use threadkeep::{Error, Result};
+
+use crate::directory::{ChainKey, ThreadKey};
+use crate::element::{Elements, Space};
+use crate::manifest::Run;
+use crate::names::Names;
+use crate::record::{CheckpointRecord, Entry, Form, Kept, NameKey, Ordinal, TaskRecord};
+use crate::rows::{self, CheckpointRow, TaskRow};
+use crate::sql::Db;
+use crate::{extra, value};
+
+/// Rows that are read ahead when a walk misses one: the next ones are mostly the ones before it.
+const READ_AHEAD: u32 = 32;
+
+/// A checkpoint row, decoded.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) ordinal: Ordinal,
+    pub(crate) id: CheckpointId,
+    pub(crate) record: CheckpointRecord,
+}
+
+/// A channel of a checkpoint, followed to the checkpoint that stores it.
+#[derive(Debug, Clone)]
+pub(crate) struct Channel {
+    pub(crate) name: NameKey,
+    /// The checkpoint that stores the entry.
+    pub(crate) origin: Ordinal,
+    pub(crate) version: Version,
+    pub(crate) kept: Kept,
+}
+
+/// A chain of the thread that is read.
+#[derive(Debug, Clone)]
+pub(crate) struct ChainRef {
+    pub(crate) key: ChainKey,
+    pub(crate) namespace: Namespace,
+}
+
+/// The list of a channel that was made last, so that one which continues it need not be made anew.
+struct LastList {
+    origin: Ordinal,
+    runs: Vec<Run>,
+    list: ListValue,
+}
+
+/// A thread, seen from inside one transaction.
+pub(crate) struct View<'a> {
+    db: &'a Db,
+    names: &'a Names,
+    thread: &'a ThreadId,
+    elements: Elements<'a>,
+    checkpoints: HashMap<(ChainKey, Ordinal), Rc<Read>>,
+    tasks: HashMap<(ChainKey, Ordinal), Rc<Vec<TaskRow>>>,
+    lists: HashMap<(ChainKey, NameKey), LastList>,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn new(db: &'a Db, names: &'a Names, thread: &'a ThreadId, key: ThreadKey) -> Self {
+        Self {
+            db,
+            names,
+            thread,
+            elements: Elements::new(db, key),
+            checkpoints: HashMap::new(),
+            tasks: HashMap::new(),
+            lists: HashMap::new(),
+        }
+    }
+
+    /// Decodes a row and remembers it.
+    pub(crate) fn read(&mut self, chain: ChainKey, row: &CheckpointRow) -> Result<Rc<Read>> {
+        if let Some(read) = self.checkpoints.get(&(chain, row.ordinal)) {
+            return Ok(read.clone());
+        }
+        let read = Rc::new(Read { ordinal: row.ordinal, id: row.id, record: row.record()? });
+        self.checkpoints.insert((chain, row.ordinal), read.clone());
+        Ok(read)
+    }
+
+    /// The checkpoint with this ordinal, if it is there. `ahead` more that stand before it are read with it.
+    fn checkpoint(&mut self, chain: ChainKey, ordinal: Ordinal, ahead: u32) -> Result<Option<Rc<Read>>> {
+        if !self.checkpoints.contains_key(&(chain, ordinal)) {
+            for row in rows::newest_up_to(self.db, chain, ordinal, 1 + ahead)? {
+                self.read(chain, &row)?;
+            }
+        }
+        Ok(self.checkpoints.get(&(chain, ordinal)).cloned())
+    }
+
+    /// The checkpoint that `child` was made from.
+    ///
+    /// # Errors
+    /// [`Error::BrokenLineage`] if it has one that is not there.
+    pub(crate) fn parent(&mut self, chain: ChainKey, child: &Read) -> Result<Option<Rc<Read>>> {
+        let Some(ordinal) = child.record.parent else { return Ok(None) };
+        let parent = self.checkpoint(chain, ordinal, READ_AHEAD)?;
+        parent.map(Some).ok_or_else(|| {
+            Error::broken(
+                self.thread,
+                child.id,
+                format!("its parent is missing (table checkpoint, key {})", rows::key_of(chain, ordinal)),
+            )
+        })
+    }
+
+    /// The task rows under a checkpoint.
+    pub(crate) fn tasks(&mut self, chain: ChainKey, ordinal: Ordinal) -> Result<Rc<Vec<TaskRow>>> {
+        if let Some(tasks) = self.tasks.get(&(chain, ordinal)) {
+            return Ok(tasks.clone());
+        }
+        let tasks = Rc::new(rows::tasks(self.db, chain, ordinal)?);
+        self.tasks.insert((chain, ordinal), tasks.clone());
+        Ok(tasks)
+    }
+
+    /// A channel of a checkpoint, if it was ever written.
+    ///
+    /// # Errors
+    /// [`Error::BrokenLineage`] if the checkpoint that stores the entry is not there or does not have it.
+    pub(crate) fn channel(&mut self, chain: ChainKey, at: &Read, name: NameKey) -> Result<Option<Channel>> {
+        match at.record.entry(name) {
+            None => Ok(None),
+            Some(entry) => self.follow(chain, at, name, entry).map(Some),
+        }
+    }
+
+    /// Every channel of a checkpoint.
+    pub(crate) fn channels(&mut self, chain: ChainKey, at: &Read) -> Result<Vec<Channel>> {
+        at.record.channels.iter().map(|(name, entry)| self.follow(chain, at, *name, entry)).collect()
+    }
+
+    fn follow(&mut self, chain: ChainKey, at: &Read, name: NameKey, entry: &Entry) -> Result<Channel> {
+        let own = |origin, entry: &Entry| match entry {
+            Entry::Own(version, kept) => {
+                Some(Channel { name, origin, version: *version, kept: kept.clone() })
+            }
+            Entry::At(_) => None,
+        };
+        let (origin, found) = match entry {
+            Entry::Own(..) => (at.ordinal, own(at.ordinal, entry)),
+            Entry::At(ordinal) => {
+                let holder = self.checkpoint(chain, *ordinal, 0)?;
+                (*ordinal, holder.and_then(|holder| own(*ordinal, holder.record.entry(name)?)))
+            }
+        };
+        if let Some(channel) = found {
+            return Ok(channel);
+        }
+        let name = self.names.text(self.db, name)?;
+        let key = rows::key_of(chain, origin);
+        Err(Error::broken(
+            self.thread,
+            at.id,
+            format!("what it holds for channel {name} is missing (table checkpoint, key {key})"),
+        ))
+    }
+
+    /// What a channel stores, its value included.
+    pub(crate) fn stored(&mut self, chain: ChainKey, channel: &Channel) -> Result<Stored> {
+        Ok(match &channel.kept {
+            Kept::Sentinel => Stored::Sentinel,
+            Kept::Value(form) => Stored::Value(self.value(chain, channel, form)?),
+            Kept::Snapshot(form) => Stored::Snapshot(self.value(chain, channel, form)?),
+        })
+    }
+
+    fn value(&mut self, chain: ChainKey, channel: &Channel, form: &Form) -> Result<ChannelValue> {
+        let Form::List(manifest) = form else {
+            return value::load(form, Some(channel.version), &mut self.elements);
+        };
+        let last = self.lists.remove(&(chain, channel.name));
+        let made = match last {
+            Some(last) if last.origin == channel.origin => last,
+            last => {
+                let runs = self.elements.runs(manifest)?;
+                let (mut list, rest) = match last.and_then(|last| last.continued(&runs)) {
+                    Some((list, rest)) => (list, rest),
+                    None => (ListValue::default(), runs.clone()),
+                };
+                for element in self.elements.get_all(Space::Values, &rest)? {
+                    list.push(element);
+                }
+                list.rebase(channel.version);
+                LastList { origin: channel.origin, runs, list }
+            }
+        };
+        let value = made.list.clone().into();
+        self.lists.insert((chain, channel.name), made);
+        Ok(value)
+    }
+
+    /// What a task wrote to the channels that `wants` names.
+    pub(crate) fn task_writes(&mut self, record: &TaskRecord, wants: impl Fn(NameKey) -> bool) -> Result<TaskWrites> {
+        let mut writes = Vec::with_capacity(record.writes.len());
+        for write in record.writes.iter().filter(|write| wants(write.channel)) {
+            writes.push(Write {
+                channel: self.channel_name(write.channel)?,
+                value: value::load(&write.value, None, &mut self.elements)?,
+                overwrite: write.overwrite,
+            });
+        }
+        let node = NodeName::new(self.names.text(self.db, record.node)?);
+        Ok(TaskWrites { task: record.task, node, index: record.index, writes })
+    }
+
+    /// The tasks that a checkpoint applied, as rows under its parent, in the order in which they were applied.
+    ///
+    /// # Errors
+    /// [`Error::BrokenLineage`] if one is not there.
+    pub(crate) fn applied<'r>(&self, at: &Read, rows: &'r [TaskRow]) -> Result<Vec<&'r TaskRow>> {
+        let find = |ord: &u32| {
+            rows.iter().find(|row| row.ord == *ord).ok_or_else(|| {
+                let missing = format!("the writes of one of its tasks are missing (table task, ord {ord})");
+                Error::broken(self.thread, at.id, missing)
+            })
+        };
+        at.record.applied.iter().map(find).collect()
+    }
+
+    pub(crate) fn channel_name(&self, key: NameKey) -> Result<ChannelName> {
+        self.names.text(self.db, key).map(ChannelName::new)
+    }
+
+    /// The metadata of a checkpoint.
+    pub(crate) fn metadata(&mut self, read: &Read) -> Result<Metadata> {
+        let record = &read.record;
+        let mut metadata = Metadata::new(record.source, record.step);
+        metadata.delta_marker = record.delta_marker;
+        metadata.parents =
+            record.parents.iter().map(|(namespace, id)| (namespace.as_str().into(), *id)).collect();
+        for (channel, counters) in &record.counters {
+            metadata.counters.insert(self.channel_name(*channel)?, *counters);
+        }
+        metadata.extra = extra::load(&record.extra, &mut self.elements)?;
+        Ok(metadata)
+    }
+
+    /// A checkpoint with everything that is known of it.
+    pub(crate) fn tuple(
+        &mut self,
+        chain: &ChainRef,
+        read: &Read,
+        metadata: Metadata,
+        load: &Load,
+    ) -> Result<CheckpointTuple> {
+        let mut channels = BTreeMap::new();
+        for channel in self.channels(chain.key, read)? {
+            let name = self.channel_name(channel.name)?;
+            let stored = if load.wants(&name) { self.stored(chain.key, &channel)? } else { Stored::Held };
+            channels.insert(name, ChannelEntry { version: channel.version, stored });
+        }
+        let next = read.record.next.iter().map(|node| self.names.text(self.db, *node).map(NodeName::new));
+        let next = next.collect::<Result<_>>()?;
+        let parent = self.parent(chain.key, read)?;
+        let applied: Vec<TaskId> = match &parent {
+            Some(parent) if !read.record.applied.is_empty() => {
+                let rows = self.tasks(chain.key, parent.ordinal)?;
+                self.applied(read, &rows)?.into_iter().map(|row| row.record.task).collect()
+            }
+            _ => Vec::new(),
+        };
+        let tasks = self.tasks(chain.key, read.ordinal)?;
+        let writes = tasks.iter().map(|row| self.task_writes(&row.record, |_| true));
+        let writes = writes.collect::<Result<_>>()?;
+        Ok(CheckpointTuple {
+            thread: self.thread.clone(),
+            namespace: chain.namespace.clone(),
+            checkpoint: Checkpoint { id: read.id, channels, next, applied },
+            parent: parent.map(|parent| parent.id),
+            metadata,
+            writes,
+        })
+    }
+}
+
+impl LastList {
+    /// If a list of these runs begins with this list: this list, and the runs that follow.
+    fn continued(self, runs: &[Run]) -> Option<(ListValue, Vec<Run>)> {
+        let Some((last, whole)) = self.runs.split_last() else { return Some((self.list, runs.to_vec())) };
+        let rest = runs.strip_prefix(whole)?;
+        let (next, more) = rest.split_first()?;
+        if next.start != last.start || next.len < last.len {
+            return None;
+        }
+        let grown = Run { start: last.end(), len: next.len - last.len };
+        let rest = [grown].into_iter().filter(|run| run.len > 0).chain(more.iter().copied());
+        Some((self.list, rest.collect()))
+    }
+}

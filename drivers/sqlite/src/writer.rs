@@ -1,0 +1,197 @@
+//! The writer: one thread per open store that carries out what is queued, as one transaction.
+//!
+//! All commands that wait when the lock is taken are committed together, with one flush. Each stands in a savepoint of
+//! its own, so that one which is refused leaves the others alone.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use threadkeep::{Error, Result};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::commit::{Store, Work};
+use crate::error::{CANNOT_START, POISONED, in_doubt, unavailable};
+use crate::sql::Db;
+use crate::stats::Counters;
+
+/// Commands that may wait; further callers wait for their place.
+const QUEUE: usize = 1024;
+/// Commands that one transaction carries out at most, so that nobody waits long for the first flush.
+const BATCH: usize = 256;
+
+const BEGIN: &str = "BEGIN IMMEDIATE";
+const COMMIT: &str = "COMMIT";
+const ROLLBACK: &str = "ROLLBACK";
+const SAVE: &str = "SAVEPOINT command";
+const RELEASE: &str = "RELEASE command";
+const BACK: &str = "ROLLBACK TO command";
+
+/// What the writer is asked to do.
+pub(crate) enum Message {
+    /// Carry out a command, then answer.
+    Work(Command),
+    /// Do what is queued before this, close the database, and answer.
+    Close(oneshot::Sender<()>),
+}
+
+/// A command and who waits for it.
+pub(crate) struct Command {
+    pub(crate) work: Work,
+    pub(crate) reply: oneshot::Sender<Result<()>>,
+}
+
+/// Starts the thread that writes through `db`.
+///
+/// # Errors
+/// [`Error::Unavailable`] if the system starts no more threads.
+pub(crate) fn start(db: Db, counters: Arc<Counters>) -> Result<(mpsc::Sender<Message>, JoinHandle<()>)> {
+    let (sender, queue) = mpsc::channel(QUEUE);
+    let writer = Writer { store: Store::new(db, counters.clone()), counters, queue, poisoned: false, seen: None };
+    let thread = std::thread::Builder::new()
+        .name("threadkeep-sqlite".to_owned())
+        .spawn(move || writer.run())
+        .map_err(|error| unavailable(format!("{CANNOT_START}: {error}")))?;
+    Ok((sender, thread))
+}
+
+struct Writer {
+    store: Store,
+    counters: Arc<Counters>,
+    queue: mpsc::Receiver<Message>,
+    /// A commit failed: what reached the disk is unknown.
+    poisoned: bool,
+    /// The data version at the last transaction.
+    seen: Option<i64>,
+}
+
+impl Writer {
+    /// Works until it is told to close, or nobody can send any more.
+    fn run(mut self) {
+        let closing = loop {
+            let closing = match self.queue.blocking_recv() {
+                Some(Message::Work(first)) => self.batch(first),
+                Some(Message::Close(reply)) => Some(reply),
+                None => break None,
+            };
+            if closing.is_some() {
+                break closing;
+            }
+        };
+        if !self.poisoned
+            && let Err(error) = self.store.db.checkpoint_wal()
+        {
+            tracing::warn!(%error, "the write-ahead log was not emptied; the next opening does it");
+        }
+        drop(self.store);
+        if let Some(reply) = closing {
+            // The one who closes may have gone.
+            let _ = reply.send(());
+        }
+    }
+
+    /// Carries out `first` and what else is queued. Answers who wants to close, if that came up.
+    fn batch(&mut self, first: Command) -> Option<oneshot::Sender<()>> {
+        let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin() };
+        // The queue is read after the lock was taken: whoever came while it was awaited takes part.
+        let (mut commands, mut closing) = (vec![first], None);
+        while closing.is_none() && commands.len() < BATCH {
+            match self.queue.try_recv() {
+                Ok(Message::Work(command)) => commands.push(command),
+                Ok(Message::Close(reply)) => closing = Some(reply),
+                Err(_) => break,
+            }
+        }
+        self.counters.commands.add(commands.len() as u64);
+        let outcome = begun.and_then(|()| self.transaction(&commands));
+        match outcome {
+            Ok(results) => {
+                for (command, result) in commands.into_iter().zip(results) {
+                    // Whoever does not wait any more does not learn it.
+                    let _ = command.reply.send(result);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, commands = commands.len(), "a transaction failed");
+                for command in commands {
+                    let _ = command.reply.send(Err(error.clone()));
+                }
+            }
+        }
+        closing
+    }
+
+    /// Takes the write lock.
+    fn begin(&mut self) -> Result<()> {
+        let db = &self.store.db;
+        let seen = db.execute(BEGIN, []).and_then(|_| db.data_version()).inspect_err(|_| self.roll_back());
+        let seen = Some(seen?);
+        if self.seen != seen {
+            self.store.forget();
+            self.seen = seen;
+        }
+        Ok(())
+    }
+
+    /// Carries out the commands in the open transaction and commits it. Answers each command's result, or the error
+    /// that befell all of them.
+    fn transaction(&mut self, commands: &[Command]) -> Result<Vec<Result<()>>> {
+        let mut results = Vec::with_capacity(commands.len());
+        for command in commands {
+            match self.savepoint(&command.work) {
+                Ok(result) => results.push(result),
+                Err(error) => {
+                    self.roll_back();
+                    return Err(nothing_kept(error));
+                }
+            }
+        }
+        if let Err(error) = self.store.db.execute(COMMIT, []) {
+            self.roll_back();
+            self.poisoned = true;
+            tracing::error!(%error, "a commit failed; the store must be reopened");
+            return Err(in_doubt(format!("the commit failed: {error}")));
+        }
+        self.counters.transactions.add(1);
+        Ok(results)
+    }
+
+    /// Carries out one command whole or not at all.
+    ///
+    /// # Errors
+    /// If the transaction cannot go on.
+    fn savepoint(&mut self, work: &Work) -> Result<Result<()>> {
+        let db = &self.store.db;
+        db.execute(SAVE, [])?;
+        let result = self.store.apply(work);
+        let db = &self.store.db;
+        if let Err(error) = &result {
+            // Some errors roll the whole transaction back on their own.
+            if db.is_autocommit() {
+                return Err(error.clone());
+            }
+            db.execute(BACK, [])?;
+        }
+        db.execute(RELEASE, [])?;
+        Ok(result)
+    }
+
+    /// Gives up the open transaction and everything that may be remembered of it.
+    fn roll_back(&mut self) {
+        self.store.forget();
+        if !self.store.db.is_autocommit()
+            && let Err(error) = self.store.db.execute(ROLLBACK, [])
+        {
+            // The connection cannot be trusted to begin anew.
+            self.poisoned = true;
+            tracing::error!(%error, "a rollback failed; the store must be reopened");
+        }
+    }
+}
+
+/// The error for every command of a transaction that was given up because of `error`.
+fn nothing_kept(error: Error) -> Error {
+    match error {
+        Error::Unavailable { .. } | Error::Corrupt { .. } => error,
+        other => unavailable(other.to_string()),
+    }
+}

@@ -111,7 +111,7 @@ pub(crate) async fn note(
 
 /// The maps of the newest checkpoint that has any: graph steps do not carry them, so they are on the note that the
 /// previous run left.
-async fn newest_notes(
+pub(crate) async fn newest_notes(
     accessor: &StateAccessor,
     thread: &ThreadId,
     head: &StateSnapshot,

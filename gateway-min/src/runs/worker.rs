@@ -306,7 +306,7 @@ struct End {
 }
 
 /// The agent binding in a checkpoint's metadata, to be stamped on what restores it.
-fn binding(extra: &Map<String, Json>) -> Map<String, Json> {
+pub(crate) fn binding(extra: &Map<String, Json>) -> Map<String, Json> {
     let binding = extra.get_key_value(AGENT_BINDING).filter(|(_, name)| name.is_string());
     binding.into_iter().map(|(key, name)| (key.clone(), name.clone())).collect()
 }

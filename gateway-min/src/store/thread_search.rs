@@ -143,23 +143,35 @@ impl Threads {
     /// greatest id.
     pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, StoreError> {
         let mut sql = Builder::new("SELECT * FROM threads_meta WHERE TRUE");
-        if let Some(owner) = &query.owner {
-            sql.push(" AND (user_id IS NULL OR user_id = ").push_bind(owner).push(")");
-        }
-        if let Some(status) = query.status {
-            sql.push(" AND status = ").push_bind(status.as_str());
-        }
-        if let Some(ids) = &query.ids {
-            sql.push(" AND ");
-            push_text_in(&mut sql, "thread_id", ids);
-        }
-        for (key, texts) in &query.metadata.0 {
-            sql.push(" AND ");
-            push_json_is(&mut sql, "metadata_json", key, texts);
-        }
+        push_conditions(&mut sql, query);
         sql.push(" ORDER BY pinned DESC, updated_at DESC, thread_id DESC LIMIT ")
             .push_bind(i64::from(query.limit));
         sql.push(" OFFSET ").push_bind(page_offset(query.offset));
         self.db.fetch_all(sql.build()).await
+    }
+
+    /// How many threads `query` asks for, whatever its limit and offset.
+    pub async fn count(&self, query: &ThreadQuery) -> Result<u64, StoreError> {
+        let mut sql = Builder::new("SELECT COUNT(*) FROM threads_meta WHERE TRUE");
+        push_conditions(&mut sql, query);
+        let count: Option<(i64,)> = self.db.fetch_optional(sql.build()).await?;
+        Ok(count.map_or(0, |(count,)| count.unsigned_abs()))
+    }
+}
+
+fn push_conditions(sql: &mut Builder, query: &ThreadQuery) {
+    if let Some(owner) = &query.owner {
+        sql.push(" AND (user_id IS NULL OR user_id = ").push_bind(owner).push(")");
+    }
+    if let Some(status) = query.status {
+        sql.push(" AND status = ").push_bind(status.as_str());
+    }
+    if let Some(ids) = &query.ids {
+        sql.push(" AND ");
+        push_text_in(sql, "thread_id", ids);
+    }
+    for (key, texts) in &query.metadata.0 {
+        sql.push(" AND ");
+        push_json_is(sql, "metadata_json", key, texts);
     }
 }

@@ -9,7 +9,7 @@ use crate::http::error::ApiError;
 
 /// Keys of a message's `additional_kwargs` that the gateway sets, and no client may forge: the run that a message
 /// belongs to, and its place in the event feed.
-const SERVER_OWNED: [&str; 2] = ["run_id", "svc_seq"];
+pub(in crate::http) const SERVER_OWNED: [&str; 2] = ["run_id", "svc_seq"];
 
 /// What a run starts from.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,7 +56,7 @@ fn without_server_owned(mut message: Value) -> Value {
 }
 
 /// The checkpoint that a request selects: `checkpoint`, or the id that came beside it.
-pub(super) fn selector(
+pub(in crate::http) fn selector(
     thread: &ThreadId,
     checkpoint: Option<Value>,
     id: Option<String>,

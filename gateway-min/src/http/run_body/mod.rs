@@ -23,8 +23,10 @@ use threadkeep::id::{IdSource, ThreadId};
 
 pub use config::RunConfig;
 pub use input::RunInput;
+pub(super) use input::{SERVER_OWNED, selector};
 pub use options::{Interrupts, MultitaskStrategy, OnDisconnect, RunOptions, StreamMode};
 pub use secrets::Secrets;
+pub(super) use secrets::is_secret;
 
 use super::error::ApiError;
 use super::fields::{Fields, Flaw, FromFields, Pattern};

@@ -30,7 +30,7 @@ impl fmt::Debug for Secrets {
 }
 
 /// Whether a key names a credential.
-pub(super) fn is_secret(key: &str) -> bool {
+pub(in crate::http) fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let endings = ["secrets", "secret", "token", "password", "api_key", "apikey", "authorization"];
     endings.iter().any(|ending| key.ends_with(ending))

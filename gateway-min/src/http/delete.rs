@@ -1,0 +1,117 @@
+//! Deleting a thread, with everything that belongs to it.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{CheckpointSelector, Load};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::ApiError;
+use super::exclusive::refused;
+use super::extract::ApiPath;
+use super::fields::{Fields, FromFields, Pattern};
+use super::schema::ErrorBody;
+use super::threads::absent;
+use crate::app::App;
+use crate::store::{Reservation, WriterKind};
+
+const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
+const DELETE_FAILED: &str = "Failed to delete thread";
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(delete_thread))
+}
+
+/// What was deleted.
+#[derive(Debug, Serialize, ToSchema)]
+struct Deleted {
+    /// Always true.
+    success: bool,
+    /// What became of the thread's working directory.
+    message: String,
+}
+
+/// The path of a thread, also of one whose id this gateway would not accept for a new one.
+struct AnyThreadPath {
+    thread_id: ThreadId,
+}
+
+impl FromFields for AnyThreadPath {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self { thread_id: fields.field("thread_id").required().text().unwrap_or_default().into() }
+    }
+}
+
+/// Delete a thread: its working directory, its checkpoints, its runs and their events, its record. Mode does not
+/// matter.
+#[utoipa::path(delete, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
+    responses((status = 200, description = "It is gone", body = Deleted),
+        (status = 404, description = "No such thread", body = ErrorBody),
+        (status = 409, description = "A run or another writer works on it", body = ErrorBody)))]
+async fn delete_thread(
+    State(app): State<Arc<App>>,
+    ApiPath(AnyThreadPath { thread_id }): ApiPath<AnyThreadPath>,
+) -> Result<Json<Deleted>, ApiError> {
+    // A task of its own: a client that leaves does not stop it half-way.
+    let task = tokio::spawn(async move { delete(&app, &thread_id).await });
+    let message = task.await.map_err(|error| ApiError::internal(DELETE_FAILED, &error))??;
+    Ok(Json(Deleted { success: true, message }))
+}
+
+async fn delete(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
+    if !exists(app, thread).await? {
+        return Err(absent(thread));
+    }
+    let reserved = app.store.runs().reserve(thread.as_str(), WriterKind::Delete).await;
+    let reservation = reserved.map_err(|error| refused(&error, BUSY, DELETE_FAILED))?;
+    // Behind the last write of a run that has just ended.
+    let _lock = app.locks.lock(thread.as_str()).await;
+    match delete_contents(app, thread).await {
+        Ok(message) => delete_records(app, reservation).await.map(|()| message),
+        Err(error) => {
+            if let Err(error) = reservation.release().await {
+                tracing::warn!(%thread, %error, "the thread is given back in the background");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Whether there is anything of the thread.
+async fn exists(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
+    let row = app.store.threads().get(thread.as_str(), None).await;
+    if row.map_err(|error| ApiError::internal(DELETE_FAILED, &error))?.is_some() {
+        return Ok(true);
+    }
+    let head = app.accessor().saver().get(&CheckpointSelector::head(thread).loading(Load::None)).await;
+    head.map(|head| head.is_some()).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
+}
+
+/// Deletes the working directory and the checkpoints. The records go last, so that a deletion that failed here can be
+/// repeated.
+async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
+    // Another id could name a directory outside.
+    let message = if !Pattern::THREAD_ID.matches(thread.as_str()) {
+        "Skipped local data cleanup for legacy thread ID".to_owned()
+    } else {
+        match tokio::fs::remove_dir_all(app.thread_dir(thread.as_str())).await {
+            Ok(()) => format!("Deleted local thread data for {thread}"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => format!("No local data for {thread}"),
+            Err(error) => return Err(ApiError::internal(DELETE_FAILED, &error)),
+        }
+    };
+    let deleted = app.accessor().saver().delete_thread(thread).await;
+    deleted.map(|()| message).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
+}
+
+async fn delete_records(app: &App, reservation: Reservation) -> Result<(), ApiError> {
+    let deleted = app.store.delete_thread(reservation).await;
+    deleted.map(|_| ()).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
+}

@@ -1,0 +1,28 @@
+//! Whether the gateway answers.
+
+use axum::Json;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// The routes of this file.
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> OpenApiRouter<S> {
+    OpenApiRouter::new().routes(routes!(health))
+}
+
+/// That the gateway answers. Mode and cadence are no part of it (service reference, "Thread, checkpoint and run
+/// records").
+#[derive(Debug, Serialize, ToSchema)]
+struct Health {
+    /// Always `healthy`.
+    status: &'static str,
+    /// Which service this is.
+    service: &'static str,
+}
+
+/// Tell whether the gateway answers.
+#[utoipa::path(get, path = "/health", tag = "service", responses((status = 200, description = "It does", body = Health)))]
+async fn health() -> Json<Health> {
+    Json(Health { status: "healthy", service: "threadkeep" })
+}

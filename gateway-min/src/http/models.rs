@@ -1,0 +1,101 @@
+//! The configured models, as far as clients may know them.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::ApiError;
+use super::extract::ApiPath;
+use super::fields::{Fields, FromFields};
+use super::schema::ErrorBody;
+use crate::app::App;
+use crate::config::Model;
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(list_models)).routes(routes!(get_model))
+}
+
+/// A model that runs can ask for. Credentials and addresses are not shown.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelInfo {
+    /// The name by which runs ask for it.
+    name: String,
+    /// The provider's name for it.
+    model: String,
+    /// The name to show.
+    display_name: Option<String>,
+    /// One line about it.
+    description: Option<String>,
+    /// Whether thinking can be switched on.
+    supports_thinking: bool,
+    /// Whether a reasoning effort can be asked for.
+    supports_reasoning_effort: bool,
+}
+
+impl From<&Model> for ModelInfo {
+    fn from(model: &Model) -> Self {
+        Self {
+            name: model.name.clone(),
+            model: model.model.clone(),
+            display_name: model.display_name.clone(),
+            description: model.description.clone(),
+            supports_thinking: model.supports_thinking,
+            supports_reasoning_effort: model.supports_reasoning_effort,
+        }
+    }
+}
+
+/// Every model, and what goes with showing them.
+#[derive(Debug, Serialize, ToSchema)]
+struct Models {
+    /// In the order of the configuration; the first is the default.
+    models: Vec<ModelInfo>,
+    /// Whether token counts are shown.
+    token_usage: TokenUsageInfo,
+}
+
+/// Whether token counts are shown (`token_usage.enabled`).
+#[derive(Debug, Serialize, ToSchema)]
+struct TokenUsageInfo {
+    enabled: bool,
+}
+
+/// The path of a model.
+struct ModelPath {
+    name: String,
+}
+
+impl FromFields for ModelPath {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self { name: fields.field("name").required().text().unwrap_or_default() }
+    }
+}
+
+/// List the models of the configuration as it is now.
+#[utoipa::path(get, path = "/api/models", tag = "models", responses((status = 200, description = "The models", body = Models)))]
+async fn list_models(State(app): State<Arc<App>>) -> Json<Models> {
+    let config = app.config.current_async().await;
+    Json(Models {
+        models: config.models.iter().map(ModelInfo::from).collect(),
+        token_usage: TokenUsageInfo { enabled: config.token_usage.enabled },
+    })
+}
+
+/// Read one model.
+#[utoipa::path(get, path = "/api/models/{name}", tag = "models", params(("name" = String, Path)),
+    responses((status = 200, description = "The model", body = ModelInfo),
+        (status = 404, description = "No such model", body = ErrorBody)))]
+async fn get_model(
+    State(app): State<Arc<App>>,
+    ApiPath(ModelPath { name }): ApiPath<ModelPath>,
+) -> Result<Json<ModelInfo>, ApiError> {
+    let config = app.config.current_async().await;
+    let model = config.model(&name).map(ModelInfo::from);
+    model.map(Json).ok_or_else(|| ApiError::not_found(format!("Model '{name}' not found")))
+}

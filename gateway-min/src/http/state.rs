@@ -1,0 +1,412 @@
+//! The state of a thread: read the head or one checkpoint, and write to it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use threadkeep::Error;
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::checkpoint::{CheckpointKey, Write};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, NodeName, ThreadId};
+use threadkeep::saver::Load;
+use threadkeep::state::{StateAccessor, StateSnapshot, TaskView, Update};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::ApiError;
+use super::exclusive::{THREAD_BUSY_CODE, exclusively};
+use super::extract::{ApiJson, ApiPath, ThreadPath};
+use super::fields::{Fields, FromFields};
+use super::run_body::{SERVER_OWNED, selector};
+use super::schema::{ErrorBody, Gated};
+use super::serialize;
+use super::threads::{absent, existing};
+use crate::app::App;
+use crate::runs::worker::binding;
+
+const GET_FAILED: &str = "Failed to get thread state";
+const UPDATE_FAILED: &str = "Failed to update thread state";
+const BUSY: &str = "Thread has a run in flight. Update state after the run finishes.";
+/// The node as which an update is written that names none.
+const DEFAULT_NODE: &str = "manual_state_update";
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(get_state, update_state))
+        .routes(routes!(get_state_at))
+        .routes(routes!(get_state_by_selector))
+}
+
+/// The state of a thread at a checkpoint.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ThreadState {
+    /// Channel values.
+    #[schema(value_type = Object)]
+    pub(super) values: Map<String, Value>,
+    /// The nodes that are to run next; none if the graph has finished.
+    next: Vec<String>,
+    /// The checkpoint's metadata.
+    #[schema(value_type = Object)]
+    pub(super) metadata: Map<String, Value>,
+    /// The checkpoint.
+    checkpoint: CheckpointRef,
+    /// Its id once more.
+    checkpoint_id: String,
+    /// The checkpoint it was made from.
+    parent_checkpoint: Option<CheckpointRef>,
+    /// The id of that once more.
+    parent_checkpoint_id: Option<String>,
+    /// When it was made, ISO-8601 in UTC.
+    created_at: String,
+    /// The tasks that are to run next.
+    tasks: Vec<TaskState>,
+    /// What they ask, if they are interrupted.
+    interrupts: Vec<Value>,
+}
+
+/// Names a checkpoint.
+#[derive(Debug, Serialize, ToSchema)]
+struct CheckpointRef {
+    /// The checkpoint.
+    id: String,
+    /// When it was made, ISO-8601 in UTC.
+    ts: String,
+    /// The thread.
+    thread_id: String,
+    /// The namespace in it; the thread's own graph has the empty one.
+    checkpoint_ns: String,
+    /// The checkpoint once more.
+    checkpoint_id: String,
+    /// Always null.
+    #[schema(value_type = Option<Object>)]
+    checkpoint_map: Option<Value>,
+}
+
+impl CheckpointRef {
+    fn new(key: &CheckpointKey, id: CheckpointId) -> Self {
+        Self {
+            id: id.to_string(),
+            ts: id.created_at(),
+            thread_id: key.thread.to_string(),
+            checkpoint_ns: key.namespace.to_string(),
+            checkpoint_id: id.to_string(),
+            checkpoint_map: None,
+        }
+    }
+}
+
+/// A task that is to run next.
+#[derive(Debug, Serialize, ToSchema)]
+struct TaskState {
+    id: String,
+    /// The node it runs.
+    name: String,
+    /// Why its last attempt failed.
+    error: Option<String>,
+    /// What it asks.
+    interrupts: Vec<Value>,
+    /// Always null: nested graphs keep no checkpoints here.
+    #[schema(value_type = Option<Object>)]
+    checkpoint: Option<Value>,
+    /// Always null, as `checkpoint`.
+    #[schema(value_type = Option<Object>)]
+    state: Option<Value>,
+    /// Always null: a task with a result is not to run any more.
+    #[schema(value_type = Option<Object>)]
+    result: Option<Value>,
+}
+
+impl From<TaskView> for TaskState {
+    fn from(task: TaskView) -> Self {
+        Self {
+            id: task.id.to_string(),
+            name: task.name.to_string(),
+            error: task.error,
+            interrupts: task.interrupts,
+            checkpoint: None,
+            state: None,
+            result: None,
+        }
+    }
+}
+
+impl ThreadState {
+    /// With every loaded channel.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if stored bytes do not decode.
+    pub(super) fn of(state: &StateSnapshot) -> threadkeep::Result<Self> {
+        let tasks: Vec<TaskState> = state.tasks().into_iter().map(TaskState::from).collect();
+        Ok(Self {
+            values: serialize::values(state)?,
+            next: state.next.iter().map(NodeName::to_string).collect(),
+            metadata: serialize::metadata(&state.metadata),
+            checkpoint: CheckpointRef::new(&state.key, state.key.id),
+            checkpoint_id: state.key.id.to_string(),
+            parent_checkpoint: state.parent.map(|parent| CheckpointRef::new(&state.key, parent)),
+            parent_checkpoint_id: state.parent.map(|parent| parent.to_string()),
+            created_at: state.created_at(),
+            interrupts: tasks.iter().flat_map(|task| task.interrupts.clone()).collect(),
+            tasks,
+        })
+    }
+}
+
+/// Read the state of a thread.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/state", tag = "state", params(("thread_id" = String, Path)),
+    responses((status = 200, description = "The state at the head", body = ThreadState),
+        (status = 404, description = "The thread has no checkpoint", body = ErrorBody), Gated))]
+async fn get_state(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+) -> Result<Json<ThreadState>, ApiError> {
+    read(&app, &thread_id, None).await.map(Json)
+}
+
+/// The path of a checkpoint.
+struct CheckpointPath {
+    thread_id: ThreadId,
+    checkpoint_id: String,
+}
+
+impl FromFields for CheckpointPath {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let ThreadPath { thread_id } = ThreadPath::from_fields(fields);
+        Self { thread_id, checkpoint_id: fields.field("checkpoint_id").required().text().unwrap_or_default() }
+    }
+}
+
+/// Read the state at a checkpoint.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/state/{checkpoint_id}", tag = "state",
+    params(("thread_id" = String, Path), ("checkpoint_id" = String, Path)),
+    responses((status = 200, description = "The state", body = ThreadState),
+        (status = 404, description = "No such thread or checkpoint", body = ErrorBody), Gated))]
+async fn get_state_at(
+    State(app): State<Arc<App>>,
+    ApiPath(CheckpointPath { thread_id, checkpoint_id }): ApiPath<CheckpointPath>,
+) -> Result<Json<ThreadState>, ApiError> {
+    read(&app, &thread_id, Some(Selected { checkpoint: None, id: Some(checkpoint_id) })).await.map(Json)
+}
+
+/// Which checkpoint to read. Other fields are ignored.
+#[derive(Debug, ToSchema)]
+struct ReadState {
+    /// `{thread_id?, checkpoint_ns?, checkpoint_id?}`; without an id, the head.
+    #[schema(value_type = Option<Object>)]
+    checkpoint: Option<Value>,
+}
+
+impl FromFields for ReadState {
+    const BODY_OPTIONAL: bool = true;
+
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self { checkpoint: fields.field("checkpoint").nullable().any() }
+    }
+}
+
+/// Read the state at the checkpoint that the body names.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/state/checkpoint", tag = "state",
+    params(("thread_id" = String, Path)), request_body = ReadState,
+    responses((status = 200, description = "The state", body = ThreadState),
+        (status = 400, description = "The selector is malformed, or of another thread", body = ErrorBody),
+        (status = 404, description = "No such thread or checkpoint", body = ErrorBody), Gated))]
+async fn get_state_by_selector(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(ReadState { checkpoint }): ApiJson<ReadState>,
+) -> Result<Json<ThreadState>, ApiError> {
+    read(&app, &thread_id, Some(Selected { checkpoint, id: None })).await.map(Json)
+}
+
+/// How a request names a checkpoint: by an object, whose id wins, or by an id.
+struct Selected {
+    checkpoint: Option<Value>,
+    id: Option<String>,
+}
+
+async fn read(app: &App, thread: &ThreadId, selected: Option<Selected>) -> Result<ThreadState, ApiError> {
+    let engine = |error: Error| ApiError::from_engine(thread, GET_FAILED, &error);
+    let accessor = app.accessor();
+    let key = match selected {
+        None => None,
+        Some(Selected { checkpoint, id }) => {
+            // The head is what the gate is about: a mismatch is told before a checkpoint is missed.
+            if !accessor.check(thread, None).await.map_err(engine)? {
+                return Err(absent(thread));
+            }
+            selector(thread, checkpoint, id)?
+        }
+    };
+    let state = match &key {
+        None => accessor.get(thread, None).await,
+        Some(key) => accessor.clone().in_namespace(key.namespace.clone()).get(thread, Some(key.id)).await,
+    };
+    let missing = || key.as_ref().map_or_else(|| absent(thread), |key| checkpoint_absent(key.id));
+    ThreadState::of(&state.map_err(engine)?.ok_or_else(missing)?).map_err(engine)
+}
+
+fn checkpoint_absent(id: CheckpointId) -> ApiError {
+    ApiError::not_found(format!("Checkpoint {id} not found"))
+}
+
+/// What to write. Other fields are ignored.
+#[derive(Debug, ToSchema)]
+struct UpdateState {
+    /// Channel values. They replace what the channels hold.
+    #[schema(value_type = Option<Object>)]
+    values: Option<Map<String, Value>>,
+    /// The checkpoint to write on; without one, the head. An older one makes a fork, which becomes the head.
+    checkpoint_id: Option<String>,
+    /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`, whose id wins.
+    #[schema(value_type = Option<Object>)]
+    checkpoint: Option<Value>,
+    /// The node as which to write.
+    as_node: Option<String>,
+}
+
+impl FromFields for UpdateState {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self {
+            values: fields.field("values").nullable().object(),
+            checkpoint_id: fields.field("checkpoint_id").nullable().text(),
+            checkpoint: fields.field("checkpoint").nullable().any(),
+            as_node: fields.field("as_node").nullable().text(),
+        }
+    }
+}
+
+/// Write to the state of a thread.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/state", tag = "state", params(("thread_id" = String, Path)),
+    request_body = UpdateState,
+    responses((status = 200, description = "The state at the new checkpoint", body = ThreadState),
+        (status = 400, description = "The selector is malformed, or of another thread", body = ErrorBody),
+        (status = 404, description = "No such thread or checkpoint", body = ErrorBody), Gated))]
+async fn update_state(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(body): ApiJson<UpdateState>,
+) -> Result<Json<ThreadState>, ApiError> {
+    let gated = app.accessor().check(&thread_id, None).await;
+    gated.map_err(|error| ApiError::from_engine(&thread_id, UPDATE_FAILED, &error))?;
+    existing(&app, &thread_id, UPDATE_FAILED).await?;
+    let key = selector(&thread_id, body.checkpoint, body.checkpoint_id)?;
+    if key.as_ref().is_some_and(|key| key.namespace != Namespace::root()) {
+        return Err(ApiError::bad_request(
+            "checkpoint checkpoint_ns must be empty: only the thread's own state is written",
+        ));
+    }
+    let at = key.map(|key| key.id);
+    let mut values = body.values.unwrap_or_default();
+    if let Some(messages) = values.get_mut(MESSAGES_CHANNEL) {
+        remove_forged_stamps(app.accessor(), &thread_id, at, messages).await?;
+    }
+    let writes = writes(app.accessor(), values)?;
+    let node = NodeName::from(body.as_node.as_deref().unwrap_or(DEFAULT_NODE));
+    let work = update(Arc::clone(&app), thread_id.clone(), at, node, writes);
+    exclusively(&app, &thread_id, BUSY.to_owned(), UPDATE_FAILED, work).await.map(Json)
+}
+
+/// Takes what only the gateway notes on a message out of `messages`, unless the thread has the message with the same
+/// note: a client may write back what it has read, but not claim that a message belongs to some run.
+async fn remove_forged_stamps(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    at: Option<CheckpointId>,
+    messages: &mut Value,
+) -> Result<(), ApiError> {
+    let stamp = |message: &Value, key: &str| message["additional_kwargs"].get(key).cloned();
+    let sent = match messages {
+        Value::Array(list) => list.as_mut_slice(),
+        message => std::slice::from_mut(message),
+    };
+    if !sent.iter().any(|message| SERVER_OWNED.iter().any(|key| stamp(message, key).is_some())) {
+        return Ok(());
+    }
+    let engine = |error: Error| ApiError::from_engine(thread, UPDATE_FAILED, &error);
+    let load = Load::Only([ChannelName::from(MESSAGES_CHANNEL)].into());
+    let base = accessor.get_loading(thread, at, load).await.map_err(engine)?;
+    let held = base.map(|base| base.json(MESSAGES_CHANNEL)).transpose().map_err(engine)?.flatten();
+    let held = held.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    for message in sent {
+        let same = held.iter().find(|other| other["id"].is_string() && other["id"] == message["id"]);
+        for key in SERVER_OWNED {
+            if same.and_then(|same| stamp(same, key)) != stamp(message, key)
+                && let Some(kwargs) = message.get_mut("additional_kwargs").and_then(Value::as_object_mut)
+            {
+                kwargs.remove(key);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The writes of an update: whatever the channel's reducer, each replaces what the channel holds.
+fn writes(accessor: &StateAccessor, values: Map<String, Value>) -> Result<Vec<Write>, ApiError> {
+    let table = accessor.table();
+    let unknown: Vec<&str> = values
+        .keys()
+        .filter(|name| table.behaviour(&name.as_str().into()).is_none())
+        .map(String::as_str)
+        .collect();
+    if !unknown.is_empty() {
+        return Err(unprocessable(format!("Unknown thread-state field(s): {}", sorted(unknown).join(", "))));
+    }
+    let write = |(name, value): (String, Value)| {
+        replacement(accessor, &name, value)
+            .map_err(|error| unprocessable(format!("Invalid value for thread-state field '{name}': {error}")))
+    };
+    values.into_iter().map(write).collect()
+}
+
+fn sorted(mut names: Vec<&str>) -> Vec<&str> {
+    names.sort_unstable();
+    names
+}
+
+fn unprocessable(text: String) -> ApiError {
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, text)
+}
+
+/// The write that makes `value` the value of a channel. A channel with a reducer gets what that makes of the value
+/// alone: messages with ids, each id once.
+fn replacement(accessor: &StateAccessor, channel: &str, value: Value) -> threadkeep::Result<Write> {
+    let write = accessor.write(channel, value, false)?;
+    let reducer = accessor.table().behaviour(&write.channel).and_then(|behaviour| behaviour.reducer());
+    let Some(reducer) = reducer else { return Ok(write) };
+    let value = match reducer.empty() {
+        Some(empty) => reducer.reduce(empty, &write.value)?,
+        None => write.value,
+    };
+    Ok(Write { value, overwrite: true, ..write })
+}
+
+/// Writes, and copies the title to the thread's record.
+async fn update(
+    app: Arc<App>,
+    thread: ThreadId,
+    at: Option<CheckpointId>,
+    node: NodeName,
+    writes: Vec<Write>,
+) -> Result<ThreadState, ApiError> {
+    let engine = |error: Error| match (&error, at) {
+        (Error::NotFound { .. }, Some(id)) => checkpoint_absent(id),
+        // A writer of another process that no reservation announced.
+        (Error::Conflict { .. }, _) => ApiError::conflict(BUSY, THREAD_BUSY_CODE),
+        _ => ApiError::from_engine(&thread, UPDATE_FAILED, &error),
+    };
+    let accessor = app.accessor();
+    let base = accessor.get_loading(&thread, at, Load::None).await.map_err(engine)?;
+    let extra = base.as_ref().map(|base| binding(&base.metadata.extra)).unwrap_or_default();
+    let update = Update { at, node, writes, extra };
+    let state = accessor.update(&thread, update).await.map_err(engine)?;
+    if let Some(title @ (Value::String(_) | Value::Null)) = state.json("title").map_err(engine)? {
+        let named = app.store.threads().set_display_name(thread.as_str(), title.as_str()).await;
+        named.map_err(|error| ApiError::internal(UPDATE_FAILED, &error))?;
+    }
+    ThreadState::of(&state).map_err(engine)
+}

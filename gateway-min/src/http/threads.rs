@@ -1,0 +1,362 @@
+//! Threads: create, read, change. Searching is in [`search`](super::search), deleting in [`delete`](super::delete).
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use threadkeep::Error;
+use threadkeep::checkpoint::ERROR_CHANNEL;
+use threadkeep::id::ThreadId;
+use threadkeep::metadata::COUNTERS_KEY;
+use threadkeep::mode::CHECKPOINT_MODE_METADATA_KEY;
+use threadkeep::state::StateSnapshot;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::error::ApiError;
+use super::exclusive::exclusively;
+use super::extract::{ApiJson, ApiPath, ThreadPath};
+use super::fields::{Fields, FromFields, Pattern};
+use super::schema::{ErrorBody, Gated};
+use super::serialize::{self, time};
+use crate::app::App;
+use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
+use crate::runs::worker::AGENT_BINDING;
+use crate::store::{NewThread, OperationKind, StoreError, ThreadRow, ThreadStatus};
+
+const CREATE_FAILED: &str = "Failed to create thread";
+const GET_FAILED: &str = "Failed to get thread";
+const UPDATE_FAILED: &str = "Failed to update thread";
+
+/// The `code` beside the 409 of a thread that is there already.
+const THREAD_EXISTS_CODE: &str = "thread_exists";
+
+/// Keys of thread metadata that say whose a thread is: the gateway's own business.
+const OWNER_KEYS: [&str; 2] = ["owner_id", "user_id"];
+/// Keys of checkpoint metadata that mean something to the gateway or the engine, so that a client's thread metadata
+/// must not set them.
+const RESERVED_KEYS: [&str; 11] = [
+    "source",
+    "step",
+    "parents",
+    "writes",
+    "created_at",
+    "updated_at",
+    CHECKPOINT_MODE_METADATA_KEY,
+    COUNTERS_KEY,
+    RUN_DURATIONS,
+    RUN_MESSAGE_IDS,
+    AGENT_BINDING,
+];
+/// Keys of checkpoint metadata that the record of a thread without a row leaves out.
+const INTERNAL_KEYS: [&str; 6] = ["created_at", "updated_at", "step", "source", "writes", "parents"];
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(create_thread)).routes(routes!(get_thread, patch_thread))
+}
+
+/// A thread.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Thread {
+    /// Its id.
+    pub(super) thread_id: String,
+    /// `busy` while a run works on it (stored as `running`); else `idle`, `interrupted` or `error`.
+    pub(super) status: &'static str,
+    /// When it was created, ISO-8601 in UTC.
+    pub(super) created_at: String,
+    /// When its record last changed, pinning apart.
+    pub(super) updated_at: String,
+    /// What clients have noted about it.
+    #[schema(value_type = Object)]
+    pub(super) metadata: Map<String, Value>,
+    /// Reading one thread: every channel. Searching: the title. Else nothing.
+    #[schema(value_type = Object)]
+    pub(super) values: Map<String, Value>,
+    /// Reading one thread: what its interrupted tasks ask, by task id. Else nothing.
+    #[schema(value_type = Object)]
+    pub(super) interrupts: Map<String, Value>,
+}
+
+impl From<ThreadRow> for Thread {
+    /// Without values.
+    fn from(row: ThreadRow) -> Self {
+        Self {
+            thread_id: row.thread_id,
+            status: status_text(row.status),
+            created_at: time(row.created_at),
+            updated_at: time(row.updated_at),
+            metadata: row.metadata,
+            values: Map::new(),
+            interrupts: Map::new(),
+        }
+    }
+}
+
+/// The status as clients of the SDK know it: theirs has no `running`.
+fn status_text(status: ThreadStatus) -> &'static str {
+    match status {
+        ThreadStatus::Running => "busy",
+        other => other.as_str(),
+    }
+}
+
+/// The row of a thread that must exist.
+///
+/// # Errors
+/// 404 if there is none, 500 with `failed` if that cannot be told.
+pub(super) async fn existing(
+    app: &App,
+    thread: &ThreadId,
+    failed: &'static str,
+) -> Result<ThreadRow, ApiError> {
+    let row = app.store.threads().get(thread.as_str(), None).await;
+    let row = row.map_err(|error| ApiError::internal(failed, &error))?;
+    row.ok_or_else(|| absent(thread))
+}
+
+/// The 404 of a thread.
+pub(super) fn absent(thread: &ThreadId) -> ApiError {
+    ApiError::not_found(format!("Thread {thread} not found"))
+}
+
+/// A thread to create. Other fields are ignored.
+#[derive(Debug, ToSchema)]
+struct CreateThread {
+    /// Its id; without one, a new UUID.
+    #[schema(pattern = "^[A-Za-z0-9_-]{1,64}$")]
+    thread_id: Option<String>,
+    /// The agent it is for.
+    assistant_id: Option<String>,
+    /// What to note about it.
+    #[schema(value_type = Object, required = false)]
+    metadata: Map<String, Value>,
+    /// `raise` refuses a thread that exists already; else that one is the answer.
+    if_exists: Option<String>,
+}
+
+impl FromFields for CreateThread {
+    const BODY_OPTIONAL: bool = true;
+
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self {
+            thread_id: fields.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID),
+            assistant_id: fields.field("assistant_id").nullable().text(),
+            metadata: thread_metadata(fields),
+            if_exists: fields.field("if_exists").nullable().text(),
+        }
+    }
+}
+
+/// The field `metadata` of a body.
+fn thread_metadata(fields: &mut Fields<'_>) -> Map<String, Value> {
+    let mut metadata = fields.field("metadata").nullable().object().unwrap_or_default();
+    metadata.retain(|key, _| !OWNER_KEYS.contains(&key.as_str()));
+    metadata
+}
+
+/// Create a thread with an empty state. One that exists is left as it is.
+#[utoipa::path(post, path = "/api/threads", tag = "threads", request_body = Option<CreateThread>,
+    responses((status = 200, description = "The thread, new or as it is", body = Thread), Gated))]
+async fn create_thread(
+    State(app): State<Arc<App>>,
+    ApiJson(body): ApiJson<CreateThread>,
+) -> Result<Json<Thread>, ApiError> {
+    let raise = body.if_exists.as_deref() == Some("raise");
+    let thread = ThreadId::from(body.thread_id.unwrap_or_else(|| Uuid::new_v4().to_string()));
+    let known = app.store.threads().get(thread.as_str(), None).await;
+    if let Some(row) = known.map_err(|error| ApiError::internal(CREATE_FAILED, &error))? {
+        if raise {
+            return Err(exists(&thread));
+        }
+        if has_checkpoint(&app, &thread).await? {
+            return Ok(Json(row.into()));
+        }
+    }
+    let new = NewThread {
+        thread_id: thread.to_string(),
+        assistant_id: body.assistant_id,
+        metadata: body.metadata,
+        ..NewThread::default()
+    };
+    let busy = StoreError::Conflict { thread_id: thread.to_string(), holder: OperationKind::CheckpointWrite };
+    let work = create(Arc::clone(&app), thread.clone(), new, raise);
+    let created = exclusively(&app, &thread, busy.to_string(), CREATE_FAILED, work).await;
+    match created {
+        // What works on the thread will leave a checkpoint, or delete the thread; either way it is not ours to write.
+        Err(error) if error.status() == StatusCode::CONFLICT && !raise => {
+            let row = app.store.threads().get(thread.as_str(), None).await.ok().flatten();
+            row.map(|row| Json(row.into())).ok_or(error)
+        }
+        created => created.map(|row| Json(row.into())),
+    }
+}
+
+/// Makes sure that the thread has a row and a checkpoint.
+async fn create(app: Arc<App>, thread: ThreadId, new: NewThread, raise: bool) -> Result<ThreadRow, ApiError> {
+    let created = app.store.threads().create(new).await;
+    let created = created.map_err(|error| ApiError::internal(CREATE_FAILED, &error))?;
+    if raise && !created.created {
+        return Err(exists(&thread));
+    }
+    if !has_checkpoint(&app, &thread).await? {
+        let mut extra = created.row.metadata.clone();
+        extra.retain(|key, _| !RESERVED_KEYS.contains(&key.as_str()));
+        extra.insert("writes".to_owned(), Value::Null);
+        extra.insert("created_at".to_owned(), json!(time(created.row.created_at)));
+        match app.accessor().create(&thread, extra).await {
+            // Another process was quicker.
+            Ok(_) | Err(Error::Conflict { .. }) => {}
+            Err(error) => return Err(ApiError::from_engine(&thread, CREATE_FAILED, &error)),
+        }
+    }
+    Ok(created.row)
+}
+
+fn exists(thread: &ThreadId) -> ApiError {
+    ApiError::conflict(format!("Thread {thread} already exists"), THREAD_EXISTS_CODE)
+}
+
+/// Whether the thread has a checkpoint, of whatever mode.
+async fn has_checkpoint(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
+    match app.accessor().check(thread, None).await {
+        Ok(there) => Ok(there),
+        Err(Error::ModeMismatch) => Ok(true),
+        Err(error) => Err(ApiError::from_engine(thread, CREATE_FAILED, &error)),
+    }
+}
+
+/// Read a thread with its state.
+///
+/// `status` is `busy` while a run is active. Otherwise the head decides: `error` if a task of it failed, `interrupted`
+/// if tasks are left to run, else `idle`. A thread without a checkpoint has the status of its last run.
+#[utoipa::path(get, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
+    responses((status = 200, description = "The thread", body = Thread),
+        (status = 404, description = "No such thread", body = ErrorBody), Gated))]
+async fn get_thread(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+) -> Result<Json<Thread>, ApiError> {
+    let engine = |error: Error| ApiError::from_engine(&thread_id, GET_FAILED, &error);
+    let before = is_busy(&app, &thread_id).await?;
+    let head = app.accessor().get(&thread_id, None).await.map_err(engine)?;
+    let row = app.store.threads().get(thread_id.as_str(), None).await;
+    let row = row.map_err(|error| ApiError::internal(GET_FAILED, &error))?;
+    let mut thread = match (row, &head) {
+        (Some(row), _) => Thread::from(row),
+        (None, Some(head)) => without_row(head),
+        (None, None) => return Err(absent(&thread_id)),
+    };
+    let Some(head) = head else { return Ok(Json(thread)) };
+    // A head with something left to do may also be one that a run, begun meanwhile, was just passing.
+    let derived = derived_status(&head);
+    let busy = before || (derived != ThreadStatus::Idle && is_busy(&app, &thread_id).await?);
+    thread.status = status_text(if busy { ThreadStatus::Running } else { derived });
+    thread.values = serialize::values(&head).map_err(engine)?;
+    let waiting = head.tasks().into_iter().filter(|task| !task.interrupts.is_empty());
+    thread.interrupts = waiting.map(|task| (task.id.to_string(), json!(task.interrupts))).collect();
+    Ok(Json(thread))
+}
+
+/// Whether a run works on the thread, from its admission to its last write.
+async fn is_busy(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
+    let failed = |error: StoreError| ApiError::internal(GET_FAILED, &error);
+    let holder = app.store.runs().active_for_thread(thread.as_str()).await.map_err(failed)?;
+    if holder.is_some_and(|holder| holder.operation_kind == OperationKind::Run) {
+        return Ok(true);
+    }
+    let row = app.store.threads().get(thread.as_str(), None).await.map_err(failed)?;
+    Ok(row.is_some_and(|row| row.status == ThreadStatus::Running))
+}
+
+/// What the head says of the thread.
+fn derived_status(head: &StateSnapshot) -> ThreadStatus {
+    let mut writes = head.writes.iter().flat_map(|row| &row.writes);
+    if writes.any(|write| write.channel.as_str() == ERROR_CHANNEL) {
+        ThreadStatus::Error
+    } else if head.next.is_empty() {
+        ThreadStatus::Idle
+    } else {
+        ThreadStatus::Interrupted
+    }
+}
+
+/// The record of a thread that has checkpoints only.
+fn without_row(head: &StateSnapshot) -> Thread {
+    let mut metadata = serialize::metadata(&head.metadata);
+    let created_at = metadata.get("created_at").and_then(stored_time);
+    metadata.retain(|key, _| !INTERNAL_KEYS.contains(&key.as_str()));
+    Thread {
+        thread_id: head.key.thread.to_string(),
+        status: ThreadStatus::Idle.as_str(),
+        created_at: created_at.unwrap_or_else(|| head.created_at()),
+        updated_at: head.created_at(),
+        metadata,
+        values: Map::new(),
+        interrupts: Map::new(),
+    }
+}
+
+/// A time as metadata holds it: a text, or seconds since the Unix epoch in old data.
+fn stored_time(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        // Whole microseconds of any date that this program can meet.
+        #[allow(clippy::cast_possible_truncation)]
+        Value::Number(seconds) => {
+            chrono::DateTime::from_timestamp_micros((seconds.as_f64()? * 1e6).round() as i64).map(time)
+        }
+        _ => None,
+    }
+}
+
+/// What to change of a thread. Other fields are ignored.
+#[derive(Debug, ToSchema)]
+struct PatchThread {
+    /// Merged into what is there, key by key.
+    #[schema(value_type = Object, required = false)]
+    metadata: Map<String, Value>,
+}
+
+impl FromFields for PatchThread {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self { metadata: thread_metadata(fields) }
+    }
+}
+
+/// Change what is noted about a thread.
+#[utoipa::path(patch, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
+    request_body = PatchThread,
+    responses((status = 200, description = "The thread", body = Thread),
+        (status = 404, description = "No such thread", body = ErrorBody)))]
+async fn patch_thread(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(body): ApiJson<PatchThread>,
+) -> Result<Json<Thread>, ApiError> {
+    let row = app.store.threads().patch_metadata(thread_id.as_str(), body.metadata).await;
+    row.map(|row| Json(row.into())).map_err(|error| {
+        if error.is_not_found() { absent(&thread_id) } else { ApiError::internal(UPDATE_FAILED, &error) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_numeric_times_become_texts() {
+        assert_eq!(
+            stored_time(&json!(1_700_000_000.000_005_f64)).unwrap(),
+            "2023-11-14T22:13:20.000005+00:00"
+        );
+        assert_eq!(stored_time(&json!(1_700_000_000)).unwrap(), "2023-11-14T22:13:20.000000+00:00");
+        assert_eq!(stored_time(&json!("2026-01-01T00:00:00+00:00")).unwrap(), "2026-01-01T00:00:00+00:00");
+        assert_eq!(stored_time(&json!(null)), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! Which run made which message of a conversation, and how long it took.
+//!
+//! The head's metadata says so, in the maps that a run leaves when it ends (see [`duration`]). Where they miss
+//! something, the stamps of the human messages tell where a run's turn begins, and the run's record how long it took;
+//! what was found that way is noted for the next reader.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Load;
+use threadkeep::state::StateSnapshot;
+
+use super::error::ApiError;
+use super::exclusive::exclusively;
+use super::history::HISTORY_FAILED;
+use crate::app::App;
+use crate::runs::duration::{self, RunNotes};
+use crate::store::RunQuery;
+
+/// The field of a message, and the key of a human message's `additional_kwargs`, that names its run.
+const RUN_ID: &str = "run_id";
+/// The key of `additional_kwargs` that holds the whole seconds of the run, on its last answer.
+const TURN_DURATION: &str = "turn_duration";
+
+/// Gives answers and tool results their run, and the last answer of each run its duration. Returns what had to be
+/// searched for and is to be noted.
+///
+/// # Errors
+/// What the gate or a store says, as an answer of the history route.
+pub(super) async fn attribute(
+    app: &App,
+    thread: &ThreadId,
+    head: &StateSnapshot,
+    messages: &mut [Value],
+) -> Result<Option<RunNotes>, ApiError> {
+    let known = duration::newest_notes(app.accessor(), thread, head).await;
+    let known = known.map_err(|error| ApiError::from_engine(thread, HISTORY_FAILED, &error))?;
+    let runs = runs_of(messages, &known.messages);
+    let of_runs: BTreeSet<&String> = runs.iter().flatten().collect();
+    let mut missing = RunNotes::default();
+    if of_runs.iter().any(|run| !known.durations.contains_key(*run)) {
+        missing.durations = finished_runs(app, thread).await?;
+        missing.durations.retain(|run, _| of_runs.contains(run) && !known.durations.contains_key(run));
+    }
+    let seconds = |run: &str| known.durations.get(run).or_else(|| missing.durations.get(run)).copied();
+    stamp(messages, &runs, seconds);
+    missing.messages = messages
+        .iter()
+        .zip(&runs)
+        .filter_map(|(message, run)| Some((answer_id(message)?, run.as_ref()?)))
+        .filter(|(id, run)| !known.messages.contains_key(*id) && seconds(run).is_some())
+        .map(|(id, run)| (id.to_owned(), run.clone()))
+        .collect();
+    // A head with tasks left is about to be moved on; a note would only get in the way of who does.
+    let worth_it = head.next.is_empty() && !(missing.durations.is_empty() && missing.messages.is_empty());
+    Ok(worth_it.then_some(missing))
+}
+
+/// The run of each answer and tool result: as it was noted, else that of the turn.
+fn runs_of(messages: &[Value], noted: &BTreeMap<String, String>) -> Vec<Option<String>> {
+    let mut turn: Option<&str> = None;
+    let run = |message| {
+        match kind(message) {
+            "human" => {
+                turn = message["additional_kwargs"][RUN_ID].as_str();
+                return None;
+            }
+            "ai" => {
+                if let Some(run) = answer_id(message).and_then(|id| noted.get(id)) {
+                    turn = Some(run);
+                }
+            }
+            "tool" => {}
+            _ => return None,
+        }
+        turn.map(str::to_owned)
+    };
+    messages.iter().map(run).collect()
+}
+
+/// Writes runs and durations onto the messages. What a message has of these is a client's copy of an earlier answer.
+fn stamp(messages: &mut [Value], runs: &[Option<String>], seconds: impl Fn(&str) -> Option<u64>) {
+    let mut ended = BTreeSet::new();
+    for (message, run) in messages.iter_mut().zip(runs).rev() {
+        let answer = kind(message) == "ai";
+        if !answer && kind(message) != "tool" {
+            continue;
+        }
+        let Value::Object(fields) = message else { continue };
+        fields.remove(RUN_ID);
+        let kwargs = fields.get_mut("additional_kwargs").and_then(Value::as_object_mut);
+        let duration = run.as_deref().filter(|run| answer && ended.insert(*run)).and_then(&seconds);
+        if let Some(kwargs) = kwargs {
+            kwargs.remove(TURN_DURATION);
+            kwargs.extend(duration.map(|seconds| (TURN_DURATION.to_owned(), json!(seconds))));
+        }
+        fields.extend(run.as_ref().map(|run| (RUN_ID.to_owned(), json!(run))));
+    }
+}
+
+fn kind(message: &Value) -> &str {
+    message["type"].as_str().unwrap_or_default()
+}
+
+/// The id of a message, if it is an answer.
+fn answer_id(message: &Value) -> Option<&str> {
+    message["id"].as_str().filter(|id| kind(message) == "ai" && !id.is_empty())
+}
+
+/// The whole seconds of each run of the thread that has ended.
+async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, u64>, ApiError> {
+    let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
+    let rows = app.store.runs().list_by_thread(thread.as_str(), &query).await;
+    let rows = rows.map_err(|error| ApiError::internal(HISTORY_FAILED, &error))?;
+    let ended = rows.into_iter().filter(|row| !row.status.is_active());
+    let seconds = ended.map(|row| {
+        let seconds = (row.updated_at - row.created_at).num_seconds();
+        (row.run_id, u64::try_from(seconds).unwrap_or(0))
+    });
+    Ok(seconds.collect())
+}
+
+/// Notes on the head what [`attribute`] had to search for, unless something works on the thread: then a later reader
+/// does.
+pub(super) async fn note(app: Arc<App>, thread: ThreadId, missing: RunNotes) {
+    let work = note_now(Arc::clone(&app), thread.clone(), missing);
+    let noted = exclusively(&app, &thread, String::new(), NOTE_FAILED, work).await;
+    // Other failures are in the log already.
+    if let Err(error) = noted
+        && error.status() == StatusCode::CONFLICT
+    {
+        tracing::debug!(%thread, "the durations of runs are not noted, the thread is busy");
+    }
+}
+
+const NOTE_FAILED: &str = "Failed to note the durations of runs";
+
+async fn note_now(app: Arc<App>, thread: ThreadId, mut missing: RunNotes) -> Result<(), ApiError> {
+    let engine = |error| ApiError::from_engine(&thread, NOTE_FAILED, &error);
+    let accessor = app.accessor();
+    let Some(head) = accessor.get_loading(&thread, None, Load::None).await.map_err(engine)? else {
+        return Ok(());
+    };
+    // A run that has just ended has noted its own, perhaps rounded otherwise.
+    let known = duration::newest_notes(accessor, &thread, &head).await.map_err(engine)?;
+    missing.durations.retain(|run, _| !known.durations.contains_key(run));
+    missing.messages.retain(|message, _| !known.messages.contains_key(message));
+    duration::note(accessor, &thread, &missing).await.map(|_| ()).map_err(engine)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn human(run: Option<&str>) -> Value {
+        let kwargs = run.map_or(json!({}), |run| json!({"run_id": run}));
+        json!({"type": "human", "content": "?", "id": "h", "additional_kwargs": kwargs})
+    }
+
+    fn message(kind: &str, id: &str) -> Value {
+        json!({"type": kind, "content": "!", "id": id, "additional_kwargs": {}})
+    }
+
+    fn runs(messages: &[Value], noted: &[(&str, &str)]) -> Vec<Option<String>> {
+        let noted = noted.iter().map(|(message, run)| ((*message).to_owned(), (*run).to_owned())).collect();
+        runs_of(messages, &noted)
+    }
+
+    fn some(run: &str) -> Option<String> {
+        Some(run.to_owned())
+    }
+
+    #[test]
+    fn a_turn_belongs_to_the_run_of_its_human_message() {
+        let messages = [
+            message("ai", "a0"),
+            human(Some("r1")),
+            message("ai", "a1"),
+            message("tool", "t1"),
+            message("system", "s"),
+            message("ai", "a2"),
+            human(None),
+            message("ai", "a3"),
+        ];
+        assert_eq!(runs(&messages, &[]), [None, None, some("r1"), some("r1"), None, some("r1"), None, None]);
+    }
+
+    #[test]
+    fn a_noted_answer_belongs_to_its_run_and_so_does_what_follows() {
+        let messages =
+            [human(None), message("ai", "a1"), message("tool", "t1"), human(Some("r2")), message("ai", "a2")];
+        let noted = [("a1", "r1"), ("a2", "r3"), ("t1", "never: only answers are noted")];
+        assert_eq!(runs(&messages, &noted), [None, some("r1"), some("r1"), None, some("r3")]);
+    }
+
+    #[test]
+    fn the_last_answer_of_a_run_has_its_duration_and_old_copies_are_replaced() {
+        let mut copied = message("ai", "a1");
+        copied["run_id"] = json!("forged");
+        copied["additional_kwargs"]["turn_duration"] = json!(99);
+        let mut messages = [
+            human(Some("r1")),
+            copied.clone(),
+            message("tool", "t1"),
+            message("ai", "a2"),
+            message("tool", "t2"),
+            copied,
+            human(Some("r2")),
+            message("ai", "a3"),
+        ];
+        let mut of: Vec<_> = runs(&messages, &[]);
+        of[5] = None;
+        stamp(&mut messages, &of, |run| (run == "r1").then_some(7));
+        let shown: Vec<_> = messages
+            .iter()
+            .map(|m| (m.get("run_id").cloned(), m["additional_kwargs"].get("turn_duration").cloned()))
+            .collect();
+        let r = |run: &str| Some(json!(run));
+        assert_eq!(
+            shown,
+            [
+                (None, None),
+                (r("r1"), None),
+                (r("r1"), None),
+                (r("r1"), Some(json!(7))),
+                (r("r1"), None),
+                (None, None),
+                (None, None),
+                (r("r2"), None),
+            ]
+        );
+    }
+}

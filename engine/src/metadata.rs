@@ -12,6 +12,9 @@ use crate::mode::{CHECKPOINT_MODE_METADATA_KEY, ChannelMode};
 /// The metadata key of the counters (service reference, "Marker constants").
 pub const COUNTERS_KEY: &str = "counters_since_delta_snapshot";
 
+/// The pseudo-node whose writes mark a duration-only checkpoint.
+pub const DURATION_NODE: &str = "runtime_run_duration";
+
 /// What made a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -69,6 +72,16 @@ impl Metadata {
     /// (service reference, "Marker constants").
     pub fn is_delta(&self) -> bool {
         self.delta_marker || self.counters.contains_key("messages")
+    }
+
+    /// Whether this is the metadata of a duration-only checkpoint, which repeats its parent's state to note how long a
+    /// run took. Its `writes` decide and nothing else: other checkpoints may inherit the notes. History, lineage walks
+    /// and retention share this predicate.
+    pub fn is_duration_only(&self) -> bool {
+        self.extra
+            .get("writes")
+            .and_then(Json::as_object)
+            .is_some_and(|writes| writes.contains_key(DURATION_NODE))
     }
 
     /// As one JSON object, the form in which clients see it.
@@ -178,5 +191,18 @@ mod tests {
         metadata.counters.clear();
         metadata.delta_marker = true;
         assert!(metadata.is_delta());
+    }
+
+    #[test]
+    fn only_the_writes_of_a_checkpoint_decide_whether_it_is_duration_only() {
+        let of = |extra: Json| {
+            let mut metadata = Metadata::new(Source::Update, 0);
+            metadata.extra = extra.as_object().unwrap().clone();
+            metadata.is_duration_only()
+        };
+        assert!(of(json!({"writes": {"runtime_run_duration": {}}})));
+        assert!(!of(json!({"run_durations": {"r": 1}, "writes": {"goal": {}}})));
+        assert!(!of(json!({"run_durations": {"r": 1}})));
+        assert!(!of(json!({"writes": null})));
     }
 }

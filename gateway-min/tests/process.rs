@@ -122,7 +122,8 @@ async fn a_gateway_killed_in_a_run_recovers_it_and_the_thread_goes_on() {
         assert_eq!(run["status"], "error");
         assert_eq!(run["error"], "Gateway restarted before this run reached a durable final state.");
         assert_eq!(run["stop_reason"], "orphan_recovered");
-        assert_eq!(gateway.get("/api/threads/t").await["status"], "error");
+        let (_, found) = gateway.post("/api/threads/search", json!({"ids": ["t"]})).await;
+        assert_eq!(found[0]["status"], "error");
         let values = gateway.ask("five").await;
         assert_eq!(
             texts(&values),

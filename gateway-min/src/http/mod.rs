@@ -21,11 +21,11 @@ mod turns;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::Request;
 use axum::http::uri::{PathAndQuery, Uri};
 use axum::http::{HeaderValue, header};
 use axum::routing::{Router, get};
-use axum::Json;
 use tower::ServiceExt as _;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;

@@ -111,7 +111,7 @@ impl App {
     ) -> Result<Created, CreateError> {
         // The stream exists before anybody can know the run, and the handle before the run can be cancelled.
         let publisher = self.bridge.open(&run_id);
-        let guard = self.local_runs.enter(&run_id, &thread_id);
+        let guard = self.local_runs.enter(&run_id);
         let run = match self.store.runs().admit(new, strategy(&request)).await {
             Ok(Admission::Admitted(run) | Admission::Existing(run)) => run,
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {

@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 /// The handle of a run that this process works on.
 #[derive(Debug)]
 pub(crate) struct RunControl {
-    pub(crate) thread_id: String,
     /// Cancelled when the run is to stop; the row says how.
     pub(crate) cancel: CancellationToken,
     /// Notified when the run's predecessor has ended.
@@ -19,13 +18,8 @@ pub(crate) struct RunControl {
 }
 
 impl RunControl {
-    pub(crate) fn new(thread_id: &str) -> Self {
-        Self {
-            thread_id: thread_id.to_owned(),
-            cancel: CancellationToken::new(),
-            promoted: Notify::new(),
-            ended: watch::Sender::new(false),
-        }
+    fn new() -> Self {
+        Self { cancel: CancellationToken::new(), promoted: Notify::new(), ended: watch::Sender::new(false) }
     }
 
     /// Waits until nothing of the run will be written any more.
@@ -46,8 +40,8 @@ impl LocalRuns {
     }
 
     /// Enters a run. It leaves when the guard is dropped, also by a panic of its task.
-    pub(crate) fn enter(&self, run_id: &str, thread_id: &str) -> RunGuard {
-        let control = Arc::new(RunControl::new(thread_id));
+    pub(crate) fn enter(&self, run_id: &str) -> RunGuard {
+        let control = Arc::new(RunControl::new());
         self.with(|runs| runs.insert(run_id.to_owned(), Arc::clone(&control)));
         RunGuard { runs: self.clone(), run_id: run_id.to_owned(), control }
     }
@@ -101,9 +95,8 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_guard_takes_the_run_out_and_wakes_who_waits_for_its_end() {
         let runs = LocalRuns::default();
-        let guard = runs.enter("r", "t");
+        let guard = runs.enter("r");
         let control = runs.get("r").unwrap();
-        assert_eq!(control.thread_id, "t");
         let waiter = tokio::spawn(async move { control.ended().await });
         drop(guard);
         waiter.await.unwrap();

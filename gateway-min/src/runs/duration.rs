@@ -9,6 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::Error;
 use threadkeep::checkpoint::INTERRUPT_CHANNEL;
 use threadkeep::id::ThreadId;
+use threadkeep::metadata::DURATION_NODE;
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 
@@ -16,8 +17,6 @@ use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 pub(crate) const RUN_DURATIONS: &str = "run_durations";
 /// Metadata key: message id -> run id.
 pub(crate) const RUN_MESSAGE_IDS: &str = "run_message_ids";
-/// The pseudo-node whose writes mark a duration-only checkpoint.
-const NODE: &str = "runtime_run_duration";
 /// How often a note is tried again on a head that moved.
 const ATTEMPTS: usize = 3;
 /// How far back the newest known maps are looked for, in checkpoints.
@@ -61,12 +60,6 @@ impl RunNotes {
     }
 }
 
-/// Whether a checkpoint is duration-only: its writes name the pseudo-node and nothing else decides. History, lineage
-/// walks and retention share this predicate.
-pub(crate) fn is_duration_only(extra: &Map<String, Json>) -> bool {
-    extra.get("writes").and_then(Json::as_object).is_some_and(|writes| writes.contains_key(NODE))
-}
-
 /// Writes a duration-only checkpoint on the head of the thread. Returns it, or `None` if there is nothing to note: no
 /// head, nothing new, a run that waits for the user, or a head that keeps moving.
 ///
@@ -99,8 +92,10 @@ pub(crate) async fn note(
         }
         let run_ids: Vec<&String> = news.durations.keys().collect();
         let message_ids: Vec<&String> = news.messages.keys().collect();
-        extra
-            .insert("writes".to_owned(), json!({ NODE: { "run_ids": run_ids, "message_ids": message_ids } }));
+        extra.insert(
+            "writes".to_owned(),
+            json!({ DURATION_NODE: { "run_ids": run_ids, "message_ids": message_ids } }),
+        );
         match accessor.annotate(&head, extra).await {
             Err(Error::Conflict { .. }) => {}
             other => return other.map(Some),
@@ -179,7 +174,7 @@ mod tests {
             accessor.create(&thread, Map::new()).await.unwrap();
             say(&accessor, &thread, "one").await;
             let first = note(&accessor, &thread, &notes("r1", 4, "one")).await.unwrap().unwrap();
-            assert!(is_duration_only(&first.metadata.extra));
+            assert!(first.metadata.is_duration_only());
             let head = say(&accessor, &thread, "two").await;
             let second = note(&accessor, &thread, &notes("r2", 0, "two")).await.unwrap().unwrap();
             assert_eq!(second.parent, Some(head.key.id));
@@ -230,13 +225,5 @@ mod tests {
         let notes = RunNotes::of(extra.as_object().unwrap());
         assert_eq!(notes.durations, [("c".to_owned(), 2)].into());
         assert_eq!(notes.messages, [("n".to_owned(), "r".to_owned())].into());
-    }
-
-    #[test]
-    fn only_the_writes_of_a_checkpoint_decide_whether_it_is_duration_only() {
-        let of = |json: Json| is_duration_only(json.as_object().unwrap());
-        assert!(of(json!({"writes": {"runtime_run_duration": {}}})));
-        assert!(!of(json!({"run_durations": {"r": 1}, "writes": {"goal": {}}})));
-        assert!(!of(json!({"run_durations": {"r": 1}})));
     }
 }

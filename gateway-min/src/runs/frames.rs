@@ -142,13 +142,6 @@ impl Frames {
         }
     }
 
-    /// A frame of a tool's or subagent's own.
-    pub(crate) fn custom(&self, payload: &Json) {
-        if self.wants(StreamMode::Custom) {
-            self.publisher.publish("custom", payload);
-        }
-    }
-
     /// A superstep was committed: the whole state, and the checkpoint.
     pub(crate) fn committed(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {

@@ -13,7 +13,6 @@ use threadkeep::state::{HistoryQuery, StateSnapshot};
 
 use super::admission::{CreateError, Created, Place};
 use super::bridge::Frame;
-use super::duration;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::http::run_body::{
@@ -179,7 +178,7 @@ async fn a_simple_run_writes_input_answer_and_duration() {
         let shape: Vec<_> = history.iter().rev().map(|s| (s.metadata.step, s.next.len())).collect();
         assert_eq!(shape, [(-1, 1), (0, 0), (1, 0)], "input, model, duration");
         let head = &history[0].metadata;
-        assert!(duration::is_duration_only(&head.extra));
+        assert!(head.is_duration_only());
         assert_eq!(head.extra["run_durations"], json!({ row.run_id.as_str(): 0 }));
         assert_eq!(history[0].metadata.delta_marker, mode == "delta");
         let human = history[0].json("messages").unwrap().unwrap()[0].clone();
@@ -257,7 +256,7 @@ async fn a_failing_model_leaves_a_marked_answer_and_a_run_in_error() {
     let head = gateway.head().await.unwrap();
     let messages = head.json("messages").unwrap().unwrap();
     assert_eq!(messages[1]["additional_kwargs"]["svc_error_fallback"], true);
-    assert!(!duration::is_duration_only(&head.metadata.extra), "only a success is noted");
+    assert!(!head.metadata.is_duration_only(), "only a success is noted");
 }
 
 #[tokio::test]

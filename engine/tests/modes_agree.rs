@@ -1,6 +1,8 @@
 //! Random programs of supersteps, forks, updates, annotations and abandoned rows: the state at *every* checkpoint is
 //! the naive model's, in full mode and in delta mode with any cadence, live and after reading it back.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,6 +1,8 @@
 //! The binary as an operator meets it: killed in the middle of a run, restarted, stopped by a signal, pointed at a bad
 //! configuration.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};

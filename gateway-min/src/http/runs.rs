@@ -112,7 +112,9 @@ async fn start(
 fn refused(error: CreateError) -> ApiError {
     let text = error.to_string();
     match error {
-        CreateError::CheckpointNotFound(_) => ApiError::not_found(text),
+        CreateError::CheckpointNotFound(_) | CreateError::Store(StoreError::NotFound { .. }) => {
+            ApiError::not_found(text)
+        }
         CreateError::CheckpointUnreadable(cause) => {
             ApiError::internal("Failed to validate checkpoint", &cause)
         }
@@ -122,7 +124,6 @@ fn refused(error: CreateError) -> ApiError {
         }
         CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
         CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
-        CreateError::Store(StoreError::NotFound { .. }) => ApiError::not_found(text),
         CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text, "thread_busy"),
         CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
     }

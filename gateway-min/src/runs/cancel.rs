@@ -11,10 +11,10 @@ impl App {
         action: CancelAction,
     ) -> Result<CancelOutcome, StoreError> {
         let outcome = self.store.runs().request_cancel(run_id, action).await?;
-        if outcome == CancelOutcome::Accepted {
-            if let Some(control) = self.local_runs.get(run_id) {
-                control.cancel.cancel();
-            }
+        if outcome == CancelOutcome::Accepted
+            && let Some(control) = self.local_runs.get(run_id)
+        {
+            control.cancel.cancel();
         }
         Ok(outcome)
     }

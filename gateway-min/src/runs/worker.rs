@@ -147,7 +147,7 @@ impl Worker<'_> {
         match accessor.capture(thread).await {
             Ok(point) => self.rollback = Some(point),
             Err(error) => {
-                tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read")
+                tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read");
             }
         }
         let at = self.linearized(accessor).await?;
@@ -262,10 +262,10 @@ impl Worker<'_> {
             totals: self.usage.totals(),
         };
         let outcome = self.app.store.runs().finish(&self.spec.run_id, &end).await?;
-        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome {
-            if let Some(control) = self.app.local_runs.get(next) {
-                control.promoted.notify_one();
-            }
+        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
+            && let Some(control) = self.app.local_runs.get(next)
+        {
+            control.promoted.notify_one();
         }
         Ok(outcome)
     }

@@ -36,15 +36,21 @@ impl fmt::Display for Level {
 pub enum Claim {
     /// [`threadkeep::saver::Capabilities::durable`].
     Durable,
-    /// The factory can damage a store: [`crate::Factory::damage`].
-    Damage,
+    /// The factory can do [`crate::Damage::LoseCheckpoint`].
+    LoseCheckpoint,
+    /// The factory can do [`crate::Damage::LoseWrites`].
+    LoseWrites,
+    /// The factory can do [`crate::Damage::LoseParentLink`].
+    LoseParentLink,
 }
 
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Durable => "durable",
-            Self::Damage => "damage",
+            Self::LoseCheckpoint => "lose a checkpoint",
+            Self::LoseWrites => "lose writes",
+            Self::LoseParentLink => "lose a parent link",
         })
     }
 }

@@ -43,7 +43,7 @@ pub trait Factory: Send + Sync + 'static {
     async fn open(&self, place: &Self::Place) -> Result<Arc<dyn Saver>, BoxError>;
 
     /// Damages the store behind the saver's back, so that the suite can see that damage is reported. No handle is open
-    /// at that time. Implement it together with [`Claim::Damage`].
+    /// at that time. Implement it for the kinds of damage that are claimed.
     ///
     /// # Errors
     /// If the damage could not be done; the case fails with it.
@@ -56,7 +56,7 @@ pub trait Factory: Send + Sync + 'static {
 /// What no method of a saver ever does, and a broken disk or a wrong deletion may have done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
-    /// The checkpoint is gone; its children and their writes are there.
+    /// The checkpoint is gone, with the writes under it; its children are there.
     LoseCheckpoint(CheckpointKey),
     /// The writes of a task are gone from under the checkpoint it ran from; the child that applied them is there.
     LoseWrites(CheckpointKey, TaskId),

@@ -31,19 +31,19 @@ pub(super) const CASES: &[Case] = &[
         Delta,
         history_with_a_missing_ancestor_is_broken_lineage,
         "a damaged thread would look like a short one",
-        needs Damage
+        needs LoseCheckpoint
     ),
     case!(
         Delta,
         history_with_missing_writes_is_broken_lineage,
         "a damaged thread would look like a short one",
-        needs Damage
+        needs LoseWrites
     ),
     case!(
         Delta,
         history_with_a_sentinel_at_the_root_is_broken_lineage,
         "a damaged thread would look like an empty one",
-        needs Damage
+        needs LoseParentLink
     ),
     case!(
         Delta,

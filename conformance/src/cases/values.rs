@@ -131,7 +131,7 @@ async fn extreme_ids_and_versions_survive(store: Store) -> Outcome {
 async fn odd_metadata_survives(store: Store) -> Outcome {
     let saver = store.open().await?;
     let mut deep = json!("the bottom");
-    for level in 0..60 {
+    for level in 0..100 {
         deep = if level % 2 == 0 { json!([deep]) } else { json!({ "deeper": deep }) };
     }
     let odd: serde_json::Map<String, Json> =

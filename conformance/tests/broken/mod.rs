@@ -107,7 +107,10 @@ impl Factory for Workshop {
     }
 
     fn claims(&self) -> &'static [Claim] {
-        if self.0 == Fault::ForgetsOnReopening { &[Claim::Durable, Claim::Damage] } else { &[Claim::Damage] }
+        match self.0 {
+            Fault::ForgetsOnReopening => &[Claim::Durable],
+            _ => &[Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink],
+        }
     }
 
     async fn create(&self) -> Result<Place, BoxError> {

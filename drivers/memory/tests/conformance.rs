@@ -19,7 +19,7 @@ impl Factory for Memory {
     }
 
     fn claims(&self) -> &'static [Claim] {
-        &[Claim::Damage]
+        &[Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink]
     }
 
     async fn create(&self) -> Result<MemorySaver, BoxError> {

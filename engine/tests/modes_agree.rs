@@ -12,10 +12,12 @@ use threadkeep::channel::{Behaviour, Fold, Schema};
 use threadkeep::id::{CheckpointId, IdSource, NodeName, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
+use threadkeep::saver::Saver;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
+use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
 #[derive(Debug, Clone)]
 struct W {
@@ -133,12 +135,44 @@ fn schema() -> Schema {
     Schema::thread_state().with("log", Behaviour::Accumulating(Arc::new(concat)))
 }
 
-fn accessor(saver: &MemorySaver, mode: ChannelMode, frequency: u64) -> StateAccessor {
-    let table = schema().compile(mode, frequency).unwrap();
-    StateAccessor::new(Arc::new(saver.clone()), Arc::new(table), Arc::new(IdSource::default()))
+/// A store under test; reopening one on disk reads everything back from the file.
+enum Store {
+    Memory(MemorySaver),
+    Sqlite { dir: tempfile::TempDir, saver: Arc<SqliteSaver> },
+}
+
+impl Store {
+    fn sqlite() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let saver = Self::open(dir.path());
+        Self::Sqlite { dir, saver }
+    }
+
+    fn open(dir: &std::path::Path) -> Arc<SqliteSaver> {
+        let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
+        Arc::new(SqliteSaver::open(dir.join("checkpoints.db"), &options).unwrap())
+    }
+
+    async fn reopen(&mut self) {
+        if let Self::Sqlite { dir, saver } = self {
+            saver.close().await;
+            *saver = Self::open(dir.path());
+        }
+    }
+
+    fn accessor(&self, mode: ChannelMode, frequency: u64) -> StateAccessor {
+        let saver: Arc<dyn Saver> = match self {
+            Self::Memory(saver) => Arc::new(saver.clone()),
+            Self::Sqlite { saver, .. } => saver.clone(),
+        };
+        let table = schema().compile(mode, frequency).unwrap();
+        StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()))
+    }
 }
 
 struct Run {
+    store: Store,
+    mode: (ChannelMode, u64),
     accessor: StateAccessor,
     thread: ThreadId,
     writer: StepWriter,
@@ -147,12 +181,13 @@ struct Run {
 }
 
 impl Run {
-    async fn new(accessor: StateAccessor) -> Self {
+    async fn new(store: Store, mode: (ChannelMode, u64)) -> Self {
+        let accessor = store.accessor(mode.0, mode.1);
         let thread = ThreadId::from("t");
         let first = accessor.create(&thread, Map::new()).await.unwrap();
         let writer = StepWriter::open(&accessor, &thread, None).await.unwrap();
         let made = vec![(first.key.id, first, ModelState::default())];
-        Self { accessor, thread, writer, made }
+        Self { store, mode, accessor, thread, writer, made }
     }
 
     async fn step(&mut self, tasks: &[Vec<W>], reversed: bool, early: bool) -> Result<StateSnapshot> {
@@ -217,7 +252,7 @@ impl Run {
                 return;
             }
             Op::Reopen => {
-                self.writer = StepWriter::open(&self.accessor, &self.thread, None).await.unwrap();
+                self.reopen_as(self.mode).await;
                 return;
             }
         };
@@ -233,8 +268,17 @@ impl Run {
         self.writer = StepWriter::open(&self.accessor, &self.thread, None).await.unwrap();
     }
 
+    async fn reopen_as(&mut self, mode: (ChannelMode, u64)) {
+        self.store.reopen().await;
+        self.mode = mode;
+        self.accessor = self.store.accessor(mode.0, mode.1);
+        self.writer = StepWriter::open(&self.accessor, &self.thread, None).await.unwrap();
+    }
+
     /// Reads every checkpoint back, one by one and as history pages of several sizes.
-    async fn check(&self, reader: &StateAccessor) {
+    async fn check(&mut self) {
+        self.reopen_as(self.mode).await;
+        let reader = &self.accessor;
         for (id, _, model) in &self.made {
             let state = reader.get(&self.thread, Some(*id)).await.unwrap().unwrap();
             assert_eq!(state.values().unwrap(), model.json(), "read back");
@@ -260,38 +304,67 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
+async fn every_mode_agrees(store: fn() -> Store, ops: &[Op]) {
+    let deltas = [1, 2, 3, 10, 1000].map(|k| (ChannelMode::Delta, k));
+    for mode in [(ChannelMode::Full, 10)].into_iter().chain(deltas) {
+        let mut run = Run::new(store(), mode).await;
+        for op in ops {
+            run.run(op).await;
+        }
+        run.check().await;
+    }
+}
+
+/// A full thread goes on in delta mode with its history intact, and then also when the cadence changes.
+async fn full_continues_in_delta(store: Store, before: &[Op], after: &[Op], frequency: u64) {
+    let mut run = Run::new(store, (ChannelMode::Full, 10)).await;
+    for op in before {
+        run.run(op).await;
+    }
+    run.reopen_as((ChannelMode::Delta, frequency)).await;
+    for op in after {
+        run.run(op).await;
+    }
+    run.reopen_as((ChannelMode::Delta, frequency + 1)).await;
+    run.check().await;
+}
+
+fn programs(longest: usize) -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(op(), 1..longest)
+}
+
+fn frequencies() -> impl Strategy<Value = u64> {
+    prop::sample::select(vec![1, 2, 3, 10, 1000])
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_mode_and_cadence_gives_the_naive_state_at_every_checkpoint(ops in prop::collection::vec(op(), 1..40)) {
-        block_on(async {
-            let full = (ChannelMode::Full, 10);
-            let deltas = [1, 2, 3, 10, 1000].map(|k| (ChannelMode::Delta, k));
-            for (mode, frequency) in [full].into_iter().chain(deltas) {
-                let saver = MemorySaver::default();
-                let mut run = Run::new(accessor(&saver, mode, frequency)).await;
-                for op in &ops { run.run(op).await; }
-                run.check(&accessor(&saver, mode, frequency)).await;
-            }
-        });
+    fn every_mode_and_cadence_gives_the_naive_state_at_every_checkpoint_in_memory(ops in programs(40)) {
+        block_on(every_mode_agrees(|| Store::Memory(MemorySaver::default()), &ops));
     }
 
-    /// A full thread goes on in delta mode with its history intact, and then also when the cadence changes.
     #[test]
-    fn a_full_thread_continues_in_delta(
-        before in prop::collection::vec(op(), 0..15),
-        after in prop::collection::vec(op(), 1..15),
-        frequency in prop::sample::select(vec![1, 2, 3, 10, 1000_u64]),
+    fn a_full_thread_continues_in_delta_in_memory(
+        before in programs(15), after in programs(15), frequency in frequencies()
     ) {
-        block_on(async {
-            let saver = MemorySaver::default();
-            let mut run = Run::new(accessor(&saver, ChannelMode::Full, 10)).await;
-            for op in &before { run.run(op).await; }
-            run.accessor = accessor(&saver, ChannelMode::Delta, frequency);
-            run.writer = StepWriter::open(&run.accessor, &run.thread, None).await.unwrap();
-            for op in &after { run.run(op).await; }
-            run.check(&accessor(&saver, ChannelMode::Delta, frequency + 1)).await;
-        });
+        block_on(full_continues_in_delta(Store::Memory(MemorySaver::default()), &before, &after, frequency));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_mode_and_cadence_gives_the_naive_state_at_every_checkpoint_on_sqlite(ops in programs(25)) {
+        block_on(every_mode_agrees(Store::sqlite, &ops));
+    }
+
+    #[test]
+    fn a_full_thread_continues_in_delta_on_sqlite(
+        before in programs(15), after in programs(15), frequency in frequencies()
+    ) {
+        block_on(full_continues_in_delta(Store::sqlite(), &before, &after, frequency));
     }
 }

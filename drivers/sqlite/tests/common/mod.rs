@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites, Write};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, SystemClock, ThreadId, Version};
 use threadkeep::metadata::{Metadata, Source};
 use threadkeep::saver::StepCommit;
@@ -64,6 +64,15 @@ impl Talk {
             step.checkpoint.applied.push(task);
         }
         step
+    }
+
+    /// Goes on from a head that was read.
+    pub fn resume(&mut self, head: &CheckpointTuple) {
+        let entry = &head.checkpoint.channels[MESSAGES];
+        self.head = Some(head.checkpoint.id);
+        self.step = head.metadata.step + 1;
+        self.version = Some(entry.version);
+        self.messages = entry.stored.value().unwrap().as_list().unwrap().clone();
     }
 
     /// A step that changes nothing.

@@ -1,0 +1,273 @@
+//! Files that are not ours or not whole, and several handles on one file.
+
+mod common;
+
+use std::path::Path;
+
+use common::{MESSAGES, Talk, message};
+use rusqlite::types::Value as Cell;
+use rusqlite::{Connection, params_from_iter};
+use serde_json::{Map, Value as Json, json};
+use threadkeep::checkpoint::{ChannelEntry, CheckpointTuple, Stored};
+use threadkeep::metadata::Counters;
+use threadkeep::saver::{CheckpointSelector, ListQuery, Saver};
+use threadkeep::value::ChannelValue;
+use threadkeep::{Error, Result};
+use threadkeep_sqlite::schema::{APPLICATION_ID, FORMAT_VERSION};
+use threadkeep_sqlite::{Options, SqliteSaver};
+
+fn open(path: &Path) -> Result<SqliteSaver> {
+    SqliteSaver::open(path, &Options { readers: 1, ..Options::default() })
+}
+
+#[tokio::test]
+async fn a_newer_format_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    open(&path).unwrap().close().await;
+    let conn = Connection::open(&path).unwrap();
+    let application: i32 = conn.pragma_query_value(None, "application_id", |row| row.get(0)).unwrap();
+    assert_eq!(application, APPLICATION_ID);
+    conn.pragma_update(None, "user_version", FORMAT_VERSION + 1).unwrap();
+    let error = open(&path).unwrap_err();
+    assert_eq!(
+        error,
+        Error::NewerFormat {
+            store: path.display().to_string(),
+            found: FORMAT_VERSION + 1,
+            supported: FORMAT_VERSION
+        }
+    );
+}
+
+#[test]
+fn other_files_are_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("other");
+    let conn = Connection::open(&path).unwrap();
+    conn.execute_batch("CREATE TABLE notes (text TEXT); INSERT INTO notes VALUES ('mine')").unwrap();
+    drop(conn);
+    let before = std::fs::read(&path).unwrap();
+    let error = open(&path).unwrap_err();
+    assert!(matches!(&error, Error::InvalidInput(text) if text.contains("another program")), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+
+    let path = dir.path().join("text");
+    std::fs::write(&path, "not a database, but long enough to be looked at ".repeat(20)).unwrap();
+    let error = open(&path).unwrap_err();
+    assert!(matches!(&error, Error::Corrupt { .. }), "{error}");
+
+    let error = open(&dir.path().join("missing").join("db")).unwrap_err();
+    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("directory exists")), "{error}");
+}
+
+#[tokio::test]
+async fn many_may_create_the_same_database_at_once() {
+    for _ in 0..5 {
+        let dir = tempfile::tempdir().unwrap();
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let open = || open(&dir.path().join("db")).unwrap();
+            let threads: Vec<_> = (0..6).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (i, saver) in opened.iter().enumerate() {
+            saver.commit(Talk::new(&format!("t{i}")).say(&message(0, 100))).await.unwrap();
+        }
+        let threads = (0..6).map(|i| format!("t{i}"));
+        for thread in threads {
+            assert!(opened[0].get(&CheckpointSelector::head(&thread.as_str().into())).await.unwrap().is_some());
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_handles_see_each_others_commits_and_conflicts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (open(&dir.path().join("db")).unwrap(), open(&dir.path().join("db")).unwrap());
+    let mut talk = Talk::new("t");
+    for number in 0..20 {
+        // By turns, so that what each remembers is always out of date.
+        let (writer, other) = if number % 2 == 0 { (&a, &b) } else { (&b, &a) };
+        let mut step = talk.say(&message(number, 200));
+        step.checkpoint.next = vec![format!("node-{number}").into()];
+        let rival = talk.say(&message(1000 + number, 200));
+        writer.commit(step.clone()).await.unwrap();
+        let error = other.commit(rival).await.unwrap_err();
+        assert!(matches!(&error, Error::Conflict { found, .. } if *found == Some(step.checkpoint.id)), "{error}");
+        talk.accept(&step);
+        let head = other.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
+        assert_eq!(head.checkpoint.channels[MESSAGES].stored.value(), Some(&talk.messages.clone().into()));
+        assert_eq!(head.checkpoint.next, step.checkpoint.next);
+    }
+    a.delete_thread(&talk.thread).await.unwrap();
+    let mut again = Talk::new("t");
+    let step = again.say(&message(0, 200));
+    b.commit(step.clone()).await.unwrap();
+    again.accept(&step);
+    b.commit(again.say(&message(1, 200))).await.unwrap();
+    assert_eq!(a.list(&ListQuery::new(&talk.thread)).await.unwrap().len(), 2);
+}
+
+/// A small database with every kind of row and of stored value in it.
+async fn small(path: &Path) -> Talk {
+    let saver = open(path).unwrap();
+    let mut talk = Talk::new("t");
+    let mut inner = Talk::new("t");
+    inner.namespace = "inner".into();
+    for number in 0..20 {
+        let mut step = talk.say(&message(number, 5));
+        let version = step.checkpoint.channels[MESSAGES].version;
+        let mut set = |name: &str, value: &Json| {
+            let stored = Stored::Value(ChannelValue::from_json(value).unwrap());
+            step.checkpoint.channels.insert(name.into(), ChannelEntry { version, stored });
+        };
+        // Makes the messages single runs, so that they are packed into chunks.
+        set("noise", &json!([message(1000 + number, 1)]));
+        if number == 0 {
+            set("title", &json!("short"));
+            set("state", &json!({ "long": "value that is stored by itself" }));
+            set("tiny", &json!([1, 2, 3]));
+        }
+        if number < 3 {
+            let durations: Map<_, _> = (0..8 + number).map(|i| (format!("run-{i}"), json!(i))).collect();
+            let extra = json!({ "run_durations": durations, "graph": "a graph whose name is long" });
+            step.metadata.extra = extra.as_object().unwrap().clone();
+            step.metadata.counters.insert(MESSAGES.into(), Counters { updates: 1, supersteps: 2 });
+            step.metadata.parents.insert(talk.namespace.clone(), step.checkpoint.id);
+        }
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    }
+    saver.commit(inner.say(&message(7, 5))).await.unwrap();
+    saver.close().await;
+    talk
+}
+
+/// Everything that can be read of the database, or the first error.
+async fn look(saver: &SqliteSaver, talk: &Talk) -> Result<Vec<CheckpointTuple>> {
+    let mut all = saver.list(&ListQuery { namespace: None, ..ListQuery::new(&talk.thread) }).await?;
+    let inner = CheckpointSelector { namespace: "inner".into(), ..CheckpointSelector::head(&talk.thread) };
+    all.extend(saver.get(&inner).await?);
+    let middle = CheckpointSelector { id: talk.head, ..CheckpointSelector::head(&talk.thread) };
+    all.extend(saver.get(&middle).await?);
+    Ok(all)
+}
+
+/// The value with one bit of each of its bytes changed.
+fn damages(cell: &Cell) -> Vec<Cell> {
+    let one_bit = |bytes: &[u8]| -> Vec<Vec<u8>> {
+        let damage = |at: usize| {
+            let mut damaged = bytes.to_vec();
+            damaged[at] ^= 1 << (at % 8);
+            damaged
+        };
+        (0..bytes.len()).map(damage).collect()
+    };
+    match cell {
+        Cell::Blob(bytes) => one_bit(bytes).into_iter().map(Cell::Blob).collect(),
+        Cell::Text(text) => one_bit(text.as_bytes()).into_iter().map(Cell::Blob).collect(),
+        Cell::Integer(number) => {
+            let bytes = one_bit(&number.to_le_bytes()).into_iter();
+            bytes.map(|bytes| Cell::Integer(i64::from_le_bytes(bytes.try_into().unwrap()))).collect()
+        }
+        Cell::Null => Vec::new(),
+        Cell::Real(_) => unreachable!("no table holds one"),
+    }
+}
+
+/// One changed byte in any column of any row is an error when it is read, or changes nothing that is read.
+#[tokio::test]
+async fn one_changed_byte_in_any_row_is_detected_or_harmless() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let talk = small(&path).await;
+    let mut saver = open(&path).unwrap();
+    let good = look(&saver, &talk).await.unwrap();
+    assert_eq!(good.len(), 23);
+    let conn = Connection::open(&path).unwrap();
+    let (mut detected, mut harmless) = (0, 0);
+    for (table, column, cast) in [
+        ("scope", "owner", "INTEGER"),
+        ("scope", "text", "TEXT"),
+        ("scope", "hash", "INTEGER"),
+        ("scope", "body", "BLOB"),
+        ("name", "text", "TEXT"),
+        ("name", "sum", "BLOB"),
+        ("checkpoint", "id", "BLOB"),
+        ("checkpoint", "body", "BLOB"),
+        ("checkpoint", "tasks", "BLOB"),
+        ("element", "hash", "BLOB"),
+        ("element", "body", "BLOB"),
+    ] {
+        let set = format!("UPDATE {table} SET {column} = CAST(?1 AS {cast}) WHERE key = ?2");
+        for (key, cell) in cells(&conn, table, column) {
+            for damaged in damages(&cell) {
+                conn.execute(&set, params_from_iter([damaged.clone(), Cell::Integer(key)])).unwrap();
+                if table == "name" {
+                    // Names are read once.
+                    saver = open(&path).unwrap();
+                }
+                match look(&saver, &talk).await {
+                    Err(Error::Corrupt { .. } | Error::BrokenLineage { .. }) => detected += 1,
+                    Err(error) => panic!("{table}.{column} of {key}: {error}"),
+                    Ok(read) => {
+                        assert_eq!(read, good, "{table}.{column} of {key} as {damaged:?}");
+                        harmless += 1;
+                    }
+                }
+                let back = match &cell {
+                    Cell::Text(text) => Cell::Blob(text.as_bytes().to_vec()),
+                    other => other.clone(),
+                };
+                conn.execute(&set, params_from_iter([back, Cell::Integer(key)])).unwrap();
+            }
+        }
+    }
+    assert_eq!(look(&open(&path).unwrap(), &talk).await.unwrap(), good, "everything was put back");
+    println!("{detected} detected, {harmless} harmless");
+    assert!(detected > 1000 && harmless < detected / 10, "{detected} detected, {harmless} harmless");
+}
+
+fn cells(conn: &Connection, table: &str, column: &str) -> Vec<(i64, Cell)> {
+    let mut statement = conn.prepare(&format!("SELECT key, {column} FROM {table}")).unwrap();
+    let cells = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+    let cells: Vec<_> = cells.map(rusqlite::Result::unwrap).collect();
+    assert!(!cells.is_empty());
+    cells
+}
+
+/// Damage to the file beneath the tables can hide a row, but never change what is read.
+#[tokio::test]
+async fn a_changed_byte_of_the_file_never_changes_what_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let talk = small(&path).await;
+    let bytes = std::fs::read(&path).unwrap();
+    let good = look(&open(&path).unwrap(), &talk).await.unwrap();
+    let damaged = dir.path().join("damaged");
+    let used = (0..bytes.len()).filter(|at| bytes[*at] != 0).step_by(37);
+    let (mut tried, mut refused) = (0, 0);
+    for at in used {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1 << (at % 8);
+        std::fs::write(&damaged, &bytes).unwrap();
+        tried += 1;
+        let read = match open(&damaged) {
+            Ok(saver) => {
+                let read = look(&saver, &talk).await;
+                saver.close().await;
+                read
+            }
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok(read) => assert!(read.iter().all(|tuple| good.contains(tuple)), "byte {at}"),
+            Err(_) => refused += 1,
+        }
+        for log in ["damaged-wal", "damaged-shm"] {
+            // They are there only if the damage kept the handle from closing in order.
+            let _ = std::fs::remove_file(dir.path().join(log));
+        }
+    }
+    assert!(tried > 100 && refused > tried / 2, "{refused} of {tried} refused");
+}

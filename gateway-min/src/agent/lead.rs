@@ -1,6 +1,5 @@
 //! The loop of the lead agent.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use chrono::Utc;
@@ -19,6 +18,7 @@ use crate::config::{LoopDetection, Title};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
 use crate::runs::frames::{Frames, Origin};
 use crate::runs::journal::Journal;
+use crate::runs::request::Interrupts;
 use crate::tools::loop_detection::{STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
 
@@ -40,37 +40,11 @@ pub(crate) struct LeadAgent {
     pub(crate) reasoning_effort: Option<String>,
 }
 
-/// What a run brings with it, by channel; a run without input continues what is to run next.
-#[derive(Debug, Clone)]
-pub(crate) struct RunInput(pub(crate) Map<String, Json>);
-
 /// Where a run stops although the graph goes on.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Breakpoints {
-    pub(crate) before: Nodes,
-    pub(crate) after: Nodes,
-}
-
-/// A set of nodes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Nodes {
-    All,
-    These(BTreeSet<String>),
-}
-
-impl Default for Nodes {
-    fn default() -> Self {
-        Self::These(BTreeSet::new())
-    }
-}
-
-impl Nodes {
-    fn any_of(&self, nodes: &[NodeName]) -> bool {
-        match self {
-            Self::All => !nodes.is_empty(),
-            Self::These(names) => nodes.iter().any(|node| names.contains(node.as_str())),
-        }
-    }
+    pub(crate) before: Interrupts,
+    pub(crate) after: Interrupts,
 }
 
 /// What one run works on and reports to.
@@ -117,7 +91,7 @@ impl LeadAgent {
     pub(crate) async fn run(
         &self,
         session: &mut Session<'_>,
-        input: Option<RunInput>,
+        input: Option<Map<String, Json>>,
     ) -> Result<Ended, AgentError> {
         let mut resumed = input.is_none();
         match input {
@@ -168,9 +142,9 @@ impl LeadAgent {
     }
 
     /// The superstep of the run's input.
-    async fn input(&self, session: &mut Session<'_>, input: RunInput) -> Result<(), AgentError> {
+    async fn input(&self, session: &mut Session<'_>, input: Map<String, Json>) -> Result<(), AgentError> {
         let mut writes = Vec::new();
-        for (channel, mut value) in input.0 {
+        for (channel, mut value) in input {
             if channel == "messages" {
                 stamp_run(&mut value, session.run_id);
             }

@@ -6,7 +6,7 @@ mod prompt;
 mod title;
 mod usage;
 
-pub(crate) use lead::{Breakpoints, Ended, LeadAgent, Nodes, RunInput, Session};
+pub(crate) use lead::{Breakpoints, Ended, LeadAgent, Session};
 pub(crate) use usage::UsageLedger;
 
 /// Why an agent's run failed.

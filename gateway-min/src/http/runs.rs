@@ -16,11 +16,12 @@ use uuid::Uuid;
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
-use super::run_body::{OnDisconnect, RunBody, RunLimits};
+use super::run_body::{RunBody, RunLimits};
 use super::sse;
 use crate::app::App;
 use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
+use crate::runs::request::OnDisconnect;
 use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 
 /// At most so many runs are listed at once.

@@ -11,12 +11,12 @@ use uuid::Uuid;
 
 use super::bridge::Subscription;
 use super::frames::Frames;
+use super::request::{OnDisconnect, RunInput, RunRequest};
 use super::worker::{AGENT_BINDING, RunSpec, work};
-use crate::agent::{self, Breakpoints};
+use crate::agent::Breakpoints;
 use crate::app::App;
-use crate::http::run_body::{Interrupts, MultitaskStrategy as Strategy, OnDisconnect, RunInput, RunRequest};
 use crate::model::message;
-use crate::store::{Admission, MultitaskStrategy, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
+use crate::store::{Admission, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
 /// The binding of a run without an assistant of its own.
 const DEFAULT_AGENT: &str = "__default__";
@@ -112,7 +112,7 @@ impl App {
         // The stream exists before anybody can know the run, and the handle before the run can be cancelled.
         let publisher = self.bridge.open(&run_id);
         let guard = self.local_runs.enter(&run_id);
-        let run = match self.store.runs().admit(new, strategy(&request)).await {
+        let run = match self.store.runs().admit(new, request.options.multitask_strategy).await {
             Ok(Admission::Admitted(run) | Admission::Existing(run)) => run,
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
                 for stopped in [Some(predecessor), superseded].into_iter().flatten() {
@@ -137,12 +137,12 @@ impl App {
             reasoning_effort: text(&request, "reasoning_effort"),
             recursion_limit: request.config.recursion_limit,
             breakpoints: Breakpoints {
-                before: nodes(request.options.interrupt_before),
-                after: nodes(request.options.interrupt_after),
+                before: request.options.interrupt_before,
+                after: request.options.interrupt_after,
             },
             checkpoint: request.checkpoint.map(|selected| selected.id),
             input: match request.input {
-                RunInput::Values(values) => Some(agent::RunInput(values)),
+                RunInput::Values(values) => Some(values),
                 // The lead agent asks with a tool message that ends the run; an answer comes as a message of its own.
                 RunInput::Resume(_) | RunInput::Continue => None,
             },
@@ -226,22 +226,6 @@ fn first_human(input: &RunInput) -> Option<String> {
     let RunInput::Values(values) = input else { return None };
     let messages = values.get(MESSAGES_CHANNEL)?.as_array()?;
     messages.iter().find(|m| m["type"] == "human").map(message::text).filter(|text| !text.is_empty())
-}
-
-fn strategy(request: &RunRequest) -> MultitaskStrategy {
-    match request.options.multitask_strategy {
-        Strategy::Reject => MultitaskStrategy::Reject,
-        Strategy::Rollback => MultitaskStrategy::Rollback,
-        Strategy::Interrupt => MultitaskStrategy::Interrupt,
-    }
-}
-
-fn nodes(interrupts: Interrupts) -> agent::Nodes {
-    match interrupts {
-        Interrupts::None => agent::Nodes::default(),
-        Interrupts::All => agent::Nodes::All,
-        Interrupts::Nodes(names) => agent::Nodes::These(names.into_iter().collect()),
-    }
 }
 
 #[cfg(test)]

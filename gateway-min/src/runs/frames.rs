@@ -9,7 +9,7 @@ use threadkeep::step::Task;
 use tokio_util::sync::CancellationToken;
 
 use super::bridge::Publisher;
-use crate::http::run_body::StreamMode;
+use super::request::StreamMode;
 
 /// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
 /// nobody asked for.

@@ -6,8 +6,8 @@ use axum::body::to_bytes;
 use regex::Regex;
 use serde_json::{Value as Json, json};
 
+use super::request::{RunRequest, StreamMode};
 use super::tests::{Gateway, ask, options};
-use crate::http::run_body::{RunRequest, StreamMode};
 use crate::http::sse;
 
 /// A turn with a tool call, streamed in few chunks.

@@ -9,6 +9,7 @@ pub(crate) mod frames;
 #[cfg(test)]
 mod golden;
 pub(crate) mod journal;
+pub mod request;
 #[cfg(test)]
 mod tests;
 pub(crate) mod worker;

@@ -13,14 +13,15 @@ use threadkeep::state::{HistoryQuery, StateSnapshot};
 
 use super::admission::{CreateError, Created, Place};
 use super::bridge::Frame;
+use super::request::{
+    Interrupts, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode,
+};
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
-use crate::http::run_body::{
-    Interrupts, MultitaskStrategy, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets,
-    StreamMode,
-};
 use crate::model::scripted::gate;
-use crate::store::{CancelAction, CancelOutcome, EventQuery, NewThread, RunRow, RunStatus, ThreadStatus};
+use crate::store::{
+    CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
+};
 
 pub(super) struct Gateway {
     app: Arc<App>,

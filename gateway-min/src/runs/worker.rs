@@ -13,7 +13,7 @@ use super::control::RunGuard;
 use super::duration::{self, RunNotes};
 use super::frames::Frames;
 use super::journal::Journal;
-use crate::agent::{AgentError, Breakpoints, Ended, RunInput, Session, UsageLedger};
+use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{CancelAction, FinishOutcome, RunEnd, RunStatus, StartOutcome, StoreError, ThreadStatus};
 
@@ -28,8 +28,8 @@ const MODEL_FAILED: &str = "LLM provider failed after retries";
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,
     pub(crate) thread_id: String,
-    /// None continues what the thread is to run next.
-    pub(crate) input: Option<RunInput>,
+    /// What the run brings with it, by channel; none continues what the thread is to run next.
+    pub(crate) input: Option<Map<String, Json>>,
     /// The checkpoint to start from; none means the head.
     pub(crate) checkpoint: Option<CheckpointId>,
     pub(crate) model_name: Option<String>,

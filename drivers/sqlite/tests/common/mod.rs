@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::checkpoint::{
+    ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write,
+};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, SystemClock, ThreadId, Version};
 use threadkeep::metadata::{Metadata, Source};
 use threadkeep::saver::StepCommit;

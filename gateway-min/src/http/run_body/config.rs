@@ -4,8 +4,9 @@ use serde_json::{Map, Value};
 use threadkeep::metadata::COUNTERS_KEY;
 use threadkeep::mode::CHECKPOINT_MODE_METADATA_KEY;
 
-use super::secrets::{Secrets, is_secret, redact};
+use super::secrets::{is_secret, redact};
 use crate::http::fields::{Fields, Pattern};
+use crate::runs::request::{RunConfig, Secrets};
 
 /// Context keys that reach the run both as context and as configurable entries.
 const SHARED_KEYS: [&str; 10] = [
@@ -45,19 +46,6 @@ const RESERVED_KEYS: [&str; 9] = [
 
 /// The recursion limit of a request without a usable one.
 const DEFAULT_RECURSION_LIMIT: u64 = 100;
-
-/// What a run is configured with, beside its input. No credential is in here.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct RunConfig {
-    /// Entries that parts of the agent look up, and that become checkpoint metadata where they are scalars.
-    pub configurable: Map<String, Value>,
-    /// What the agent may read of the request's context.
-    pub context: Map<String, Value>,
-    /// Entries for checkpoint metadata.
-    pub metadata: Map<String, Value>,
-    /// The greatest number of supersteps, at least 1.
-    pub recursion_limit: u64,
-}
 
 /// What a request says about configuration, before the caller and the limits are known.
 #[derive(Default)]

@@ -6,21 +6,11 @@ use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{IdSource, Namespace, ThreadId};
 
 use crate::http::error::ApiError;
+use crate::runs::request::RunInput;
 
 /// Keys of a message's `additional_kwargs` that the gateway sets, and no client may forge: the run that a message
 /// belongs to, and its place in the event feed.
 pub(in crate::http) const SERVER_OWNED: [&str; 2] = ["run_id", "svc_seq"];
-
-/// What a run starts from.
-#[derive(Debug, Clone, PartialEq)]
-pub enum RunInput {
-    /// Writes to the channels of the thread. The messages among them are normalised and have ids.
-    Values(Map<String, Value>),
-    /// The answer to an interrupt (`command.resume`).
-    Resume(Value),
-    /// Nothing: the run goes on from the checkpoint.
-    Continue,
-}
 
 impl RunInput {
     /// The start of a run. A command with an answer replaces the input; other commands mean nothing here.

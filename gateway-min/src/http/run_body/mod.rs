@@ -18,18 +18,14 @@ use std::fmt;
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
-use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{IdSource, ThreadId};
 
-pub use config::RunConfig;
-pub use input::RunInput;
 pub(super) use input::{SERVER_OWNED, selector};
-pub use options::{Interrupts, MultitaskStrategy, OnDisconnect, RunOptions, StreamMode};
-pub use secrets::Secrets;
 pub(super) use secrets::is_secret;
 
 use super::error::ApiError;
 use super::fields::{Fields, Flaw, FromFields, Pattern};
+use crate::runs::request::{RunInput, RunOptions, RunRequest};
 use config::SentConfig;
 
 /// The assistant that stands for the default agent.
@@ -155,39 +151,6 @@ pub struct RunLimits {
     pub max_recursion_limit: u64,
     /// Whether the caller is a part of the service, which may ask for a run without questions to the user.
     pub internal_caller: bool,
-}
-
-/// A run to start, complete and checked.
-#[derive(Clone)]
-pub struct RunRequest {
-    /// As sent, for the run's record.
-    pub assistant_id: Option<String>,
-    /// The custom agent that runs, under its normalised name; none for the default one.
-    pub agent: Option<String>,
-    /// What the run starts from.
-    pub input: RunInput,
-    /// The request's metadata, for the run's record.
-    pub metadata: Map<String, Value>,
-    /// What the agent is configured with.
-    pub config: RunConfig,
-    /// Credentials for tools: the entries of `config.context.secrets`, and `github_token`.
-    pub secrets: Secrets,
-    /// The checkpoint to resume from; none for the head.
-    pub checkpoint: Option<CheckpointKey>,
-    /// How the run streams, stops and meets other runs.
-    pub options: RunOptions,
-    /// `{input, config}` as sent, with secrets redacted, for the run's record.
-    pub kwargs: Value,
-}
-
-impl fmt::Debug for RunRequest {
-    /// Without the contents, which are a conversation.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { assistant_id, checkpoint, options, .. } = self;
-        let mut debug = f.debug_struct("RunRequest");
-        debug.field("assistant_id", assistant_id).field("checkpoint", checkpoint).field("options", options);
-        debug.finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -1,33 +1,9 @@
 //! Keeping credentials out of what is stored, logged and shown.
 
-use std::fmt;
-
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// Stands in stored requests where a secret was.
 const REDACTED: &str = "[redacted]";
-
-/// The credentials that came with one request. They live as long as its run and are never stored.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secrets(Map<String, Value>);
-
-impl Secrets {
-    pub(super) fn new(secrets: Map<String, Value>) -> Self {
-        Self(secrets)
-    }
-
-    /// The secret of this name.
-    pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name)?.as_str()
-    }
-}
-
-impl fmt::Debug for Secrets {
-    /// The names only.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
-    }
-}
 
 /// Whether a key names a credential.
 pub(in crate::http) fn is_secret(key: &str) -> bool {
@@ -72,16 +48,5 @@ mod tests {
                 "Authorization": "[redacted]", "client_secret": "[redacted]", "max_tokens": 5, "recursion_limit": 7,
             })
         );
-    }
-
-    #[test]
-    fn secrets_are_given_by_name_and_never_printed() {
-        let Value::Object(map) = json!({"TOKEN": "hunter2", "number": 3}) else { panic!() };
-        let secrets = Secrets::new(map);
-        assert_eq!(
-            (secrets.get("TOKEN"), secrets.get("number"), secrets.get("x")),
-            (Some("hunter2"), None, None)
-        );
-        assert_eq!(format!("{secrets:?}"), r#"{"TOKEN", "number"}"#);
     }
 }

@@ -3,6 +3,9 @@ use axum::response::IntoResponse;
 
 use super::*;
 use crate::http::fields::Problems;
+use crate::runs::request::{Interrupts, OnDisconnect, RunConfig, Secrets, StreamMode};
+use crate::store::MultitaskStrategy;
+use threadkeep::checkpoint::CheckpointKey;
 
 const LIMITS: RunLimits = RunLimits { max_recursion_limit: 1000, internal_caller: false };
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";

@@ -89,6 +89,13 @@ name_enum! {
     }
 }
 
+impl Default for MultitaskStrategy {
+    /// What a request means that says nothing.
+    fn default() -> Self {
+        Self::Reject
+    }
+}
+
 /// A run to admit.
 #[derive(Clone, Debug, Default)]
 pub struct NewRun {

@@ -154,7 +154,7 @@ impl LoopDetection {
             if count >= limits.hard_limit {
                 return Verdict::Stop(finding(limits.hard_limit));
             }
-            if limits.warn <= count && verdict == Verdict::Proceed {
+            if before < limits.warn && limits.warn <= count && verdict == Verdict::Proceed {
                 verdict = Verdict::Warn(finding(limits.warn));
             }
         }

@@ -106,11 +106,14 @@ pub struct TaskWrites {
 }
 
 impl TaskWrites {
-    /// What the rows of this task become when `more` is put for the same task: an ordinary write that is already
-    /// there stays as it is (told by its position among the ordinary ones), a special one is replaced.
+    /// What the rows of this task become when `more` is put for the same task: a special write is replaced; ordinary
+    /// writes are taken only if the task had nothing but special ones. Otherwise they stay as they are, for a child may
+    /// have applied them already.
     pub fn merge(&mut self, more: &Self) {
-        let have = self.writes.iter().filter(|w| !w.is_special()).count();
-        self.writes.extend(more.writes.iter().filter(|w| !w.is_special()).skip(have).cloned());
+        let unfinished = !self.writes.is_empty() && self.writes.iter().all(Write::is_special);
+        if unfinished {
+            self.writes.extend(more.writes.iter().filter(|w| !w.is_special()).cloned());
+        }
         for special in more.writes.iter().filter(|w| w.is_special()) {
             match self.writes.iter_mut().find(|w| w.channel == special.channel) {
                 Some(old) => old.value = special.value.clone(),
@@ -145,6 +148,49 @@ impl CheckpointTuple {
             thread: self.thread.clone(),
             namespace: self.namespace.clone(),
             id: self.checkpoint.id,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(channels: &[(&str, i32)]) -> TaskWrites {
+        let write = |(channel, value): &(&str, i32)| Write {
+            channel: (*channel).into(),
+            value: ChannelValue::from_json(&json!(value)).unwrap(),
+            overwrite: false,
+        };
+        TaskWrites {
+            task: TaskId::from_bytes([1; 16]),
+            node: "n".into(),
+            index: 0,
+            writes: channels.iter().map(write).collect(),
+        }
+    }
+
+    #[test]
+    fn ordinary_writes_are_those_of_the_first_put_that_finished_the_task() {
+        for (have, more, merged) in [
+            (row(&[("a", 1)]), row(&[("a", 2), ("b", 3)]), row(&[("a", 1)])),
+            (row(&[]), row(&[("a", 1)]), row(&[])),
+            (row(&[(ERROR_CHANNEL, 1)]), row(&[("a", 2)]), row(&[(ERROR_CHANNEL, 1), ("a", 2)])),
+            (
+                row(&[("a", 1), (RESUME_CHANNEL, 1)]),
+                row(&[(RESUME_CHANNEL, 2)]),
+                row(&[("a", 1), (RESUME_CHANNEL, 2)]),
+            ),
+            (row(&[("a", 1)]), row(&[(INTERRUPT_CHANNEL, 5)]), row(&[("a", 1), (INTERRUPT_CHANNEL, 5)])),
+        ] {
+            let mut row = have;
+            row.merge(&more);
+            assert_eq!(row, merged);
+            let again = row.clone();
+            row.merge(&more);
+            assert_eq!(row, again, "merging the same again changes nothing");
         }
     }
 }

@@ -178,7 +178,7 @@ impl CheckpointId {
 pub struct Version {
     /// One more than the greatest counter of the parent checkpoint.
     pub counter: u64,
-    /// Drawn anew for each superstep.
+    /// Drawn anew for each write of a superstep to a channel.
     pub random: u64,
 }
 
@@ -257,7 +257,7 @@ impl IdSource {
         }
     }
 
-    /// The version for the channels written in one superstep, greater than `last`.
+    /// The version for a channel that a superstep writes, greater than `last`.
     pub fn version_after(&self, last: Option<Version>) -> Version {
         Version { counter: last.map_or(1, |v| v.counter + 1), random: self.random(RngExt::random) }
     }

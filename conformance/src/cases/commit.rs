@@ -284,13 +284,9 @@ async fn commit_merges_writes_that_are_stored_already(store: Store) -> Outcome {
     let child = child.commit(&*saver).await?;
     check_eq!(
         get(&*saver, &root).await?,
-        Some(first.tuple([says(1, "one")?, longer])),
+        Some(first.tuple([says(1, "one")?, says(2, "two")?])),
         "the writes under the parent"
     );
-    check_eq!(
-        replayed(&*saver, &child).await?,
-        serde_json::json!(["one", "two", "three"]),
-        "messages of the child"
-    );
+    check_eq!(replayed(&*saver, &child).await?, serde_json::json!(["one", "two"]), "messages of the child");
     Ok(())
 }

@@ -264,7 +264,8 @@ pub trait Saver: Send + Sync {
     /// Stores the writes of a finished (or failed) task under the checkpoint it ran from.
     ///
     /// - `put_writes_survive_without_a_child`: they are pending until a child applies them.
-    /// - `put_writes_is_idempotent`: the same task again adds nothing; see [`TaskWrites::merge`] for more writes.
+    /// - `put_writes_is_idempotent`: the same task again adds nothing, so that no history changes; see
+    ///   [`TaskWrites::merge`].
     /// - `put_writes_special_rows_are_replaced`
     /// - `put_writes_needs_its_checkpoint`: an unknown checkpoint is [`Error::NotFound`], and nothing is stored.
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()>;

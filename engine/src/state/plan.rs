@@ -44,7 +44,7 @@ pub(crate) fn plan(
     }
     let parent = base.map(|base| base.key.id);
     let id = ids.checkpoint_after(parent.max(head));
-    let version = ids.version_after(base.and_then(StateSnapshot::last_version));
+    let last_version = base.and_then(StateSnapshot::last_version);
     let mut metadata = Metadata::new(step.source, base.map_or(-1, |base| base.metadata.step + 1));
     metadata.delta_marker = table.mode() == ChannelMode::Delta;
     metadata.extra = step.extra;
@@ -64,6 +64,9 @@ pub(crate) fn plan(
             (channel, _) => channel.and_then(|c| c.value.clone()),
         };
         let value = behaviour.apply(name, current, writes)?;
+        // A version of its own for each channel: it also names the value that a list was made from, wherever that
+        // list is written to.
+        let version = ids.version_after(last_version);
         channels.insert((*name).clone(), Channel { version, value, complete: false });
     }
 

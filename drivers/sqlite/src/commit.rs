@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites};
-use threadkeep::id::{CheckpointId, TaskId, ThreadId};
+use threadkeep::id::{CheckpointId, NodeName, TaskId, ThreadId};
 use threadkeep::saver::StepCommit;
 use threadkeep::{Error, Result};
 
@@ -50,7 +50,9 @@ impl Store {
     pub(crate) fn apply(&mut self, work: &Work) -> Result<()> {
         let result = match work {
             Work::Commit(step) => self.on_thread(&step.thread, |this, state| this.commit(step, state)),
-            Work::PutWrites(at, task) => self.on_thread(&at.thread, |this, state| this.put_writes(at, task, state)),
+            Work::PutWrites(at, task) => {
+                self.on_thread(&at.thread, |this, state| this.put_writes(at, task, state))
+            }
             Work::DeleteThread(thread) => self.delete_thread(thread),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {
@@ -66,7 +68,9 @@ impl Store {
     ) -> Result<()> {
         let mut state = self.threads.take(&self.db, thread)?;
         let result = run(self, &mut state);
-        if let (Some(state), true) = (state, result.as_ref().is_ok() || result.as_ref().is_err_and(is_refusal)) {
+        if let (Some(state), true) =
+            (state, result.as_ref().is_ok() || result.as_ref().is_err_and(is_refusal))
+        {
             self.threads.put(thread.clone(), state);
         }
         result
@@ -98,8 +102,9 @@ impl Store {
             (None, ..) => None,
             (Some(parent), Some(head), ..) if parent == head.id => Some(head.clone()),
             (Some(parent), _, Some(chain), Some(state)) => {
-                let row = rows::find(db, chain.chain.key, parent)?.ok_or_else(|| not_found(&step.thread, parent))?;
-                Some(state.node(db, &self.names, &step.thread, &chain.chain, &row)?)
+                let row = rows::find(db, chain.chain.key, parent)?
+                    .ok_or_else(|| not_found(&step.thread, parent))?;
+                Some(state.node(db, &self.names, &step.thread, chain.chain, &row)?)
             }
             (Some(parent), ..) => return Err(not_found(&step.thread, parent)),
         };
@@ -161,18 +166,28 @@ impl Store {
                     continue;
                 }
                 Stored::Sentinel => Kept::Sentinel,
-                Stored::Value(value) => {
-                    Kept::Value(state.value(db, &self.counters, (chain.key, name), Some(entry.version), value)?)
-                }
-                Stored::Snapshot(value) => {
-                    Kept::Snapshot(state.value(db, &self.counters, (chain.key, name), Some(entry.version), value)?)
-                }
+                Stored::Value(value) => Kept::Value(state.value(
+                    db,
+                    &self.counters,
+                    (chain.key, name),
+                    Some(entry.version),
+                    value,
+                )?),
+                Stored::Snapshot(value) => Kept::Snapshot(state.value(
+                    db,
+                    &self.counters,
+                    (chain.key, name),
+                    Some(entry.version),
+                    value,
+                )?),
             };
             channels.push(Channel { name, origin: ordinal, version: entry.version, kept });
         }
-        let names = |all: &mut dyn Iterator<Item = &str>| all.map(|name| self.name(name)).collect::<Result<Vec<_>>>();
+        let names =
+            |all: &mut dyn Iterator<Item = &str>| all.map(|name| self.name(name)).collect::<Result<Vec<_>>>();
         let place = |task: &TaskId| tasks.iter().position(|record| record.task == *task);
-        let applied = checkpoint.applied.iter().filter_map(place).filter_map(|place| u32::try_from(place).ok());
+        let applied =
+            checkpoint.applied.iter().filter_map(place).filter_map(|place| u32::try_from(place).ok());
         let mut counters = Vec::with_capacity(metadata.counters.len());
         for (channel, count) in &metadata.counters {
             counters.push((self.name(channel.as_str())?, *count));
@@ -182,7 +197,7 @@ impl Store {
             source: metadata.source,
             step: metadata.step,
             delta_marker: metadata.delta_marker,
-            next: names(&mut checkpoint.next.iter().map(|node| node.as_str()))?,
+            next: names(&mut checkpoint.next.iter().map(NodeName::as_str))?,
             applied: applied.collect(),
             parents: metadata.parents.iter().map(|(ns, id)| (ns.to_string(), *id)).collect(),
             counters,
@@ -196,7 +211,12 @@ impl Store {
         Ok(())
     }
 
-    fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites, state: &mut Option<ThreadState>) -> Result<()> {
+    fn put_writes(
+        &self,
+        at: &CheckpointKey,
+        task: &TaskWrites,
+        state: &mut Option<ThreadState>,
+    ) -> Result<()> {
         let unknown = || not_found(&at.thread, at.id);
         let state = state.as_mut().ok_or_else(unknown)?;
         let chain = state.chain(&self.db, &self.names, &at.thread, &at.namespace)?.ok_or_else(unknown)?;
@@ -205,7 +225,7 @@ impl Store {
             Some(head) if head.id == at.id => head,
             _ => {
                 let row = rows::find(&self.db, chain.key, at.id)?.ok_or_else(unknown)?;
-                state.node(&self.db, &self.names, &at.thread, &chain, &row)?
+                state.node(&self.db, &self.names, &at.thread, chain, &row)?
             }
         };
         let tasks = self.put_tasks(state, &at.thread, chain.key, &node, std::slice::from_ref(task))?;

@@ -1,13 +1,14 @@
 //! Stored elements: each distinct one of a thread once, checked against its hash on every read.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use bytes::Bytes;
 use rusqlite::params;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 
-use crate::codec::Place;
+use crate::codec::{Place, join_key, low_half};
 use crate::directory::ThreadKey;
 use crate::manifest::{Manifest, Run, SEQ_LIMIT, chunk_runs, push_run};
 use crate::sql::{Db, blob, integer};
@@ -37,13 +38,12 @@ pub(crate) enum Space {
 const SPACES: [Space; 3] = [Space::Values, Space::Metadata, Space::Chunks];
 
 fn key_of(thread: ThreadKey, space: Space, seq: u32) -> i64 {
-    i64::from(thread) << 32 | i64::from(space as u32 * SEQ_LIMIT + seq)
+    join_key(thread, space as u32 * SEQ_LIMIT + seq)
 }
 
 /// The keys that a thread's elements have.
 fn keys_of(thread: ThreadKey) -> [i64; 2] {
-    let first = i64::from(thread) << 32;
-    [first, first | i64::from(u32::MAX)]
+    [join_key(thread, 0), join_key(thread, u32::MAX)]
 }
 
 /// Deletes every element of a thread.
@@ -139,7 +139,12 @@ impl<'a> Elements<'a> {
     /// The runs of a manifest, chunks unpacked.
     pub(crate) fn runs(&mut self, manifest: &Manifest) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
-        for (seq, chunk) in manifest.chunks.iter().flat_map(|run| run.seqs()).zip(self.get_all(Space::Chunks, &manifest.chunks)?) {
+        for (seq, chunk) in manifest
+            .chunks
+            .iter()
+            .flat_map(|run| run.seqs())
+            .zip(self.get_all(Space::Chunks, &manifest.chunks)?)
+        {
             let place = Place::new("element", key_of(self.thread, Space::Chunks, seq));
             for run in chunk_runs(chunk.bytes()).map_err(|reason| place.corrupt(reason))? {
                 push_run(&mut runs, run);
@@ -152,10 +157,9 @@ impl<'a> Elements<'a> {
     }
 
     fn loaded(&self, space: Space, seq: u32) -> Result<Element> {
-        self.loaded[space as usize]
-            .get(&seq)
-            .cloned()
-            .ok_or_else(|| Place::new("element", key_of(self.thread, space, seq)).corrupt("the row is missing"))
+        self.loaded[space as usize].get(&seq).cloned().ok_or_else(|| {
+            Place::new("element", key_of(self.thread, space, seq)).corrupt("the row is missing")
+        })
     }
 
     /// Reads what is not here yet. Runs that are near each other are read in one scan.
@@ -182,8 +186,8 @@ impl<'a> Elements<'a> {
             self.db.each(RANGE, range, |row| {
                 let key = integer(row, 0)?;
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
-                if !loaded.contains_key(&seq) {
-                    loaded.insert(seq, decode(Place::new("element", key), hash, blob(row, 2)?)?);
+                if let Entry::Vacant(place) = loaded.entry(seq) {
+                    place.insert(decode(Place::new("element", key), hash, blob(row, 2)?)?);
                 }
                 Ok(())
             })?;
@@ -194,8 +198,9 @@ impl<'a> Elements<'a> {
 
 fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     let place = Place::new("element", key);
-    let low = (key & i64::from(u32::MAX)) as u32;
-    let space = SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
+    let low = low_half(key);
+    let space =
+        SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
     let hash = hash.try_into().map_err(|_| place.corrupt("the hash does not have sixteen bytes"))?;
     Ok((*space, low % SEQ_LIMIT, hash))
 }

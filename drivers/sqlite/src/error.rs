@@ -15,14 +15,15 @@ pub(crate) const LOST: &str = "the writer stopped before it answered; reopen the
 /// A commit failed earlier; what reached the disk is unknown until the file is opened anew.
 pub(crate) const POISONED: &str = "an earlier commit failed, so this handle writes no more; reopen the store";
 /// Another connection holds the write lock for longer than the busy timeout.
-pub(crate) const LOCKED: &str =
-    "another process holds the lock on the database; let it finish or stop it, or raise busy_timeout, then retry";
+pub(crate) const LOCKED: &str = "another process holds the lock on the database; let it finish or stop it, or raise busy_timeout, then retry";
 /// The file system or a quota has no room.
 pub(crate) const FULL: &str = "the disk is full; free some space, then retry";
 /// The file may not be written.
-pub(crate) const READ_ONLY: &str = "the database cannot be written; check the permissions of the file and its directory";
+pub(crate) const READ_ONLY: &str =
+    "the database cannot be written; check the permissions of the file and its directory";
 /// The file or its directory cannot be opened.
-pub(crate) const CANNOT_OPEN: &str = "the database cannot be opened; check that its directory exists and can be written";
+pub(crate) const CANNOT_OPEN: &str =
+    "the database cannot be opened; check that its directory exists and can be written";
 
 /// An error after which the caller may try again: nothing was written.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
@@ -42,7 +43,9 @@ pub(crate) fn from_sqlite(store: &str, error: &rusqlite::Error) -> Error {
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => READ_ONLY,
         Some(ErrorCode::CannotOpen) => CANNOT_OPEN,
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => return Error::corrupt(store, error),
-        Some(ErrorCode::TooBig) => return Error::InvalidInput(format!("{store}: a value is too large: {error}")),
+        Some(ErrorCode::TooBig) => {
+            return Error::InvalidInput(format!("{store}: a value is too large: {error}"));
+        }
         _ => return unavailable(format!("{store}: {error}")),
     };
     unavailable(format!("{store}: {remedy} ({error})"))

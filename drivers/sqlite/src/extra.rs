@@ -59,7 +59,8 @@ fn store_entries(
     for seq in seqs {
         builder.push(seq);
     }
-    let shape = builder.finish(|chunk| store(Space::Chunks, &Element::from_bytes(Bytes::copy_from_slice(chunk))))?;
+    let shape =
+        builder.finish(|chunk| store(Space::Chunks, &Element::from_bytes(Bytes::copy_from_slice(chunk))))?;
     Ok(shape.manifest())
 }
 

@@ -231,7 +231,9 @@ fn total(runs: &[Run]) -> usize {
 /// Checks that `parts` can be cut out of a list of `len` elements, and that none of the cuts is empty.
 pub(crate) fn parts_fit(parts: &[Part], len: usize) -> bool {
     parts.iter().all(|part| match *part {
-        Part::Base { start, len: count } => count > 0 && start.checked_add(count).is_some_and(|end| end <= len),
+        Part::Base { start, len: count } => {
+            count > 0 && start.checked_add(count).is_some_and(|end| end <= len)
+        }
         Part::New { .. } => true,
     })
 }
@@ -271,7 +273,10 @@ mod tests {
             let chunks = take_runs(&mut decoder).unwrap();
             let tail = take_runs(&mut decoder).unwrap();
             decoder.finish().unwrap();
-            let packed = chunks.into_iter().flat_map(Run::seqs).flat_map(|seq| chunk_runs(&self.0[seq as usize]).unwrap());
+            let packed = chunks
+                .into_iter()
+                .flat_map(Run::seqs)
+                .flat_map(|seq| chunk_runs(&self.0[seq as usize]).unwrap());
             packed.chain(tail).flat_map(Run::seqs).collect()
         }
     }

@@ -32,7 +32,7 @@ pub(crate) fn get(db: &Db, names: &Names, at: &CheckpointSelector) -> Result<Opt
 }
 
 /// Rows that a listing reads from a chain at a time.
-const PAGE: usize = 64;
+const PAGE: u32 = 64;
 
 /// The checkpoints of a chain, newest first, read by the page.
 struct Newest {
@@ -46,7 +46,7 @@ struct Newest {
 
 impl Newest {
     fn new(db: &Db, chain: ChainRef, query: &ListQuery) -> Result<Self> {
-        let page = query.limit.map_or(PAGE, |limit| limit.clamp(1, PAGE)) as u32;
+        let page = query.limit.map_or(PAGE, |limit| u32::try_from(limit).unwrap_or(PAGE).clamp(1, PAGE));
         let below = match query.before {
             None => Ordinal::MAX,
             Some(before) => match rows::newest_not_after(db, chain.key, before)? {
@@ -73,9 +73,10 @@ impl Newest {
 pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
     let Some(thread) = directory::find_thread(db, &query.thread)? else { return Ok(Vec::new()) };
     let chains: Vec<_> = match &query.namespace {
-        Some(namespace) => {
-            directory::find_chain(db, thread, namespace)?.map(|chain| (namespace.clone(), chain)).into_iter().collect()
-        }
+        Some(namespace) => directory::find_chain(db, thread, namespace)?
+            .map(|chain| (namespace.clone(), chain))
+            .into_iter()
+            .collect(),
         None => directory::chains(db, thread)?,
     };
     let chains = chains.into_iter().map(|(namespace, Chain { key, .. })| ChainRef { key, namespace });
@@ -85,11 +86,15 @@ pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<Chec
     while query.limit.is_none_or(|limit| matches.len() < limit) {
         let mut newest: Option<(CheckpointId, usize)> = None;
         for (i, source) in sources.iter_mut().enumerate() {
-            if let Some(row) = source.peek(db)? && newest.is_none_or(|(id, _)| row.id > id) {
+            if let Some(row) = source.peek(db)?
+                && newest.is_none_or(|(id, _)| row.id > id)
+            {
                 newest = Some((row.id, i));
             }
         }
-        let Some((source, row)) = newest.and_then(|(_, i)| sources[i].rows.pop().map(|row| (&sources[i], row))) else {
+        let Some((source, row)) =
+            newest.and_then(|(_, i)| sources[i].rows.pop().map(|row| (&sources[i], row)))
+        else {
             break;
         };
         let read = view.read(source.chain.key, &row)?;
@@ -118,7 +123,7 @@ pub(crate) fn delta_history(
     let thread = directory::find_thread(db, &at.thread)?.ok_or_else(unknown)?;
     let chain = directory::find_chain(db, thread, &at.namespace)?.ok_or_else(unknown)?.key;
     let row = rows::find(db, chain, at.id)?.ok_or_else(unknown)?;
-    let mut view = View::new(db, names, &at.thread, thread);
+    let mut view = View::new(db, names, &at.thread, thread).walking();
     let mut child = view.read(chain, &row)?;
     let mut walk = HistoryWalk::new(at, channels, reach);
     let mut keys: HashMap<&ChannelName, NameKey> = HashMap::new();

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
+use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Saver, StepCommit};
-use threadkeep::Result;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::commit::Work;

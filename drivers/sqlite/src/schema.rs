@@ -98,9 +98,8 @@ pub(crate) fn prepare(conn: &Connection, store: &str) -> Result<()> {
     if let Found::Empty = found {
         conn.pragma_update(None, "page_size", PAGE_SIZE).map_err(failed)?;
     }
-    let journal: String = conn
-        .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
-        .map_err(failed)?;
+    let journal: String =
+        conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)).map_err(failed)?;
     if journal != "wal" {
         return Err(unavailable(format!("{store}: the file system does not allow a write-ahead log")));
     }
@@ -132,7 +131,11 @@ fn identify(conn: &Connection) -> rusqlite::Result<Found> {
         return Ok(Found::Ours(version.cast_unsigned()));
     }
     let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    Ok(if application == 0 && version == 0 && tables == 0 { Found::Empty } else { Found::Foreign(application) })
+    Ok(if application == 0 && version == 0 && tables == 0 {
+        Found::Empty
+    } else {
+        Found::Foreign(application)
+    })
 }
 
 fn known(found: Found, store: &str) -> Result<Found> {

@@ -19,7 +19,7 @@ use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::{extra, value};
 
-/// Rows that are read ahead when a walk misses one: the next ones are mostly the ones before it.
+/// Rows that a walk reads with the one that it needs: the next ones are mostly the ones before it.
 const READ_AHEAD: u32 = 32;
 
 /// A checkpoint row, decoded.
@@ -61,6 +61,7 @@ pub(crate) struct View<'a> {
     names: &'a Names,
     thread: &'a ThreadId,
     elements: Elements<'a>,
+    ahead: u32,
     checkpoints: HashMap<(ChainKey, Ordinal), Rc<Read>>,
     lists: HashMap<(ChainKey, NameKey), LastList>,
 }
@@ -72,9 +73,15 @@ impl<'a> View<'a> {
             names,
             thread,
             elements: Elements::new(db, key),
+            ahead: 0,
             checkpoints: HashMap::new(),
             lists: HashMap::new(),
         }
+    }
+
+    /// The view for a walk from child to parent.
+    pub(crate) fn walking(self) -> Self {
+        Self { ahead: READ_AHEAD, ..self }
     }
 
     /// Decodes a row and remembers it.
@@ -82,7 +89,8 @@ impl<'a> View<'a> {
         if let Some(read) = self.checkpoints.get(&(chain, row.ordinal)) {
             return Ok(read.clone());
         }
-        let read = Rc::new(Read { ordinal: row.ordinal, id: row.id, record: row.record()?, tasks: row.tasks()? });
+        let read =
+            Rc::new(Read { ordinal: row.ordinal, id: row.id, record: row.record()?, tasks: row.tasks()? });
         self.checkpoints.insert((chain, row.ordinal), read.clone());
         Ok(read)
     }
@@ -103,7 +111,7 @@ impl<'a> View<'a> {
     /// [`Error::BrokenLineage`] if it has one that is not there.
     pub(crate) fn parent(&mut self, chain: ChainKey, child: &Read) -> Result<Option<Rc<Read>>> {
         let Some(ordinal) = child.record.parent else { return Ok(None) };
-        let parent = self.checkpoint(chain, ordinal, READ_AHEAD)?;
+        let parent = self.checkpoint(chain, ordinal, self.ahead)?;
         parent.map(Some).ok_or_else(|| {
             Error::broken(
                 self.thread,
@@ -190,7 +198,11 @@ impl<'a> View<'a> {
     }
 
     /// What a task wrote to the channels that `wants` names.
-    pub(crate) fn task_writes(&mut self, record: &TaskRecord, wants: impl Fn(NameKey) -> bool) -> Result<TaskWrites> {
+    pub(crate) fn task_writes(
+        &mut self,
+        record: &TaskRecord,
+        wants: impl Fn(NameKey) -> bool,
+    ) -> Result<TaskWrites> {
         let mut writes = Vec::with_capacity(record.writes.len());
         for write in record.writes.iter().filter(|write| wants(write.channel)) {
             writes.push(Write {
@@ -210,7 +222,9 @@ impl<'a> View<'a> {
     pub(crate) fn applied<'p>(&self, at: &Read, parent: &'p Read) -> Result<Vec<&'p TaskRecord>> {
         let find = |place: &u32| {
             parent.tasks.get(*place as usize).ok_or_else(|| {
-                let missing = format!("the writes of a task that it applied are missing (number {place} of its parent)");
+                let missing = format!(
+                    "the writes of a task that it applied are missing (number {place} of its parent)"
+                );
                 Error::broken(self.thread, at.id, missing)
             })
         };

@@ -46,7 +46,8 @@ pub(crate) struct Command {
 /// [`Error::Unavailable`] if the system starts no more threads.
 pub(crate) fn start(db: Db, counters: Arc<Counters>) -> Result<(mpsc::Sender<Message>, JoinHandle<()>)> {
     let (sender, queue) = mpsc::channel(QUEUE);
-    let writer = Writer { store: Store::new(db, counters.clone()), counters, queue, poisoned: false, seen: None };
+    let writer =
+        Writer { store: Store::new(db, counters.clone()), counters, queue, poisoned: false, seen: None };
     let thread = std::thread::Builder::new()
         .name("threadkeep-sqlite".to_owned())
         .spawn(move || writer.run())

@@ -1,4 +1,5 @@
 //! What the contract promises, as far as this driver could get it wrong in a way of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
 
@@ -42,7 +43,11 @@ async fn ids_are_found_exactly_in_chains_of_any_length() {
     for number in 0..40 {
         known.push(say(&saver, &mut talk, number).await);
         for id in &known {
-            let selector = CheckpointSelector { id: Some(*id), load: Load::None, ..CheckpointSelector::head(&talk.thread) };
+            let selector = CheckpointSelector {
+                id: Some(*id),
+                load: Load::None,
+                ..CheckpointSelector::head(&talk.thread)
+            };
             assert_eq!(saver.get(&selector).await.unwrap().unwrap().checkpoint.id, *id);
             let mut bytes = *id.as_bytes();
             bytes[15] ^= 1;
@@ -67,7 +72,8 @@ async fn listings_page_filter_and_merge_namespaces() {
         let mut step = talk.say(&message(number, 50));
         // Ids of the two namespaces come in the order of the commits.
         step.checkpoint.id = talk.ids.checkpoint_after(all.last().copied());
-        step.metadata.extra = json!({ "turn": number / 10, "odd": number % 2 == 1 }).as_object().unwrap().clone();
+        step.metadata.extra =
+            json!({ "turn": number / 10, "odd": number % 2 == 1 }).as_object().unwrap().clone();
         all.push(put(&saver, talk, step).await);
     }
     all.reverse();
@@ -87,7 +93,9 @@ async fn listings_page_filter_and_merge_namespaces() {
     let filter: Map<String, Json> = json!({ "turn": 3, "odd": true }).as_object().unwrap().clone();
     let found = saver.list(&ListQuery { filter, limit: Some(4), ..everything.clone() }).await.unwrap();
     assert_eq!(found.len(), 4);
-    assert!(found.iter().all(|tuple| tuple.metadata.extra["turn"] == 3 && tuple.metadata.extra["odd"] == true));
+    assert!(
+        found.iter().all(|tuple| tuple.metadata.extra["turn"] == 3 && tuple.metadata.extra["odd"] == true)
+    );
     assert_eq!(list(ListQuery { thread: "unknown".into(), ..everything.clone() }).await, []);
     assert_eq!(list(ListQuery { namespace: Some("unknown".into()), ..everything }).await, []);
 }
@@ -105,7 +113,11 @@ async fn values_are_taken_over_through_any_number_of_steps() {
     let entry = &head.checkpoint.channels[MESSAGES];
     assert_eq!(Some(entry.version), talk.version);
     assert_eq!(entry.stored.value(), Some(&talk.messages.clone().into()));
-    assert_eq!(entry.stored.value().unwrap().as_list().unwrap().base(), talk.version, "it is told what is stored");
+    assert_eq!(
+        entry.stored.value().unwrap().as_list().unwrap().base(),
+        talk.version,
+        "it is told what is stored"
+    );
 }
 
 #[tokio::test]
@@ -196,7 +208,8 @@ async fn a_deleted_thread_is_gone_and_begins_anew() {
     saver.close().await;
     let conn = rusqlite::Connection::open(dir.path().join("db")).unwrap();
     for table in ["scope", "checkpoint", "element"] {
-        let rows: i64 = conn.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap();
+        let rows: i64 =
+            conn.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap();
         assert_eq!(rows, 0, "{table}");
     }
 }
@@ -245,7 +258,8 @@ async fn threads_and_namespaces_of_any_text_are_kept_apart() {
         };
         let head = saver.get(&CheckpointSelector::head(&(*text).into())).await.unwrap().unwrap();
         assert_eq!(content(head), message(number, 200));
-        let inner = CheckpointSelector { namespace: (*text).into(), ..CheckpointSelector::head(&"shared".into()) };
+        let inner =
+            CheckpointSelector { namespace: (*text).into(), ..CheckpointSelector::head(&"shared".into()) };
         assert_eq!(content(saver.get(&inner).await.unwrap().unwrap()), message(number, 200));
     }
 }

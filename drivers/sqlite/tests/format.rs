@@ -1,4 +1,5 @@
 //! Files that are not ours or not whole, and several handles on one file.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
 
@@ -58,7 +59,10 @@ fn other_files_are_refused_and_left_alone() {
     assert!(matches!(&error, Error::Corrupt { .. }), "{error}");
 
     let error = open(&dir.path().join("missing").join("db")).unwrap_err();
-    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("directory exists")), "{error}");
+    assert!(
+        matches!(&error, Error::Unavailable { reason, .. } if reason.contains("directory exists")),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -75,7 +79,9 @@ async fn many_may_create_the_same_database_at_once() {
         }
         let threads = (0..6).map(|i| format!("t{i}"));
         for thread in threads {
-            assert!(opened[0].get(&CheckpointSelector::head(&thread.as_str().into())).await.unwrap().is_some());
+            assert!(
+                opened[0].get(&CheckpointSelector::head(&thread.as_str().into())).await.unwrap().is_some()
+            );
         }
     }
 }
@@ -93,7 +99,10 @@ async fn two_handles_see_each_others_commits_and_conflicts() {
         let rival = talk.say(&message(1000 + number, 200));
         writer.commit(step.clone()).await.unwrap();
         let error = other.commit(rival).await.unwrap_err();
-        assert!(matches!(&error, Error::Conflict { found, .. } if *found == Some(step.checkpoint.id)), "{error}");
+        assert!(
+            matches!(&error, Error::Conflict { found, .. } if *found == Some(step.checkpoint.id)),
+            "{error}"
+        );
         talk.accept(&step);
         let head = other.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
         assert_eq!(head.checkpoint.channels[MESSAGES].stored.value(), Some(&talk.messages.clone().into()));
@@ -131,7 +140,7 @@ async fn small(path: &Path) -> Talk {
         if number < 3 {
             let durations: Map<_, _> = (0..8 + number).map(|i| (format!("run-{i}"), json!(i))).collect();
             let extra = json!({ "run_durations": durations, "graph": "a graph whose name is long" });
-            step.metadata.extra = extra.as_object().unwrap().clone();
+            step.metadata.extra = serde_json::from_value(extra).unwrap();
             step.metadata.counters.insert(MESSAGES.into(), Counters { updates: 1, supersteps: 2 });
             step.metadata.parents.insert(talk.namespace.clone(), step.checkpoint.id);
         }

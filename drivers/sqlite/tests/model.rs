@@ -1,5 +1,6 @@
 //! Random programs against a model that keeps whole copies: commits with forks, held values and edited lists, task
 //! writes, deletions, a second handle on the file, and reopenings.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +10,9 @@ use tempfile::TempDir;
 use threadkeep::checkpoint::{
     ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, ERROR_CHANNEL, Stored, TaskWrites, Write,
 };
-use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, SystemClock, TaskId, ThreadId, Version};
+use threadkeep::id::{
+    ChannelName, CheckpointId, IdSource, Namespace, SystemClock, TaskId, ThreadId, Version,
+};
 use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::saver::fallback;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, StepCommit};
@@ -167,7 +170,8 @@ impl World {
             let held = parent_tuple.as_ref().and_then(|tuple| tuple.checkpoint.channels.get(&name)).cloned();
             match held {
                 Some(held) if choices.below(2) == 0 => {
-                    committed.insert(name.clone(), ChannelEntry { version: held.version, stored: Stored::Held });
+                    committed
+                        .insert(name.clone(), ChannelEntry { version: held.version, stored: Stored::Held });
                     expected.insert(name, held);
                 }
                 None if choices.below(3) == 0 => {}
@@ -194,8 +198,10 @@ impl World {
             metadata.counters.insert("messages".into(), Counters { updates: 1, supersteps: 200 });
             metadata.parents.insert(Namespace::root(), id);
         }
-        let runs: serde_json::Map<_, _> = (0..choices.below(20)).map(|i| (format!("run-{i}"), json!(i))).collect();
-        metadata.extra = json!({ "run": choices.below(3), "run_durations": runs }).as_object().unwrap().clone();
+        let runs: serde_json::Map<_, _> =
+            (0..choices.below(20)).map(|i| (format!("run-{i}"), json!(i))).collect();
+        let extra = json!({ "run": choices.below(3), "run_durations": runs });
+        metadata.extra = serde_json::from_value(extra).unwrap();
         let checkpoint = Checkpoint { id, channels: committed, next: vec!["model".into()], applied };
         let step = StepCommit {
             thread: self.thread.clone(),
@@ -274,7 +280,8 @@ impl World {
         for tuple in &expected {
             let got = saver.get(&CheckpointSelector::at(&tuple.key())).await.unwrap();
             assert_eq!(got.as_ref(), Some(tuple));
-            let got = saver.get(&CheckpointSelector::at(&tuple.key()).loading(Load::None)).await.unwrap().unwrap();
+            let got =
+                saver.get(&CheckpointSelector::at(&tuple.key()).loading(Load::None)).await.unwrap().unwrap();
             let versions = tuple.checkpoint.channels.iter().map(|(name, entry)| {
                 (name.clone(), ChannelEntry { version: entry.version, stored: Stored::Held })
             });

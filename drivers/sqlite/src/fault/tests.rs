@@ -63,10 +63,11 @@ fn rich(talk: &Talk, number: usize) -> StepCommit {
     let mut step = talk.say(&message(number, 300));
     step.checkpoint.next = vec![format!("node-{number}").into()];
     let map: serde_json::Map<_, _> = (0..20).map(|i| (format!("run-{number}-{i}"), json!(i))).collect();
-    step.metadata.extra = json!({ "run_id": format!("a run whose id is long enough {number}"), "run_durations": map })
-        .as_object()
-        .unwrap()
-        .clone();
+    step.metadata.extra =
+        json!({ "run_id": format!("a run whose id is long enough {number}"), "run_durations": map })
+            .as_object()
+            .unwrap()
+            .clone();
     step
 }
 
@@ -231,7 +232,8 @@ async fn a_command_that_fails_takes_nothing_of_the_others_with_it() {
     }
     let lock = store.lock();
     store.faults().arm(1, How::NotDone, "INSERT INTO checkpoint");
-    let mut waiting: Vec<_> = talks.iter().map(|talk| store.saver.commit(talk.say(&message(1, 300)))).collect();
+    let mut waiting: Vec<_> =
+        talks.iter().map(|talk| store.saver.commit(talk.say(&message(1, 300)))).collect();
     for future in &mut waiting {
         assert!(future.now_or_never().is_none());
     }

@@ -28,11 +28,8 @@ fn form() -> impl Strategy<Value = Form> {
 
 fn entry() -> impl Strategy<Value = Entry> {
     let version = (any::<u64>(), 0..3_u64).prop_map(|(counter, random)| Version { counter, random });
-    let kept = prop_oneof![
-        Just(Kept::Sentinel),
-        form().prop_map(Kept::Value),
-        form().prop_map(Kept::Snapshot),
-    ];
+    let kept =
+        prop_oneof![Just(Kept::Sentinel), form().prop_map(Kept::Value), form().prop_map(Kept::Snapshot),];
     // A small choice of versions, so that some are repeated.
     let version = prop_oneof![Just(Version { counter: 7, random: 7 }), version];
     prop_oneof![(1..OWN).prop_map(Entry::At), (version, kept).prop_map(|(v, k)| Entry::Own(v, k))]
@@ -40,14 +37,19 @@ fn entry() -> impl Strategy<Value = Entry> {
 
 fn checkpoint() -> impl Strategy<Value = CheckpointRecord> {
     let id = any::<[u8; 16]>().prop_map(CheckpointId::from_bytes);
-    let counters = (any::<u64>(), any::<u64>())
-        .prop_map(|(updates, supersteps)| Counters { updates, supersteps });
+    let counters =
+        (any::<u64>(), any::<u64>()).prop_map(|(updates, supersteps)| Counters { updates, supersteps });
     let rest = prop_oneof![
         Just(Rest::Empty),
         some_bytes().prop_map(Rest::Inline),
         (0..SEQ_LIMIT).prop_map(Rest::Shared),
     ];
-    let head = (prop::option::of(1..OWN), prop::sample::select(&SOURCES[..]), any::<i64>(), any::<bool>());
+    let head = (
+        prop::option::of(1..OWN),
+        prop::sample::select(vec![Source::Input, Source::Loop, Source::Update, Source::Fork]),
+        any::<i64>(),
+        any::<bool>(),
+    );
     let lists = (
         prop::collection::vec(any::<u32>(), 0..4),
         prop::collection::vec(any::<u32>(), 0..4),
@@ -72,8 +74,11 @@ fn checkpoint() -> impl Strategy<Value = CheckpointRecord> {
 }
 
 fn task() -> impl Strategy<Value = TaskRecord> {
-    let write = (any::<u32>(), any::<bool>(), form())
-        .prop_map(|(channel, overwrite, value)| WriteRecord { channel, overwrite, value });
+    let write = (any::<u32>(), any::<bool>(), form()).prop_map(|(channel, overwrite, value)| WriteRecord {
+        channel,
+        overwrite,
+        value,
+    });
     (any::<[u8; 16]>(), any::<u32>(), any::<u32>(), prop::collection::vec(write, 0..5)).prop_map(
         |(task, node, index, writes)| TaskRecord { task: TaskId::from_bytes(task), node, index, writes },
     )

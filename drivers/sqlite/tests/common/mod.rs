@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::checkpoint::{
+    ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write,
+};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, SystemClock, ThreadId, Version};
 use threadkeep::metadata::{Metadata, Source};
 use threadkeep::saver::StepCommit;
@@ -26,7 +28,8 @@ pub struct Talk {
 
 impl Talk {
     pub fn new(thread: &str) -> Self {
-        let seed = thread.bytes().fold(7, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let seed =
+            thread.bytes().fold(7, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
         Self {
             thread: thread.into(),
             namespace: Namespace::root(),
@@ -39,7 +42,11 @@ impl Talk {
     }
 
     pub fn key(&self) -> CheckpointKey {
-        CheckpointKey { thread: self.thread.clone(), namespace: self.namespace.clone(), id: self.head.unwrap() }
+        CheckpointKey {
+            thread: self.thread.clone(),
+            namespace: self.namespace.clone(),
+            id: self.head.unwrap(),
+        }
     }
 
     /// A superstep that appends `message`. The first one has no parent and so no writes.

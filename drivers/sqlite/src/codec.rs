@@ -29,6 +29,17 @@ impl fmt::Display for Place {
     }
 }
 
+/// The key of row `low` of scope `high`.
+pub(crate) fn join_key(high: u32, low: u32) -> i64 {
+    i64::from(high) << 32 | i64::from(low)
+}
+
+/// The place of a row in its scope.
+pub(crate) fn low_half(key: i64) -> u32 {
+    let [.., a, b, c, d] = key.to_be_bytes();
+    u32::from_be_bytes([a, b, c, d])
+}
+
 /// Bytes of a checksum.
 const SUM: usize = 4;
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites};
-use threadkeep::id::{CheckpointId, TaskId, ThreadId};
+use threadkeep::id::{CheckpointId, NodeName, TaskId, ThreadId};
 use threadkeep::saver::StepCommit;
 use threadkeep::{Error, Result};
 
@@ -104,7 +104,7 @@ impl Store {
             (Some(parent), _, Some(chain), Some(state)) => {
                 let row = rows::find(db, chain.chain.key, parent)?
                     .ok_or_else(|| not_found(&step.thread, parent))?;
-                Some(state.node(db, &self.names, &step.thread, &chain.chain, &row)?)
+                Some(state.node(db, &self.names, &step.thread, chain.chain, &row)?)
             }
             (Some(parent), ..) => return Err(not_found(&step.thread, parent)),
         };
@@ -197,7 +197,7 @@ impl Store {
             source: metadata.source,
             step: metadata.step,
             delta_marker: metadata.delta_marker,
-            next: names(&mut checkpoint.next.iter().map(|node| node.as_str()))?,
+            next: names(&mut checkpoint.next.iter().map(NodeName::as_str))?,
             applied: applied.collect(),
             parents: metadata.parents.iter().map(|(ns, id)| (ns.to_string(), *id)).collect(),
             counters,
@@ -225,7 +225,7 @@ impl Store {
             Some(head) if head.id == at.id => head,
             _ => {
                 let row = rows::find(&self.db, chain.key, at.id)?.ok_or_else(unknown)?;
-                state.node(&self.db, &self.names, &at.thread, &chain, &row)?
+                state.node(&self.db, &self.names, &at.thread, chain, &row)?
             }
         };
         let tasks = self.put_tasks(state, &at.thread, chain.key, &node, std::slice::from_ref(task))?;

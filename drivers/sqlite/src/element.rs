@@ -1,13 +1,14 @@
 //! Stored elements: each distinct one of a thread once, checked against its hash on every read.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use bytes::Bytes;
 use rusqlite::params;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 
-use crate::codec::Place;
+use crate::codec::{Place, join_key, low_half};
 use crate::directory::ThreadKey;
 use crate::manifest::{Manifest, Run, SEQ_LIMIT, chunk_runs, push_run};
 use crate::sql::{Db, blob, integer};
@@ -37,13 +38,12 @@ pub(crate) enum Space {
 const SPACES: [Space; 3] = [Space::Values, Space::Metadata, Space::Chunks];
 
 fn key_of(thread: ThreadKey, space: Space, seq: u32) -> i64 {
-    i64::from(thread) << 32 | i64::from(space as u32 * SEQ_LIMIT + seq)
+    join_key(thread, space as u32 * SEQ_LIMIT + seq)
 }
 
 /// The keys that a thread's elements have.
 fn keys_of(thread: ThreadKey) -> [i64; 2] {
-    let first = i64::from(thread) << 32;
-    [first, first | i64::from(u32::MAX)]
+    [join_key(thread, 0), join_key(thread, u32::MAX)]
 }
 
 /// Deletes every element of a thread.
@@ -186,8 +186,8 @@ impl<'a> Elements<'a> {
             self.db.each(RANGE, range, |row| {
                 let key = integer(row, 0)?;
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
-                if !loaded.contains_key(&seq) {
-                    loaded.insert(seq, decode(Place::new("element", key), hash, blob(row, 2)?)?);
+                if let Entry::Vacant(place) = loaded.entry(seq) {
+                    place.insert(decode(Place::new("element", key), hash, blob(row, 2)?)?);
                 }
                 Ok(())
             })?;
@@ -198,7 +198,7 @@ impl<'a> Elements<'a> {
 
 fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     let place = Place::new("element", key);
-    let low = (key & i64::from(u32::MAX)) as u32;
+    let low = low_half(key);
     let space =
         SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
     let hash = hash.try_into().map_err(|_| place.corrupt("the hash does not have sixteen bytes"))?;

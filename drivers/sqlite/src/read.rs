@@ -32,7 +32,7 @@ pub(crate) fn get(db: &Db, names: &Names, at: &CheckpointSelector) -> Result<Opt
 }
 
 /// Rows that a listing reads from a chain at a time.
-const PAGE: usize = 64;
+const PAGE: u32 = 64;
 
 /// The checkpoints of a chain, newest first, read by the page.
 struct Newest {
@@ -46,7 +46,7 @@ struct Newest {
 
 impl Newest {
     fn new(db: &Db, chain: ChainRef, query: &ListQuery) -> Result<Self> {
-        let page = query.limit.map_or(PAGE, |limit| limit.clamp(1, PAGE)) as u32;
+        let page = query.limit.map_or(PAGE, |limit| u32::try_from(limit).unwrap_or(PAGE).clamp(1, PAGE));
         let below = match query.before {
             None => Ordinal::MAX,
             Some(before) => match rows::newest_not_after(db, chain.key, before)? {
@@ -123,7 +123,7 @@ pub(crate) fn delta_history(
     let thread = directory::find_thread(db, &at.thread)?.ok_or_else(unknown)?;
     let chain = directory::find_chain(db, thread, &at.namespace)?.ok_or_else(unknown)?.key;
     let row = rows::find(db, chain, at.id)?.ok_or_else(unknown)?;
-    let mut view = View::new(db, names, &at.thread, thread);
+    let mut view = View::new(db, names, &at.thread, thread).walking();
     let mut child = view.read(chain, &row)?;
     let mut walk = HistoryWalk::new(at, channels, reach);
     let mut keys: HashMap<&ChannelName, NameKey> = HashMap::new();

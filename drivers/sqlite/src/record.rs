@@ -79,17 +79,20 @@ pub(crate) struct CheckpointRecord {
 }
 
 // The low half of the first byte: the source and the marker.
-const SOURCES: [Source; 4] = [Source::Input, Source::Loop, Source::Update, Source::Fork];
+const SOURCE: u8 = 3;
 const DELTA_MARKER: u8 = 1 << 2;
 
 // The second byte: how `rest` is stored, and what is there at all.
+const REST: u8 = 3;
 const REST_INLINE: u8 = 1;
 const REST_SHARED: u8 = 2;
 const HAS_MAPS: u8 = 1 << 2;
 const HAS_PARENTS: u8 = 1 << 3;
 const HAS_COUNTERS: u8 = 1 << 4;
+const KNOWN_FLAGS: u8 = REST | HAS_MAPS | HAS_PARENTS | HAS_COUNTERS;
 
 // The byte of an entry: what it is, whether its version is the same as the last one told, and the form of its value.
+const KIND: u8 = 3;
 const AT: u8 = 0;
 const SENTINEL: u8 = 1;
 const VALUE: u8 = 2;
@@ -109,7 +112,12 @@ const FORM: u8 = 7 << 3;
 impl CheckpointRecord {
     /// The bytes of the record of checkpoint `own`.
     pub(crate) fn encode(&self, own: Ordinal) -> Vec<u8> {
-        let source = SOURCES.iter().position(|source| *source == self.source).unwrap_or_default();
+        let source = match self.source {
+            Source::Input => 0,
+            Source::Loop => 1,
+            Source::Update => 2,
+            Source::Fork => 3,
+        };
         let marker = if self.delta_marker { DELTA_MARKER } else { 0 };
         let flag = |is: bool, flag| if is { flag } else { 0 };
         let rest = match &self.extra.rest {
@@ -121,7 +129,7 @@ impl CheckpointRecord {
             | flag(!self.extra.maps.is_empty(), HAS_MAPS)
             | flag(!self.parents.is_empty(), HAS_PARENTS)
             | flag(!self.counters.is_empty(), HAS_COUNTERS);
-        let mut out = vec![FORM_VERSION << 4 | marker | (source & 3) as u8, flags];
+        let mut out = vec![FORM_VERSION << 4 | marker | source, flags];
         put_uint(&mut out, self.parent.map_or(0, |parent| own - parent + 1));
         put_int(&mut out, self.step);
         put_numbers(&mut out, &self.next);
@@ -163,9 +171,15 @@ impl CheckpointRecord {
         let mut decoder = Decoder::new(bytes);
         let first = known_version(decoder.byte()?)?;
         let flags = decoder.byte()?;
-        if first & !(DELTA_MARKER | 3) != 0 || flags & !0x1f != 0 {
+        if first & !(DELTA_MARKER | SOURCE) != 0 || flags & !KNOWN_FLAGS != 0 {
             return Err(Malformed("unknown flags"));
         }
+        let source = match first & SOURCE {
+            0 => Source::Input,
+            1 => Source::Loop,
+            2 => Source::Update,
+            _ => Source::Fork,
+        };
         let parent = match decoder.u32()? {
             0 => None,
             distance => Some(
@@ -191,7 +205,7 @@ impl CheckpointRecord {
                 counters.push((channel, Counters { updates: decoder.uint()?, supersteps: decoder.uint()? }));
             }
         }
-        let rest = match flags & 3 {
+        let rest = match flags & REST {
             0 => Rest::Empty,
             REST_INLINE => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
             REST_SHARED => Rest::Shared(take_seq(&mut decoder)?),
@@ -208,7 +222,7 @@ impl CheckpointRecord {
         decoder.finish()?;
         Ok(Self {
             parent,
-            source: SOURCES[usize::from(first & 3)],
+            source,
             step,
             delta_marker: first & DELTA_MARKER != 0,
             next,
@@ -277,13 +291,13 @@ fn take_channels(decoder: &mut Decoder<'_>, own: Ordinal) -> Result<Vec<(NameKey
             Version { counter: decoder.uint()?, random: u64::from_le_bytes(decoder.array()?) }
         };
         last = Some(version);
-        let kept = match tag & 3 {
+        let kept = match tag & KIND {
             SENTINEL if tag & FORM == 0 => Kept::Sentinel,
             VALUE => Kept::Value(take_form(decoder, tag)?),
             SNAPSHOT => Kept::Snapshot(take_form(decoder, tag)?),
             _ => return Err(Malformed("unknown kind of entry")),
         };
-        if tag & !(3 | SAME_VERSION | FORM) != 0 {
+        if tag & !(KIND | SAME_VERSION | FORM) != 0 {
             return Err(Malformed("unknown flags"));
         }
         channels.push((channel, Entry::Own(version, kept)));

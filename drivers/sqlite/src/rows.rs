@@ -4,7 +4,7 @@ use rusqlite::{Row, params};
 use threadkeep::Result;
 use threadkeep::id::CheckpointId;
 
-use crate::codec::{Place, seal, unseal};
+use crate::codec::{Place, join_key, low_half, seal, unseal};
 use crate::directory::ChainKey;
 use crate::record::{CheckpointRecord, Ordinal, TaskRecord, decode_tasks, encode_tasks};
 use crate::sql::{Db, blob, integer, optional_blob};
@@ -41,10 +41,6 @@ impl CheckpointRow {
     }
 }
 
-fn key_of(chain: ChainKey, ordinal: Ordinal) -> i64 {
-    i64::from(chain) << 32 | i64::from(ordinal)
-}
-
 /// Up to `limit` checkpoints of a chain, newest first, from `ordinal` down.
 pub(crate) fn newest_up_to(
     db: &Db,
@@ -53,7 +49,7 @@ pub(crate) fn newest_up_to(
     limit: u32,
 ) -> Result<Vec<CheckpointRow>> {
     let mut found = Vec::new();
-    db.each(NEWEST_UP_TO, params![key_of(chain, 0), key_of(chain, ordinal), limit], |row| {
+    db.each(NEWEST_UP_TO, params![join_key(chain, 0), join_key(chain, ordinal), limit], |row| {
         found.push(checkpoint(row)?);
         Ok(())
     })?;
@@ -113,12 +109,12 @@ pub(crate) fn set_tasks(db: &Db, chain: ChainKey, ordinal: Ordinal, tasks: &[Tas
 
 /// Deletes every checkpoint of a chain.
 pub(crate) fn drop_chain(db: &Db, chain: ChainKey) -> Result<()> {
-    db.execute(DROP, [key_of(chain, 0), key_of(chain, Ordinal::MAX)]).map(|_| ())
+    db.execute(DROP, [join_key(chain, 0), join_key(chain, Ordinal::MAX)]).map(|_| ())
 }
 
 /// The table and key of a checkpoint.
 pub(crate) fn place(chain: ChainKey, ordinal: Ordinal) -> Place {
-    Place::new("checkpoint", key_of(chain, ordinal))
+    Place::new("checkpoint", join_key(chain, ordinal))
 }
 
 fn checkpoint(row: &Row<'_>) -> Result<CheckpointRow> {
@@ -128,6 +124,5 @@ fn checkpoint(row: &Row<'_>) -> Result<CheckpointRow> {
     let body = unseal(place, id.as_bytes(), blob(row, 2)?)?.to_vec();
     let tasks = optional_blob(row, 3)?.map(|tasks| unseal(place, TASKS_CONTEXT, tasks));
     let tasks = tasks.transpose()?.map(<[u8]>::to_vec);
-    let ordinal = (place.key & i64::from(u32::MAX)) as Ordinal;
-    Ok(CheckpointRow { ordinal, id, place, body, tasks })
+    Ok(CheckpointRow { ordinal: low_half(place.key), id, place, body, tasks })
 }

@@ -128,7 +128,7 @@ impl Db {
 
     /// A number that changes when another connection has written to the database.
     pub(crate) fn data_version(&self) -> Result<i64> {
-        self.one("PRAGMA data_version", [], |row| integer(row, 0)).map(|version| version.unwrap_or_default())
+        self.one("PRAGMA data_version", [], |row| integer(row, 0)).map(Option::unwrap_or_default)
     }
 
     /// Moves the WAL into the database file and empties it, as far as other readers allow.

@@ -100,7 +100,7 @@ impl ThreadState {
         }
         let Some(chain) = directory::find_chain(db, self.key, namespace)? else { return Ok(None) };
         let head = rows::head(db, chain.key)?;
-        let head = head.map(|row| self.node(db, names, thread, &chain, &row)).transpose()?;
+        let head = head.map(|row| self.node(db, names, thread, chain, &row)).transpose()?;
         let state = ChainState { chain, head };
         self.chains.put(namespace.clone(), state.clone());
         Ok(Some(state))
@@ -112,7 +112,7 @@ impl ThreadState {
         db: &Db,
         names: &Names,
         thread: &ThreadId,
-        chain: &Chain,
+        chain: Chain,
         row: &CheckpointRow,
     ) -> Result<Arc<Node>> {
         let mut view = View::new(db, names, thread, self.key);

@@ -64,7 +64,7 @@ impl Values<'_> {
         let counters = self.counters;
         let builder = match list.base().and_then(base) {
             Some(base) if is_base(list, base, self.index()?, counters) => self.changes(list, base)?,
-            _ => self.from_hashes(list)?,
+            _ => self.by_hashes(list)?,
         };
         let shape = builder.finish(|chunk| {
             self.element(Space::Chunks, &Element::from_bytes(Bytes::copy_from_slice(chunk)))
@@ -94,7 +94,7 @@ impl Values<'_> {
     }
 
     /// Looks at every element.
-    fn from_hashes(&mut self, list: &ListValue) -> Result<Builder> {
+    fn by_hashes(&mut self, list: &ListValue) -> Result<Builder> {
         let mut builder = Builder::default();
         for element in list.iter() {
             builder.push(self.element(Space::Values, element)?);

@@ -19,7 +19,7 @@ use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::{extra, value};
 
-/// Rows that are read ahead when a walk misses one: the next ones are mostly the ones before it.
+/// Rows that a walk reads with the one that it needs: the next ones are mostly the ones before it.
 const READ_AHEAD: u32 = 32;
 
 /// A checkpoint row, decoded.
@@ -61,6 +61,7 @@ pub(crate) struct View<'a> {
     names: &'a Names,
     thread: &'a ThreadId,
     elements: Elements<'a>,
+    ahead: u32,
     checkpoints: HashMap<(ChainKey, Ordinal), Rc<Read>>,
     lists: HashMap<(ChainKey, NameKey), LastList>,
 }
@@ -72,9 +73,15 @@ impl<'a> View<'a> {
             names,
             thread,
             elements: Elements::new(db, key),
+            ahead: 0,
             checkpoints: HashMap::new(),
             lists: HashMap::new(),
         }
+    }
+
+    /// The view for a walk from child to parent.
+    pub(crate) fn walking(self) -> Self {
+        Self { ahead: READ_AHEAD, ..self }
     }
 
     /// Decodes a row and remembers it.
@@ -104,7 +111,7 @@ impl<'a> View<'a> {
     /// [`Error::BrokenLineage`] if it has one that is not there.
     pub(crate) fn parent(&mut self, chain: ChainKey, child: &Read) -> Result<Option<Rc<Read>>> {
         let Some(ordinal) = child.record.parent else { return Ok(None) };
-        let parent = self.checkpoint(chain, ordinal, READ_AHEAD)?;
+        let parent = self.checkpoint(chain, ordinal, self.ahead)?;
         parent.map(Some).ok_or_else(|| {
             Error::broken(
                 self.thread,

@@ -1,4 +1,5 @@
 //! What the contract promises, as far as this driver could get it wrong in a way of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
 

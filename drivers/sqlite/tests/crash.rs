@@ -1,4 +1,5 @@
 //! A process that is killed in the middle of its work loses nothing that it was told is stored.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
 

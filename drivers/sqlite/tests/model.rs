@@ -1,5 +1,6 @@
 //! Random programs against a model that keeps whole copies: commits with forks, held values and edited lists, task
 //! writes, deletions, a second handle on the file, and reopenings.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -199,8 +200,8 @@ impl World {
         }
         let runs: serde_json::Map<_, _> =
             (0..choices.below(20)).map(|i| (format!("run-{i}"), json!(i))).collect();
-        metadata.extra =
-            json!({ "run": choices.below(3), "run_durations": runs }).as_object().unwrap().clone();
+        let extra = json!({ "run": choices.below(3), "run_durations": runs });
+        metadata.extra = serde_json::from_value(extra).unwrap();
         let checkpoint = Checkpoint { id, channels: committed, next: vec!["model".into()], applied };
         let step = StepCommit {
             thread: self.thread.clone(),

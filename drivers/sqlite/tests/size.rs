@@ -1,4 +1,5 @@
 //! What a long thread costs on disk and per step.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
 
@@ -200,5 +201,5 @@ async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
     saver.close().await;
     let file = usize::try_from(std::fs::metadata(dir.path().join("db")).unwrap().len()).unwrap();
     println!("{raw} bytes of metadata, file {file}");
-    assert!(file * 20 < raw, "{file} bytes for {raw} bytes of metadata");
+    assert!(file * 10 < raw, "{file} bytes for {raw} bytes of metadata");
 }

@@ -44,7 +44,12 @@ fn checkpoint() -> impl Strategy<Value = CheckpointRecord> {
         some_bytes().prop_map(Rest::Inline),
         (0..SEQ_LIMIT).prop_map(Rest::Shared),
     ];
-    let head = (prop::option::of(1..OWN), prop::sample::select(&SOURCES[..]), any::<i64>(), any::<bool>());
+    let head = (
+        prop::option::of(1..OWN),
+        prop::sample::select(vec![Source::Input, Source::Loop, Source::Update, Source::Fork]),
+        any::<i64>(),
+        any::<bool>(),
+    );
     let lists = (
         prop::collection::vec(any::<u32>(), 0..4),
         prop::collection::vec(any::<u32>(), 0..4),

@@ -8,6 +8,8 @@ pub mod extract;
 pub mod fields;
 mod health;
 mod history;
+#[cfg(test)]
+mod history_tests;
 mod models;
 pub mod run_body;
 pub(crate) mod runs;
@@ -21,11 +23,11 @@ mod turns;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::Request;
 use axum::http::uri::{PathAndQuery, Uri};
 use axum::http::{HeaderValue, header};
 use axum::routing::{Router, get};
-use axum::Json;
 use tower::ServiceExt as _;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;

@@ -49,8 +49,9 @@ impl FromFields for AnyThreadPath {
     }
 }
 
-/// Delete a thread: its working directory, its checkpoints, its runs and their events, its record. Mode does not
-/// matter.
+/// Delete a thread.
+///
+/// Its working directory, its checkpoints, its runs, their events and its record are gone. Mode does not matter.
 #[utoipa::path(delete, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
     responses((status = 200, description = "It is gone", body = Deleted),
         (status = 404, description = "No such thread", body = ErrorBody),
@@ -97,15 +98,15 @@ async fn exists(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
 /// Deletes the working directory and the checkpoints. The records go last, so that a deletion that failed here can be
 /// repeated.
 async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
-    // Another id could name a directory outside.
-    let message = if !Pattern::THREAD_ID.matches(thread.as_str()) {
-        "Skipped local data cleanup for legacy thread ID".to_owned()
-    } else {
+    let message = if Pattern::THREAD_ID.matches(thread.as_str()) {
         match tokio::fs::remove_dir_all(app.thread_dir(thread.as_str())).await {
             Ok(()) => format!("Deleted local thread data for {thread}"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => format!("No local data for {thread}"),
             Err(error) => return Err(ApiError::internal(DELETE_FAILED, &error)),
         }
+    } else {
+        // Such an id could name a directory outside.
+        "Skipped local data cleanup for legacy thread ID".to_owned()
     };
     let deleted = app.accessor().saver().delete_thread(thread).await;
     deleted.map(|()| message).map_err(|error| ApiError::internal(DELETE_FAILED, &error))

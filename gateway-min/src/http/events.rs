@@ -89,7 +89,9 @@ impl From<EventRow> for RunEvent {
     }
 }
 
-/// List the events of a run, oldest first. A run that does not exist has none.
+/// List the events of a run, oldest first.
+///
+/// A run that does not exist has none.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/events", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path), EventParams),
     responses((status = 200, description = "The events", body = Vec<RunEvent>),

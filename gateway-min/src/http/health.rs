@@ -11,8 +11,8 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> OpenApiRouter<S> {
     OpenApiRouter::new().routes(routes!(health))
 }
 
-/// That the gateway answers. Mode and cadence are no part of it (service reference, "Thread, checkpoint and run
-/// records").
+// Without mode and cadence, as the service reference wants it ("Thread, checkpoint and run records").
+/// That the gateway answers.
 #[derive(Debug, Serialize, ToSchema)]
 struct Health {
     /// Always `healthy`.

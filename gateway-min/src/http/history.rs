@@ -48,7 +48,7 @@ pub(super) struct ReadHistory {
     #[schema(minimum = 1, default = 10, required = false)]
     pub(super) limit: usize,
     /// The newest checkpoint to show: its id, or an object with its `checkpoint_id`. It is part of the answer.
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Value, required = false)]
     pub(super) before: Option<CheckpointId>,
     /// Only checkpoints whose metadata has these values.
     #[schema(value_type = Object, required = false)]

@@ -8,6 +8,8 @@ pub mod extract;
 pub mod fields;
 mod health;
 mod history;
+#[cfg(test)]
+mod history_tests;
 mod models;
 pub mod run_body;
 pub(crate) mod runs;

@@ -29,8 +29,10 @@ struct ModelInfo {
     /// The provider's name for it.
     model: String,
     /// The name to show.
+    #[schema(required = true)]
     display_name: Option<String>,
     /// One line about it.
+    #[schema(required = true)]
     description: Option<String>,
     /// Whether thinking can be switched on.
     supports_thinking: bool,

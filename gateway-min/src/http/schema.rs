@@ -1,7 +1,7 @@
 //! What the description of the API needs beside the types that routes read and write.
 
 use serde_json::{Value, json};
-use utoipa::openapi::{OpenApi, Server};
+use utoipa::openapi::{Info, OpenApi, Server};
 use utoipa::{IntoResponses, ToSchema};
 
 /// The body of an answer with an error status.
@@ -33,15 +33,10 @@ pub(crate) enum Gated {
 
 /// The description of the API, before the routes are added to it.
 pub(crate) fn document() -> OpenApi {
-    let mut document = OpenApi::default();
-    document.info.title = "Threadkeep".to_owned();
-    document.info.version = env!("CARGO_PKG_VERSION").to_owned();
-    document.info.description = Some(
-        "Threads of agents, their state and their runs. Every route below `/api` also answers below `/api/langgraph`."
-            .to_owned(),
-    );
-    document.servers = Some(vec![Server::new("/")]);
-    document
+    let info = Info::builder().title("Threadkeep").version(env!("CARGO_PKG_VERSION")).description(Some(
+        "Threads of agents, their state and their runs. Every route below `/api` also answers below `/api/langgraph`.",
+    ));
+    OpenApi::builder().info(info.build()).servers(Some([Server::new("/")])).build()
 }
 
 /// The document as it is served.

@@ -58,8 +58,10 @@ pub(crate) struct ThreadState {
     /// Its id once more.
     checkpoint_id: String,
     /// The checkpoint it was made from.
+    #[schema(required = true)]
     parent_checkpoint: Option<CheckpointRef>,
     /// The id of that once more.
+    #[schema(required = true)]
     parent_checkpoint_id: Option<String>,
     /// When it was made, ISO-8601 in UTC.
     created_at: String,
@@ -83,7 +85,7 @@ struct CheckpointRef {
     /// The checkpoint once more.
     checkpoint_id: String,
     /// Always null.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, required = true)]
     checkpoint_map: Option<Value>,
 }
 
@@ -107,17 +109,18 @@ struct TaskState {
     /// The node it runs.
     name: String,
     /// Why its last attempt failed.
+    #[schema(required = true)]
     error: Option<String>,
     /// What it asks.
     interrupts: Vec<Value>,
     /// Always null: nested graphs keep no checkpoints here.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, required = true)]
     checkpoint: Option<Value>,
     /// Always null, as `checkpoint`.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, required = true)]
     state: Option<Value>,
     /// Always null: a task with a result is not to run any more.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, required = true)]
     result: Option<Value>,
 }
 

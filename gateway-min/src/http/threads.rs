@@ -63,6 +63,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// A thread.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(clippy::struct_field_names, reason = "the names are those of the service")]
 pub(crate) struct Thread {
     /// Its id.
     pub(super) thread_id: String,
@@ -160,7 +161,9 @@ fn thread_metadata(fields: &mut Fields<'_>) -> Map<String, Value> {
     metadata
 }
 
-/// Create a thread with an empty state. One that exists is left as it is.
+/// Create a thread with an empty state.
+///
+/// One that exists is left as it is.
 #[utoipa::path(post, path = "/api/threads", tag = "threads", request_body = Option<CreateThread>,
     responses((status = 200, description = "The thread, new or as it is", body = Thread), Gated))]
 async fn create_thread(
@@ -233,8 +236,8 @@ async fn has_checkpoint(app: &App, thread: &ThreadId) -> Result<bool, ApiError> 
 
 /// Read a thread with its state.
 ///
-/// `status` is `busy` while a run is active. Otherwise the head decides: `error` if a task of it failed, `interrupted`
-/// if tasks are left to run, else `idle`. A thread without a checkpoint has the status of its last run.
+/// `status` is `busy` while a run is active. Otherwise the head decides: `idle` if no task is left to run, `error` if
+/// one failed or the last run did, else `interrupted`. A thread without a checkpoint has the status of its last run.
 #[utoipa::path(get, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
     responses((status = 200, description = "The thread", body = Thread),
         (status = 404, description = "No such thread", body = ErrorBody), Gated))]
@@ -247,6 +250,7 @@ async fn get_thread(
     let head = app.accessor().get(&thread_id, None).await.map_err(engine)?;
     let row = app.store.threads().get(thread_id.as_str(), None).await;
     let row = row.map_err(|error| ApiError::internal(GET_FAILED, &error))?;
+    let stored = row.as_ref().map(|row| row.status);
     let mut thread = match (row, &head) {
         (Some(row), _) => Thread::from(row),
         (None, Some(head)) => without_row(head),
@@ -254,7 +258,7 @@ async fn get_thread(
     };
     let Some(head) = head else { return Ok(Json(thread)) };
     // A head with something left to do may also be one that a run, begun meanwhile, was just passing.
-    let derived = derived_status(&head);
+    let derived = derived_status(&head, stored);
     let busy = before || (derived != ThreadStatus::Idle && is_busy(&app, &thread_id).await?);
     thread.status = status_text(if busy { ThreadStatus::Running } else { derived });
     thread.values = serialize::values(&head).map_err(engine)?;
@@ -274,15 +278,17 @@ async fn is_busy(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
     Ok(row.is_some_and(|row| row.status == ThreadStatus::Running))
 }
 
-/// What the head says of the thread.
-fn derived_status(head: &StateSnapshot) -> ThreadStatus {
+/// What the head says of a thread on which nothing works: whether a task failed, whether tasks are left. If tasks are
+/// left behind by a run that failed outside of them, that it failed is in the stored status only.
+fn derived_status(head: &StateSnapshot, stored: Option<ThreadStatus>) -> ThreadStatus {
     let mut writes = head.writes.iter().flat_map(|row| &row.writes);
     if writes.any(|write| write.channel.as_str() == ERROR_CHANNEL) {
-        ThreadStatus::Error
-    } else if head.next.is_empty() {
-        ThreadStatus::Idle
-    } else {
-        ThreadStatus::Interrupted
+        return ThreadStatus::Error;
+    }
+    match (head.next.is_empty(), stored) {
+        (true, _) => ThreadStatus::Idle,
+        (false, Some(ThreadStatus::Error)) => ThreadStatus::Error,
+        (false, _) => ThreadStatus::Interrupted,
     }
 }
 

@@ -1,0 +1,173 @@
+//! What reading history notes behind its answer.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+use threadkeep::id::ThreadId;
+use threadkeep::mode::ModeRegister;
+use threadkeep::saver::Load;
+use threadkeep::state::{HistoryQuery, StateSnapshot, Update};
+
+use super::history::{Page, ReadHistory, page};
+use super::turns;
+use crate::app::App;
+use crate::config::{ConfigHandle, Environment, LoadOptions};
+use crate::runs::duration::{RunNotes, is_duration_only};
+use crate::store::{MultitaskStrategy, NewRun, NewThread, RunEnd, RunStatus, RunTotals, WriterKind};
+
+const MODES: [&str; 2] = ["full", "delta"];
+
+/// A gateway with a thread `t`.
+struct Gateway {
+    app: Arc<App>,
+    thread: ThreadId,
+    _dir: TempDir,
+}
+
+impl Gateway {
+    async fn start(mode: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        let config =
+            json!({"config_version": 49, "database": {"backend": "memory", "checkpoint_channel_mode": mode}});
+        std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
+        let options = LoadOptions {
+            config_path: None,
+            environment: Environment::default(),
+            working_dir: dir.path().to_owned(),
+        };
+        let config = ConfigHandle::open(&options).unwrap();
+        let app = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
+        let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
+        app.store.threads().create(thread).await.unwrap();
+        let thread = ThreadId::from("t");
+        app.accessor().create(&thread, Map::new()).await.unwrap();
+        Self { app, thread, _dir: dir }
+    }
+
+    /// The record of a run, in this state.
+    async fn record(&self, run: &str, status: RunStatus) {
+        let runs = self.app.store.runs();
+        let new = NewRun { run_id: run.into(), thread_id: "t".into(), ..NewRun::default() };
+        runs.admit(new, MultitaskStrategy::Reject).await.unwrap();
+        runs.start(run).await.unwrap();
+        if !status.is_active() {
+            let end = RunEnd { status, error: None, stop_reason: None, totals: RunTotals::default() };
+            runs.finish(run, &end).await.unwrap();
+        }
+    }
+
+    /// A turn of this run, without a note of it.
+    async fn turn(&self, run: &str) {
+        let messages = json!([
+            {"type": "human", "id": format!("h-{run}"), "content": "?", "additional_kwargs": {"run_id": run}},
+            {"type": "ai", "id": format!("a-{run}"), "content": "!"},
+        ]);
+        let accessor = self.app.accessor();
+        let writes = vec![accessor.write("messages", messages, false).unwrap()];
+        let update = Update { at: None, node: "test".into(), writes, extra: Map::new() };
+        accessor.update(&self.thread, update).await.unwrap();
+    }
+
+    async fn page(&self) -> Page {
+        let body = ReadHistory { limit: 10, before: None, metadata: Map::new() };
+        page(&self.app, &self.thread, body).await.unwrap()
+    }
+
+    async fn checkpoints(&self) -> Vec<StateSnapshot> {
+        let query = HistoryQuery { load: Load::None, ..HistoryQuery::default() };
+        self.app.accessor().history(&self.thread, query).await.unwrap()
+    }
+}
+
+/// The runs and durations that the first entry shows on its answers.
+fn shown(page: &Page) -> Vec<(Value, Value)> {
+    let messages = page.entries[0].values["messages"].as_array().unwrap().iter();
+    let answers = messages.filter(|message| message["type"] == "ai");
+    answers.map(|m| (m["run_id"].clone(), m["additional_kwargs"]["turn_duration"].clone())).collect()
+}
+
+#[tokio::test]
+async fn what_was_searched_for_is_noted_once_for_all_later_readers() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        for run in ["r1", "r2"] {
+            gateway.record(run, RunStatus::Success).await;
+            gateway.turn(run).await;
+        }
+        let before = gateway.checkpoints().await;
+        let first = gateway.page().await;
+        let expected = [(json!("r1"), json!(0)), (json!("r2"), json!(0))];
+        assert_eq!(shown(&first), expected);
+        first.note.unwrap().await.unwrap();
+        let after = gateway.checkpoints().await;
+        assert_eq!(after[1..], before);
+        let note = &after[0].metadata;
+        assert!(is_duration_only(&note.extra));
+        assert_eq!(note.extra["run_durations"], json!({"r1": 0, "r2": 0}));
+        assert_eq!(note.extra["run_message_ids"], json!({"a-r1": "r1", "a-r2": "r2"}));
+
+        let second = gateway.page().await;
+        assert_eq!(shown(&second), expected);
+        assert!(second.note.is_none(), "there is nothing left to note");
+        assert!(gateway.app.store.runs().active_for_thread("t").await.unwrap().is_none());
+
+        gateway.record("r3", RunStatus::Error).await;
+        gateway.turn("r3").await;
+        gateway.page().await.note.unwrap().await.unwrap();
+        let note = &gateway.checkpoints().await[0].metadata.extra;
+        assert_eq!(note["run_durations"], json!({"r1": 0, "r2": 0, "r3": 0}), "older notes are carried on");
+        assert_eq!(
+            note["writes"],
+            json!({"runtime_run_duration": {"run_ids": ["r3"], "message_ids": ["a-r3"]}})
+        );
+        assert!(gateway.page().await.note.is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_busy_thread_is_read_but_not_noted() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        gateway.record("r1", RunStatus::Interrupted).await;
+        gateway.turn("r1").await;
+        let before = gateway.checkpoints().await;
+        let reservation = gateway.app.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+        let read = gateway.page().await;
+        assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
+        read.note.unwrap().await.unwrap();
+        assert_eq!(gateway.checkpoints().await, before);
+        reservation.release().await.unwrap();
+        gateway.page().await.note.unwrap().await.unwrap();
+        assert_eq!(gateway.checkpoints().await.len(), before.len() + 1);
+    }
+}
+
+#[tokio::test]
+async fn a_run_at_work_and_one_without_a_record_have_no_duration() {
+    let gateway = Gateway::start("full").await;
+    gateway.turn("unknown").await;
+    gateway.record("r1", RunStatus::Running).await;
+    gateway.turn("r1").await;
+    let read = gateway.page().await;
+    assert_eq!(shown(&read), [(json!("unknown"), Value::Null), (json!("r1"), Value::Null)]);
+    assert!(read.note.is_none());
+}
+
+/// A run that has just ended notes its own duration, which may be rounded otherwise than its record's.
+#[tokio::test]
+async fn a_note_that_came_first_stands() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        gateway.record("r1", RunStatus::Success).await;
+        gateway.turn("r1").await;
+        gateway.page().await.note.unwrap().await.unwrap();
+        let noted = gateway.checkpoints().await;
+        let late = RunNotes {
+            durations: [("r1".to_owned(), 1)].into(),
+            messages: [("a-r1".to_owned(), "other".to_owned())].into(),
+        };
+        turns::note(Arc::clone(&gateway.app), gateway.thread.clone(), late).await;
+        assert_eq!(gateway.checkpoints().await, noted);
+    }
+}

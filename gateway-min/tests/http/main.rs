@@ -1,0 +1,15 @@
+//! The HTTP surface, in process: threads, state, history, events, models, and the description of all of it.
+
+// Helpers are test code too, which the lint does not see.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod api;
+mod delete;
+mod events;
+mod gate;
+mod history;
+mod search;
+mod state;
+#[path = "../support/mod.rs"]
+mod support;
+mod threads;

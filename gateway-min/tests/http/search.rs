@@ -1,0 +1,115 @@
+//! Searching and counting threads.
+
+use serde_json::{Value, json};
+
+use crate::support::{Gateway, Setup};
+
+async fn with_threads(threads: &[(&str, Value)]) -> Gateway {
+    let gateway = Setup::default().start().await;
+    for (id, metadata) in threads {
+        gateway.post("/api/threads", json!({"thread_id": id, "metadata": metadata})).await.ok();
+    }
+    gateway
+}
+
+async fn found(gateway: &Gateway, body: Value) -> Vec<String> {
+    let threads = gateway.post("/api/threads/search", body).await.ok();
+    threads.as_array().unwrap().iter().map(|t| t["thread_id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn metadata_matches_exactly_by_type_and_the_count_agrees() {
+    let gateway = with_threads(&[
+        ("null", json!({"k": null})),
+        ("true", json!({"k": true})),
+        ("one", json!({"k": 1})),
+        ("float", json!({"k": 1.5})),
+        ("text", json!({"k": "1", "other": "x"})),
+        ("absent", json!({})),
+    ])
+    .await;
+    for (value, expected) in [
+        (json!(null), "null"),
+        (json!(true), "true"),
+        (json!(1), "one"),
+        (json!(1.5), "float"),
+        (json!("1"), "text"),
+    ] {
+        let body = json!({"metadata": {"k": value}});
+        assert_eq!(found(&gateway, body.clone()).await, [expected]);
+        assert_eq!(gateway.post("/api/threads/count", body).await.ok(), json!(1));
+    }
+    assert_eq!(found(&gateway, json!({"metadata": {"k": "1", "other": "x"}})).await, ["text"]);
+    assert_eq!(found(&gateway, json!({"metadata": {"k": "1", "other": "y"}})).await, Vec::<String>::new());
+    for (body, count) in [
+        (json!({}), 6),
+        (json!({"metadata": null, "values": {"x": 1}}), 6),
+        (json!({"metadata": {"k": 2}}), 0),
+        (json!({"status": "idle"}), 6),
+        (json!({"status": "busy"}), 0),
+        (json!({"status": "no such status"}), 0),
+    ] {
+        assert_eq!(gateway.post("/api/threads/count", body).await.ok(), json!(count));
+    }
+    let all = gateway.call(axum::http::Method::POST, "/api/threads/count", None).await;
+    assert_eq!(all.ok(), json!(6), "a body is not needed");
+}
+
+#[tokio::test]
+async fn filters_that_cannot_be_used_are_refused_not_widened() {
+    let gateway = with_threads(&[("t", json!({"good": 1}))]).await;
+    for path in ["/api/threads/search", "/api/threads/count"] {
+        for key in ["a b", "", "a.b", "\u{e4}"] {
+            for filter in [json!({ key: 1 }), json!({ key: 1, "good": 1 })] {
+                let answer = gateway.post(path, json!({ "metadata": filter })).await;
+                let detail = format!(
+                    "Invalid metadata filter entries: '{key}': a key has only letters, digits, '_' and '-'"
+                );
+                answer.refused(400, &detail);
+            }
+        }
+        for value in [json!([]), json!({}), json!(u64::MAX)] {
+            let answer = gateway.post(path, json!({"metadata": {"k": value, "good": 1}})).await;
+            answer.invalid("metadata_filter_value", &json!(["body", "metadata", "k"]));
+        }
+        gateway.post(path, json!({"metadata": 1})).await.invalid("dict_type", &json!(["body", "metadata"]));
+        gateway.post(path, json!({"ids": "t"})).await.invalid("list_type", &json!(["body", "ids"]));
+    }
+}
+
+#[tokio::test]
+async fn pages_have_bounds_and_follow_each_other_last_updated_first() {
+    let ids = ["a", "b", "c", "d", "e"];
+    let gateway = with_threads(&ids.map(|id| (id, json!({})))).await;
+    for (field, value, kind) in [
+        ("limit", 0, "greater_than_equal"),
+        ("limit", 1001, "less_than_equal"),
+        ("offset", -1, "greater_than_equal"),
+    ] {
+        gateway
+            .post("/api/threads/search", json!({ field: value }))
+            .await
+            .invalid(kind, &json!(["body", field]));
+    }
+    assert_eq!(found(&gateway, json!({"limit": 1000})).await, ["e", "d", "c", "b", "a"]);
+    gateway.patch("/api/threads/b", json!({"metadata": {"x": 1}})).await.ok();
+    gateway.patch("/api/threads/a", json!({"metadata": {"svc_pinned": true}})).await.ok();
+    assert_eq!(found(&gateway, json!({})).await, ["a", "b", "e", "d", "c"], "pinned, then by time");
+    assert_eq!(found(&gateway, json!({"limit": 2})).await, ["a", "b"]);
+    assert_eq!(found(&gateway, json!({"limit": 2, "offset": 2})).await, ["e", "d"]);
+    assert_eq!(found(&gateway, json!({"limit": 2, "offset": 4})).await, ["c"]);
+    assert_eq!(found(&gateway, json!({"ids": ["c", "a", "none"]})).await, ["a", "c"]);
+    assert_eq!(found(&gateway, json!({"ids": []})).await, Vec::<String>::new());
+    let extras =
+        json!({"sort_by": "created_at", "sort_order": "asc", "select": ["thread_id"], "extract": {}});
+    assert_eq!(found(&gateway, extras).await.len(), 5, "fields of newer clients are ignored");
+}
+
+#[tokio::test]
+async fn a_found_thread_has_its_title_as_the_only_value() {
+    let gateway = with_threads(&[("t", json!({})), ("untitled", json!({}))]).await;
+    gateway.ask("t", "hello").await;
+    let threads = gateway.post("/api/threads/search", json!({})).await.ok();
+    assert_eq!(threads[0]["values"], json!({"title": "hello"}));
+    assert_eq!((&threads[1]["thread_id"], &threads[1]["values"]), (&json!("untitled"), &json!({})));
+}

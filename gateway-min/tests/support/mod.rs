@@ -1,0 +1,288 @@
+//! A gateway in this process, on a directory of its own, and JSON requests to it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Method, Request};
+use serde_json::{Value, json};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection, Row};
+use tempfile::TempDir;
+use threadkeep::mode::ModeRegister;
+use threadkeep_gateway::app::App;
+use threadkeep_gateway::config::{ConfigHandle, Environment, LoadOptions};
+use threadkeep_gateway::http;
+use tower::ServiceExt as _;
+
+/// The modes in which a thread can be kept.
+pub(crate) const MODES: [&str; 2] = ["full", "delta"];
+/// Every mode on every backend.
+pub(crate) const ALL: [(&str, &str); 4] =
+    [("memory", "full"), ("memory", "delta"), ("sqlite", "full"), ("sqlite", "delta")];
+
+/// What a gateway is configured with.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    /// `database.backend`
+    pub(crate) backend: &'static str,
+    /// `database.checkpoint_channel_mode`
+    pub(crate) mode: &'static str,
+    /// `database.checkpoint_delta.snapshot_frequency`
+    pub(crate) frequency: u64,
+    /// `run_events.backend`
+    pub(crate) events: &'static str,
+    /// What the scripted model `m` says.
+    pub(crate) script: Value,
+    /// Environment variables.
+    pub(crate) variables: Vec<(&'static str, String)>,
+    /// Further sections of the configuration, merged over the others.
+    pub(crate) sections: Value,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            backend: "memory",
+            mode: "full",
+            frequency: 3,
+            events: "db",
+            script: json!({"rules": [{"answers": [
+                {"text": "You said: {{input}}", "usage": {"input_tokens": 3, "output_tokens": 4}},
+            ]}]}),
+            variables: Vec::new(),
+            sections: json!({}),
+        }
+    }
+}
+
+impl Setup {
+    /// The default on this backend in this mode.
+    pub(crate) fn on(backend: &'static str, mode: &'static str) -> Self {
+        Self { backend, mode, ..Self::default() }
+    }
+
+    /// Starts it in a new directory.
+    pub(crate) async fn start(self) -> Gateway {
+        Gateway::open(TempDir::new().unwrap(), self).await
+    }
+}
+
+/// A running gateway.
+pub(crate) struct Gateway {
+    setup: Setup,
+    app: Arc<App>,
+    router: Router,
+    dir: TempDir,
+}
+
+/// What it answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    /// Null if there was none, a text if it was no JSON.
+    pub(crate) body: Value,
+}
+
+impl Answer {
+    /// The body of a success.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.body);
+        self.body
+    }
+
+    /// Checks that this is an error with this text.
+    #[track_caller]
+    pub(crate) fn refused(&self, status: u16, detail: &str) {
+        assert_eq!((self.status, self.body["detail"].as_str()), (status, Some(detail)), "{}", self.body);
+    }
+
+    /// Checks that this is a 422 with one problem of this type at this place.
+    #[track_caller]
+    pub(crate) fn invalid(&self, kind: &str, loc: &Value) {
+        let problems = self.body["detail"].as_array();
+        let found = problems.map(|list| list.iter().map(|p| (&p["type"], &p["loc"])).collect::<Vec<_>>());
+        assert_eq!((self.status, found), (422, Some(vec![(&json!(kind), loc)])), "{}", self.body);
+    }
+}
+
+impl Gateway {
+    async fn open(dir: TempDir, setup: Setup) -> Self {
+        std::fs::write(dir.path().join("script.json"), setup.script.to_string()).unwrap();
+        write_config(dir.path(), &setup);
+        let home = ("SVC_HOME", dir.path().join("state").display().to_string());
+        let options = LoadOptions {
+            config_path: None,
+            environment: setup.variables.iter().cloned().chain([home]).collect::<Environment>(),
+            working_dir: dir.path().to_owned(),
+        };
+        let config = ConfigHandle::open(&options).unwrap();
+        let app = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
+        Self { setup, router: http::router(Arc::clone(&app)), app, dir }
+    }
+
+    /// Stops it and starts one on the same directory, in this mode.
+    pub(crate) async fn reopen(self, mode: &'static str) -> Self {
+        self.reopen_after(mode, |_| async {}).await
+    }
+
+    /// As [`Self::reopen`], with `meanwhile` done to the files between.
+    pub(crate) async fn reopen_after<F: Future<Output = ()>>(
+        self,
+        mode: &'static str,
+        meanwhile: impl FnOnce(PathBuf) -> F,
+    ) -> Self {
+        self.app.stop_runs().await;
+        self.app.close().await;
+        meanwhile(self.data()).await;
+        Self::open(self.dir, Setup { mode, ..self.setup }).await
+    }
+
+    /// Edits the configuration file while the gateway runs.
+    pub(crate) fn reconfigure(&mut self, edit: impl FnOnce(&mut Setup)) {
+        edit(&mut self.setup);
+        write_config(self.dir.path(), &self.setup);
+    }
+
+    /// Where the database files are.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.dir.path().join("state/data")
+    }
+
+    /// The working directory of a thread.
+    pub(crate) fn thread_dir(&self, thread: &str) -> PathBuf {
+        self.dir.path().join("state/threads").join(thread)
+    }
+
+    /// Sends a request.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = to_bytes(body, usize::MAX).await.unwrap();
+        let body = if bytes.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_slice(&bytes).unwrap_or_else(|_| String::from_utf8_lossy(&bytes).into())
+        };
+        Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
+    /// Sends a request of this method, with a JSON body if there is one.
+    pub(crate) async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+        let request = Request::builder().method(method).uri(path);
+        let request = match body {
+            Some(body) => request.header("content-type", "application/json").body(body.to_string().into()),
+            None => request.body(Body::empty()),
+        };
+        self.send(request.unwrap()).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, path, None).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.call(Method::POST, path, Some(body)).await
+    }
+
+    pub(crate) async fn patch(&self, path: &str, body: Value) -> Answer {
+        self.call(Method::PATCH, path, Some(body)).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        self.call(Method::DELETE, path, None).await
+    }
+
+    /// Creates a thread.
+    pub(crate) async fn create(&self, thread: &str) {
+        self.post("/api/threads", json!({ "thread_id": thread })).await.ok();
+    }
+
+    /// Has a run answer `text` and waits for its last write; returns its id.
+    pub(crate) async fn ask(&self, thread: &str, text: &str) -> String {
+        let answer = self.post(&format!("/api/threads/{thread}/runs/wait"), question(text)).await;
+        let place = answer.headers["content-location"].to_str().unwrap().to_owned();
+        answer.ok();
+        place.rsplit_once('/').unwrap().1.to_owned()
+    }
+
+    /// Starts a run in the background; returns its id.
+    pub(crate) async fn start_run(&self, thread: &str, text: &str) -> String {
+        let run = self.post(&format!("/api/threads/{thread}/runs"), question(text)).await.ok();
+        run["run_id"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits for the last write of a run.
+    pub(crate) async fn join(&self, thread: &str, run: &str) {
+        self.get(&format!("/api/threads/{thread}/runs/{run}/join")).await.ok();
+    }
+
+    /// The state of a thread at its head.
+    pub(crate) async fn state(&self, thread: &str) -> Value {
+        self.get(&format!("/api/threads/{thread}/state")).await.ok()
+    }
+
+    /// The newest hundred entries of a thread's history.
+    pub(crate) async fn history(&self, thread: &str) -> Vec<Value> {
+        let entries = self.post(&format!("/api/threads/{thread}/history"), json!({"limit": 100})).await.ok();
+        entries.as_array().unwrap().clone()
+    }
+
+    /// How many rows each table of both SQLite files has.
+    pub(crate) async fn rows(&self) -> BTreeMap<String, i64> {
+        let mut counts = BTreeMap::new();
+        for file in ["gateway.db", "checkpoints.db"] {
+            let mut db = connect(&self.data().join(file)).await;
+            let sql = "SELECT name FROM sqlite_schema WHERE type = 'table'";
+            for table in sqlx::query(sql).fetch_all(&mut db).await.unwrap() {
+                let table: String = table.get(0);
+                let sql = format!("SELECT COUNT(*) FROM \"{table}\"");
+                let count = sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut db).await.unwrap();
+                counts.insert(format!("{file}.{table}"), count.get(0));
+            }
+            db.close().await.unwrap();
+        }
+        counts
+    }
+}
+
+/// A connection of the test's own to a database file.
+pub(crate) async fn connect(file: &Path) -> SqliteConnection {
+    SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(file)).await.unwrap()
+}
+
+/// The body of a run create request that asks `text`.
+pub(crate) fn question(text: &str) -> Value {
+    json!({"input": {"messages": [{"role": "user", "content": text}]}})
+}
+
+/// The contents of the messages of a state or history entry.
+pub(crate) fn texts(state: &Value) -> Vec<&str> {
+    let messages = state["values"]["messages"].as_array().unwrap();
+    messages.iter().map(|message| message["content"].as_str().unwrap()).collect()
+}
+
+/// The id of a state's or history entry's checkpoint.
+pub(crate) fn id(state: &Value) -> &str {
+    state["checkpoint_id"].as_str().unwrap()
+}
+
+fn write_config(dir: &Path, setup: &Setup) {
+    let mut config = json!({
+        "config_version": 49,
+        "database": {
+            "backend": setup.backend,
+            "checkpoint_channel_mode": setup.mode,
+            "checkpoint_delta": {"snapshot_frequency": setup.frequency},
+            "sqlite_synchronous": "normal",
+        },
+        "run_events": {"backend": setup.events},
+        "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
+    });
+    config.as_object_mut().unwrap().extend(setup.sections.as_object().unwrap().clone());
+    std::fs::write(dir.join("config.yaml"), config.to_string()).unwrap();
+}

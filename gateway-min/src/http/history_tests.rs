@@ -13,7 +13,7 @@ use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
-use crate::runs::duration::{RunNotes, is_duration_only};
+use crate::runs::duration::RunNotes;
 use crate::store::{MultitaskStrategy, NewRun, NewThread, RunEnd, RunStatus, RunTotals, WriterKind};
 
 const MODES: [&str; 2] = ["full", "delta"];
@@ -103,7 +103,7 @@ async fn what_was_searched_for_is_noted_once_for_all_later_readers() {
         let after = gateway.checkpoints().await;
         assert_eq!(after[1..], before);
         let note = &after[0].metadata;
-        assert!(is_duration_only(&note.extra));
+        assert!(note.is_duration_only());
         assert_eq!(note.extra["run_durations"], json!({"r1": 0, "r2": 0}));
         assert_eq!(note.extra["run_message_ids"], json!({"a-r1": "r1", "a-r2": "r2"}));
 

@@ -6,6 +6,7 @@ pub mod config;
 pub mod http;
 pub mod model;
 pub mod runs;
+mod serialize;
 mod settings;
 pub mod store;
 pub mod tools;

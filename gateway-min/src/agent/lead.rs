@@ -19,6 +19,7 @@ use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
 use crate::runs::frames::{Frames, Origin};
 use crate::runs::journal::Journal;
 use crate::runs::request::Interrupts;
+use crate::serialize;
 use crate::tools::loop_detection::{STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
 
@@ -335,7 +336,7 @@ fn next_step(state: Option<&StateSnapshot>) -> i64 {
 }
 
 fn values(state: Option<&StateSnapshot>) -> threadkeep::Result<Json> {
-    state.map(StateSnapshot::values).transpose().map(|values| Json::Object(values.unwrap_or_default()))
+    state.map(serialize::values).transpose().map(|values| Json::Object(values.unwrap_or_default()))
 }
 
 fn conversation(state: Option<&StateSnapshot>) -> Result<Vec<Json>, AgentError> {

@@ -17,13 +17,9 @@ use super::fields::Problems;
 /// images, and keeps a stray upload from filling the memory.
 pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
 
-/// The `code` beside the 409 of a mode mismatch.
-pub const MODE_MISMATCH_CODE: &str = "checkpoint_mode_mismatch";
-
 /// An answer with an error status and a JSON body (service reference, "Error bodies").
 ///
-/// The body is `{"detail": "<text>"}`, with a `code` for programs beside it where there is one. The validation of a
-/// request gives the list of its problems as `detail`, authentication an object with `code` and `message`.
+/// The body is `{"detail": "<text>"}` and nothing else. The validation of a request gives the list of its problems as `detail`, authentication an object with `code` and `message`.
 #[derive(Debug, thiserror::Error)]
 #[error("HTTP {}: {}", status.as_u16(), body.text())]
 pub struct ApiError {
@@ -35,17 +31,9 @@ pub struct ApiError {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Body {
-    Text {
-        detail: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        code: Option<&'static str>,
-    },
-    Coded {
-        detail: Coded,
-    },
-    Problems {
-        detail: Problems,
-    },
+    Text { detail: String },
+    Coded { detail: Coded },
+    Problems { detail: Problems },
 }
 
 #[derive(Debug, Serialize)]
@@ -57,7 +45,7 @@ struct Coded {
 impl Body {
     fn text(&self) -> &str {
         match self {
-            Self::Text { detail, .. } => detail,
+            Self::Text { detail } => detail,
             Self::Coded { detail } => &detail.message,
             Self::Problems { .. } => "the request is not valid",
         }
@@ -67,7 +55,7 @@ impl Body {
 impl ApiError {
     /// An error of this status with this text.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, body: Body::Text { detail: detail.into(), code: None }, retry_after: None }
+        Self { status, body: Body::Text { detail: detail.into() }, retry_after: None }
     }
 
     /// 400: the request is well-formed, but means nothing here.
@@ -86,11 +74,9 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, detail)
     }
 
-    /// 409: the request conflicts with what is going on. The code lets a client tell conflicts apart without matching
-    /// texts.
-    pub fn conflict(detail: impl Into<String>, code: &'static str) -> Self {
-        let body = Body::Text { detail: detail.into(), code: Some(code) };
-        Self { status: StatusCode::CONFLICT, body, retry_after: None }
+    /// 409: the request conflicts with what is going on.
+    pub fn conflict(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, detail)
     }
 
     /// 500 with the route's own text. The cause is logged and kept from the client.
@@ -103,7 +89,7 @@ impl ApiError {
     /// reconfiguration 503, both with their own text; anything else is 500 with the route's text.
     pub fn from_engine(thread: &ThreadId, detail: &'static str, error: &Error) -> Self {
         match error {
-            Error::ModeMismatch => Self::conflict(format!("Thread {thread}: {error}"), MODE_MISMATCH_CODE),
+            Error::ModeMismatch => Self::conflict(format!("Thread {thread}: {error}")),
             Error::Reconfiguration(text) => Self::new(StatusCode::SERVICE_UNAVAILABLE, *text),
             other => Self::internal(detail, &format_args!("thread {thread}: {other}")),
         }
@@ -185,12 +171,7 @@ mod tests {
                 r#"{"detail":"Thread t not found"}"#,
                 "HTTP 404: Thread t not found",
             ),
-            (
-                ApiError::conflict("busy", "run_active"),
-                409,
-                r#"{"detail":"busy","code":"run_active"}"#,
-                "HTTP 409: busy",
-            ),
+            (ApiError::conflict("busy"), 409, r#"{"detail":"busy"}"#, "HTTP 409: busy"),
             (
                 ApiError::unauthorized("not_authenticated", "Authentication required"),
                 401,
@@ -213,7 +194,7 @@ mod tests {
     #[test]
     fn retry_after_is_in_whole_seconds_rounded_up() {
         for (delay, expected) in [(0, "0"), (1, "1"), (1000, "1"), (29_001, "30")] {
-            let error = ApiError::conflict("busy", "busy").retry_after(Duration::from_millis(delay));
+            let error = ApiError::conflict("busy").retry_after(Duration::from_millis(delay));
             assert_eq!(error.into_response().headers()[header::RETRY_AFTER], expected);
         }
         assert!(!ApiError::bad_request("x").into_response().headers().contains_key(header::RETRY_AFTER));
@@ -251,7 +232,7 @@ mod tests {
     async fn engine_errors_map_as_the_reference_says() {
         let (status, body, log) = mapped(&Error::ModeMismatch).await;
         let detail = "Thread t-1: Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
-        let expected = json!({"detail": detail, "code": "checkpoint_mode_mismatch"});
+        let expected = json!({"detail": detail});
         assert_eq!(
             (status, serde_json::from_str::<Value>(&body).unwrap(), log.as_str()),
             (409, expected, "")

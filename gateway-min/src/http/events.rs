@@ -14,8 +14,8 @@ use super::error::ApiError;
 use super::extract::{ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
-use super::serialize::time;
 use crate::app::App;
+use crate::serialize::time;
 use crate::store::{EventQuery, EventRow};
 
 /// The routes of this file.

@@ -8,9 +8,6 @@ use super::error::ApiError;
 use crate::app::App;
 use crate::store::{StoreError, WriterKind};
 
-/// The `code` beside the 409 of a thread on which something else works.
-pub(crate) const THREAD_BUSY_CODE: &str = "thread_busy";
-
 /// Runs `work` while nothing else writes to the thread, in this process or another: under a reservation in the
 /// database, and behind the last write of a run that has just ended.
 ///
@@ -45,9 +42,5 @@ pub(crate) async fn exclusively<T: Send + 'static>(
 
 /// What a failed reservation is answered with.
 pub(crate) fn refused(error: &StoreError, busy: impl Into<String>, failed: &'static str) -> ApiError {
-    if error.is_conflict() {
-        ApiError::conflict(busy, THREAD_BUSY_CODE)
-    } else {
-        ApiError::internal(failed, error)
-    }
+    if error.is_conflict() { ApiError::conflict(busy) } else { ApiError::internal(failed, error) }
 }

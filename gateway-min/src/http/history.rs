@@ -19,11 +19,11 @@ use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
 use super::schema::Gated;
-use super::serialize;
 use super::state::ThreadState;
 use super::turns;
 use crate::app::App;
 use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
+use crate::serialize;
 
 pub(super) const HISTORY_FAILED: &str = "Failed to get thread history";
 /// The most entries of one answer; more are asked for in vain (service reference, "Limits").

@@ -15,7 +15,6 @@ pub mod run_body;
 pub(crate) mod runs;
 mod schema;
 mod search;
-pub(crate) mod serialize;
 pub mod sse;
 mod state;
 mod threads;

@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
 use crate::runs::request::OnDisconnect;
+use crate::serialize;
 use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 
 /// At most so many runs are listed at once.
@@ -125,7 +126,7 @@ fn refused(error: CreateError) -> ApiError {
         }
         CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
         CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
-        CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text, "thread_busy"),
+        CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text),
         CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
     }
 }
@@ -158,7 +159,7 @@ async fn finished(
 /// the contract's form and in the one at which SDK clients raise.
 async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<String>) -> Value {
     let head = app.accessor().get(thread, None).await;
-    let values = head.and_then(|head| head.map(|head| head.values()).transpose());
+    let values = head.and_then(|head| head.as_ref().map(serialize::values).transpose());
     let mut body = match values {
         Ok(Some(values)) if status != RunStatus::Error => return Value::Object(values),
         Ok(values) => values.unwrap_or_default(),
@@ -336,10 +337,9 @@ async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(),
     let outcome = app.cancel_run(run_id, action).await;
     match outcome.map_err(|error| ApiError::internal("Failed to cancel run", &error))? {
         CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted => Ok(()),
-        CancelOutcome::AlreadyTerminal(status) => Err(ApiError::conflict(
-            format!("Run {run_id} is not cancellable (status: {})", status.as_str()),
-            "run_not_cancellable",
-        )),
+        CancelOutcome::AlreadyTerminal(status) => {
+            Err(ApiError::conflict(format!("Run {run_id} is not cancellable (status: {})", status.as_str())))
+        }
         CancelOutcome::NotFound => Err(ApiError::not_found(format!("Run {run_id} not found"))),
     }
 }

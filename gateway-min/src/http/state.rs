@@ -18,15 +18,15 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::ApiError;
-use super::exclusive::{THREAD_BUSY_CODE, exclusively};
+use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::run_body::{SERVER_OWNED, selector};
 use super::schema::{ErrorBody, Gated};
-use super::serialize;
 use super::threads::{absent, existing};
 use crate::app::App;
 use crate::runs::worker::binding;
+use crate::serialize;
 
 const GET_FAILED: &str = "Failed to get thread state";
 const UPDATE_FAILED: &str = "Failed to update thread state";
@@ -399,7 +399,7 @@ async fn update(
     let engine = |error: Error| match (&error, at) {
         (Error::NotFound { .. }, Some(id)) => checkpoint_absent(id),
         // A writer of another process that no reservation announced.
-        (Error::Conflict { .. }, _) => ApiError::conflict(BUSY, THREAD_BUSY_CODE),
+        (Error::Conflict { .. }, _) => ApiError::conflict(BUSY),
         _ => ApiError::from_engine(&thread, UPDATE_FAILED, &error),
     };
     let accessor = app.accessor();

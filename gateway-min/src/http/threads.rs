@@ -23,18 +23,15 @@ use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields, Pattern};
 use super::schema::{ErrorBody, Gated};
-use super::serialize::{self, time};
 use crate::app::App;
 use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::runs::worker::AGENT_BINDING;
+use crate::serialize::{self, time};
 use crate::store::{NewThread, OperationKind, StoreError, ThreadRow, ThreadStatus};
 
 const CREATE_FAILED: &str = "Failed to create thread";
 const GET_FAILED: &str = "Failed to get thread";
 const UPDATE_FAILED: &str = "Failed to update thread";
-
-/// The `code` beside the 409 of a thread that is there already.
-const THREAD_EXISTS_CODE: &str = "thread_exists";
 
 /// Keys of thread metadata that say whose a thread is: the gateway's own business.
 const OWNER_KEYS: [&str; 2] = ["owner_id", "user_id"];
@@ -222,7 +219,7 @@ async fn create(app: Arc<App>, thread: ThreadId, new: NewThread, raise: bool) ->
 }
 
 fn exists(thread: &ThreadId) -> ApiError {
-    ApiError::conflict(format!("Thread {thread} already exists"), THREAD_EXISTS_CODE)
+    ApiError::conflict(format!("Thread {thread} already exists"))
 }
 
 /// Whether the thread has a checkpoint, of whatever mode.

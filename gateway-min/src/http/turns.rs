@@ -169,6 +169,7 @@ mod tests {
         runs_of(messages, &noted)
     }
 
+    #[allow(clippy::unnecessary_wraps)] // It stands for an entry of a list of options.
     fn some(run: &str) -> Option<String> {
         Some(run.to_owned())
     }

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::bridge::Publisher;
 use super::request::StreamMode;
+use crate::serialize;
 
 /// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
 /// nobody asked for.
@@ -114,6 +115,8 @@ impl Frames {
         if !self.wants(StreamMode::MessagesTuple) {
             return;
         }
+        let mut message = message.clone();
+        serialize::complete_message(&mut message);
         let namespace = format!("{}:{}", task.node, task.id);
         let mut metadata = self.run_metadata.clone();
         for (key, value) in [
@@ -145,7 +148,7 @@ impl Frames {
     /// A superstep was committed: the whole state, and the checkpoint.
     pub(crate) fn committed(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {
-            self.publisher.publish("values", &Json::Object(state.values()?));
+            self.publisher.publish("values", &Json::Object(serialize::values(state)?));
         }
         if self.wants(StreamMode::Checkpoints) || self.wants(StreamMode::Debug) {
             let payload = self.checkpoint(state)?;
@@ -161,7 +164,7 @@ impl Frames {
     pub(crate) fn interrupted(&self, state: &StateSnapshot) -> Result<()> {
         self.updates("__interrupt__", &json!([]));
         if self.wants(StreamMode::Values) {
-            let mut values = state.values()?;
+            let mut values = serialize::values(state)?;
             values.insert("__interrupt__".to_owned(), json!([]));
             self.publisher.publish("values", &Json::Object(values));
         }
@@ -178,8 +181,8 @@ impl Frames {
         Ok(json!({
             "config": config(state.key.id),
             "parent_config": state.parent.map(config),
-            "values": state.values()?,
-            "metadata": state.metadata.to_json(),
+            "values": serialize::values(state)?,
+            "metadata": serialize::metadata(&state.metadata),
             "next": state.next,
             "tasks": state.tasks().into_iter().map(task).collect::<Vec<_>>(),
         }))

@@ -89,7 +89,7 @@ async fn a_thread_is_not_deleted_while_a_run_works_on_it() {
         gate(&name).reached().await;
         let refused = gateway.delete("/api/threads/t").await;
         refused.refused(409, BUSY);
-        assert_eq!(refused.body["code"], "thread_busy");
+        assert_eq!(refused.body.as_object().unwrap().len(), 1, "nothing but the detail");
         gate(&name).open();
         gateway.join("t", &run).await;
         assert_eq!(texts(&gateway.state("t").await), ["hello", "late"], "nothing was lost");

@@ -46,7 +46,7 @@ async fn every_gated_route_answers_409_before_anything_else_and_changes_nothing(
     for (method, path, body) in requests {
         let answer = gateway.call(method.clone(), &path, body.clone()).await;
         answer.refused(409, MISMATCH);
-        assert_eq!(answer.body["code"], "checkpoint_mode_mismatch", "{method} {path} {body:?}");
+        assert_eq!(answer.body.as_object().unwrap().len(), 1, "{method} {path} {body:?}");
     }
     assert_eq!(gateway.rows().await, rows, "nothing was written");
     let malformed = gateway.post("/api/threads/t/history", json!({"limit": 0})).await;

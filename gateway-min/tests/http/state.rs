@@ -282,7 +282,7 @@ async fn state_is_not_written_while_a_run_works_on_the_thread() {
         let rows = gateway.rows().await;
         let refused = gateway.post("/api/threads/t/state", json!({"values": {"title": "x"}})).await;
         refused.refused(409, "Thread has a run in flight. Update state after the run finishes.");
-        assert_eq!(refused.body["code"], "thread_busy");
+        assert_eq!(refused.body.as_object().unwrap().len(), 1, "nothing but the detail");
         assert_eq!(gateway.rows().await, rows);
         assert_eq!(gateway.state("t").await["next"], json!(["model"]), "reading goes on");
         gate(&name).open();

@@ -60,7 +60,7 @@ async fn creating_a_thread_again_returns_it_unchanged_or_refuses() {
         raise["if_exists"] = json!("raise");
         let refused = gateway.post("/api/threads", raise.clone()).await;
         refused.refused(409, "Thread t already exists");
-        assert_eq!(refused.body["code"], "thread_exists");
+        assert_eq!(refused.body.as_object().unwrap().len(), 1, "nothing but the detail");
         raise["thread_id"] = json!("new");
         assert_eq!(gateway.post("/api/threads", raise).await.ok()["thread_id"], "new");
         let mut nothing = body(4);

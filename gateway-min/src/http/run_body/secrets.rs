@@ -6,7 +6,7 @@ use serde_json::Value;
 const REDACTED: &str = "[redacted]";
 
 /// Whether a key names a credential.
-pub(in crate::http) fn is_secret(key: &str) -> bool {
+pub(crate) fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let endings = ["secrets", "secret", "token", "password", "api_key", "apikey", "authorization"];
     endings.iter().any(|ending| key.ends_with(ending))

@@ -7,7 +7,7 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::metadata::Metadata;
 use threadkeep::state::StateSnapshot;
 
-use super::run_body::is_secret;
+use crate::http::run_body::is_secret;
 use crate::model::message::is_hidden;
 
 /// How the names of channels begin that belong to the graph runtime of another writer.

@@ -15,6 +15,8 @@ pub(crate) enum How {
     NotDone,
     /// It was carried out all the same.
     Done,
+    /// It was not carried out, because the disk is full.
+    NoRoom,
     /// It rolled the whole transaction back, as SQLite may do when the disk is full.
     RolledBack,
 }
@@ -81,7 +83,7 @@ impl Faults {
         };
         match how {
             None => return run(),
-            Some(How::NotDone) => {}
+            Some(How::NotDone | How::NoRoom) => {}
             Some(How::Done) => {
                 run()?;
             }
@@ -91,7 +93,8 @@ impl Faults {
                 }
             }
         }
-        let failure = ffi::Error::new(ffi::SQLITE_IOERR);
+        let code = if how == Some(How::NoRoom) { ffi::SQLITE_FULL } else { ffi::SQLITE_IOERR };
+        let failure = ffi::Error::new(code);
         Err(rusqlite::Error::SqliteFailure(failure, Some("arranged by the test".to_owned())))
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags, Params, Row};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
 
 use crate::config::Options;
@@ -16,6 +16,16 @@ const CACHE_KIB: i64 = 16_384;
 const WAL_LIMIT: i64 = 64 << 20;
 /// More than there are different statements.
 const STATEMENTS: usize = 64;
+
+const COMMIT: &str = "COMMIT";
+
+/// Why a transaction could not be committed. What reached the disk is not known.
+#[derive(Debug)]
+pub(crate) struct FailedCommit {
+    /// There was no room for it: nothing is wrong with what was written before.
+    pub(crate) disk_full: bool,
+    pub(crate) reason: String,
+}
 
 /// A connection to the database.
 pub(crate) struct Db {
@@ -116,6 +126,15 @@ impl Db {
         Ok(found)
     }
 
+    /// Commits the open transaction.
+    pub(crate) fn commit(&self) -> Result<(), FailedCommit> {
+        let committed = self.run(COMMIT, || self.conn.prepare_cached(COMMIT)?.execute([]));
+        committed.map(|_| ()).map_err(|error| FailedCommit {
+            disk_full: error.sqlite_error_code() == Some(ErrorCode::DiskFull),
+            reason: format!("{}: the commit failed: {error}", self.store),
+        })
+    }
+
     /// The key that the last insert gave.
     pub(crate) fn last_key(&self) -> i64 {
         self.conn.last_insert_rowid()
@@ -136,18 +155,22 @@ impl Db {
         self.each("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
     }
 
+    fn attempt<T>(&self, sql: &str, statement: impl FnOnce() -> rusqlite::Result<T>) -> Result<T> {
+        self.run(sql, statement).map_err(|error| self.error(&error))
+    }
+
     #[cfg(not(test))]
-    fn attempt<T>(&self, _sql: &str, run: impl FnOnce() -> rusqlite::Result<T>) -> Result<T> {
-        run().map_err(|error| self.error(&error))
+    #[expect(clippy::unused_self, reason = "tests let statements fail here")]
+    fn run<T>(&self, _sql: &str, statement: impl FnOnce() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+        statement()
     }
 
     #[cfg(test)]
-    fn attempt<T>(&self, sql: &str, run: impl FnOnce() -> rusqlite::Result<T>) -> Result<T> {
-        let result = match &self.faults {
-            Some(faults) => faults.strike(&self.conn, sql, run),
-            None => run(),
-        };
-        result.map_err(|error| self.error(&error))
+    fn run<T>(&self, sql: &str, statement: impl FnOnce() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+        match &self.faults {
+            Some(faults) => faults.strike(&self.conn, sql, statement),
+            None => statement(),
+        }
     }
 
     fn error(&self, error: &rusqlite::Error) -> Error {

@@ -10,7 +10,7 @@ use threadkeep::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::commit::{Store, Work};
-use crate::error::{CANNOT_START, POISONED, in_doubt, unavailable};
+use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
 use crate::sql::Db;
 use crate::stats::Counters;
 
@@ -20,7 +20,6 @@ const QUEUE: usize = 1024;
 const BATCH: usize = 256;
 
 const BEGIN: &str = "BEGIN IMMEDIATE";
-const COMMIT: &str = "COMMIT";
 const ROLLBACK: &str = "ROLLBACK";
 const SAVE: &str = "SAVEPOINT command";
 const RELEASE: &str = "RELEASE command";
@@ -146,11 +145,16 @@ impl Writer {
                 }
             }
         }
-        if let Err(error) = self.store.db.execute(COMMIT, []) {
+        if let Err(failed) = self.store.db.commit() {
             self.roll_back();
+            // A full disk is no sign of damage: the next commit overwrites what this one left of itself. After any
+            // other failure the file system may have dropped what it had taken.
+            if failed.disk_full {
+                return Err(in_doubt(format!("{}; {FULL}", failed.reason)));
+            }
             self.poisoned = true;
-            tracing::error!(%error, "a commit failed; the store must be reopened");
-            return Err(in_doubt(format!("the commit failed: {error}")));
+            tracing::error!(reason = failed.reason, "a commit failed; the store must be reopened");
+            return Err(in_doubt(failed.reason));
         }
         self.counters.transactions.add(1);
         Ok(results)

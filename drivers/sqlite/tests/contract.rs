@@ -12,6 +12,7 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointTuple, Stored};
 use threadkeep::id::{CheckpointId, Namespace};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, StepCommit};
+use threadkeep::value::{Element, ListValue};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 fn open() -> (TempDir, SqliteSaver) {
@@ -118,6 +119,35 @@ async fn values_are_taken_over_through_any_number_of_steps() {
         talk.version,
         "it is told what is stored"
     );
+}
+
+/// Two channels that are written in one step have the same version. A list that is carried from one to the other says
+/// that it was made from that version, and must not be taken for the other channel's.
+#[tokio::test]
+async fn a_list_carried_to_another_channel_is_stored_as_it_is() {
+    let (_dir, saver) = open();
+    let mut talk = Talk::new("t");
+    let list = |from: usize| -> ListValue {
+        (from..from + 4).map(|number| Element::from_json(&message(number, 100)).unwrap()).collect()
+    };
+    let mut step = talk.say(&message(0, 100));
+    let version = step.checkpoint.channels[MESSAGES].version;
+    for (channel, from) in [("a", 100), ("b", 200)] {
+        let entry = ChannelEntry { version, stored: Stored::Value(list(from).into()) };
+        step.checkpoint.channels.insert(channel.into(), entry);
+    }
+    put(&saver, &mut talk, step).await;
+
+    let mut carried = list(100);
+    carried.rebase(version);
+    carried.push(Element::from_json(&message(9, 100)).unwrap());
+    let mut step = talk.say(&message(1, 100));
+    let version = step.checkpoint.channels[MESSAGES].version;
+    let entry = ChannelEntry { version, stored: Stored::Value(carried.clone().into()) };
+    step.checkpoint.channels.insert("b".into(), entry);
+    put(&saver, &mut talk, step).await;
+    let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
+    assert_eq!(head.checkpoint.channels["b"].stored.value(), Some(&carried.into()));
 }
 
 #[tokio::test]

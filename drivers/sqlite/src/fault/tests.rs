@@ -190,6 +190,21 @@ async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reop
 }
 
 #[tokio::test]
+async fn a_commit_without_room_is_in_doubt_and_can_be_repeated_when_there_is_room() {
+    let store = Opened::new();
+    let mut talk = Talk::new("t");
+    store.say(&mut talk, 0).await;
+    let step = talk.say(&message(1, 300));
+    store.faults().arm(0, How::NoRoom, "COMMIT");
+    let error = store.saver.commit(step.clone()).await.unwrap_err();
+    assert!(matches!(&error, Error::InDoubt { reason, .. } if reason.contains(FULL)), "{error}");
+    store.saver.commit(step.clone()).await.unwrap();
+    talk.accept(&step);
+    store.say(&mut talk, 2).await;
+    assert_eq!(all(&store.reopen(), &talk).await.len(), 3);
+}
+
+#[tokio::test]
 async fn a_refused_command_leaves_the_others_of_its_transaction() {
     let store = Opened::new();
     let mut talks: Vec<_> = (0..5).map(|i| Talk::new(&format!("t{i}"))).collect();

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::bridge::Subscription;
 use super::frames::Frames;
 use super::request::{OnDisconnect, RunInput, RunRequest};
-use super::worker::{AGENT_BINDING, RunSpec, work};
+use super::worker::{self, AGENT_BINDING, RunSpec};
 use crate::agent::Breakpoints;
 use crate::app::App;
 use crate::model::message;
@@ -149,7 +149,7 @@ impl App {
             metadata: metadata.clone(),
         };
         let frames = Frames::new(publisher, request.options.stream_modes, &thread_id, metadata);
-        tokio::spawn(work(self, spec, frames, guard));
+        worker::start(self, spec, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
     }

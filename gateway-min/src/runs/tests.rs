@@ -381,6 +381,20 @@ async fn an_interrupting_run_waits_for_its_predecessor_and_then_runs() {
 }
 
 #[tokio::test]
+async fn a_waiting_run_is_interrupted_when_the_gateway_stops() {
+    let gateway = Gateway::start("full", &gated("both")).await;
+    let first = gateway.create(ask("wait")).await.unwrap();
+    gate("both").reached().await;
+    let options = RunOptions { multitask_strategy: MultitaskStrategy::Interrupt, ..options([]) };
+    // The first run is told to stop; the second one waits for it, and is told to stop itself.
+    let second = gateway.create(RunRequest { options, ..ask("wait") }).await.unwrap();
+    gateway.app.stop_runs().await;
+    for run in [first, second] {
+        assert_eq!(gateway.row(&run.run.run_id).await.status, RunStatus::Interrupted);
+    }
+}
+
+#[tokio::test]
 async fn a_run_whose_owner_leaves_is_interrupted_and_a_joiner_does_not_matter() {
     let gateway = Gateway::start("full", &gated("owner")).await;
     let created = gateway.create(RunRequest { options: RunOptions::default(), ..ask("wait") }).await.unwrap();

@@ -15,7 +15,9 @@ use super::frames::Frames;
 use super::journal::Journal;
 use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
 use crate::app::App;
-use crate::store::{CancelAction, FinishOutcome, RunEnd, RunStatus, StartOutcome, StoreError, ThreadStatus};
+use crate::store::{
+    CancelAction, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store, StoreError, ThreadStatus,
+};
 
 /// Metadata key of the agent that a checkpoint belongs to.
 pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
@@ -23,6 +25,9 @@ pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
 const ROLLED_BACK: &str = "Rolled back by user";
 /// The error text of a run whose model failed without saying why.
 const MODEL_FAILED: &str = "LLM provider failed after retries";
+
+/// The error text of a run whose task died.
+const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
 
 /// What a run is to do.
 pub(crate) struct RunSpec {
@@ -48,8 +53,32 @@ enum Outcome {
     Failed { name: &'static str, message: String },
 }
 
-/// Works on a run until everything of it is written. Must not be dropped half-way: it is the task of its own.
-pub(crate) async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
+/// Starts the task that works on a run. Should it die, the run ends in error, so that its thread is not held for ever.
+pub(crate) fn start(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
+    let (store, run_id) = (app.store.clone(), spec.run_id.clone());
+    let task = tokio::spawn(work(app, spec, frames, guard));
+    tokio::spawn(async move {
+        if task.await.is_err() {
+            bury(&store, &run_id).await;
+        }
+    });
+}
+
+/// Ends a run whose task died.
+async fn bury(store: &Store, run_id: &str) {
+    let end = RunEnd {
+        status: RunStatus::Error,
+        error: Some(DIED.to_owned()),
+        stop_reason: None,
+        totals: RunTotals::default(),
+    };
+    if let Err(error) = store.runs().finish(run_id, &end).await {
+        tracing::error!(run_id, %error, "a run died and its row could not be ended");
+    }
+}
+
+/// Works on a run until everything of it is written.
+async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
     let mut run = Worker {
         journal: Journal::new(app.store.clone(), &spec.thread_id, &spec.run_id),
         thread: ThreadId::from(spec.thread_id.as_str()),
@@ -128,7 +157,10 @@ impl Worker<'_> {
                 StartOutcome::Waiting => {
                     tokio::select! {
                         () = promoted => {}
-                        () = self.guard.control.cancel.cancelled() => {}
+                        // A stopping gateway cancels its runs without a mark in their rows.
+                        () = self.guard.control.cancel.cancelled() => {
+                            self.app.cancel_run(&self.spec.run_id, CancelAction::Interrupt).await?;
+                        }
                         // The predecessor may be another process's, whose end nobody tells us.
                         () = tokio::time::sleep(std::time::Duration::from_secs(1)) => {}
                     }
@@ -309,4 +341,22 @@ struct End {
 pub(crate) fn binding(extra: &Map<String, Json>) -> Map<String, Json> {
     let binding = extra.get_key_value(AGENT_BINDING).filter(|(_, name)| name.is_string());
     binding.into_iter().map(|(key, name)| (key.clone(), name.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{MultitaskStrategy, NewRun, NewThread, StoreOptions};
+
+    #[tokio::test]
+    async fn a_run_whose_task_died_ends_in_error_and_frees_its_thread() {
+        let store = Store::open_memory(StoreOptions::default()).await.unwrap();
+        store.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
+        let run = |id: &str| NewRun { run_id: id.into(), thread_id: "t".into(), ..NewRun::default() };
+        store.runs().admit(run("r"), MultitaskStrategy::Reject).await.unwrap();
+        bury(&store, "r").await;
+        let row = store.runs().get("r").await.unwrap().unwrap();
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(DIED)));
+        store.runs().admit(run("next"), MultitaskStrategy::Reject).await.unwrap();
+    }
 }

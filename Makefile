@@ -8,7 +8,7 @@ run: ## Serve the gateway on http://127.0.0.1:8001, with an embedded SQLite; nee
 	cargo run --release --locked -p threadkeep-gateway -- serve
 
 test: ## Run every test, the SDK clients and the tour included
-	cargo test --workspace --locked
+	cargo test --workspace --locked --no-fail-fast
 	scripts/with-gateway.sh full  scripts/sdk-check.sh
 	scripts/with-gateway.sh delta scripts/sdk-check.sh
 	scripts/with-gateway.sh full  scripts/tour.sh

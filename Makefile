@@ -17,6 +17,8 @@ test: ## Run every test, the SDK clients and the tour included
 lint: ## Formatting, lints, licences
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	command -v cargo-deny > /dev/null || cargo install --locked cargo-deny@0.20.2
+	cargo deny check licenses bans sources
 
 docs: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked

@@ -8,7 +8,10 @@ mod delete;
 mod events;
 mod gate;
 mod history;
+mod run_checks;
+mod runs;
 mod search;
+mod sse;
 mod state;
 #[path = "../support/mod.rs"]
 mod support;

@@ -10,6 +10,8 @@ mod gate;
 mod history;
 mod run_cancel;
 mod run_checks;
+mod run_events;
+mod run_gate;
 mod run_stream;
 mod runs;
 mod search;

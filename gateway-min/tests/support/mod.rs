@@ -142,6 +142,12 @@ impl Gateway {
         Self::open(self.dir, Setup { mode, ..self.setup }).await
     }
 
+    /// Starts one on the directory of this one, whose tasks died without stopping.
+    pub(crate) async fn reopen_dead(self) -> Self {
+        drop((self.router, self.app));
+        Self::open(self.dir, self.setup).await
+    }
+
     /// Edits the configuration file while the gateway runs.
     pub(crate) fn reconfigure(&mut self, edit: impl FnOnce(&mut Setup)) {
         edit(&mut self.setup);

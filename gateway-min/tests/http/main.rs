@@ -8,7 +8,14 @@ mod delete;
 mod events;
 mod gate;
 mod history;
+mod run_cancel;
+mod run_checks;
+mod run_events;
+mod run_gate;
+mod run_stream;
+mod runs;
 mod search;
+mod sse;
 mod state;
 #[path = "../support/mod.rs"]
 mod support;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::{HeaderMap, Method, Request};
+use axum::http::{HeaderMap, Method, Request, Response};
 use serde_json::{Value, json};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, Connection, Row};
@@ -142,6 +142,12 @@ impl Gateway {
         Self::open(self.dir, Setup { mode, ..self.setup }).await
     }
 
+    /// Starts one on the directory of this one, whose tasks died without stopping.
+    pub(crate) async fn reopen_dead(self) -> Self {
+        drop((self.router, self.app));
+        Self::open(self.dir, self.setup).await
+    }
+
     /// Edits the configuration file while the gateway runs.
     pub(crate) fn reconfigure(&mut self, edit: impl FnOnce(&mut Setup)) {
         edit(&mut self.setup);
@@ -158,10 +164,14 @@ impl Gateway {
         self.dir.path().join("state/threads").join(thread)
     }
 
+    /// Sends a request whose answer is read piece by piece.
+    pub(crate) async fn open_answer(&self, request: Request<Body>) -> Response<Body> {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
     /// Sends a request.
     pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
-        let response = self.router.clone().oneshot(request).await.unwrap();
-        let (parts, body) = response.into_parts();
+        let (parts, body) = self.open_answer(request).await.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.unwrap();
         let body = if bytes.is_empty() {
             Value::Null
@@ -214,6 +224,11 @@ impl Gateway {
     pub(crate) async fn start_run(&self, thread: &str, text: &str) -> String {
         let run = self.post(&format!("/api/threads/{thread}/runs"), question(text)).await.ok();
         run["run_id"].as_str().unwrap().to_owned()
+    }
+
+    /// The record of a run.
+    pub(crate) async fn run(&self, thread: &str, run: &str) -> Value {
+        self.get(&format!("/api/threads/{thread}/runs/{run}")).await.ok()
     }
 
     /// Waits for the last write of a run.

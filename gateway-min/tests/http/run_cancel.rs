@@ -1,0 +1,255 @@
+//! Cancelling runs: what stays, what is restored, and how the thread goes on.
+
+use axum::http::Method;
+use serde_json::{Value, json};
+use threadkeep_gateway::model::scripted::gate;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+
+use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, question, texts};
+
+/// Calls a tool and then waits at `gate` on `work`; else answers.
+fn script(gate: &str) -> Value {
+    json!({"rules": [
+        {"when": {"contains": ["work"]}, "answers": [
+            {"text": "Looking.", "tool_calls": [{"name": "ls"}]},
+            {"text": "late", "gate": {"name": gate}},
+        ]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+async fn cancel(gateway: &Gateway, run: &str, query: &str) -> Answer {
+    gateway.call(Method::POST, &format!("/api/threads/t/runs/{run}/cancel{query}"), None).await
+}
+
+/// The status of an answer without a body.
+#[track_caller]
+fn empty(answer: &Answer) -> u16 {
+    assert_eq!(answer.body, Value::Null);
+    answer.status
+}
+
+fn kinds(state: &Value) -> Vec<&str> {
+    let messages = state["values"]["messages"].as_array().unwrap();
+    messages.iter().map(|message| message["type"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn an_interrupted_run_keeps_its_completed_steps_and_the_next_run_goes_on() {
+    for (backend, mode) in ALL {
+        let name = format!("interrupt-{backend}-{mode}");
+        let gateway = Setup { script: script(&name), ..Setup::on(backend, mode) }.start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "before").await;
+        let run = gateway.start_run("t", "work").await;
+        gate(&name).reached().await;
+        let committed = gateway.state("t").await;
+
+        assert_eq!(empty(&cancel(&gateway, &run, "").await), 202);
+        assert_eq!(gateway.run("t", &run).await["status"], "interrupted", "from the answer on");
+        assert_eq!(empty(&cancel(&gateway, &run, "?action=interrupt").await), 202, "again");
+        assert_eq!(empty(&cancel(&gateway, &run, "?wait=true").await), 204, "and again, to its end");
+        let record = gateway.run("t", &run).await;
+        assert_eq!((&record["status"], &record["error"]), (&json!("interrupted"), &Value::Null));
+        assert_eq!(empty(&cancel(&gateway, &run, "?wait=1").await), 204, "also when it has ended");
+        assert_eq!(gateway.run("t", &run).await, record, "that changed nothing");
+
+        let state = gateway.state("t").await;
+        assert_eq!(state, committed, "the head is the last completed step, without a note of the duration");
+        assert_eq!(kinds(&state), ["human", "ai", "human", "ai", "tool"], "{backend} {mode}");
+        assert_eq!(state["next"], json!(["model"]));
+        assert_eq!(gateway.get("/api/threads/t").await.ok()["status"], "interrupted");
+
+        let next = gateway.ask("t", "after").await;
+        assert_eq!(gateway.run("t", &next).await["status"], "success");
+        let state = gateway.state("t").await;
+        assert_eq!(kinds(&state), ["human", "ai", "human", "ai", "tool", "human", "ai"]);
+        assert_eq!(texts(&state)[5..], ["after", "You said: after"]);
+        assert_eq!((&state["next"], &state["values"]["title"]), (&json!([]), &json!("before")));
+    }
+}
+
+/// The model takes up what the cancelled run left to do.
+#[tokio::test]
+async fn a_run_without_input_takes_up_what_the_interrupted_one_left() {
+    for mode in MODES {
+        let name = format!("take-up-{mode}");
+        let gateway = Setup { mode, script: script(&name), ..Setup::default() }.start().await;
+        gateway.create("t").await;
+        let run = gateway.start_run("t", "work").await;
+        gate(&name).reached().await;
+        assert_eq!(cancel(&gateway, &run, "?wait=true").await.status, 204);
+        gate(&name).open();
+        let values = gateway.post("/api/threads/t/runs/wait", json!({"input": null})).await.ok();
+        let messages = values["messages"].as_array().unwrap();
+        assert_eq!((messages.len(), &messages[3]["content"]), (4, &json!("late")));
+    }
+}
+
+#[tokio::test]
+async fn a_thread_is_free_when_a_waiting_cancellation_has_answered() {
+    let gateway = Setup { script: script("wait-true"), ..Setup::on("sqlite", "delta") }.start().await;
+    gateway.create("t").await;
+    let run = gateway.start_run("t", "work").await;
+    gate("wait-true").reached().await;
+    assert_eq!(empty(&cancel(&gateway, &run, "?wait=true").await), 204);
+    let deleted = gateway.delete("/api/threads/t").await;
+    assert_eq!(deleted.status, 200, "the thread is free: {}", deleted.body);
+}
+
+#[tokio::test]
+async fn a_run_that_has_ended_or_is_not_there_cannot_be_cancelled() {
+    for mode in MODES {
+        let gateway = Setup::on("sqlite", mode).start().await;
+        gateway.create("t").await;
+        let run = gateway.ask("t", "hello").await;
+        let rows = gateway.rows().await;
+        let ended = format!("Run {run} is not cancellable (status: success)");
+        for query in ["", "?wait=true", "?action=rollback", "?action=interrupt&wait=0"] {
+            cancel(&gateway, &run, query).await.refused(409, &ended);
+        }
+        for query in ["?action=interrupt", "?action=rollback&wait=1"] {
+            let stop = format!("/api/threads/t/runs/{run}/stream{query}");
+            gateway.call(Method::POST, &stop, None).await.refused(409, &ended);
+        }
+        cancel(&gateway, "x", "").await.refused(404, "Run x not found");
+        let elsewhere =
+            gateway.call(Method::POST, &format!("/api/threads/none/runs/{run}/cancel"), None).await;
+        elsewhere.refused(404, "Thread none not found");
+        for (query, kind, field) in
+            [("action=stop", "literal_error", "action"), ("wait=perhaps", "bool_parsing", "wait")]
+        {
+            let answer = cancel(&gateway, &run, &format!("?{query}")).await;
+            answer.invalid(kind, &json!(["query", field]));
+        }
+        assert_eq!(gateway.run("t", &run).await["status"], "success");
+        assert_eq!(gateway.rows().await, rows);
+    }
+}
+
+#[tokio::test]
+async fn a_rolled_back_run_leaves_the_values_from_before_it() {
+    for (backend, mode) in ALL {
+        let name = format!("rollback-{backend}-{mode}");
+        let gateway = Setup { script: script(&name), ..Setup::on(backend, mode) }.start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "before").await;
+        let before = gateway.state("t").await;
+        let run = gateway.start_run("t", "work").await;
+        gate(&name).reached().await;
+        let cancelled = gateway.state("t").await;
+        assert_eq!(kinds(&cancelled).len(), 5);
+        assert_eq!(empty(&cancel(&gateway, &run, "?action=rollback&wait=true").await), 204);
+
+        let record = gateway.run("t", &run).await;
+        assert_eq!((&record["status"], &record["error"]), (&json!("error"), &json!("Rolled back by user")));
+        let state = gateway.state("t").await;
+        assert_eq!((&state["values"], &state["next"]), (&before["values"], &json!([])), "{backend} {mode}");
+        assert!(id(&state) > id(&cancelled), "a new head, which does not hide what was");
+        let parent = if mode == "delta" { &cancelled } else { &before };
+        assert_eq!(state["parent_checkpoint_id"], id(parent));
+        cancel(&gateway, &run, "")
+            .await
+            .refused(409, &format!("Run {run} is not cancellable (status: error)"));
+
+        gateway.ask("t", "after").await;
+        let expected = ["before", "You said: before", "after", "You said: after"];
+        assert_eq!(texts(&gateway.state("t").await), expected);
+        if backend == "sqlite" {
+            let gateway = gateway.reopen(mode).await;
+            assert_eq!(texts(&gateway.state("t").await), expected, "also for the next process");
+        }
+    }
+}
+
+#[tokio::test]
+async fn rolling_back_the_first_run_of_a_thread_leaves_it_empty() {
+    for (backend, mode) in ALL {
+        let name = format!("rollback-first-{backend}-{mode}");
+        let gateway = Setup { script: script(&name), ..Setup::on(backend, mode) }.start().await;
+        gateway.create("t").await;
+        let run = gateway.start_run("t", "work").await;
+        gate(&name).reached().await;
+        assert_eq!(cancel(&gateway, &run, "?action=rollback&wait=true").await.status, 204);
+        let state = gateway.state("t").await;
+        let messages = state["values"].get("messages").cloned().unwrap_or(json!([]));
+        assert_eq!((messages, &state["next"]), (json!([]), &json!([])), "{backend} {mode}: {state}");
+        gateway.ask("t", "after").await;
+        assert_eq!(texts(&gateway.state("t").await), ["after", "You said: after"]);
+
+        // A thread that only the run made has nothing to go back to.
+        let mut body = question("work");
+        body["config"] = json!({"configurable": {"thread_id": "bare"}});
+        let record = gateway.post("/api/runs", body).await.ok();
+        let path = format!("/api/threads/bare/runs/{}", record["run_id"].as_str().unwrap());
+        let stopped =
+            gateway.call(Method::POST, &format!("{path}/cancel?action=rollback&wait=true"), None).await;
+        assert_eq!(stopped.status, 204);
+        assert_eq!(gateway.get(&path).await.ok()["error"], "Rolled back by user");
+        assert_eq!(gateway.history("bare").await, Vec::<Value>::new());
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_takes_over_interrupts_or_rolls_back_the_one_before_it() {
+    for (backend, mode) in ALL {
+        for (strategy, status, expected) in [
+            ("interrupt", "interrupted", vec!["work", "Looking.", "", "instead", "You said: instead"]),
+            ("rollback", "error", vec!["instead", "You said: instead"]),
+        ] {
+            let name = format!("take-over-{backend}-{mode}-{strategy}");
+            let gateway = Setup { script: script(&name), ..Setup::on(backend, mode) }.start().await;
+            gateway.create("t").await;
+            let run = gateway.start_run("t", "work").await;
+            gate(&name).reached().await;
+            let mut body = question("instead");
+            body["multitask_strategy"] = json!(strategy);
+            gateway.post("/api/threads/t/runs/wait", body).await.ok();
+            assert_eq!(gateway.run("t", &run).await["status"], status);
+            let state = gateway.state("t").await;
+            let mut found = texts(&state);
+            if strategy == "interrupt" {
+                assert_eq!(kinds(&state)[2], "tool");
+                found[2] = "";
+            }
+            assert_eq!(found, expected, "{backend} {mode}");
+            assert_eq!(gateway.get("/api/threads/t").await.ok()["status"], "idle");
+        }
+    }
+}
+
+/// A provider refuses a conversation with a call that has no result; here the answer shows what the model was told.
+#[tokio::test]
+async fn a_tool_that_is_cancelled_at_work_is_stopped_and_the_next_request_to_the_model_has_a_result_for_its_call()
+ {
+    for mode in MODES {
+        // The command holds a connection to the test until somebody ends it.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let command = format!("exec cat </dev/tcp/127.0.0.1/{}", listener.local_addr().unwrap().port());
+        let script = json!({"rules": [
+            {"when": {"contains": ["work"]}, "answers": [
+                {"tool_calls": [{"name": "bash", "args": {"command": command}, "id": "call-1"}]},
+            ]},
+            {"answers": [{"text": "Told: {{tool_result}}"}]},
+        ]});
+        let sections = json!({"sandbox": {"use": "local", "allow_host_bash": true}});
+        let gateway = Setup { mode, script, sections, ..Setup::default() }.start().await;
+        gateway.create("t").await;
+        let run = gateway.start_run("t", "work").await;
+        let (mut connection, _) = listener.accept().await.unwrap();
+        assert_eq!(cancel(&gateway, &run, "?wait=true").await.status, 204);
+        assert_eq!(connection.read(&mut [0]).await.unwrap(), 0, "the command is gone");
+        let state = gateway.state("t").await;
+        assert_eq!((kinds(&state), &state["next"]), (vec!["human", "ai"], &json!(["tools"])));
+
+        let next = gateway.ask("t", "after").await;
+        assert_eq!(gateway.run("t", &next).await["status"], "success");
+        let state = gateway.state("t").await;
+        assert_eq!(kinds(&state), ["human", "ai", "human", "ai"], "the repair is for the model only");
+        assert_eq!(
+            texts(&state)[3],
+            "Told: Error: the tool call was interrupted and gave no result. Make it again if you still need it."
+        );
+    }
+}

@@ -1,0 +1,165 @@
+//! The event feeds of runs that end in different ways, and of runs at the same time; and a process that dies in a run.
+
+use std::sync::Arc;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+use threadkeep_gateway::model::scripted::gate;
+
+use crate::support::{Gateway, MODES, Setup, question, texts};
+
+/// Calls two tools, fails, circles, or waits at `gate` after a tool; else answers.
+fn script(gate: &str) -> Value {
+    json!({"rules": [
+        {"when": {"contains": ["two tools"]}, "answers": [
+            {"text": "Both.", "tool_calls": [{"name": "ls", "id": "a"}, {"name": "no_such_tool", "id": "b"}],
+             "usage": {"input_tokens": 5, "output_tokens": 6}},
+            {"text": "done"},
+        ]},
+        {"when": {"contains": ["fail"]}, "answers": [{"error": {"kind": "fatal", "message": "no such model"}}]},
+        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [{"tool_calls": [{"name": "ls"}]}]},
+        {"when": {"contains": ["wait"]}, "answers": [
+            {"tool_calls": [{"name": "ls"}]}, {"text": "late", "gate": {"name": gate}},
+        ]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+async fn events(gateway: &Gateway, thread: &str, run: &str, query: &str) -> Vec<Value> {
+    let path = format!("/api/threads/{thread}/runs/{run}/events{query}");
+    gateway.get(&path).await.ok().as_array().unwrap().clone()
+}
+
+fn types(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["event_type"].as_str().unwrap()).collect()
+}
+
+fn numbers(events: &[Value]) -> Vec<u64> {
+    events.iter().map(|event| event["seq"].as_u64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_events_of_a_run_follow_its_steps_and_say_how_it_ended() {
+    for mode in MODES {
+        for store in ["memory", "db"] {
+            let name = format!("events-{mode}-{store}");
+            let gateway =
+                Setup { mode, events: store, script: script(&name), ..Setup::default() }.start().await;
+            gateway.create("t").await;
+            let mut all = Vec::new();
+
+            let run = gateway.ask("t", "two tools").await;
+            let found = events(&gateway, "t", &run, "").await;
+            let called = ["llm.ai.response", "llm.tool.result", "llm.tool.result", "llm.ai.response"];
+            let expected =
+                [&["run.start", "llm.human.input"][..], &called, &["run.end", "run.delivery"]].concat();
+            assert_eq!(types(&found), expected);
+            let categories: Vec<&str> = found.iter().map(|e| e["category"].as_str().unwrap()).collect();
+            let messages = ["message"; 5];
+            assert_eq!(categories, [&["trace"][..], &messages, &["outputs"; 2]].concat());
+            let mut results: Vec<&str> =
+                found[3..5].iter().map(|e| e["content"]["tool_call_id"].as_str().unwrap()).collect();
+            results.sort_unstable();
+            assert_eq!(results, ["a", "b"]);
+            let metadata = &found[2]["metadata"];
+            assert_eq!((&metadata["caller"], &metadata["llm_call_index"]), (&json!("lead_agent"), &json!(0)));
+            assert_eq!(metadata["usage"]["total_tokens"], 11);
+            assert_eq!(found[5]["metadata"]["llm_call_index"], 1);
+            all.extend(found);
+
+            let run = gateway.ask("t", "fail").await;
+            let found = events(&gateway, "t", &run, "").await;
+            let expected = ["run.start", "llm.human.input", "llm.ai.response", "run.end", "run.delivery"];
+            assert_eq!(types(&found), expected, "the answer in its place is an answer");
+            all.extend(found);
+
+            let mut body = question("loop");
+            body["config"] = json!({"recursion_limit": 1});
+            let record = gateway.post("/api/threads/t/runs", body).await.ok();
+            let run = record["run_id"].as_str().unwrap();
+            gateway.join("t", run).await;
+            let found = events(&gateway, "t", run, "").await;
+            let expected = ["run.start", "llm.human.input", "llm.ai.response", "run.error", "run.delivery"];
+            assert_eq!(types(&found), expected);
+            let error = &found[3];
+            assert_eq!(
+                (&error["category"], &error["content"]["name"]),
+                (&json!("error"), &json!("GraphRecursionError"))
+            );
+            all.extend(found);
+
+            let run = gateway.start_run("t", "wait").await;
+            gate(&name).reached().await;
+            gateway.call(Method::POST, &format!("/api/threads/t/runs/{run}/cancel?wait=true"), None).await;
+            let found = events(&gateway, "t", &run, "").await;
+            let expected =
+                ["run.start", "llm.human.input", "llm.ai.response", "llm.tool.result", "run.delivery"];
+            assert_eq!(types(&found), expected, "what it did until it was cancelled");
+            all.extend(found);
+
+            let expected: Vec<u64> = (1..=all.len() as u64).collect();
+            assert_eq!(numbers(&all), expected, "{mode} {store}: one sequence over the runs of the thread");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_at_the_same_time_number_the_events_of_their_own_threads() {
+    for store in ["memory", "db"] {
+        let script = script("none");
+        let gateway = Arc::new(Setup { events: store, script, ..Setup::on("sqlite", "delta") }.start().await);
+        let working = (0..8).map(|n| {
+            let gateway = Arc::clone(&gateway);
+            tokio::spawn(async move {
+                let thread = format!("t{n}");
+                gateway.create(&thread).await;
+                let mut found = Vec::new();
+                for text in ["two tools", "hello", "two tools"] {
+                    let run = gateway.ask(&thread, text).await;
+                    found.extend(events(&gateway, &thread, &run, "").await);
+                }
+                found
+            })
+        });
+        for found in futures::future::join_all(working.collect::<Vec<_>>()).await {
+            assert_eq!(numbers(&found.unwrap()), (1..=21).collect::<Vec<_>>(), "{store}");
+        }
+    }
+}
+
+/// The runtime of the first process stops with everything that was at work in it, as if the process had died.
+#[test]
+fn a_process_that_died_in_a_run_leaves_an_error_and_a_thread_that_goes_on() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for mode in MODES {
+        let name = format!("died-{mode}");
+        let first = runtime();
+        let (gateway, run, state) = first.block_on(async {
+            let gateway = Setup { script: script(&name), ..Setup::on("sqlite", mode) }.start().await;
+            gateway.create("t").await;
+            gateway.ask("t", "before").await;
+            let run = gateway.start_run("t", "wait").await;
+            gate(&name).reached().await;
+            let state = gateway.state("t").await;
+            (gateway, run, state)
+        });
+        drop(first);
+        runtime().block_on(async {
+            let gateway = gateway.reopen_dead().await;
+            let record = gateway.run("t", &run).await;
+            assert_eq!(record["status"], "error");
+            assert_eq!(record["error"], "Gateway restarted before this run reached a durable final state.");
+            assert_eq!(record["stop_reason"], "orphan_recovered");
+            let found = gateway.post("/api/threads/search", json!({"ids": ["t"]})).await.ok();
+            assert_eq!(found[0]["status"], "error");
+            assert_eq!(gateway.state("t").await, state, "the last completed step");
+            let stop = format!("/api/threads/t/runs/{run}/cancel");
+            let refused = gateway.call(Method::POST, &stop, None).await;
+            refused.refused(409, &format!("Run {run} is not cancellable (status: error)"));
+            let next = gateway.ask("t", "after").await;
+            assert_eq!(gateway.run("t", &next).await["status"], "success");
+            let state = gateway.state("t").await;
+            assert_eq!(texts(&state)[5..], ["after", "You said: after"], "{mode}: {state}");
+        });
+    }
+}

@@ -11,6 +11,16 @@ if [ $# -lt 2 ]; then
 fi
 mode=$1
 shift
+missing=()
+for tool in curl python3; do command -v "$tool" > /dev/null || missing+=("$tool"); done
+if [ ${#missing[@]} -gt 0 ]; then
+    if ! command -v apt-get > /dev/null; then
+        echo "install ${missing[*]} first" >&2
+        exit 1
+    fi
+    sudo=$(command -v sudo || true)
+    $sudo apt-get update -qq && $sudo apt-get install -y -qq "${missing[@]}"
+fi
 root=$(cd "$(dirname "$0")/.." && pwd)
 home=$(mktemp -d)
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')

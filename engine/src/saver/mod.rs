@@ -19,13 +19,14 @@ use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::metadata::Metadata;
 use crate::value::ChannelValue;
 
-/// Which channel values a read loads. Entries that are not loaded come back as [`Stored::Held`], never as absent.
+/// Which channel values a read loads. Entries that are not loaded come back as [`Stored::Held`], never as absent. It is
+/// about channels only: lineage, metadata and the task writes under a checkpoint always come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Load {
     /// Every value.
     #[default]
     All,
-    /// No value: versions, lineage and metadata only.
+    /// No value.
     None,
     /// The values of these channels.
     Only(BTreeSet<ChannelName>),

@@ -141,9 +141,11 @@ mod tests {
     use std::sync::Arc;
 
     use threadkeep::channel::Schema;
+    use threadkeep::checkpoint::{TaskWrites, Write};
     use threadkeep::id::IdSource;
     use threadkeep::mode::ChannelMode;
     use threadkeep::state::Update;
+    use threadkeep::value::ChannelValue;
     use threadkeep_memory::MemorySaver;
 
     use super::*;
@@ -206,6 +208,23 @@ mod tests {
         assert_eq!(note(&accessor, &thread, &RunNotes::default()).await.unwrap(), None);
         let all = accessor.history(&thread, HistoryQuery::default()).await.unwrap();
         assert_eq!(all.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_run_that_waits_for_the_user_is_not_noted_over() {
+        let (accessor, thread) = (accessor(ChannelMode::Full), ThreadId::from("t"));
+        let head = accessor.create(&thread, Map::new()).await.unwrap();
+        let question = Write {
+            channel: INTERRUPT_CHANNEL.into(),
+            value: ChannelValue::from_json(&json!([{"value": "which one?"}])).unwrap(),
+            overwrite: false,
+        };
+        let row =
+            TaskWrites { task: accessor.ids().task(), node: "n".into(), index: 0, writes: vec![question] };
+        accessor.saver().put_writes(&head.key, &row).await.unwrap();
+        assert_eq!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap(), None);
+        let still = accessor.get(&thread, None).await.unwrap().unwrap();
+        assert_eq!((still.key, still.writes), (head.key, vec![row]), "what it asks is still on the head");
     }
 
     #[tokio::test]

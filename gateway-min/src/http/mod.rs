@@ -8,8 +8,6 @@ pub mod extract;
 pub mod fields;
 mod health;
 mod history;
-#[cfg(test)]
-mod history_tests;
 mod models;
 pub mod run_body;
 pub(crate) mod runs;
@@ -18,6 +16,8 @@ mod search;
 pub(crate) mod serialize;
 pub mod sse;
 mod state;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod turns;
 

@@ -7,7 +7,6 @@ use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{CheckpointSelector, Load};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -17,7 +16,7 @@ use super::exclusive::refused;
 use super::extract::ApiPath;
 use super::fields::{Fields, FromFields, Pattern};
 use super::schema::ErrorBody;
-use super::threads::absent;
+use super::threads::{absent, has_checkpoint};
 use crate::app::App;
 use crate::store::{Reservation, WriterKind};
 
@@ -67,7 +66,9 @@ async fn delete_thread(
 }
 
 async fn delete(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
-    if !exists(app, thread).await? {
+    let row = app.store.threads().get(thread.as_str(), None).await;
+    let row = row.map_err(|error| ApiError::internal(DELETE_FAILED, &error))?;
+    if row.is_none() && !has_checkpoint(app, thread, DELETE_FAILED).await? {
         return Err(absent(thread));
     }
     let reserved = app.store.runs().reserve(thread.as_str(), WriterKind::Delete).await;
@@ -83,16 +84,6 @@ async fn delete(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
             Err(error)
         }
     }
-}
-
-/// Whether there is anything of the thread.
-async fn exists(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
-    let row = app.store.threads().get(thread.as_str(), None).await;
-    if row.map_err(|error| ApiError::internal(DELETE_FAILED, &error))?.is_some() {
-        return Ok(true);
-    }
-    let head = app.accessor().saver().get(&CheckpointSelector::head(thread).loading(Load::None)).await;
-    head.map(|head| head.is_some()).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
 }
 
 /// Deletes the working directory and the checkpoints. The records go last, so that a deletion that failed here can be

@@ -8,8 +8,6 @@ pub mod extract;
 pub mod fields;
 mod health;
 mod history;
-#[cfg(test)]
-mod history_tests;
 mod models;
 pub mod run_body;
 pub(crate) mod runs;
@@ -17,6 +15,8 @@ mod schema;
 mod search;
 pub mod sse;
 mod state;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod turns;
 

@@ -12,6 +12,7 @@ use threadkeep::checkpoint::ERROR_CHANNEL;
 use threadkeep::id::ThreadId;
 use threadkeep::metadata::COUNTERS_KEY;
 use threadkeep::mode::CHECKPOINT_MODE_METADATA_KEY;
+use threadkeep::saver::{CheckpointSelector, Load};
 use threadkeep::state::StateSnapshot;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -174,7 +175,7 @@ async fn create_thread(
         if raise {
             return Err(exists(&thread));
         }
-        if has_checkpoint(&app, &thread).await? {
+        if has_checkpoint(&app, &thread, CREATE_FAILED).await? {
             return Ok(Json(row.into()));
         }
     }
@@ -204,7 +205,7 @@ async fn create(app: Arc<App>, thread: ThreadId, new: NewThread, raise: bool) ->
     if raise && !created.created {
         return Err(exists(&thread));
     }
-    if !has_checkpoint(&app, &thread).await? {
+    if !has_checkpoint(&app, &thread, CREATE_FAILED).await? {
         let mut extra = created.row.metadata.clone();
         extra.retain(|key, _| !RESERVED_KEYS.contains(&key.as_str()));
         extra.insert("writes".to_owned(), Value::Null);
@@ -223,12 +224,16 @@ fn exists(thread: &ThreadId) -> ApiError {
 }
 
 /// Whether the thread has a checkpoint, of whatever mode.
-async fn has_checkpoint(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
-    match app.accessor().check(thread, None).await {
-        Ok(there) => Ok(there),
-        Err(Error::ModeMismatch) => Ok(true),
-        Err(error) => Err(ApiError::from_engine(thread, CREATE_FAILED, &error)),
-    }
+///
+/// # Errors
+/// 500 with `failed` if that cannot be told.
+pub(super) async fn has_checkpoint(
+    app: &App,
+    thread: &ThreadId,
+    failed: &'static str,
+) -> Result<bool, ApiError> {
+    let head = app.accessor().saver().get(&CheckpointSelector::head(thread).loading(Load::None)).await;
+    head.map(|head| head.is_some()).map_err(|error| ApiError::internal(failed, &error))
 }
 
 /// Read a thread with its state.

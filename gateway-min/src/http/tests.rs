@@ -1,20 +1,29 @@
-//! What reading history notes behind its answer.
+//! What shows only from inside: states that a run passes quickly, and what reading history notes behind its answer.
 
 use std::sync::Arc;
 
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
+use threadkeep::checkpoint::{ERROR_CHANNEL, INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::id::ThreadId;
+use threadkeep::metadata::Source;
 use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateSnapshot, Update};
+use threadkeep::step::StepWriter;
+use threadkeep::value::ChannelValue;
+use tower::ServiceExt as _;
 
 use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::runs::duration::RunNotes;
-use crate::store::{MultitaskStrategy, NewRun, NewThread, RunEnd, RunStatus, RunTotals, WriterKind};
+use crate::store::{
+    MultitaskStrategy, NewRun, NewThread, RunEnd, RunStatus, RunTotals, ThreadStatus, WriterKind,
+};
 
 const MODES: [&str; 2] = ["full", "delta"];
 
@@ -50,7 +59,9 @@ impl Gateway {
         let runs = self.app.store.runs();
         let new = NewRun { run_id: run.into(), thread_id: "t".into(), ..NewRun::default() };
         runs.admit(new, MultitaskStrategy::Reject).await.unwrap();
-        runs.start(run).await.unwrap();
+        if status != RunStatus::Pending {
+            runs.start(run).await.unwrap();
+        }
         if !status.is_active() {
             let end = RunEnd { status, error: None, stop_reason: None, totals: RunTotals::default() };
             runs.finish(run, &end).await.unwrap();
@@ -69,6 +80,30 @@ impl Gateway {
         accessor.update(&self.thread, update).await.unwrap();
     }
 
+    /// The thread as the route shows it.
+    async fn get(&self) -> Value {
+        let request = Request::get("/api/threads/t").body(Body::empty()).unwrap();
+        let response = super::router(Arc::clone(&self.app)).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), 200);
+        serde_json::from_slice(&to_bytes(response.into_body(), usize::MAX).await.unwrap()).unwrap()
+    }
+
+    /// Leaves a task to run, with this write of an attempt at it; returns the attempt's id.
+    async fn leave_task(&self, channel: &str, value: Value) -> String {
+        let accessor = self.app.accessor();
+        let mut writer = StepWriter::open(accessor, &self.thread, None).await.unwrap();
+        let key = writer.commit(Source::Loop, vec!["model".into()], Map::new()).await.unwrap().key.clone();
+        let task = writer.start_task(&"model".into(), 0).id;
+        let write = Write {
+            channel: channel.into(),
+            value: ChannelValue::from_json(&value).unwrap(),
+            overwrite: false,
+        };
+        let row = TaskWrites { task, node: "model".into(), index: 0, writes: vec![write] };
+        accessor.saver().put_writes(&key, &row).await.unwrap();
+        task.to_string()
+    }
+
     async fn page(&self) -> Page {
         let body = ReadHistory { limit: 10, before: None, metadata: Map::new() };
         page(&self.app, &self.thread, body).await.unwrap()
@@ -85,6 +120,47 @@ fn shown(page: &Page) -> Vec<(Value, Value)> {
     let messages = page.entries[0].values["messages"].as_array().unwrap().iter();
     let answers = messages.filter(|message| message["type"] == "ai");
     answers.map(|m| (m["run_id"].clone(), m["additional_kwargs"]["turn_duration"].clone())).collect()
+}
+
+#[tokio::test]
+async fn a_thread_is_busy_from_the_admission_of_a_run_to_its_last_write() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        gateway.record("r1", RunStatus::Pending).await;
+        assert_eq!(gateway.get().await["status"], "busy");
+        let end = RunEnd {
+            status: RunStatus::Success,
+            error: None,
+            stop_reason: None,
+            totals: RunTotals::default(),
+        };
+        gateway.app.store.threads().set_status("t", ThreadStatus::Running).await.unwrap();
+        gateway.app.store.runs().finish("r1", &end).await.unwrap();
+        assert_eq!(gateway.get().await["status"], "busy", "the status is the last thing that a run writes");
+        gateway.app.store.threads().set_status("t", ThreadStatus::Error).await.unwrap();
+        assert_eq!(gateway.get().await["status"], "idle", "no task is left");
+        let reservation = gateway.app.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+        assert_eq!(gateway.get().await["status"], "idle", "another writer is no run");
+        reservation.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_thread_with_a_task_left_is_interrupted_or_in_error() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        let task = gateway.leave_task(INTERRUPT_CHANNEL, json!([{"value": "Which?", "id": "i"}])).await;
+        let thread = gateway.get().await;
+        assert_eq!(thread["status"], "interrupted");
+        assert_eq!(thread["interrupts"], json!({ task: [{"value": "Which?", "id": "i"}] }));
+        gateway.app.store.threads().set_status("t", ThreadStatus::Error).await.unwrap();
+        assert_eq!(gateway.get().await["status"], "error", "the last run failed outside of a task");
+
+        gateway.app.store.threads().set_status("t", ThreadStatus::Interrupted).await.unwrap();
+        gateway.leave_task(ERROR_CHANNEL, json!("it broke")).await;
+        let thread = gateway.get().await;
+        assert_eq!((&thread["status"], &thread["interrupts"]), (&json!("error"), &json!({})));
+    }
 }
 
 #[tokio::test]
@@ -169,5 +245,19 @@ async fn a_note_that_came_first_stands() {
         };
         turns::note(Arc::clone(&gateway.app), gateway.thread.clone(), late).await;
         assert_eq!(gateway.checkpoints().await, noted);
+    }
+}
+
+/// What was left is about to be taken up, by a run that needs the thread.
+#[tokio::test]
+async fn nothing_is_noted_on_a_head_with_tasks_left() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        gateway.record("r1", RunStatus::Interrupted).await;
+        gateway.turn("r1").await;
+        gateway.leave_task(ERROR_CHANNEL, json!("it broke")).await;
+        let read = gateway.page().await;
+        assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
+        assert!(read.note.is_none());
     }
 }

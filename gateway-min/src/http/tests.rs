@@ -22,7 +22,7 @@ use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::runs::duration::RunNotes;
 use crate::store::{
-    MultitaskStrategy, NewRun, NewThread, RunEnd, RunStatus, RunTotals, ThreadStatus, WriterKind,
+    MultitaskStrategy, NewEvent, NewRun, NewThread, RunEnd, RunStatus, RunTotals, ThreadStatus, WriterKind,
 };
 
 const MODES: [&str; 2] = ["full", "delta"];
@@ -80,9 +80,8 @@ impl Gateway {
         accessor.update(&self.thread, update).await.unwrap();
     }
 
-    /// The thread as the route shows it.
-    async fn get(&self) -> Value {
-        let request = Request::get("/api/threads/t").body(Body::empty()).unwrap();
+    async fn get(&self, path: &str) -> Value {
+        let request = Request::get(format!("/api/threads/t{path}")).body(Body::empty()).unwrap();
         let response = super::router(Arc::clone(&self.app)).oneshot(request).await.unwrap();
         assert_eq!(response.status(), 200);
         serde_json::from_slice(&to_bytes(response.into_body(), usize::MAX).await.unwrap()).unwrap()
@@ -127,7 +126,7 @@ async fn a_thread_is_busy_from_the_admission_of_a_run_to_its_last_write() {
     for mode in MODES {
         let gateway = Gateway::start(mode).await;
         gateway.record("r1", RunStatus::Pending).await;
-        assert_eq!(gateway.get().await["status"], "busy");
+        assert_eq!(gateway.get("").await["status"], "busy");
         let end = RunEnd {
             status: RunStatus::Success,
             error: None,
@@ -136,11 +135,11 @@ async fn a_thread_is_busy_from_the_admission_of_a_run_to_its_last_write() {
         };
         gateway.app.store.threads().set_status("t", ThreadStatus::Running).await.unwrap();
         gateway.app.store.runs().finish("r1", &end).await.unwrap();
-        assert_eq!(gateway.get().await["status"], "busy", "the status is the last thing that a run writes");
+        assert_eq!(gateway.get("").await["status"], "busy", "the status is the last thing that a run writes");
         gateway.app.store.threads().set_status("t", ThreadStatus::Error).await.unwrap();
-        assert_eq!(gateway.get().await["status"], "idle", "no task is left");
+        assert_eq!(gateway.get("").await["status"], "idle", "no task is left");
         let reservation = gateway.app.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
-        assert_eq!(gateway.get().await["status"], "idle", "another writer is no run");
+        assert_eq!(gateway.get("").await["status"], "idle", "another writer is no run");
         reservation.release().await.unwrap();
     }
 }
@@ -150,15 +149,15 @@ async fn a_thread_with_a_task_left_is_interrupted_or_in_error() {
     for mode in MODES {
         let gateway = Gateway::start(mode).await;
         let task = gateway.leave_task(INTERRUPT_CHANNEL, json!([{"value": "Which?", "id": "i"}])).await;
-        let thread = gateway.get().await;
+        let thread = gateway.get("").await;
         assert_eq!(thread["status"], "interrupted");
         assert_eq!(thread["interrupts"], json!({ task: [{"value": "Which?", "id": "i"}] }));
         gateway.app.store.threads().set_status("t", ThreadStatus::Error).await.unwrap();
-        assert_eq!(gateway.get().await["status"], "error", "the last run failed outside of a task");
+        assert_eq!(gateway.get("").await["status"], "error", "the last run failed outside of a task");
 
         gateway.app.store.threads().set_status("t", ThreadStatus::Interrupted).await.unwrap();
         gateway.leave_task(ERROR_CHANNEL, json!("it broke")).await;
-        let thread = gateway.get().await;
+        let thread = gateway.get("").await;
         assert_eq!((&thread["status"], &thread["interrupts"]), (&json!("error"), &json!({})));
     }
 }
@@ -260,4 +259,26 @@ async fn nothing_is_noted_on_a_head_with_tasks_left() {
         assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
         assert!(read.note.is_none());
     }
+}
+
+/// A card that shows one delegated task reads its events page by page.
+#[tokio::test]
+async fn the_events_of_one_task_are_found_before_they_are_counted() {
+    let gateway = Gateway::start("full").await;
+    gateway.record("r1", RunStatus::Running).await;
+    let event = |task: Option<&str>| {
+        let mut event = NewEvent::new("subagent.step", "subagent", json!({"kind": "ai"}));
+        event.metadata.extend(task.map(|task| ("task_id".to_owned(), json!(task))));
+        event
+    };
+    let events = [Some("a"), Some("b"), None, Some("b"), Some("a"), Some("b")].map(event);
+    gateway.app.store.events().append("t", "r1", events.into()).await.unwrap();
+    let seqs = async |query: &str| -> Vec<i64> {
+        let events = gateway.get(&format!("/runs/r1/events?{query}")).await;
+        events.as_array().unwrap().iter().map(|event| event["seq"].as_i64().unwrap()).collect()
+    };
+    assert_eq!(seqs("task_id=b&limit=2").await, [2, 4]);
+    assert_eq!(seqs("task_id=b&limit=2&after_seq=4").await, [6]);
+    assert_eq!(seqs("task_id=a&event_types=subagent.step").await, [1, 5]);
+    assert_eq!(seqs("task_id=a&event_types=subagent.end").await, [] as [i64; 0]);
 }

@@ -164,14 +164,10 @@ mod tests {
         json!({"type": kind, "content": "!", "id": id, "additional_kwargs": {}})
     }
 
-    fn runs(messages: &[Value], noted: &[(&str, &str)]) -> Vec<Option<String>> {
+    /// The runs of the messages; an empty text for none.
+    fn runs(messages: &[Value], noted: &[(&str, &str)]) -> Vec<String> {
         let noted = noted.iter().map(|(message, run)| ((*message).to_owned(), (*run).to_owned())).collect();
-        runs_of(messages, &noted)
-    }
-
-    #[allow(clippy::unnecessary_wraps)] // It stands for an entry of a list of options.
-    fn some(run: &str) -> Option<String> {
-        Some(run.to_owned())
+        runs_of(messages, &noted).into_iter().map(Option::unwrap_or_default).collect()
     }
 
     #[test]
@@ -186,7 +182,7 @@ mod tests {
             human(None),
             message("ai", "a3"),
         ];
-        assert_eq!(runs(&messages, &[]), [None, None, some("r1"), some("r1"), None, some("r1"), None, None]);
+        assert_eq!(runs(&messages, &[]), ["", "", "r1", "r1", "", "r1", "", ""]);
     }
 
     #[test]
@@ -194,7 +190,7 @@ mod tests {
         let messages =
             [human(None), message("ai", "a1"), message("tool", "t1"), human(Some("r2")), message("ai", "a2")];
         let noted = [("a1", "r1"), ("a2", "r3"), ("t1", "never: only answers are noted")];
-        assert_eq!(runs(&messages, &noted), [None, some("r1"), some("r1"), None, some("r3")]);
+        assert_eq!(runs(&messages, &noted), ["", "r1", "r1", "", "r3"]);
     }
 
     #[test]
@@ -212,7 +208,7 @@ mod tests {
             human(Some("r2")),
             message("ai", "a3"),
         ];
-        let mut of: Vec<_> = runs(&messages, &[]);
+        let mut of = runs_of(&messages, &BTreeMap::new());
         of[5] = None;
         stamp(&mut messages, &of, |run| (run == "r1").then_some(7));
         let shown: Vec<_> = messages

@@ -222,15 +222,14 @@ impl Worker<'_> {
                 self.journal.error(name, &message).await?;
                 End { status: RunStatus::Error, error: Some(message), stop_reason: None }
             }
-            Outcome::Ended { stop_reason, fallback } => {
+            Outcome::Ended { stop_reason, fallback: None } => {
                 self.journal.end().await?;
-                match fallback {
-                    None => End { status: RunStatus::Success, error: None, stop_reason },
-                    Some(reason) => {
-                        let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
-                        End { status: RunStatus::Error, error: Some(reason), stop_reason }
-                    }
-                }
+                End { status: RunStatus::Success, error: None, stop_reason }
+            }
+            Outcome::Ended { stop_reason, fallback: Some(reason) } => {
+                let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
+                self.journal.error("LLMProviderError", &reason).await?;
+                End { status: RunStatus::Error, error: Some(reason), stop_reason }
             }
         };
         self.journal.close().await?;

@@ -69,7 +69,7 @@ async fn the_events_of_a_run_follow_its_steps_and_say_how_it_ended() {
 
             let run = gateway.ask("t", "fail").await;
             let found = events(&gateway, "t", &run, "").await;
-            let expected = ["run.start", "llm.human.input", "llm.ai.response", "run.end", "run.delivery"];
+            let expected = ["run.start", "llm.human.input", "llm.ai.response", "run.error", "run.delivery"];
             assert_eq!(types(&found), expected, "the answer in its place is an answer");
             all.extend(found);
 

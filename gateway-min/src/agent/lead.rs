@@ -1,6 +1,7 @@
 //! The loop of the lead agent.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use chrono::Utc;
 use futures::StreamExt as _;
@@ -175,7 +176,9 @@ impl LeadAgent {
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(node, 0);
         session.frames.task_started(step, &task, || values(session.writer.state()))?;
+        let asked = Instant::now();
         let Some(mut answer) = self.ask(session, step, &task, conversation).await? else { return Ok(None) };
+        let latency = asked.elapsed();
 
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
@@ -192,7 +195,7 @@ impl LeadAgent {
             update.insert("title".to_owned(), json!(title));
         }
         session.usage.message(&answer);
-        session.journal.ai_response(&answer, CALLER).await?;
+        session.journal.ai_response(&answer, CALLER, latency).await?;
         let mut writes = Vec::new();
         for (channel, value) in &update {
             writes.push(session.writer.write(channel, value.clone(), false)?);

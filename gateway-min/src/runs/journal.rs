@@ -1,5 +1,7 @@
 //! The event feed of a run, written in batches.
 
+use std::time::Duration;
+
 use serde_json::{Value as Json, json};
 
 use crate::store::{NewEvent, Store, StoreError};
@@ -35,10 +37,16 @@ impl Journal {
         self.add(NewEvent::new("llm.human.input", "message", message.clone())).await
     }
 
-    pub(crate) async fn ai_response(&mut self, message: &Json, caller: &str) -> Result<(), StoreError> {
+    pub(crate) async fn ai_response(
+        &mut self,
+        message: &Json,
+        caller: &str,
+        latency: Duration,
+    ) -> Result<(), StoreError> {
         let mut event = NewEvent::new("llm.ai.response", "message", message.clone());
         event.metadata.insert("caller".to_owned(), json!(caller));
         event.metadata.insert("usage".to_owned(), message["usage_metadata"].clone());
+        event.metadata.insert("latency_ms".to_owned(), json!(latency.as_millis()));
         event.metadata.insert("llm_call_index".to_owned(), json!(self.answers.len()));
         self.answers.push(message["id"].as_str().unwrap_or_default().to_owned());
         self.add(event).await

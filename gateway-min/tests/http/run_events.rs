@@ -64,6 +64,7 @@ async fn the_events_of_a_run_follow_its_steps_and_say_how_it_ended() {
             let metadata = &found[2]["metadata"];
             assert_eq!((&metadata["caller"], &metadata["llm_call_index"]), (&json!("lead_agent"), &json!(0)));
             assert_eq!(metadata["usage"]["total_tokens"], 11);
+            assert!(metadata["latency_ms"].is_u64(), "{metadata}");
             assert_eq!(found[5]["metadata"]["llm_call_index"], 1);
             all.extend(found);
 

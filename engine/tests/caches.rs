@@ -432,6 +432,21 @@ async fn a_warm_head_is_read_again_when_somebody_else_moved_deleted_or_converted
         behind.inner.rewrite_thread(&thread, &image.revision, rewrite).await.unwrap();
         assert_eq!(count().await, Some(0), "{mode:?}: rewritten");
 
+        // The same value, stored whole in the place of a sentinel: by a prune, and by a conversion.
+        for marker in [mode == ChannelMode::Delta, false] {
+            let next = say(&ours, &thread, None).await;
+            let image = behind.inner.read_thread(&thread).await.unwrap();
+            let mut put = image.checkpoints[&(Namespace::root(), next.key.id)].clone();
+            (put.metadata.delta_marker, put.metadata.counters) = (marker, BTreeMap::new());
+            let entry = put.checkpoint.channels.get_mut("messages").unwrap();
+            entry.stored = threadkeep::checkpoint::Stored::Value(next.value("messages").unwrap().clone());
+            let rewrite = Rewrite { remove: BTreeSet::new(), put: vec![put] };
+            behind.inner.rewrite_thread(&thread, &image.revision, rewrite).await.unwrap();
+            let warm = ours.get(&thread, None).await;
+            let cold = accessor(behind.clone(), mode, 10).get(&thread, None).await;
+            assert_eq!(warm, cold, "{mode:?}: stored whole, marker {marker}");
+        }
+
         behind.inner.delete_thread(&thread).await.unwrap();
         assert_eq!(count().await, None, "{mode:?}: deleted");
         theirs.create(&thread, Map::new()).await.unwrap();

@@ -4,6 +4,7 @@ pub mod cache;
 pub mod cadence;
 pub mod channel;
 pub mod checkpoint;
+pub mod deletion;
 mod error;
 pub mod id;
 mod materialize;

@@ -13,6 +13,7 @@ use threadkeep::Result;
 use threadkeep::cache::{CachedHistory, CachedSaver, HistoryCache, HistoryKey, MemoryCache};
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::deletion::{Boundary, Keep, Prune, RUN_ID_KEY, delete_for_runs, prune};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
@@ -216,10 +217,18 @@ async fn resolving_step_after_step_reads_as_much_at_step_300_as_at_step_3() {
         if n == 0 {
             assert_eq!(asked.walks, 1, "cold: nothing is known yet");
         } else {
-            assert_eq!(asked, Asked { gets: 2, ..Asked::default() }, "the checkpoint and its parent, at step {n}");
+            assert_eq!(
+                asked,
+                Asked { gets: 2, ..Asked::default() },
+                "the checkpoint and its parent, at step {n}"
+            );
         }
         assert_eq!(store.path(&state.key).await.unwrap()["messages".into()], *path);
-        assert_eq!(store.behind.take(), Asked { gets: 1, ..Asked::default() }, "only whether it is still there");
+        assert_eq!(
+            store.behind.take(),
+            Asked { gets: 1, ..Asked::default() },
+            "only whether it is still there"
+        );
     }
 }
 
@@ -247,7 +256,9 @@ async fn forks_snapshots_and_rows_that_come_late_give_what_the_saver_gives() {
         task: store.accessor.ids().task(),
         node: "n".into(),
         index: 0,
-        writes: vec![store.accessor.write("messages", json!([{"type": "ai", "content": "late"}]), false).unwrap()],
+        writes: vec![
+            store.accessor.write("messages", json!([{"type": "ai", "content": "late"}]), false).unwrap(),
+        ],
     };
     store.saver.put_writes(&store.made[3].key, &late).await.unwrap();
     let fork = say(&store.accessor, &store.thread, Some(store.made[3].key.id)).await;
@@ -304,45 +315,64 @@ async fn what_is_gone_is_not_served_and_what_was_made_anew_is_not_mistaken() {
 }
 
 #[tokio::test]
-async fn deletion_and_rewriting_purge_and_a_removal_of_other_checkpoints_does_not() {
+async fn deleting_and_pruning_a_thread_purges_it_and_deleting_for_runs_does_not() {
+    let table = Schema::thread_state().compile(ChannelMode::Delta, 1000).unwrap();
     let other = ThreadId::from("other");
     let store = Cached::new(4).await;
     store.accessor.create(&other, Map::new()).await.unwrap();
     let kept = say(&store.accessor, &other, None).await;
     store.path(&kept.key).await.unwrap();
-    let root = |state: &StateSnapshot| (Namespace::root(), state.key.id);
 
-    // What deleting the rows of runs does: checkpoints beside the lineage of those that stay are removed.
-    let fork = say(&store.accessor, &store.thread, Some(store.made[3].key.id)).await;
+    // A branch that a run made beside the head's, with a row under an ancestor of the head.
     let head = store.made[4].key.clone();
-    store.path(&head).await.unwrap();
     let image = store.saver.read_thread(&store.thread).await.unwrap();
-    let removal = Rewrite { remove: [root(&fork)].into(), put: Vec::new() };
-    store.saver.rewrite_thread(&store.thread, &image.revision, removal).await.unwrap();
+    let mut writer =
+        StepWriter::open(&store.accessor, &store.thread, Some(store.made[2].key.id)).await.unwrap();
+    let write = writer.write("messages", json!([{"type": "ai", "content": "text"}]), false).unwrap();
+    let task = writer.start_task(&"model".into(), 0);
+    writer.finish_task(task, vec![write], Durability::WithCommit).await.unwrap();
+    let run = Map::from_iter([(RUN_ID_KEY.to_owned(), json!("r1"))]);
+    writer.commit(Source::Loop, vec![], run).await.unwrap();
+    store.path(&head).await.unwrap();
+    let plan =
+        delete_for_runs(&*store.saver, &store.thread, &["r1".to_owned()].into(), &table).await.unwrap();
+    assert_eq!((plan.rewrite.remove.len(), plan.rewrite.put.len()), (1, 1), "a checkpoint, and a row");
+    assert_eq!(store.saver.read_thread(&store.thread).await.unwrap().checkpoints, image.checkpoints);
     assert_eq!(store.cache.ends(&store.thread).await, Some(head.id));
     store.agrees(&head).await;
 
-    // What a prune does: the survivor is stored whole.
-    let image = store.saver.read_thread(&store.thread).await.unwrap();
-    let mut survivor = image.checkpoints[&root(&store.made[4])].clone();
-    let remove: BTreeSet<_> = image.checkpoints.keys().filter(|place| **place != root(&store.made[4])).cloned().collect();
-    let messages = store.accessor.get(&store.thread, Some(head.id)).await.unwrap().unwrap();
-    let entry = survivor.checkpoint.channels.get_mut("messages").unwrap();
-    entry.stored = threadkeep::checkpoint::Stored::Snapshot(messages.value("messages").unwrap().clone());
-    (survivor.parent, survivor.checkpoint.applied) = (None, Vec::new());
-    let prune = Rewrite { remove, put: vec![survivor] };
-    store.saver.rewrite_thread(&store.thread, &image.revision, prune).await.unwrap();
-    assert_eq!(store.cache.ends(&store.thread).await, None);
-    store.agrees(&head).await;
-    assert_eq!(store.cache.ends(&store.thread).await, None, "a complete value needs no path");
+    for boundary in [Boundary::KeepSet, Boundary::FreshSnapshot] {
+        for n in 0..3 {
+            // The older ones at a denser cadence, so that there is something to prune in front of a seed.
+            let frequency = if n == 0 { 1 } else { 1000 };
+            let accessor = accessor(store.saver.clone(), ChannelMode::Delta, frequency);
+            let head = say(&accessor, &store.thread, None).await;
+            store.path(&head.key).await.unwrap();
+        }
+        let head = store.accessor.get(&store.thread, None).await.unwrap().unwrap();
+        assert_eq!(store.cache.ends(&store.thread).await, Some(head.key.id));
+        let policy = Prune { boundary, ..Prune::keeping(Keep::Latest) };
+        prune(&*store.saver, &store.thread, &policy, &table).await.unwrap();
+        assert_eq!(store.cache.ends(&store.thread).await, None, "{boundary:?}");
+        store.agrees(&head.key).await;
+        assert_eq!(
+            store
+                .accessor
+                .clone()
+                .get(&store.thread, Some(head.key.id))
+                .await
+                .unwrap()
+                .unwrap()
+                .values()
+                .unwrap(),
+            head.values().unwrap()
+        );
+    }
 
-    // A removal that leaves nothing, and the deletion of a thread.
     let next = say(&store.accessor, &store.thread, None).await;
     store.path(&next.key).await.unwrap();
-    let image = store.saver.read_thread(&store.thread).await.unwrap();
-    let all = Rewrite { remove: image.checkpoints.keys().cloned().collect(), put: Vec::new() };
-    store.saver.rewrite_thread(&store.thread, &image.revision, all).await.unwrap();
-    assert_eq!(store.cache.ends(&store.thread).await, None);
+    prune(&*store.saver, &store.thread, &Prune::keeping(Keep::Nothing), &table).await.unwrap();
+    assert_eq!(store.cache.ends(&store.thread).await, None, "nothing is left of it");
     assert_eq!(store.cache.ends(&other).await, Some(kept.key.id), "other threads keep theirs");
     store.saver.delete_thread(&other).await.unwrap();
     assert_eq!(store.cache.ends(&other).await, None);
@@ -387,7 +417,11 @@ async fn warm_turns(mode: ChannelMode, frequency: u64) {
         let noted = accessor.annotate(&head, Map::new()).await.unwrap();
         let seen = accessor.get_loading(&thread, Some(noted.key.id), Load::Only(messages())).await.unwrap();
         assert_eq!(seen.unwrap().value("messages").unwrap().as_list().unwrap().len(), 3 * (turn + 1));
-        assert_eq!(behind.take(), Asked { gets: 3, ..Asked::default() }, "{mode:?}, turn {turn}: no value is read");
+        assert_eq!(
+            behind.take(),
+            Asked { gets: 3, ..Asked::default() },
+            "{mode:?}, turn {turn}: no value is read"
+        );
     }
 }
 

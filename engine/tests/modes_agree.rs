@@ -171,9 +171,7 @@ impl Store {
     fn accessor(&self, mode: ChannelMode, frequency: u64) -> StateAccessor {
         let saver: Arc<dyn Saver> = match self {
             Self::Memory(saver) => Arc::new(saver.clone()),
-            Self::Cached(saver, cache) => {
-                Arc::new(CachedSaver::new(Arc::new(saver.clone()), cache.clone()))
-            }
+            Self::Cached(saver, cache) => Arc::new(CachedSaver::new(Arc::new(saver.clone()), cache.clone())),
             Self::Sqlite { saver, .. } => saver.clone(),
         };
         let table = schema().compile(mode, frequency).unwrap();

@@ -26,8 +26,9 @@ const NEAR: usize = 8;
 /// it ends, with a sentinel of the same version; whatever is amiss on the way, the inner saver is asked and reports it.
 /// What lies behind a known path is not looked at again.
 ///
-/// A thread is purged from the cache when it is deleted, and when a rewrite puts checkpoints or leaves nothing of it. A
-/// rewrite that only removes leaves the paths of the checkpoints that stay as they were, and so the entries.
+/// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
+/// checkpoints and rows, as the deletion of runs does, leaves the paths of what stays, and so the entries; unless nothing
+/// stays.
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,
@@ -89,7 +90,8 @@ impl CachedSaver {
                     walk.join(channel, path.history.clone());
                 }
             }
-            if walk.visit(id, |channel, _| Ok(child.checkpoint.channels.get(channel).cloned()))? {
+            let root = child.parent.is_none();
+            if walk.visit(id, root, |channel, _| Ok(child.checkpoint.channels.get(channel).cloned()))? {
                 return Ok(Some(walk.finish()));
             }
             let ahead = |channel| known.get(channel).is_some_and(|path| path.checkpoint < id);
@@ -103,15 +105,29 @@ impl CachedSaver {
         Ok(None)
     }
 
-    /// Whether a thread has nothing left in these namespaces, or nobody can tell.
-    async fn is_empty(&self, thread: &ThreadId, namespaces: BTreeSet<Namespace>) -> bool {
-        for namespace in namespaces {
-            let head = CheckpointSelector { namespace, ..CheckpointSelector::head(thread) };
-            if let Ok(Some(_)) = self.inner.get(&head.loading(Load::None)).await {
+    /// Whether the paths of all checkpoints that stay are as before: the rewrite only removes checkpoints and rows.
+    async fn keeps_paths(&self, rewrite: &Rewrite) -> bool {
+        for put in &rewrite.put {
+            let Ok(Some(stored)) = self.inner.get(&CheckpointSelector::at(&put.key())).await else {
+                return false;
+            };
+            let same = stored.parent == put.parent && stored.checkpoint == put.checkpoint;
+            if !same || !put.writes.iter().all(|row| stored.writes.contains(row)) {
                 return false;
             }
         }
         true
+    }
+
+    /// Whether a thread has a checkpoint in one of these namespaces.
+    async fn has_any(&self, thread: &ThreadId, namespaces: BTreeSet<Namespace>) -> bool {
+        for namespace in namespaces {
+            let head = CheckpointSelector { namespace, ..CheckpointSelector::head(thread) };
+            if let Ok(Some(_)) = self.inner.get(&head.loading(Load::None)).await {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -190,11 +206,11 @@ impl Saver for CachedSaver {
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        let (removes, puts) = (!rewrite.remove.is_empty(), !rewrite.put.is_empty());
         let namespaces = rewrite.remove.iter().map(|(namespace, _)| namespace.clone()).collect();
+        let keeps_paths = self.keeps_paths(&rewrite).await;
         let rewritten = self.inner.rewrite_thread(thread, expected, rewrite).await;
         // Also after an error: it may have happened all the same.
-        if puts || removes && self.is_empty(thread, namespaces).await {
+        if !keeps_paths || !self.has_any(thread, namespaces).await {
             self.cache.purge(thread).await;
         }
         rewritten

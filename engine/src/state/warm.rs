@@ -175,7 +175,8 @@ mod tests {
 
     fn warm(bytes: usize) -> Warm {
         let value = ChannelValue::from_json(&json!("x".repeat(bytes))).unwrap();
-        let channel = Channel { version: Version { counter: 1, random: 1 }, value: Some(value), complete: true };
+        let channel =
+            Channel { version: Version { counter: 1, random: 1 }, value: Some(value), complete: true };
         Warm {
             id: CheckpointId::from_bytes([1; 16]),
             delta_marker: false,

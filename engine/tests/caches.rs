@@ -399,6 +399,7 @@ async fn the_memory_cache_keeps_the_paths_that_were_used_last() {
     }
     assert_eq!(kept, [("a", true), ("b", false), ("c", true)].into());
     assert_eq!(format!("{cache:?}"), "MemoryCache(2 of 2 paths)");
+    MemoryCache::new(NonZeroUsize::MAX).put(&a, &path).await;
 }
 
 /// Turns as a service has them, on one accessor.

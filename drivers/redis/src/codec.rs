@@ -64,6 +64,7 @@ struct PathRecord {
 #[derive(Serialize, Deserialize)]
 struct StepRecord {
     checkpoint: [u8; 16],
+    tasks: usize,
     writes: Vec<WriteRecord>,
 }
 
@@ -83,6 +84,7 @@ struct SeedRecord {
 pub(crate) fn seal(key: &HistoryKey, path: &CachedHistory) -> Option<Sealed> {
     let steps = path.history.steps.iter().map(|step| StepRecord {
         checkpoint: *step.checkpoint.as_bytes(),
+        tasks: step.tasks,
         writes: step.writes.iter().map(write_record).collect(),
     });
     let seed = path.history.seed.as_ref().map(|seed| (Mark::new(seed.checkpoint, seed.version), &seed.value));
@@ -120,7 +122,7 @@ pub(crate) fn open(key: &HistoryKey, path: &[u8], seed: Option<&[u8]>) -> Option
             Some(Write { channel: key.channel.clone(), value, overwrite: write.overwrite })
         };
         let writes = step.writes.into_iter().map(write).collect::<Option<_>>()?;
-        Some(HistoryStep { checkpoint: CheckpointId::from_bytes(step.checkpoint), writes })
+        Some(HistoryStep { checkpoint: CheckpointId::from_bytes(step.checkpoint), tasks: step.tasks, writes })
     };
     let steps = record.steps.into_iter().map(step).collect::<Option<_>>()?;
     Some(CachedHistory {
@@ -204,8 +206,8 @@ mod tests {
             value,
             overwrite,
         });
-        let step = (any_id(), prop::collection::vec(write, 0..3))
-            .prop_map(|(checkpoint, writes)| HistoryStep { checkpoint, writes });
+        let step = (any_id(), any::<usize>(), prop::collection::vec(write, 0..3))
+            .prop_map(|(checkpoint, tasks, writes)| HistoryStep { checkpoint, tasks, writes });
         let seed = (any_id(), any_value(), any_version()).prop_map(|(checkpoint, value, version)| Seed {
             checkpoint,
             value,

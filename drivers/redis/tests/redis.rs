@@ -52,7 +52,7 @@ fn paths(seed: &str, steps: usize) -> Vec<CachedHistory> {
         version = ids.version_after(Some(version));
         let write =
             ChannelWrite { channel: "messages".into(), value: value(&n.to_string()), overwrite: false };
-        history.steps.push(HistoryStep { checkpoint, writes: vec![write] });
+        history.steps.push(HistoryStep { checkpoint, tasks: 1, writes: vec![write] });
         CachedHistory { checkpoint, version, history: history.clone() }
     };
     (0..steps).map(step).collect()
@@ -238,7 +238,7 @@ async fn an_outage_costs_hits_and_one_warning_and_hits_come_back_with_the_server
     assert!(!format!("{cache:?}").contains(password));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_server_that_takes_connections_and_says_nothing_is_asked_once() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();

@@ -12,25 +12,28 @@ use crate::id::ThreadId;
 
 /// A bounded number of paths, of which the one that was not used for the longest time goes first. Values are shared with
 /// their readers, not copied.
-pub struct MemoryCache(Mutex<LruCache<HistoryKey, CachedHistory>>);
+pub struct MemoryCache {
+    // Without a bound of its own, for it would reserve room for all of it at once.
+    paths: Mutex<LruCache<HistoryKey, CachedHistory>>,
+    max_entries: NonZeroUsize,
+}
 
 impl MemoryCache {
     /// A cache of so many paths.
     pub fn new(max_entries: NonZeroUsize) -> Self {
-        Self(Mutex::new(LruCache::new(max_entries)))
+        Self { paths: Mutex::new(LruCache::unbounded()), max_entries }
     }
 
     // Each change is whole before anything can fail, so a poisoned lock guards nothing half done.
     fn lock(&self) -> MutexGuard<'_, LruCache<HistoryKey, CachedHistory>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for MemoryCache {
     /// Shows no content: it is what people said.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let paths = self.lock();
-        write!(f, "MemoryCache({} of {} paths)", paths.len(), paths.cap())
+        write!(f, "MemoryCache({} of {} paths)", self.lock().len(), self.max_entries)
     }
 }
 
@@ -41,9 +44,12 @@ impl HistoryCache for MemoryCache {
     }
 
     async fn put(&self, key: &HistoryKey, path: &CachedHistory) {
-        let path = path.clone();
+        let mut paths = self.lock();
         // What goes is dropped behind the lock: a long path takes a while.
-        let _gone = self.lock().push(key.clone(), path);
+        let old = paths.put(key.clone(), path.clone());
+        let gone = if paths.len() > self.max_entries.get() { paths.pop_lru() } else { None };
+        drop(paths);
+        drop((old, gone));
     }
 
     async fn purge(&self, thread: &ThreadId) {

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod check;
 mod codec;
 mod commit;
 mod config;
@@ -21,10 +22,12 @@ pub mod schema;
 mod sql;
 mod stats;
 mod thread;
+mod used;
 mod value;
 mod view;
 mod writer;
 
+pub use check::Finding;
 pub use config::{Options, Synchronous};
 pub use saver::SqliteSaver;
 pub use stats::Stats;

@@ -44,8 +44,8 @@ pub struct RedisCache {
     client: Client,
     address: String,
     settings: Settings,
-    /// Shared by all calls. Locked while it is being made, so that they make one.
-    connection: Mutex<Option<MultiplexedConnection>>,
+    /// Shared by all calls, with how many broke before it. Locked while it is being made, so that all calls make one.
+    connection: Mutex<Option<(u64, MultiplexedConnection)>>,
     outage: Outage,
 }
 
@@ -100,23 +100,32 @@ impl RedisCache {
     }
 
     async fn ask<T: FromRedisValue>(&self, commands: &Pipeline) -> RedisResult<T> {
-        let known = self.connection.lock().await.clone();
-        if let Some(mut connection) = known {
-            match commands.query_async(&mut connection).await {
-                // The server, or something between, ends connections that were idle. That is no outage.
-                Err(error) if error.is_io_error() && !error.is_timeout() => {}
-                answer => return answer,
+        let (number, mut connection) = self.connect(None).await?;
+        match commands.query_async(&mut connection).await {
+            // The server, or something between, ends connections that were idle. That is no outage.
+            Err(error) if error.is_io_error() && !error.is_timeout() => {
+                let (_, mut connection) = self.connect(Some(number)).await?;
+                commands.query_async(&mut connection).await
             }
+            answer => answer,
         }
-        let mut connection = {
-            let mut shared = self.connection.lock().await;
-            let config = AsyncConnectionConfig::new()
-                .set_connection_timeout(Some(PATIENCE))
-                .set_response_timeout(Some(PATIENCE));
-            let made = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-            shared.insert(made).clone()
-        };
-        commands.query_async(&mut connection).await
+    }
+
+    /// The connection, with its number; another one than the one that broke.
+    async fn connect(&self, broken: Option<u64>) -> RedisResult<(u64, MultiplexedConnection)> {
+        let mut shared = self.connection.lock().await;
+        if let Some((number, connection)) = &*shared
+            && broken.is_none_or(|broken| broken < *number)
+        {
+            return Ok((*number, connection.clone()));
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let number = broken.map_or(0, |broken| broken + 1);
+        *shared = Some((number, connection.clone()));
+        Ok((number, connection))
     }
 }
 

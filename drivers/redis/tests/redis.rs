@@ -238,6 +238,37 @@ async fn an_outage_costs_hits_and_one_warning_and_hits_come_back_with_the_server
     assert!(!format!("{cache:?}").contains(password));
 }
 
+#[tokio::test]
+async fn calls_share_one_connection_and_make_one_again_when_the_server_ended_it() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let server = Redis::start().unwrap();
+    let cache = Arc::new(RedisCache::open(server.url(), settings(60)).unwrap());
+    let client = redis::Client::open(server.url()).unwrap();
+    let redis = client.get_multiplexed_async_connection().await.unwrap();
+    let connections = async || {
+        let mut redis = redis.clone();
+        let clients: String = redis::cmd("CLIENT").arg("LIST").query_async(&mut redis).await.unwrap();
+        clients.lines().count() - 1
+    };
+    for _ in 0..2 {
+        let call = |n: u8| {
+            let cache = Arc::clone(&cache);
+            tokio::spawn(async move { cache.put(&key(&format!("t{n}")), &paths("seed", 1)[0]).await })
+        };
+        for call in (0..8).map(call).collect::<Vec<_>>() {
+            call.await.unwrap();
+        }
+        assert_eq!(connections().await, 1);
+        let mut kill = redis::cmd("CLIENT");
+        let _: i64 = kill.arg("KILL").arg("SKIPME").arg("yes").query_async(&mut redis.clone()).await.unwrap();
+        assert_eq!(connections().await, 0);
+    }
+    assert!(cache.get(&key("t7")).await.is_some());
+    assert_eq!(log.count(AWAY), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_takes_connections_and_says_nothing_is_asked_once() {
     let log = Log::default();

@@ -69,7 +69,47 @@ impl Outage {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::sync::Arc;
+
     use super::*;
+
+    /// What was logged on this thread.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_outage_and_its_end_are_logged_once_and_refusals_once_for_all() {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let _logging = tracing::subscriber::set_default(subscriber);
+        let outage = Outage::default();
+        for _ in 0..2 {
+            for _ in 0..3 {
+                outage.failed("a", "away");
+            }
+            for _ in 0..3 {
+                outage.answered("a");
+            }
+            for _ in 0..3 {
+                outage.refused("a", "full");
+            }
+        }
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let count = |text| log.matches(text).count();
+        assert_eq!((count("does not answer"), count("answers again"), count("refuses")), (2, 2, 1), "{log}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn one_caller_asks_in_each_pause_until_there_is_an_answer() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use crate::store::{NewEvent, Store, StoreError};
+use crate::tools::Changes;
 
 /// So many events are held back before they are written.
 const BATCH: usize = 20;
@@ -69,6 +70,11 @@ impl Journal {
     /// The run failed.
     pub(crate) async fn error(&mut self, name: &str, message: &str) -> Result<(), StoreError> {
         self.add(NewEvent::new("run.error", "error", json!({ "name": name, "message": message }))).await
+    }
+
+    /// What the run changed in its thread's directory.
+    pub(crate) async fn workspace_changes(&mut self, changes: &Changes) -> Result<(), StoreError> {
+        self.add(NewEvent::new("workspace_changes", "workspace", json!(changes))).await
     }
 
     /// Writes what is held back, and the receipt of what the run delivered, which is written once.

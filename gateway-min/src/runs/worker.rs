@@ -18,6 +18,7 @@ use crate::app::App;
 use crate::store::{
     CancelAction, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store, StoreError, ThreadStatus,
 };
+use crate::tools::Snapshot;
 
 /// Metadata key of the agent that a checkpoint belongs to.
 pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
@@ -84,6 +85,7 @@ async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
         thread: ThreadId::from(spec.thread_id.as_str()),
         usage: UsageLedger::default(),
         rollback: None,
+        workspace: None,
         app: &app,
         spec: &spec,
         frames: &frames,
@@ -117,6 +119,8 @@ struct Worker<'a> {
     usage: UsageLedger,
     /// The state before the run; none as long as it is not captured, or if that failed.
     rollback: Option<RollbackPoint>,
+    /// The thread's files before the run; none as long as they were not looked at, or if that failed.
+    workspace: Option<Snapshot>,
 }
 
 impl Worker<'_> {
@@ -176,6 +180,7 @@ impl Worker<'_> {
             accessor.check(thread, spec.checkpoint).await?;
         }
         self.frames.metadata(&spec.run_id);
+        self.workspace = self.look_at_workspace().await;
         match accessor.capture(thread).await {
             Ok(point) => self.rollback = Some(point),
             Err(error) => {
@@ -232,6 +237,7 @@ impl Worker<'_> {
                 End { status: RunStatus::Error, error: Some(reason), stop_reason }
             }
         };
+        self.note_workspace_changes().await?;
         self.journal.close().await?;
         if let FinishOutcome::CancelRequested(_) = self.end_row(&end).await? {
             end = self.cancelled(accessor).await?;
@@ -249,6 +255,27 @@ impl Worker<'_> {
             _ => ThreadStatus::Error,
         };
         self.app.store.threads().set_status(&self.spec.thread_id, status).await
+    }
+
+    /// The files of the thread now. A failure costs the summary of their changes, nothing else.
+    async fn look_at_workspace(&self) -> Option<Snapshot> {
+        let root = self.app.thread_dir(&self.spec.thread_id);
+        let taken = tokio::task::spawn_blocking(move || Snapshot::take(&root)).await;
+        let taken = taken.unwrap_or_else(|error| Err(error.into()));
+        let run_id = &self.spec.run_id;
+        taken
+            .inspect_err(|error| tracing::warn!(run_id, %error, "the thread's files cannot be looked at"))
+            .ok()
+    }
+
+    /// Tells what the run changed in the thread's directory; a run that changed nothing says nothing.
+    async fn note_workspace_changes(&mut self) -> Result<(), StoreError> {
+        let Some(before) = self.workspace.take() else { return Ok(()) };
+        let Some(after) = self.look_at_workspace().await else { return Ok(()) };
+        match before.changes(&after) {
+            Some(changes) => self.journal.workspace_changes(&changes).await,
+            None => Ok(()),
+        }
     }
 
     /// Carries out a cancellation: an interrupted run leaves what it committed, a rolled back one the state before it.

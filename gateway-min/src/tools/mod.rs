@@ -30,6 +30,7 @@ use serde_json::{Map, Value};
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
 pub use toolbox::{ToolAnswer, Toolbox};
+pub(crate) use workspace::snapshot::{Changes, Snapshot};
 
 /// How many characters of a tool's output go into the conversation, unless the tool has a limit of its own.
 pub const DEFAULT_OUTPUT_MAX_CHARS: usize = 12_000;

@@ -13,6 +13,7 @@ mod run_checks;
 mod run_events;
 mod run_gate;
 mod run_stream;
+mod run_workspace;
 mod runs;
 mod search;
 mod sse;

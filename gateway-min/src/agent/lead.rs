@@ -308,6 +308,7 @@ impl LeadAgent {
                 },
             };
             ends_run |= done.ends_run;
+            session.journal.delivered(done.message["name"].as_str().unwrap_or_default(), &done.written);
             let write = session.writer.write("messages", json!([done.message]), false)?;
             let result = messages_of(std::slice::from_ref(&write))?.pop().unwrap_or_default();
             session.journal.tool_result(&result).await?;

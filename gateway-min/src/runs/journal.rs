@@ -1,9 +1,11 @@
-//! The event feed of a run, written in batches.
+//! The event feed of a run, written in batches. Events of the run's end wait for [`Journal::close`], so that a feed
+//! that cannot be written does not keep the run from ending.
 
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
+use super::delivery::{Delivery, persistently};
 use crate::store::{NewEvent, Store, StoreError};
 use crate::tools::Changes;
 
@@ -17,6 +19,7 @@ pub(crate) struct Journal {
     run_id: String,
     pending: Vec<NewEvent>,
     answers: Vec<String>,
+    delivery: Delivery,
 }
 
 impl Journal {
@@ -27,6 +30,7 @@ impl Journal {
             run_id: run_id.to_owned(),
             pending: Vec::new(),
             answers: Vec::new(),
+            delivery: Delivery::default(),
         }
     }
 
@@ -63,31 +67,47 @@ impl Journal {
     }
 
     /// The run reached its end.
-    pub(crate) async fn end(&mut self) -> Result<(), StoreError> {
-        self.add(NewEvent::new("run.end", "outputs", json!({}))).await
+    pub(crate) fn end(&mut self) {
+        self.hold(NewEvent::new("run.end", "outputs", json!({})));
     }
 
     /// The run failed.
-    pub(crate) async fn error(&mut self, name: &str, message: &str) -> Result<(), StoreError> {
-        self.add(NewEvent::new("run.error", "error", json!({ "name": name, "message": message }))).await
+    pub(crate) fn error(&mut self, name: &str, message: &str) {
+        self.hold(NewEvent::new("run.error", "error", json!({ "name": name, "message": message })));
     }
 
     /// What the run changed in its thread's directory.
-    pub(crate) async fn workspace_changes(&mut self, changes: &Changes) -> Result<(), StoreError> {
-        self.add(NewEvent::new("workspace_changes", "workspace", json!(changes))).await
+    pub(crate) fn workspace_changes(&mut self, changes: &Changes) {
+        self.hold(NewEvent::new("workspace_changes", "workspace", json!(changes)));
     }
 
-    /// Writes what is held back, and the receipt of what the run delivered, which is written once.
-    pub(crate) async fn close(&mut self) -> Result<(), StoreError> {
-        self.flush().await?;
-        let receipt = json!({ "presented": false, "paths": [], "by_tool": {} });
-        let receipt = NewEvent::new("run.delivery", "outputs", receipt);
-        self.store.events().append_if_absent(&self.thread_id, &self.run_id, receipt).await?;
-        Ok(())
+    /// A call of `tool` wrote these files, relative to the thread's directory.
+    pub(crate) fn delivered(&mut self, tool: &str, written: &[String]) {
+        self.delivery.add(tool, written);
+    }
+
+    /// Writes what is held back, and the receipt of what the run delivered, which is written once. A feed that cannot
+    /// be written does not keep a run from its end.
+    pub(crate) async fn close(&mut self) {
+        if let Err(error) = self.flush().await {
+            let (thread_id, run_id) = (&self.thread_id, &self.run_id);
+            tracing::error!(thread_id, run_id, %error, "the last events of the run are lost");
+        }
+        let receipt = NewEvent::new("run.delivery", "outputs", self.delivery.receipt());
+        let (events, thread_id, run_id) = (self.store.events(), &self.thread_id, &self.run_id);
+        let written = persistently(|| events.append_if_absent(thread_id, run_id, receipt.clone())).await;
+        if let Err(error) = written {
+            tracing::error!(thread_id, run_id, %error, "the receipt of the run is lost");
+        }
+    }
+
+    /// Takes an event of which nothing depends on being stored now: it is written with the next batch.
+    fn hold(&mut self, event: NewEvent) {
+        self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
     }
 
     async fn add(&mut self, event: NewEvent) -> Result<(), StoreError> {
-        self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
+        self.hold(event);
         if self.pending.len() >= BATCH { self.flush().await } else { Ok(()) }
     }
 

@@ -4,6 +4,7 @@ pub(crate) mod admission;
 pub mod bridge;
 mod cancel;
 pub(crate) mod control;
+pub(crate) mod delivery;
 pub(crate) mod duration;
 pub(crate) mod frames;
 #[cfg(test)]

@@ -224,21 +224,21 @@ impl Worker<'_> {
             Outcome::Cancelled => self.cancelled(accessor).await?,
             Outcome::Failed { name, message } => {
                 self.frames.error(name, &message);
-                self.journal.error(name, &message).await?;
+                self.journal.error(name, &message);
                 End { status: RunStatus::Error, error: Some(message), stop_reason: None }
             }
             Outcome::Ended { stop_reason, fallback: None } => {
-                self.journal.end().await?;
+                self.journal.end();
                 End { status: RunStatus::Success, error: None, stop_reason }
             }
             Outcome::Ended { stop_reason, fallback: Some(reason) } => {
                 let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
-                self.journal.error("LLMProviderError", &reason).await?;
+                self.journal.error("LLMProviderError", &reason);
                 End { status: RunStatus::Error, error: Some(reason), stop_reason }
             }
         };
-        self.note_workspace_changes().await?;
-        self.journal.close().await?;
+        self.note_workspace_changes().await;
+        self.journal.close().await;
         if let FinishOutcome::CancelRequested(_) = self.end_row(&end).await? {
             end = self.cancelled(accessor).await?;
             self.end_row(&end).await?;
@@ -269,12 +269,11 @@ impl Worker<'_> {
     }
 
     /// Tells what the run changed in the thread's directory; a run that changed nothing says nothing.
-    async fn note_workspace_changes(&mut self) -> Result<(), StoreError> {
-        let Some(before) = self.workspace.take() else { return Ok(()) };
-        let Some(after) = self.look_at_workspace().await else { return Ok(()) };
-        match before.changes(&after) {
-            Some(changes) => self.journal.workspace_changes(&changes).await,
-            None => Ok(()),
+    async fn note_workspace_changes(&mut self) {
+        let Some(before) = self.workspace.take() else { return };
+        let Some(after) = self.look_at_workspace().await else { return };
+        if let Some(changes) = before.changes(&after) {
+            self.journal.workspace_changes(&changes);
         }
     }
 
@@ -306,7 +305,7 @@ impl Worker<'_> {
     async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
         let error = (action == CancelAction::Rollback).then(|| ROLLED_BACK.to_owned());
         let status = if error.is_some() { RunStatus::Error } else { RunStatus::Interrupted };
-        self.journal.close().await?;
+        self.journal.close().await;
         self.end_row(&End { status, error, stop_reason: None }).await?;
         Ok(())
     }

@@ -77,6 +77,8 @@ pub struct ToolOutput {
     pub artifact: Value,
     /// More data for the program: the message's `additional_kwargs`.
     pub additional_kwargs: Map<String, Value>,
+    /// The files that the call wrote, relative to the thread's directory.
+    pub written: Vec<String>,
     /// Whether the run ends with this call, because a person must act next.
     pub ends_run: bool,
 }
@@ -89,6 +91,7 @@ impl ToolOutput {
             status: ToolStatus::Success,
             artifact: Value::Null,
             additional_kwargs: Map::new(),
+            written: Vec::new(),
             ends_run: false,
         }
     }

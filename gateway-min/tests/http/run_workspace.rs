@@ -2,9 +2,10 @@
 
 use axum::http::Method;
 use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
 use threadkeep_gateway::model::scripted::gate;
 
-use crate::support::{Gateway, MODES, Setup};
+use crate::support::{Gateway, MODES, Setup, connect};
 
 /// Writes, edits and reads files; with `bash` beside that; fails or waits at `gate` after a write.
 fn script(gate: &str) -> Value {
@@ -64,6 +65,12 @@ fn summary(events: &[Value]) -> &Value {
     &found[0]["content"]
 }
 
+fn receipt(events: &[Value]) -> &Value {
+    let last = events.last().unwrap();
+    assert_eq!((&last["event_type"], &last["category"]), (&json!("run.delivery"), &json!("outputs")));
+    &last["content"]
+}
+
 const COMPLETE: &str = r#"{"created":false,"deleted":false,"modified":false,"scan":false}"#;
 
 fn changes(created: &Value, modified: &Value, deleted: &Value) -> Value {
@@ -80,6 +87,9 @@ async fn a_run_says_which_files_it_created_changed_and_deleted_and_never_what_is
         let created = json!([{"path": "a.txt", "size": 3}, {"path": "b/c.txt", "size": 6}]);
         assert_eq!(*summary(&found), changes(&created, &json!([]), &json!([])));
         assert_eq!(last(&found), ["run.end", "workspace_changes", "run.delivery"], "{mode}");
+        let both = ["a.txt", "b/c.txt"];
+        let delivered = json!({"presented": false, "paths": both, "by_tool": {"write_file": both}});
+        assert_eq!(receipt(&found), &delivered, "once each, and not what was refused");
 
         let run = gateway.ask("t", "edit").await;
         let found = events(&gateway, &run).await;
@@ -90,9 +100,14 @@ async fn a_run_says_which_files_it_created_changed_and_deleted_and_never_what_is
         );
         assert_eq!(*summary(&found), expected, "a touched file has not changed");
         assert!(!summary(&found).to_string().contains("SECRET"));
+        let delivered =
+            json!({"presented": false, "paths": ["a.txt"], "by_tool": {"str_replace": ["a.txt"]}});
+        assert_eq!(receipt(&found), &delivered, "what the command wrote is in the summary only");
 
         let run = gateway.ask("t", "look").await;
-        assert_eq!(last(&events(&gateway, &run).await), ["run.end", "run.delivery"], "nothing changed");
+        let found = events(&gateway, &run).await;
+        assert_eq!(last(&found), ["run.end", "run.delivery"], "nothing changed");
+        assert_eq!(receipt(&found), &json!({"presented": false, "paths": [], "by_tool": {}}));
     }
 }
 
@@ -111,6 +126,35 @@ async fn a_failed_and_a_cancelled_run_tell_what_they_left_behind() {
     assert_eq!(gateway.call(Method::POST, &stop, None).await.status, 204);
     let found = events(&gateway, &run).await;
     assert_eq!(last(&found), ["workspace_changes", "run.delivery"], "files are not rolled back");
+    assert_eq!(receipt(&found)["by_tool"], json!({"write_file": ["before-waiting"]}));
     let created = json!([{"path": "before-waiting", "size": 1}]);
     assert_eq!(*summary(&found), changes(&created, &json!([]), &json!([])));
+}
+
+/// The first time only the receipt cannot be stored, the second time nothing of the feed.
+#[tokio::test]
+async fn a_feed_that_cannot_be_written_does_not_keep_a_run_from_its_end() {
+    for (name, refused) in [("receipt", "NEW.event_type = 'run.delivery'"), ("feed", "TRUE")] {
+        let gateway = Setup { script: script(name), ..Setup::on("sqlite", "delta") }.start().await;
+        gateway.create("t").await;
+        let run = gateway.start_run("t", "wait").await;
+        gate(name).reached().await;
+        let mut db = connect(&gateway.data().join("gateway.db")).await;
+        let sql = format!(
+            "CREATE TRIGGER refuse BEFORE INSERT ON run_events WHEN {refused} BEGIN SELECT RAISE(ABORT, 'full'); END"
+        );
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut db).await.unwrap();
+        gate(name).open();
+        gateway.join("t", &run).await;
+        let record = gateway.run("t", &run).await;
+        assert_eq!((&record["status"], &record["error"]), (&json!("success"), &Value::Null), "{name}");
+        let found = events(&gateway, &run).await;
+        let types: Vec<&str> = found.iter().map(|e| e["event_type"].as_str().unwrap()).collect();
+        assert!(!types.contains(&"run.delivery"), "{types:?}");
+        assert_eq!(types.contains(&"run.end"), name == "receipt", "{types:?}");
+
+        sqlx::query("DROP TRIGGER refuse").execute(&mut db).await.unwrap();
+        let run = gateway.ask("t", "look").await;
+        assert_eq!(receipt(&events(&gateway, &run).await)["paths"], json!([]));
+    }
 }

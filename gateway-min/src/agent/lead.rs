@@ -183,7 +183,8 @@ impl LeadAgent {
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
         conversation.push(answer.clone());
-        if let Verdict::Stop(finding) = self.loop_detection.assess(conversation) {
+        let verdict = self.loop_detection.assess(conversation);
+        if let Verdict::Stop(finding) = &verdict {
             answer = message::strip_tool_calls(&answer, &finding.stop_notice());
             conversation.pop();
             conversation.push(answer.clone());
@@ -195,7 +196,9 @@ impl LeadAgent {
             update.insert("title".to_owned(), json!(title));
         }
         session.usage.message(&answer);
+        session.journal.llm_error(&answer, self.model.name(), CALLER);
         session.journal.ai_response(&answer, CALLER, latency).await?;
+        session.journal.loop_detection(&verdict);
         let mut writes = Vec::new();
         for (channel, value) in &update {
             writes.push(session.writer.write(channel, value.clone(), false)?);
@@ -265,7 +268,8 @@ impl LeadAgent {
             made = title::by_model(config, model, conversation) => made,
         };
         if let Some(answer) = answer {
-            session.usage.record(model.name(), "middleware:title", &answer);
+            session.journal.llm_error(&answer, model.name(), title::CALLER);
+            session.usage.record(model.name(), title::CALLER, &answer);
         }
         Some(title)
     }

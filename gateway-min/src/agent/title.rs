@@ -6,6 +6,8 @@ use crate::config::Title;
 use crate::model::message::text;
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
 
+/// Who asks the model for a title.
+pub(crate) const CALLER: &str = "middleware:title";
 /// The longest title that is cut from the user's text, whatever `title.max_chars` says.
 const LOCAL_MAX_CHARS: usize = 50;
 /// The title of a conversation whose first message has no text.
@@ -53,7 +55,7 @@ pub(crate) async fn by_model(
             config.max_words
         )),
         messages: vec![json!({ "type": "human", "content": excerpt.join("\n"), "id": "title" })],
-        caller: "middleware:title".to_owned(),
+        caller: CALLER.to_owned(),
         ..ModelRequest::default()
     };
     let mut assembler = ChunkAssembler::new(model.name());

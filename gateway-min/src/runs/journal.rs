@@ -6,8 +6,10 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::delivery::{Delivery, persistently};
+use crate::model::message;
 use crate::store::{NewEvent, Store, StoreError};
 use crate::tools::Changes;
+use crate::tools::loop_detection::Verdict;
 
 /// So many events are held back before they are written.
 const BATCH: usize = 20;
@@ -59,6 +61,38 @@ impl Journal {
 
     pub(crate) async fn tool_result(&mut self, message: &Json) -> Result<(), StoreError> {
         self.add(NewEvent::new("llm.tool.result", "message", message.clone())).await
+    }
+
+    /// A model call failed for good; `answer` is the fallback in its place. Nothing of the request is in the event.
+    pub(crate) fn llm_error(&mut self, answer: &Json, model: &str, caller: &str) {
+        let Some(reason) = message::fallback_reason(answer) else { return };
+        let error_type = &answer["additional_kwargs"][message::ERROR_TYPE];
+        let content = json!({ "error_type": error_type, "reason": reason, "model": model });
+        let mut event = NewEvent::new("llm.error", "trace", content);
+        event.metadata.insert("caller".to_owned(), json!(caller));
+        self.hold(event);
+    }
+
+    /// What loop detection did about an answer of the lead agent, if anything. A warning is given once for what it is
+    /// about, because [`LoopDetection::assess`](crate::config::LoopDetection::assess) gives it once.
+    pub(crate) fn loop_detection(&mut self, verdict: &Verdict) {
+        let (action, finding) = match verdict {
+            Verdict::Proceed => return,
+            Verdict::Warn(finding) => ("warn", finding),
+            Verdict::Stop(finding) => ("hard_stop", finding),
+        };
+        let changes = json!({
+            "detection_layer": finding.layer.as_str(),
+            "tool_names": finding.tool_names,
+            "count": finding.count,
+            "threshold": finding.threshold,
+            "is_subagent": false,
+            "agent_id": null,
+        });
+        let content = json!({
+            "name": "LoopDetectionMiddleware", "hook": "after_model", "action": action, "changes": changes,
+        });
+        self.hold(NewEvent::new("middleware:loop_detection", "middleware", content));
     }
 
     /// The ids of the answers so far.

@@ -20,6 +20,7 @@ use crate::config::{Backend, Config, ConfigHandle, SqliteSynchronous};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
+use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
@@ -52,6 +53,8 @@ pub struct App {
     pub(crate) bridge: StreamBridge,
     pub(crate) locks: ThreadLocks,
     pub(crate) local_runs: LocalRuns,
+    /// How often the totals of a run at work are stored.
+    pub(crate) progress_every: Duration,
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
     sqlite: Option<Arc<SqliteSaver>>,
@@ -109,6 +112,7 @@ impl App {
             ids,
             locks: ThreadLocks::default(),
             local_runs: LocalRuns::default(),
+            progress_every: progress::EVERY,
             modes,
             sqlite,
             models: Mutex::default(),

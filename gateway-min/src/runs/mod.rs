@@ -10,6 +10,7 @@ pub(crate) mod frames;
 #[cfg(test)]
 mod golden;
 pub(crate) mod journal;
+pub(crate) mod progress;
 pub mod request;
 #[cfg(test)]
 mod tests;

@@ -24,7 +24,7 @@ use crate::store::{
 };
 
 pub(super) struct Gateway {
-    app: Arc<App>,
+    pub(super) app: Arc<App>,
     dir: TempDir,
 }
 
@@ -53,22 +53,22 @@ impl Gateway {
     }
 
     /// Runs to the end; returns the frames by name, and the row.
-    async fn run(&self, request: RunRequest) -> (Vec<(String, Json)>, RunRow) {
+    pub(super) async fn run(&self, request: RunRequest) -> (Vec<(String, Json)>, RunRow) {
         let created = self.create(request).await.unwrap();
         let frames = frames(created.stream).await;
         (frames, self.row(&created.run.run_id).await)
     }
 
-    async fn row(&self, run_id: &str) -> RunRow {
+    pub(super) async fn row(&self, run_id: &str) -> RunRow {
         self.app.run_ended(run_id).await;
         self.app.store.runs().get(run_id).await.unwrap().unwrap()
     }
 
-    async fn head(&self) -> Option<StateSnapshot> {
+    pub(super) async fn head(&self) -> Option<StateSnapshot> {
         self.app.accessor().get(&ThreadId::from("t"), None).await.unwrap()
     }
 
-    async fn history(&self) -> Vec<StateSnapshot> {
+    pub(super) async fn history(&self) -> Vec<StateSnapshot> {
         self.app.accessor().history(&ThreadId::from("t"), HistoryQuery::default()).await.unwrap()
     }
 

@@ -13,6 +13,7 @@ use super::control::RunGuard;
 use super::duration::{self, RunNotes};
 use super::frames::Frames;
 use super::journal::Journal;
+use super::progress;
 use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{
@@ -190,6 +191,10 @@ impl Worker<'_> {
         let at = self.linearized(accessor).await?;
         let agent = self.app.lead_agent(spec).await?;
         let mut writer = StepWriter::open(accessor, thread, at).await?;
+        let (store, run_id) = (&self.app.store, &spec.run_id);
+        let progress = progress::report(self.usage.watch(), self.app.progress_every, |totals| async move {
+            store.runs().progress(run_id, &totals).await.map(|_| ())
+        });
         let mut session = Session {
             run_id: &spec.run_id,
             writer: &mut writer,
@@ -201,7 +206,11 @@ impl Worker<'_> {
             recursion_limit: spec.recursion_limit,
             breakpoints: spec.breakpoints.clone(),
         };
-        agent.run(&mut session, spec.input.clone()).await
+        tokio::select! {
+            biased;
+            ended = agent.run(&mut session, spec.input.clone()) => ended,
+            never = progress => match never {},
+        }
     }
 
     /// The checkpoint to open: none if it is the head, be it because the selected state was put onto the head.

@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
 use crate::runs::request::OnDisconnect;
+use crate::runs::resume::ResumeError;
 use crate::serialize;
 use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 
@@ -117,7 +118,9 @@ fn refused(error: CreateError) -> ApiError {
         CreateError::CheckpointNotFound(_) | CreateError::Store(StoreError::NotFound { .. }) => {
             ApiError::not_found(text)
         }
-        CreateError::CheckpointUnreadable(cause) => {
+        CreateError::Resume(ResumeError::NoAnswer(_)) => ApiError::bad_request(text),
+        CreateError::Resume(ResumeError::NothingWaits(_)) => ApiError::conflict(text),
+        CreateError::CheckpointUnreadable(cause) | CreateError::Resume(ResumeError::State(cause)) => {
             ApiError::internal("Failed to validate checkpoint", &cause)
         }
         // The texts of the two settings errors help the operator and hold no secret; others may quote a store.

@@ -12,6 +12,7 @@ mod golden;
 pub(crate) mod journal;
 pub(crate) mod progress;
 pub mod request;
+pub(crate) mod resume;
 #[cfg(test)]
 mod tests;
 pub(crate) mod worker;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json};
+use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
-use threadkeep::state::{RollbackPoint, StateAccessor};
+use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 
 use super::control::RunGuard;
@@ -14,6 +15,8 @@ use super::duration::{self, RunNotes};
 use super::frames::Frames;
 use super::journal::Journal;
 use super::progress;
+use super::request::RunInput;
+use super::resume::{self, Resumed};
 use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{
@@ -35,8 +38,8 @@ const DIED: &str = "The gateway failed while it worked on this run; its log says
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,
     pub(crate) thread_id: String,
-    /// What the run brings with it, by channel; none continues what the thread is to run next.
-    pub(crate) input: Option<Map<String, Json>>,
+    /// What the run brings with it.
+    pub(crate) input: RunInput,
     /// The checkpoint to start from; none means the head.
     pub(crate) checkpoint: Option<CheckpointId>,
     pub(crate) model_name: Option<String>,
@@ -191,6 +194,7 @@ impl Worker<'_> {
         let at = self.linearized(accessor).await?;
         let agent = self.app.lead_agent(spec).await?;
         let mut writer = StepWriter::open(accessor, thread, at).await?;
+        let input = self.input(accessor, writer.state()).await?;
         let (store, run_id) = (&self.app.store, &spec.run_id);
         let progress = progress::report(self.usage.watch(), self.app.progress_every, |totals| async move {
             store.runs().progress(run_id, &totals).await.map(|_| ())
@@ -208,8 +212,30 @@ impl Worker<'_> {
         };
         tokio::select! {
             biased;
-            ended = agent.run(&mut session, spec.input.clone()) => ended,
+            ended = agent.run(&mut session, input) => ended,
             never = progress => match never {},
+        }
+    }
+
+    /// What the agent starts with, by channel; none goes on with what the thread is to run next.
+    async fn input(
+        &self,
+        accessor: &StateAccessor,
+        state: Option<&StateSnapshot>,
+    ) -> Result<Option<Map<String, Json>>, AgentError> {
+        let resume = match &self.spec.input {
+            RunInput::Values(values) => return Ok(Some(values.clone())),
+            RunInput::Continue => return Ok(None),
+            RunInput::Resume(resume) => resume,
+        };
+        match resume::resolve(&self.thread, state, resume)? {
+            Resumed::Answer(messages) => {
+                Ok(Some(Map::from_iter([(MESSAGES_CHANNEL.to_owned(), messages.into())])))
+            }
+            Resumed::GoOn(state) => {
+                resume::keep(accessor, state, &resume.value).await?;
+                Ok(None)
+            }
         }
     }
 

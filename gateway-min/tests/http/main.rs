@@ -12,6 +12,7 @@ mod run_cancel;
 mod run_checks;
 mod run_events;
 mod run_gate;
+mod run_resume;
 mod run_stream;
 mod run_workspace;
 mod runs;

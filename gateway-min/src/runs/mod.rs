@@ -14,5 +14,7 @@ pub(crate) mod progress;
 pub mod request;
 pub(crate) mod resume;
 #[cfg(test)]
+mod shape;
+#[cfg(test)]
 mod tests;
 pub(crate) mod worker;

@@ -30,13 +30,19 @@ pub(super) struct Gateway {
 
 impl Gateway {
     pub(super) async fn start(mode: &str, script: &Json) -> Self {
+        Self::start_at(mode, 3, script).await
+    }
+
+    /// As [`Self::start`], at this cadence.
+    pub(super) async fn start_at(mode: &str, frequency: u64, script: &Json) -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
         let config = json!({
             "config_version": 49,
             "database": {"backend": "memory", "checkpoint_channel_mode": mode,
-                         "checkpoint_delta": {"snapshot_frequency": 3}},
+                         "checkpoint_delta": {"snapshot_frequency": frequency}},
             "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
+            "sandbox": {"use": "local", "allow_host_bash": true},
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
         let app = App::start(open(dir.path()), Arc::new(ModeRegister::new())).await.unwrap();

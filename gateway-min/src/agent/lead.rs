@@ -318,13 +318,23 @@ impl LeadAgent {
             session.journal.tool_result(&result).await?;
             session.usage.message(&result);
             session.frames.message(step, &task, None, &result);
-            let update = json!({ "messages": [result] });
+            results[task.index as usize] = Some(result.clone());
+            let mut writes = vec![write];
+            let mut update = Map::from_iter([("messages".to_owned(), json!([result]))]);
+            // The last one to finish is durable with the commit that follows at once.
+            let last = running.is_empty();
+            if last
+                && ends_run
+                && let Some(title) = self.title(session, conversation, true).await
+            {
+                writes.push(session.writer.write("title", json!(title), false)?);
+                update.insert("title".to_owned(), json!(title));
+            }
+            let update = Json::Object(update);
             session.frames.updates(TOOLS, &update);
             session.frames.task_ended(step, &task, Ok(&update));
-            results[task.index as usize] = Some(result);
-            // The last one to finish is durable with the commit that follows at once.
-            let durability = if running.is_empty() { Durability::WithCommit } else { Durability::Now };
-            session.writer.finish_task(task, vec![write], durability).await?;
+            let durability = if last { Durability::WithCommit } else { Durability::Now };
+            session.writer.finish_task(task, writes, durability).await?;
         }
         drop(running);
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };

@@ -3,7 +3,7 @@
 
 mod lead;
 mod prompt;
-mod title;
+pub(crate) mod title;
 mod usage;
 
 pub(crate) use lead::{Breakpoints, Ended, LeadAgent, Session};

@@ -15,8 +15,12 @@ const EMPTY_TITLE: &str = "New Conversation";
 
 /// Whether the conversation has had its first exchange and nothing more: one visible human message, and an answer.
 pub(crate) fn is_due(messages: &[Json]) -> bool {
-    let count = |kind: &str| messages.iter().filter(|m| m["type"] == kind).count();
-    count("human") == 1 && count("ai") >= 1
+    is_first_turn(messages) && messages.iter().any(|m| m["type"] == "ai")
+}
+
+/// Whether the user has written once, answered or not.
+pub(crate) fn is_first_turn(messages: &[Json]) -> bool {
+    messages.iter().filter(|m| m["type"] == "human").count() == 1
 }
 
 /// The title made of the first human message, without a model.

@@ -9,6 +9,7 @@ pub(crate) mod duration;
 pub(crate) mod frames;
 #[cfg(test)]
 mod golden;
+pub(crate) mod interrupted_title;
 pub(crate) mod journal;
 pub(crate) mod progress;
 pub mod request;

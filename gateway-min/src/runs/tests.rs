@@ -274,6 +274,7 @@ async fn a_question_to_the_user_ends_the_run() {
     let head = gateway.head().await.unwrap();
     assert_eq!(kinds(&head), ["human", "ai", "tool"]);
     assert!(head.next.is_empty());
+    assert_eq!(head.json("title").unwrap(), Some(json!("clarify")), "its answer begins a second turn");
 }
 
 #[tokio::test]

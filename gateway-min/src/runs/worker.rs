@@ -13,6 +13,7 @@ use threadkeep::step::StepWriter;
 use super::control::RunGuard;
 use super::duration::{self, RunNotes};
 use super::frames::Frames;
+use super::interrupted_title;
 use super::journal::Journal;
 use super::progress;
 use super::request::RunInput;
@@ -282,7 +283,7 @@ impl Worker<'_> {
             if end.status == RunStatus::Success {
                 self.note_duration(accessor, started).await;
             }
-            self.copy_title(accessor).await;
+            self.settle_title(accessor, &end).await;
         }
         let status = match end.status {
             RunStatus::Success => ThreadStatus::Idle,
@@ -374,18 +375,24 @@ impl Worker<'_> {
         }
     }
 
-    /// Copies the title of the state to the thread's display name.
-    async fn copy_title(&self, accessor: &StateAccessor) {
+    /// Gives an interrupted or failed first turn its title, and copies the title of the state to the thread's display
+    /// name.
+    async fn settle_title(&self, accessor: &StateAccessor, end: &End) {
         let load = Load::Only([ChannelName::from("title")].into());
-        let copied = async {
+        let settled = async {
+            // What was rolled back is as it was before the run.
+            if end.status != RunStatus::Success && end.error.as_deref() != Some(ROLLED_BACK) {
+                let config = self.app.config.current_async().await;
+                interrupted_title::write(accessor, &self.thread, &config.title).await?;
+            }
             let state = accessor.get_loading(&self.thread, None, load).await.map_err(AgentError::from)?;
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
                 self.app.store.threads().set_display_name(&self.spec.thread_id, Some(&title)).await?;
             }
             Ok::<_, AgentError>(())
         };
-        if let Err(error) = copied.await {
-            tracing::warn!(thread_id = self.spec.thread_id, %error, "the title was not copied to the thread");
+        if let Err(error) = settled.await {
+            tracing::warn!(thread_id = self.spec.thread_id, %error, "the title was not settled");
         }
     }
 }

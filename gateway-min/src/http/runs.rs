@@ -119,7 +119,6 @@ fn refused(error: CreateError) -> ApiError {
             ApiError::not_found(text)
         }
         CreateError::Resume(ResumeError::NoAnswer(_)) => ApiError::bad_request(text),
-        CreateError::Resume(ResumeError::NothingWaits(_)) => ApiError::conflict(text),
         CreateError::CheckpointUnreadable(cause) | CreateError::Resume(ResumeError::State(cause)) => {
             ApiError::internal("Failed to validate checkpoint", &cause)
         }
@@ -129,7 +128,8 @@ fn refused(error: CreateError) -> ApiError {
         }
         CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
         CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
-        CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text),
+        CreateError::Store(StoreError::Conflict { .. })
+        | CreateError::Resume(ResumeError::NothingWaits(_)) => ApiError::conflict(text),
         CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
     }
 }

@@ -201,7 +201,9 @@ mod tests {
     impl Place {
         fn with(files: &[(&str, &str)]) -> Self {
             let place = Self(tempfile::tempdir().unwrap());
-            files.iter().for_each(|(path, content)| place.write(path, content));
+            for (path, content) in files {
+                place.write(path, content);
+            }
             place
         }
 
@@ -339,7 +341,9 @@ mod tests {
     fn long_lists_are_cut_and_say_so() {
         let place = Place::with(&[]);
         let before = place.snapshot();
-        (0..=MAX_LISTED).for_each(|n| place.write(&format!("{n:04}"), ""));
+        for n in 0..=MAX_LISTED {
+            place.write(&format!("{n:04}"), "");
+        }
         let found = difference(&before, &place.snapshot());
         let created = found["created"].as_array().unwrap();
         assert_eq!((created.len(), &created[199]["path"]), (200, &json!("0199")));

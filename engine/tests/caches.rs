@@ -12,7 +12,7 @@ use serde_json::{Map, json};
 use threadkeep::Result;
 use threadkeep::cache::{CachedHistory, CachedSaver, HistoryCache, HistoryKey, MemoryCache};
 use threadkeep::channel::Schema;
-use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use threadkeep::deletion::{Boundary, Keep, Prune, RUN_ID_KEY, delete_for_runs, prune};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::metadata::Source;
@@ -23,6 +23,7 @@ use threadkeep::saver::{
 };
 use threadkeep::state::{StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep_memory::MemorySaver;
 
 /// What readers asked of a saver.
@@ -54,7 +55,7 @@ impl Counting {
 
 fn elements(tuple: &CheckpointTuple) -> usize {
     let values = tuple.checkpoint.channels.values().filter_map(|entry| entry.stored.value());
-    values.filter_map(|value| value.as_list()).map(|list| list.len()).sum()
+    values.filter_map(|value| value.as_list()).map(ListValue::len).sum()
 }
 
 #[async_trait]
@@ -90,7 +91,7 @@ impl Saver for Counting {
         asked.walks += 1;
         for path in paths.values() {
             let seed = path.seed.as_ref().and_then(|seed| seed.value.as_list());
-            asked.elements += seed.map_or(0, threadkeep::value::ListValue::len);
+            asked.elements += seed.map_or(0, ListValue::len);
             asked.steps += path.steps.len();
         }
         Ok(paths)
@@ -211,7 +212,7 @@ async fn resolving_step_after_step_reads_as_much_at_step_300_as_at_step_3() {
     for n in 0..300 {
         let state = step(&mut writer).await;
         store.behind.take();
-        let path = &store.path(&state.key).await.unwrap()["messages".into()];
+        let path = &store.path(&state.key).await.unwrap()["messages"];
         assert_eq!(path.steps.len(), n + 2);
         let asked = store.behind.take();
         if n == 0 {
@@ -223,7 +224,7 @@ async fn resolving_step_after_step_reads_as_much_at_step_300_as_at_step_3() {
                 "the checkpoint and its parent, at step {n}"
             );
         }
-        assert_eq!(store.path(&state.key).await.unwrap()["messages".into()], *path);
+        assert_eq!(store.path(&state.key).await.unwrap()["messages"], *path);
         assert_eq!(
             store.behind.take(),
             Asked { gets: 1, ..Asked::default() },
@@ -272,7 +273,7 @@ async fn forks_snapshots_and_rows_that_come_late_give_what_the_saver_gives() {
     store.agrees(&snapshot.key).await;
     let behind = say(&store.accessor, &store.thread, None).await;
     store.agrees(&behind.key).await;
-    assert_eq!(store.path(&behind.key).await.unwrap()["messages".into()].steps.len(), 1);
+    assert_eq!(store.path(&behind.key).await.unwrap()["messages"].steps.len(), 1);
 }
 
 #[tokio::test]
@@ -306,7 +307,7 @@ async fn what_is_gone_is_not_served_and_what_was_made_anew_is_not_mistaken() {
             entry.version = ids.version_after(Some(entry.version));
         }
         for write in tuple.writes.iter_mut().flat_map(|row| &mut row.writes) {
-            write.value = threadkeep::value::ChannelValue::from_json(&json!([{"id": "new"}])).unwrap();
+            write.value = ChannelValue::from_json(&json!([{"id": "new"}])).unwrap();
         }
     }
     let rewrite = Rewrite { remove: BTreeSet::new(), put };
@@ -386,7 +387,7 @@ async fn the_memory_cache_keeps_the_paths_that_were_used_last() {
     let path = CachedHistory {
         checkpoint: store.made[1].key.id,
         version: store.made[1].version("messages").unwrap(),
-        history: paths["messages".into()].clone(),
+        history: paths["messages"].clone(),
     };
     let [a, b, c] = ["a", "b", "c"].map(|thread| key(&thread.into()));
     cache.put(&a, &path).await;
@@ -460,9 +461,7 @@ async fn a_warm_head_is_read_again_when_somebody_else_moved_deleted_or_converted
         let mut put = image.checkpoints[&(Namespace::root(), old.key.id)].clone();
         let entry = put.checkpoint.channels.get_mut("messages").unwrap();
         entry.version = ours.ids().version_after(Some(entry.version));
-        entry.stored = threadkeep::checkpoint::Stored::Value(
-            threadkeep::value::ChannelValue::from_json(&json!([])).unwrap(),
-        );
+        entry.stored = Stored::Value(ChannelValue::from_json(&json!([])).unwrap());
         let rewrite = Rewrite { remove: BTreeSet::new(), put: vec![put] };
         behind.inner.rewrite_thread(&thread, &image.revision, rewrite).await.unwrap();
         assert_eq!(count().await, Some(0), "{mode:?}: rewritten");
@@ -474,7 +473,7 @@ async fn a_warm_head_is_read_again_when_somebody_else_moved_deleted_or_converted
             let mut put = image.checkpoints[&(Namespace::root(), next.key.id)].clone();
             (put.metadata.delta_marker, put.metadata.counters) = (marker, BTreeMap::new());
             let entry = put.checkpoint.channels.get_mut("messages").unwrap();
-            entry.stored = threadkeep::checkpoint::Stored::Value(next.value("messages").unwrap().clone());
+            entry.stored = Stored::Value(next.value("messages").unwrap().clone());
             let rewrite = Rewrite { remove: BTreeSet::new(), put: vec![put] };
             behind.inner.rewrite_thread(&thread, &image.revision, rewrite).await.unwrap();
             let warm = ours.get(&thread, None).await;

@@ -8,6 +8,7 @@ mod delete;
 mod events;
 mod gate;
 mod history;
+mod retention;
 mod run_cancel;
 mod run_checks;
 mod run_events;

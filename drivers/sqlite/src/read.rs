@@ -1,16 +1,17 @@
 //! The reading methods of the contract, each inside one read transaction.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
-use threadkeep::id::{ChannelName, CheckpointId};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::fallback::HistoryWalk;
-use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery};
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, ThreadImage};
 use threadkeep::{Error, Result};
 
 use crate::directory::{self, Chain};
 use crate::names::Names;
 use crate::record::{Kept, NameKey, Ordinal};
+use crate::rewrite::{self, ChainRows};
 use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::view::{ChainRef, View};
@@ -109,6 +110,25 @@ pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<Chec
     let mut tuples = tuples.collect::<Result<Vec<_>>>()?;
     tuples.reverse();
     Ok(tuples)
+}
+
+/// The contract's `read_thread`.
+pub(crate) fn read_thread(db: &Db, names: &Names, thread: &ThreadId) -> Result<ThreadImage> {
+    let Some(key) = directory::find_thread(db, thread)? else { return Ok(ThreadImage::absent(thread)) };
+    let chains = rewrite::rows_of(db, key)?;
+    let revision = rewrite::revision(&chains);
+    let mut view = View::new(db, names, thread, key);
+    let mut checkpoints = BTreeMap::new();
+    for ChainRows { namespace, chain, rows } in &chains {
+        let chain = ChainRef { key: chain.key, namespace: namespace.clone() };
+        for row in rows {
+            let read = view.read(chain.key, row)?;
+            let metadata = view.metadata(&read)?;
+            let tuple = view.tuple(&chain, &read, metadata, &Load::All)?;
+            checkpoints.insert((namespace.clone(), row.id), tuple);
+        }
+    }
+    Ok(ThreadImage { thread: thread.clone(), revision, checkpoints })
 }
 
 /// The contract's `delta_history`.

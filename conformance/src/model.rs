@@ -9,7 +9,7 @@ mod resolve;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
+use proptest::test_runner::{TestCaseError, TestError, TestRunner};
 use tokio::runtime::Handle;
 
 use self::program::Op;
@@ -22,31 +22,19 @@ pub(crate) const CASES: &[Case] = &[case!(
     "calls that are right one by one would be wrong together"
 )];
 
-/// How many programs a run tries, and from which seed they are drawn, unless `PROPTEST_CASES` and `PROPTEST_RNG_SEED`
-/// say otherwise: a saver gets the same verdict each time.
-const PROGRAMS: u32 = 128;
-const SEED: u64 = 1;
-
 async fn random_programs_agree_with_the_model(store: Store) -> Outcome {
     let runtime = Handle::current();
     tokio::task::spawn_blocking(move || search(&store, &runtime)).await?
 }
 
 fn search(store: &Store, runtime: &Handle) -> Outcome {
-    let mut config = Config { failure_persistence: None, ..Config::default() };
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = PROGRAMS;
-    }
-    if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
-        config.rng_seed = RngSeed::Fixed(SEED);
-    }
     // All programs share the store, each with threads of its own: that is quicker where a store is a database.
     let programs = AtomicU32::new(0);
     let play = |program: &[Op]| {
         let name = programs.fetch_add(1, Ordering::Relaxed).to_string();
         runtime.block_on(play::play(store, &name, program))
     };
-    let outcome = TestRunner::new(config).run(&program::programs(), |program| {
+    let outcome = TestRunner::new(store.settings.proptest()).run(&program::programs(), |program| {
         play(&program).map_err(|what| TestCaseError::fail(what.to_string()))
     });
     match outcome {

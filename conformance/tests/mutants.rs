@@ -3,7 +3,7 @@
 mod broken;
 
 use broken::{Fault, Workshop};
-use threadkeep_conformance::{Verdict, run};
+use threadkeep_conformance::{Settings, Verdict, run};
 
 const RANDOM: &str = "random_programs_agree_with_the_model";
 const LONG: &str = "r8447_old_checkpoints_are_exact_however_much_is_newer";
@@ -11,7 +11,8 @@ const LONG: &str = "r8447_old_checkpoints_are_exact_however_much_is_newer";
 /// Fails unless the suite names `case` for a saver with this fault.
 async fn named(fault: Fault, case: &str) {
     let quick = |name| name != RANDOM && name != LONG;
-    let report = run(Workshop(fault), |other| other.name == case || quick(other.name)).await;
+    let report =
+        run(Workshop(fault), Settings::default(), |other| other.name == case || quick(other.name)).await;
     assert!(report.failed().contains(&case), "{fault:?} is not named by {case}\n{report}");
 }
 
@@ -40,7 +41,7 @@ mutants! {
     a_saver_that_drops_held_values: DropsHeldValues => "commit_takes_over_held_values",
     a_saver_that_ignores_the_random_part_of_versions: IgnoresTheRandomPart => "commit_of_siblings_keeps_both",
     a_saver_that_keeps_writes_of_refused_commits: KeepsWritesOfRefusedCommits => "commit_that_fails_stores_nothing",
-    a_saver_that_commits_in_two_parts: CommitsInTwoParts => "a_dropped_commit_happens_whole_or_not_at_all",
+    a_saver_that_commits_in_two_parts: CommitsInTwoParts => "a_dropped_call_happens_whole_or_not_at_all",
     a_saver_that_trusts_bases: TrustsBases => "list_bases_that_the_store_does_not_hold_do_no_harm",
     a_saver_that_replays_siblings: ReplaysSiblings => "r8443_sibling_inputs_on_one_parent_stay_apart",
     a_saver_that_replays_by_id: ReplaysById => "r8382_parallel_tasks_replay_in_the_order_they_ran",
@@ -59,7 +60,7 @@ mutants! {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_passes_everything() {
-    let report = run(Workshop(Fault::None), |_| true).await;
+    let report = run(Workshop(Fault::None), Settings::default(), |_| true).await;
     assert!(report.failed().is_empty(), "{report}");
     let passed = report.cases.iter().filter(|report| report.verdict == Verdict::Passed).count();
     assert!(passed > 70, "{report}");
@@ -80,7 +81,7 @@ async fn random_programs_find_faults_and_shrink_to_what_shows_them() {
         Fault::RefusesRepeats,
         Fault::SharesNothing,
     ] {
-        let report = run(Workshop(fault), |case| case.name == RANDOM).await;
+        let report = run(Workshop(fault), Settings::default(), |case| case.name == RANDOM).await;
         assert_eq!(report.failed(), [RANDOM], "{fault:?} was not found");
         let text = report.to_string();
         let (_, program) =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use threadkeep::saver::Saver;
-use threadkeep_conformance::{BoxError, Claim, Factory, Level, Verdict, cases, run};
+use threadkeep_conformance::{BoxError, Claim, Factory, Level, Settings, Verdict, cases, run};
 use threadkeep_memory::MemorySaver;
 
 /// The source of the contract: its bullets are the names of cases.
@@ -35,7 +35,7 @@ fn names_are_unique_and_every_case_says_why() {
     let names: BTreeSet<&str> = all.iter().map(|case| case.name).collect();
     assert_eq!(names.len(), all.len());
     assert!(all.iter().all(|case| case.why.len() > 10));
-    for level in [Level::Core, Level::Delta, Level::Deletion, Level::Concurrency, Level::Durability] {
+    for level in Level::ALL {
         assert!(all.iter().any(|case| case.level == level), "no case at level {level}");
     }
     let needy = |claim| all.iter().filter(|case| case.needs == Some(claim)).count();
@@ -69,8 +69,10 @@ impl Factory for Plain {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_claimed_is_reported_as_such() {
-    let report =
-        run(Plain { closed: false }, |case| case.needs.is_some() || case.name.starts_with("get_by")).await;
+    let report = run(Plain { closed: false }, Settings::default(), |case| {
+        case.needs.is_some() || case.name.starts_with("get_by")
+    })
+    .await;
     assert!(report.cases.iter().all(|report| match report.case.needs {
         Some(_) => report.verdict == Verdict::NotClaimed,
         None => report.verdict == Verdict::Passed,
@@ -86,7 +88,8 @@ async fn what_is_not_claimed_is_reported_as_such() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_says_what_why_and_where() {
-    let report = run(Plain { closed: true }, |case| case.name == "get_by_id_is_exact").await;
+    let report =
+        run(Plain { closed: true }, Settings::default(), |case| case.name == "get_by_id_is_exact").await;
     assert_eq!(report.failed(), ["get_by_id_is_exact"]);
     let text = report.to_string();
     for part in [

@@ -1,5 +1,6 @@
 //! The cases, by what they are about.
 
+mod atomic;
 mod commit;
 mod concurrency;
 mod defects;
@@ -7,6 +8,7 @@ mod delete;
 mod durability;
 mod get;
 mod history;
+pub(crate) mod killed;
 mod list;
 mod lists;
 mod put_writes;
@@ -31,7 +33,9 @@ pub fn cases() -> Vec<Case> {
         defects::CASES,
         model::CASES,
         concurrency::CASES,
+        atomic::CASES,
         durability::CASES,
+        killed::CASES,
     ]
     .concat()
 }

@@ -4,6 +4,7 @@ mod atomic;
 mod commit;
 mod concurrency;
 mod defects;
+mod defects_live;
 mod delete;
 mod durability;
 mod get;
@@ -31,6 +32,7 @@ pub fn cases() -> Vec<Case> {
         values::CASES,
         lists::CASES,
         defects::CASES,
+        defects_live::CASES,
         model::CASES,
         concurrency::CASES,
         atomic::CASES,

@@ -4,6 +4,9 @@ mod case;
 mod cases;
 mod child;
 mod factory;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod kit;
 mod live;
 mod model;

@@ -27,6 +27,23 @@ async fn random_programs_agree_with_the_model(store: Store) -> Outcome {
     tokio::task::spawn_blocking(move || search(&store, &runtime)).await?
 }
 
+/// Runs the program that some bytes mean.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) async fn play_bytes(store: &Store, name: &str, bytes: &[u8]) -> Outcome {
+    use proptest::strategy::{Strategy as _, ValueTree as _};
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng};
+
+    let rng = TestRng::from_seed(RngAlgorithm::PassThrough, bytes);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let program = match program::programs().new_tree(&mut runner) {
+        Ok(program) => program.current(),
+        // Bytes that mean no program are as good as none.
+        Err(_) => return Ok(()),
+    };
+    let shown = |failure: Failure| failure.retell(|what| format!("{what}\n{program:#?}"));
+    play::play(store, name, &program).await.map_err(shown)
+}
+
 fn search(store: &Store, runtime: &Handle) -> Outcome {
     // All programs share the store, each with threads of its own: that is quicker where a store is a database.
     let programs = AtomicU32::new(0);

@@ -4,6 +4,9 @@ pub mod cadence;
 pub mod channel;
 pub mod checkpoint;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod id;
 mod materialize;
 pub mod metadata;

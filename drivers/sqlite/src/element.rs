@@ -214,7 +214,7 @@ fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     Ok((*space, low % SEQ_LIMIT, hash))
 }
 
-fn decode(place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
+pub(crate) fn decode(place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
     let Some((&RAW, bytes)) = body.split_first() else {
         return Err(place.corrupt("unknown codec"));
     };

@@ -30,6 +30,7 @@ pub(super) const CASES: &[Case] = &[
     case!(Deletion, rewrite_makes_a_thread, "threads could not be copied, imported or restored"),
     case!(Deletion, rewrite_may_leave_nothing, "a deleted thread would linger"),
     case!(Deletion, a_commit_after_a_rewrite_goes_on, "a conversation could not go on after a deletion"),
+    case!(Deletion, history_ends_at_a_root, "a page of history would fail for a pruned thread"),
     case!(
         Deletion,
         a_rewrite_that_shuffles_long_lists_reads_back,
@@ -380,6 +381,35 @@ async fn a_commit_after_a_rewrite_goes_on(store: Store) -> Outcome {
     rewrite(&*other, "t", plan).await?;
     let eight = Step::after(&seven, 8).held(MESSAGES, 7).held("title", 1).commit(&*saver).await?;
     check_eq!(stored(&*saver, &eight, "title").await?, title, "what is taken over after its holder is gone");
+    Ok(())
+}
+
+async fn history_ends_at_a_root(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    // 1 stays as it is, 2 goes, and its children become roots.
+    let before = image(&*saver, "t").await?;
+    let mut plan = removing([&tree.keys[1]]);
+    for (n, texts) in [(2, ["a", "b", "c"]), (3, ["a", "b", "x"])] {
+        let mut root = before.checkpoints[&place(&tree.keys[n])].clone();
+        root.parent = None;
+        root.checkpoint.applied.clear();
+        let snapshot = Stored::Snapshot(list(texts)?);
+        root.checkpoint.channels.entry(MESSAGES.into()).and_modify(|entry| entry.stored = snapshot);
+        plan.put.push(root);
+    }
+    rewrite(&*saver, "t", plan).await?;
+    for reach in [None, Some(id(5)), Some(id(3)), Some(id(2)), Some(id(1))] {
+        let found = path(&*saver, &tree.keys[4], reach).await?;
+        check_eq!(found.seed.map(|seed| seed.checkpoint), Some(id(3)), "the seed with reach {reach:?}");
+        check_eq!(found.steps.len(), 1, "the steps with reach {reach:?}");
+        let found = path(&*saver, &tree.keys[3], reach).await?;
+        check_eq!(
+            found.seed.map(|seed| seed.value),
+            Some(list(["a", "b", "x"])?),
+            "the other root's, {reach:?}"
+        );
+    }
     Ok(())
 }
 

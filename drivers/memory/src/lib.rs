@@ -271,7 +271,7 @@ impl Saver for MemorySaver {
         let mut walk = HistoryWalk::new(at, channels, reach);
         loop {
             let Checkpoint { id, channels, applied, .. } = &child.checkpoint;
-            let complete = walk.visit(*id, |channel, wanted| {
+            let complete = walk.visit(*id, child.parent.is_none(), |channel, wanted| {
                 let unwanted =
                     |entry: &ChannelEntry| ChannelEntry { version: entry.version, stored: Stored::Held };
                 let entry = channels.get(channel);

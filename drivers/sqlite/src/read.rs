@@ -153,7 +153,7 @@ pub(crate) fn delta_history(
     }
     let wanted: HashSet<NameKey> = keys.values().copied().collect();
     loop {
-        let done = walk.visit(child.id, |channel, far_enough| {
+        let done = walk.visit(child.id, child.record.parent.is_none(), |channel, far_enough| {
             let Some(key) = keys.get(channel) else { return Ok(None) };
             let Some(found) = view.channel(chain, &child, *key)? else { return Ok(None) };
             let stored = match found.kept {

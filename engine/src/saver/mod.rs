@@ -224,6 +224,8 @@ pub struct Seed {
 pub struct HistoryStep {
     /// The checkpoint.
     pub checkpoint: CheckpointId,
+    /// How many tasks it applied. None of a superstep: a checkpoint that repeats its parent.
+    pub tasks: usize,
     /// Its writes to the channel, in the order in which they were applied. Often none.
     pub writes: Vec<Write>,
 }
@@ -306,6 +308,8 @@ pub trait Saver: Send + Sync {
     ///   order; never a sibling's, pending or special row.
     /// - `history_stops_at_the_nearest_value`
     /// - `history_reaches_back_as_far_as_asked`
+    /// - `history_ends_at_a_root`: after a rewrite a thread may have several; a path that ends at one newer than `reach`
+    ///   begins with what that one stores.
     /// - `history_of_a_never_written_channel_has_no_seed_and_no_writes`
     /// - `history_with_a_missing_ancestor_is_broken_lineage`: also a missing applied task, or a sentinel at the root.
     /// - `history_of_an_unknown_checkpoint_is_not_found`

@@ -6,6 +6,7 @@ mod concurrency;
 mod defects;
 mod defects_live;
 mod delete;
+mod deletion;
 mod durability;
 mod get;
 mod history;
@@ -29,6 +30,7 @@ pub fn cases() -> Vec<Case> {
         history::CASES,
         delete::CASES,
         rewrite::CASES,
+        deletion::CASES,
         values::CASES,
         lists::CASES,
         defects::CASES,

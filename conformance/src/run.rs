@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use crate::case::{Case, Outcome};
+use crate::case::{Case, Failure, Outcome};
 use crate::cases::cases;
 use crate::child::child;
 use crate::factory::{Factory, Store};
@@ -16,10 +17,15 @@ fn is_claimed(case: &Case, factory: &impl Factory) -> bool {
     case.needs.is_none_or(|claim| factory.claims().contains(&claim))
 }
 
+/// After so long a case counts as one that will never end: a saver waits for a lock that nobody gives back.
+const NEVER: Duration = Duration::from_mins(15);
+
 /// Runs a case on a store of its own. A panic of the saver is a failure of the case.
 async fn attempt<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Outcome {
     let run = case.run;
-    tokio::spawn(async move { run(Store::create(factory, settings).await?).await }).await?
+    let attempt = tokio::spawn(async move { run(Store::create(factory, settings).await?).await });
+    let ended = tokio::time::timeout(NEVER, attempt).await;
+    ended.map_err(|_| Failure::new(format_args!("the case did not come to an end in {NEVER:?}")))??
 }
 
 /// Runs the cases that `filter` chooses, one after the other. Needs a multi-threaded tokio runtime.

@@ -166,6 +166,7 @@ async fn r4_2_pages_of_history_are_exact_at_any_depth(store: Store) -> Outcome {
                 let page = reader.history(&thread.as_str().into(), query).await?;
                 let Some(last) = page.last() else { break };
                 before = Some(last.key.id);
+                check!(read.len() <= expected.len(), "the pages of {size} of {thread} do not end");
                 for state in &page {
                     read.push((state.key.id, ids(state)?));
                 }
@@ -312,7 +313,10 @@ async fn r8384_a_thread_goes_on_across_a_change_of_mode(store: Store) -> Outcome
         for full_turns in [1, 2, 5] {
             let thread = format!("{frequency} {full_turns}");
             let full = accessor(&saver, Full, frequency)?;
-            let mut expected = vec![(create(&full, &thread).await?.key.id, Vec::new())];
+            let mut expected = Vec::new();
+            if full_turns == 1 {
+                expected.push((create(&full, &thread).await?.key.id, Vec::new()));
+            } // Otherwise the first turn makes the root, which has a value and no writes that would tell it as well.
             let mut said = Vec::new();
             let mut writer = open(&full, &thread, None).await?;
             for n in 0..full_turns + 4 {

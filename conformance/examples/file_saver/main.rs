@@ -25,7 +25,7 @@ impl Factory for Files {
     }
 
     fn claims(&self) -> &'static [Claim] {
-        &[Claim::Durable]
+        &[Claim::Durable, Claim::Killable]
     }
 
     async fn create(&self) -> Result<TempDir, BoxError> {
@@ -34,6 +34,14 @@ impl Factory for Files {
 
     async fn open(&self, place: &TempDir) -> Result<Arc<dyn Saver>, BoxError> {
         Ok(Arc::new(FileSaver(place.path().to_owned())))
+    }
+
+    fn address(&self, place: &TempDir) -> Result<String, BoxError> {
+        Ok(place.path().to_str().ok_or("the temporary directory's name is not UTF-8")?.to_owned())
+    }
+
+    async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
+        Ok(Arc::new(FileSaver(address.into())))
     }
 }
 

@@ -2,10 +2,14 @@
 //! that what was read is written as it was read.
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
+use tempfile::TempDir;
+use threadkeep::value::Element;
+
 use crate::codec::{Place, seal, unseal};
-use crate::element;
 use crate::manifest::{chunk_bytes, chunk_runs};
 use crate::record::{CheckpointRecord, decode_floor, decode_tasks, encode_floor, encode_tasks};
+use crate::sql::Db;
+use crate::{Options, element, pack};
 
 /// The body of a row of table `checkpoint`, of an ordinal that the first two bytes tell.
 pub fn checkpoint(data: &[u8]) {
@@ -34,14 +38,26 @@ pub fn scope(data: &[u8]) {
     assert_eq!(decode_floor(&encode_floor(floor)), Ok(floor));
 }
 
-/// A row of table `element`: its hash, then its body.
+/// A row of table `element`: its hash, then its body, compressed or not, with the one dictionary of its database.
 pub fn element(data: &[u8]) {
+    thread_local! {
+        static DB: (TempDir, Db) = {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let db = Db::writer(&dir.path().join("db"), &Options::default()).expect("a database");
+            pack::add_dictionary(&db, &b"{\"type\":\"human\",\"content\":\"hello\"}".repeat(40)).expect("a dictionary");
+            (dir, db)
+        };
+    }
     let Some((hash, body)) = data.split_first_chunk() else { return };
     let place = Place::new("element", 7_i64);
-    if let Ok(element) = element::decode(place, *hash, body) {
-        assert_eq!(element.bytes()[..], body[1..], "the bytes of an element behind its codec");
-        assert_eq!(element.hash(), hash, "the hash of an element");
-    }
+    DB.with(|(_, db)| {
+        if let Ok(element) = element::decode(db, place, *hash, body) {
+            assert_eq!(Element::hash_of(element.bytes()), *hash, "the hash of an element");
+        }
+        let Ok(bytes) = db.unpack(place, body) else { return };
+        let packed = db.pack(&bytes).expect("what was unpacked can be packed");
+        assert_eq!(db.unpack(place, &packed).expect("what was packed can be unpacked"), bytes);
+    });
 }
 
 /// Sealed bytes, as a row holds them and as an attacker would change them: the last byte tells which bit.

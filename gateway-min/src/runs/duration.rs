@@ -51,6 +51,18 @@ impl RunNotes {
         self.durations.is_empty() && self.messages.is_empty()
     }
 
+    /// The notes as entries of a checkpoint's metadata; empty maps are left out.
+    pub(crate) fn entries(&self) -> Map<String, Json> {
+        let mut entries = Map::new();
+        if !self.durations.is_empty() {
+            entries.insert(RUN_DURATIONS.to_owned(), json!(self.durations));
+        }
+        if !self.messages.is_empty() {
+            entries.insert(RUN_MESSAGE_IDS.to_owned(), json!(self.messages));
+        }
+        entries
+    }
+
     /// The entries of `self` that `known` does not have.
     fn news(&self, known: &Self) -> Self {
         let (mut durations, mut messages) = (self.durations.clone(), self.messages.clone());
@@ -84,12 +96,7 @@ pub(crate) async fn note(
         known.durations.extend(news.durations.clone());
         known.messages.extend(news.messages.clone());
         let mut extra = head.metadata.extra.clone();
-        extra.insert(RUN_DURATIONS.to_owned(), json!(known.durations));
-        if known.messages.is_empty() {
-            extra.remove(RUN_MESSAGE_IDS);
-        } else {
-            extra.insert(RUN_MESSAGE_IDS.to_owned(), json!(known.messages));
-        }
+        extra.extend(known.entries());
         let run_ids: Vec<&String> = news.durations.keys().collect();
         let message_ids: Vec<&String> = news.messages.keys().collect();
         extra.insert(

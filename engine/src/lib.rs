@@ -7,6 +7,9 @@ pub mod checkpoint;
 pub mod convert;
 pub mod deletion;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod id;
 mod materialize;
 pub mod metadata;

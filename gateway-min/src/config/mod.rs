@@ -17,6 +17,8 @@ mod database;
 mod environment;
 mod error;
 mod find;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzing;
 mod handle;
 mod interpolate;
 mod models;
@@ -55,6 +57,8 @@ pub use sections::{
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
 
 use find::Location;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use fuzzing::fuzz;
 use node::{Node, Report};
 
 /// The top-level keys that are read here. All others are kept in [`Config::extra`].

@@ -13,6 +13,8 @@ pub enum Level {
     Core,
     /// The paths from which delta channels are replayed.
     Delta,
+    /// Deleting, copying and changing what is stored.
+    Deletion,
     /// Several writers, several handles, dropped calls.
     Concurrency,
     /// What is there after the store was closed and opened again.
@@ -24,6 +26,7 @@ impl fmt::Display for Level {
         f.pad(match self {
             Self::Core => "core",
             Self::Delta => "delta",
+            Self::Deletion => "deletion",
             Self::Concurrency => "concurrency",
             Self::Durability => "durability",
         })

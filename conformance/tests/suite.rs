@@ -35,11 +35,11 @@ fn names_are_unique_and_every_case_says_why() {
     let names: BTreeSet<&str> = all.iter().map(|case| case.name).collect();
     assert_eq!(names.len(), all.len());
     assert!(all.iter().all(|case| case.why.len() > 10));
-    for level in [Level::Core, Level::Delta, Level::Concurrency, Level::Durability] {
+    for level in [Level::Core, Level::Delta, Level::Deletion, Level::Concurrency, Level::Durability] {
         assert!(all.iter().any(|case| case.level == level), "no case at level {level}");
     }
     let needy = |claim| all.iter().filter(|case| case.needs == Some(claim)).count();
-    assert_eq!(needy(Claim::Durable), 4);
+    assert_eq!(needy(Claim::Durable), 5);
     for damage in [Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink] {
         assert_eq!(needy(damage), 1, "{damage}");
     }
@@ -81,7 +81,7 @@ async fn what_is_not_claimed_is_reported_as_such() {
     assert!(lines.contains(&get), "{text}");
     let reopened = "durability   a_reopened_store_goes_on                               not claimed: durable";
     assert!(lines.contains(&reopened), "{text}");
-    assert_eq!(lines.last(), Some(&"plain: 1 passed, 0 failed, 7 not claimed"));
+    assert_eq!(lines.last(), Some(&"plain: 1 passed, 0 failed, 8 not claimed"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,6 +48,12 @@ pub enum Error {
         /// The head that the store has.
         found: Option<CheckpointId>,
     },
+    /// Somebody wrote to the thread since it was read. Read it again and decide anew.
+    #[error("thread {thread} was changed since it was read; read it again and retry")]
+    Stale {
+        /// The thread.
+        thread: ThreadId,
+    },
     /// A row that the lineage needs is missing. The state cannot be told; restore a backup or verify the store.
     #[error("thread {thread}, checkpoint {checkpoint}: broken lineage: {missing}")]
     BrokenLineage {
@@ -135,7 +141,7 @@ impl Error {
             Self::InvalidUpdate(_) => "InvalidUpdateError",
             Self::InvalidInput(_) => "ValueError",
             Self::NotFound { .. } => "CheckpointNotFoundError",
-            Self::Conflict { .. } => "CheckpointConflictError",
+            Self::Conflict { .. } | Self::Stale { .. } => "CheckpointConflictError",
             Self::BrokenLineage { .. } => "BrokenLineageError",
             Self::Corrupt { .. } | Self::NewerFormat { .. } => "CorruptCheckpointError",
             Self::Unsupported { .. } => "NotImplementedError",

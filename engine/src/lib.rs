@@ -3,6 +3,7 @@
 pub mod cadence;
 pub mod channel;
 pub mod checkpoint;
+pub mod deletion;
 mod error;
 pub mod id;
 mod materialize;

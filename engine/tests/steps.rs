@@ -249,6 +249,20 @@ async fn a_writer_whose_commit_was_dropped_refuses_to_go_on() {
         async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
             self.0.delete_thread(thread).await
         }
+        async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+            self.0.threads(after, limit).await
+        }
+        async fn read_thread(&self, thread: &ThreadId) -> Result<threadkeep::saver::ThreadImage> {
+            self.0.read_thread(thread).await
+        }
+        async fn rewrite_thread(
+            &self,
+            thread: &ThreadId,
+            expected: &threadkeep::saver::Revision,
+            rewrite: threadkeep::saver::Rewrite,
+        ) -> Result<()> {
+            self.0.rewrite_thread(thread, expected, rewrite).await
+        }
         fn capabilities(&self) -> threadkeep::saver::Capabilities {
             self.0.capabilities()
         }

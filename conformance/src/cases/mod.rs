@@ -10,6 +10,7 @@ mod history;
 mod list;
 mod lists;
 mod put_writes;
+mod rewrite;
 mod values;
 
 use crate::case::Case;
@@ -24,6 +25,7 @@ pub fn cases() -> Vec<Case> {
         commit::CASES,
         history::CASES,
         delete::CASES,
+        rewrite::CASES,
         values::CASES,
         lists::CASES,
         defects::CASES,

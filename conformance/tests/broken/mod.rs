@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::saver::{
-    Capabilities, ChannelHistory, CheckpointSelector, DeltaHistory, HistoryStep, ListQuery, Load, Saver,
-    StepCommit, fallback,
+    Capabilities, ChannelHistory, CheckpointSelector, DeltaHistory, HistoryStep, ListQuery, Load, Revision,
+    Rewrite, Saver, StepCommit, ThreadImage, fallback,
 };
 use threadkeep::value::{ChannelValue, ListValue, Part};
 use threadkeep::{Error, Result};
@@ -310,6 +310,18 @@ impl Saver for Seeds<'_> {
         self.0.delete_thread(thread).await
     }
 
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.0.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.0.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.0.rewrite_thread(thread, expected, rewrite).await
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
     }
@@ -454,6 +466,18 @@ impl Saver for Broken {
             }
             _ => self.inner.delete_thread(thread).await,
         }
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.inner.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.inner.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.inner.rewrite_thread(thread, expected, rewrite).await
     }
 
     fn capabilities(&self) -> Capabilities {

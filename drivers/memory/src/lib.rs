@@ -1,21 +1,47 @@
 #![doc = include_str!("../README.md")]
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use async_trait::async_trait;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::saver::fallback::HistoryWalk;
-use threadkeep::saver::{Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Saver, StepCommit};
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Outline, Revision, Rewrite, Saver,
+    StepCommit, ThreadImage,
+};
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 
 /// The checkpoints of a namespace. The rows in a tuple's `writes` are those of the tasks that ran from it.
 type Chain = BTreeMap<CheckpointId, CheckpointTuple>;
-type Threads = HashMap<ThreadId, BTreeMap<Namespace, Chain>>;
+
+/// The checkpoints of a thread, and the number of the write that changed it last.
+#[derive(Default)]
+struct Thread {
+    chains: BTreeMap<Namespace, Chain>,
+    revision: u64,
+}
+
+#[derive(Default)]
+struct Threads {
+    by_id: BTreeMap<ThreadId, Thread>,
+    writes: u64,
+}
+
+impl Threads {
+    /// Notes that a thread was changed. Numbers are never used twice, so a thread that is made anew has another one.
+    fn changed(&mut self, thread: &ThreadId) {
+        self.writes += 1;
+        if let Some(thread) = self.by_id.get_mut(thread) {
+            thread.revision = self.writes;
+        }
+    }
+}
 
 /// A store in memory. Cloning makes another handle on the same store.
 #[derive(Clone, Default)]
@@ -28,7 +54,7 @@ pub struct MemorySaver {
 impl fmt::Debug for MemorySaver {
     /// Shows no content: it is what people said.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySaver").field("threads", &self.read().len()).finish()
+        f.debug_struct("MemorySaver").field("threads", &self.read().by_id.len()).finish()
     }
 }
 
@@ -41,7 +67,9 @@ impl MemorySaver {
     /// Damages the store, for tests: takes a checkpoint away and leaves everything that refers to it.
     /// Returns whether it was there.
     pub fn lose_checkpoint(&self, key: &CheckpointKey) -> bool {
-        self.write().get_mut(&key.thread).and_then(|t| t.get_mut(&key.namespace)?.remove(&key.id)).is_some()
+        let mut threads = self.write();
+        let chains = threads.by_id.get_mut(&key.thread).map(|thread| &mut thread.chains);
+        chains.and_then(|chains| chains.get_mut(&key.namespace)?.remove(&key.id)).is_some()
     }
 
     /// Damages the store, for tests: takes the writes of a task away from under the checkpoint it ran from.
@@ -71,11 +99,11 @@ impl MemorySaver {
 }
 
 fn chain<'a>(threads: &'a Threads, thread: &ThreadId, namespace: &Namespace) -> Option<&'a Chain> {
-    threads.get(thread)?.get(namespace)
+    threads.by_id.get(thread)?.chains.get(namespace)
 }
 
 fn tuple_mut<'a>(threads: &'a mut Threads, key: &CheckpointKey) -> Option<&'a mut CheckpointTuple> {
-    threads.get_mut(&key.thread)?.get_mut(&key.namespace)?.get_mut(&key.id)
+    threads.by_id.get_mut(&key.thread)?.chains.get_mut(&key.namespace)?.get_mut(&key.id)
 }
 
 /// A copy of `tuple` with the values that `load` asks for.
@@ -106,6 +134,26 @@ fn put(rows: &mut Vec<TaskWrites>, task: TaskWrites) {
     }
 }
 
+/// Makes a stored list the one that later lists are told from.
+fn rebase(stored: &mut Stored, version: Version) {
+    if let Stored::Value(ChannelValue::List(list)) | Stored::Snapshot(ChannelValue::List(list)) = stored {
+        list.rebase(version);
+    }
+}
+
+/// A copy of a thread. Its values are shared.
+fn image(id: &ThreadId, thread: &Thread) -> ThreadImage {
+    let chains = thread.chains.iter();
+    let checkpoints = chains.flat_map(|(namespace, chain)| {
+        chain.iter().map(|(id, tuple)| ((namespace.clone(), *id), tuple.clone()))
+    });
+    ThreadImage {
+        thread: id.clone(),
+        revision: Revision::new(thread.revision.to_be_bytes()),
+        checkpoints: checkpoints.collect(),
+    }
+}
+
 /// What the commit stores for each channel, once `parent` has been asked for what it holds.
 fn entries(
     step: &StepCommit,
@@ -121,11 +169,7 @@ fn entries(
             }
             stored => stored.clone(),
         };
-        if let Stored::Value(ChannelValue::List(list)) | Stored::Snapshot(ChannelValue::List(list)) =
-            &mut stored
-        {
-            list.rebase(version);
-        }
+        rebase(&mut stored, version);
         Ok((name.clone(), ChannelEntry { version, stored }))
     };
     step.checkpoint.channels.iter().map(entry).collect()
@@ -144,7 +188,7 @@ impl Saver for MemorySaver {
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
         let threads = self.read();
-        let namespaces = threads.get(&query.thread).into_iter().flatten();
+        let namespaces = threads.by_id.get(&query.thread).into_iter().flat_map(|thread| &thread.chains);
         let mut found: Vec<_> = namespaces
             .filter(|(namespace, _)| query.namespace.as_ref().is_none_or(|only| only == *namespace))
             .flat_map(|(_, chain)| chain.values())
@@ -161,7 +205,11 @@ impl Saver for MemorySaver {
         let Some(tuple) = tuple_mut(&mut threads, at) else {
             return Err(Error::NotFound { thread: at.thread.clone(), checkpoint: at.id });
         };
+        let before = tuple.writes.clone();
         put(&mut tuple.writes, task.clone());
+        if tuple.writes != before {
+            threads.changed(&at.thread);
+        }
         Ok(())
     }
 
@@ -199,7 +247,8 @@ impl Saver for MemorySaver {
         step.checkpoint.channels = entries(&step, parent)?;
 
         // From here on nothing fails.
-        let chain = threads.entry(key.thread.clone()).or_default().entry(key.namespace.clone()).or_default();
+        let thread = threads.by_id.entry(key.thread.clone()).or_default();
+        let chain = thread.chains.entry(key.namespace.clone()).or_default();
         if let Some(parent) = step.parent.and_then(|id| chain.get_mut(&id)) {
             for task in step.writes {
                 put(&mut parent.writes, task);
@@ -214,6 +263,7 @@ impl Saver for MemorySaver {
             writes: Vec::new(),
         };
         chain.insert(key.id, tuple);
+        threads.changed(&key.thread);
         Ok(key)
     }
 
@@ -230,7 +280,7 @@ impl Saver for MemorySaver {
         let mut walk = HistoryWalk::new(at, channels, reach);
         loop {
             let Checkpoint { id, channels, applied, .. } = &child.checkpoint;
-            let complete = walk.visit(*id, |channel, wanted| {
+            let complete = walk.visit(*id, child.parent.is_none(), |channel, wanted| {
                 let unwanted =
                     |entry: &ChannelEntry| ChannelEntry { version: entry.version, stored: Stored::Held };
                 let entry = channels.get(channel);
@@ -248,7 +298,58 @@ impl Saver for MemorySaver {
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
         // Dropped behind the lock: a long thread takes a while.
-        let _gone = self.write().remove(thread);
+        let _gone = self.write().by_id.remove(thread);
+        Ok(())
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let threads = self.read();
+        Ok(threads.by_id.range::<ThreadId, _>(behind).map(|(id, _)| id.clone()).take(limit).collect())
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        let threads = self.read();
+        Ok(threads
+            .by_id
+            .get(thread)
+            .map_or_else(|| ThreadImage::absent(thread), |found| image(thread, found)))
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        let mut threads = self.write();
+        let image = threads
+            .by_id
+            .get(thread)
+            .map_or_else(|| ThreadImage::absent(thread), |found| image(thread, found));
+        if image.revision != *expected {
+            return Err(Error::Stale { thread: thread.clone() });
+        }
+        let outlines = image.checkpoints.iter().map(|(place, tuple)| (place.clone(), Outline::of(tuple)));
+        rewrite.check(thread, outlines.collect())?;
+        if rewrite.is_empty() {
+            return Ok(());
+        }
+
+        // From here on nothing fails.
+        let mut checkpoints = image.checkpoints;
+        checkpoints.retain(|place, _| !rewrite.remove.contains(place));
+        for mut tuple in rewrite.put {
+            for ChannelEntry { version, stored } in tuple.checkpoint.channels.values_mut() {
+                rebase(stored, *version);
+            }
+            checkpoints.insert((tuple.namespace.clone(), tuple.checkpoint.id), tuple);
+        }
+        let mut chains: BTreeMap<Namespace, Chain> = BTreeMap::new();
+        for ((namespace, id), tuple) in checkpoints {
+            chains.entry(namespace).or_default().insert(id, tuple);
+        }
+        if chains.is_empty() {
+            threads.by_id.remove(thread);
+        } else {
+            threads.by_id.entry(thread.clone()).or_default().chains = chains;
+        }
+        threads.changed(thread);
         Ok(())
     }
 

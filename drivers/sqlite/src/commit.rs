@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites};
 use threadkeep::id::{CheckpointId, NodeName, TaskId, ThreadId};
-use threadkeep::saver::StepCommit;
+use threadkeep::metadata::Metadata;
+use threadkeep::saver::{Revision, Rewrite, StepCommit};
 use threadkeep::{Error, Result};
 
 use crate::directory::{self, Chain, ChainKey};
 use crate::names::Names;
-use crate::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
+use crate::record::{CheckpointRecord, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
 use crate::rows;
 use crate::sql::Db;
 use crate::stats::Counters;
@@ -24,13 +25,14 @@ pub(crate) enum Work {
     Commit(Box<StepCommit>),
     PutWrites(CheckpointKey, TaskWrites),
     DeleteThread(ThreadId),
+    Rewrite(ThreadId, Revision, Box<Rewrite>),
 }
 
 /// The database as the writer sees it, with what it remembers.
 pub(crate) struct Store {
     pub(crate) db: Db,
-    names: Names,
-    threads: Threads,
+    pub(crate) names: Names,
+    pub(crate) threads: Threads,
     counters: Arc<Counters>,
 }
 
@@ -54,6 +56,7 @@ impl Store {
                 self.on_thread(&at.thread, |this, state| this.put_writes(at, task, state))
             }
             Work::DeleteThread(thread) => self.delete_thread(thread),
+            Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {
             self.names = Names::default();
@@ -156,59 +159,69 @@ impl Store {
         parent: Option<&Node>,
         tasks: &[TaskRecord],
     ) -> Result<()> {
-        let (db, checkpoint, metadata) = (&self.db, &step.checkpoint, &step.metadata);
-        let mut channels = Vec::with_capacity(checkpoint.channels.len());
-        for (channel, entry) in &checkpoint.channels {
+        let mut channels = Vec::with_capacity(step.checkpoint.channels.len());
+        for (channel, entry) in &step.checkpoint.channels {
+            if let Stored::Held = entry.stored {
+                channels.extend(self.held(parent, channel.as_str())?.cloned());
+                continue;
+            }
             let name = self.name(channel.as_str())?;
-            let kept = match &entry.stored {
-                Stored::Held => {
-                    channels.extend(self.held(parent, channel.as_str())?.cloned());
-                    continue;
-                }
-                Stored::Sentinel => Kept::Sentinel,
-                Stored::Value(value) => Kept::Value(state.value(
-                    db,
-                    &self.counters,
-                    (chain.key, name),
-                    Some(entry.version),
-                    value,
-                )?),
-                Stored::Snapshot(value) => Kept::Snapshot(state.value(
-                    db,
-                    &self.counters,
-                    (chain.key, name),
-                    Some(entry.version),
-                    value,
-                )?),
-            };
+            let kept = self.kept(state, (chain.key, name), entry)?;
             channels.push(Channel { name, origin: ordinal, version: entry.version, kept });
         }
+        let parent = parent.map(|parent| (parent.ordinal, tasks));
+        let record = self.record(state, (&step.checkpoint, &step.metadata), parent, &channels, ordinal)?;
+        let id = step.checkpoint.id;
+        rows::add(&self.db, chain.key, ordinal, id, &record)?;
+        state.moved(&step.namespace, chain, Node { ordinal, id, channels, tasks: Vec::new() });
+        Ok(())
+    }
+
+    /// Stores what a checkpoint has of its own for a channel.
+    pub(crate) fn kept(
+        &self,
+        state: &mut ThreadState,
+        channel: (ChainKey, NameKey),
+        entry: &ChannelEntry,
+    ) -> Result<Kept> {
+        let mut store = |value| state.value(&self.db, &self.counters, channel, Some(entry.version), value);
+        Ok(match &entry.stored {
+            Stored::Held | Stored::Sentinel => Kept::Sentinel,
+            Stored::Value(value) => Kept::Value(store(value)?),
+            Stored::Snapshot(value) => Kept::Snapshot(store(value)?),
+        })
+    }
+
+    /// The record of the checkpoint at `own`. `parent` is where its parent is, and the tasks that ran from that.
+    pub(crate) fn record(
+        &self,
+        state: &mut ThreadState,
+        (checkpoint, metadata): (&Checkpoint, &Metadata),
+        parent: Option<(Ordinal, &[TaskRecord])>,
+        channels: &[Channel],
+        own: Ordinal,
+    ) -> Result<CheckpointRecord> {
         let names =
             |all: &mut dyn Iterator<Item = &str>| all.map(|name| self.name(name)).collect::<Result<Vec<_>>>();
-        let place = |task: &TaskId| tasks.iter().position(|record| record.task == *task);
-        let applied =
-            checkpoint.applied.iter().filter_map(place).filter_map(|place| u32::try_from(place).ok());
         let mut counters = Vec::with_capacity(metadata.counters.len());
         for (channel, count) in &metadata.counters {
             counters.push((self.name(channel.as_str())?, *count));
         }
-        let record = CheckpointRecord {
-            parent: parent.map(|parent| parent.ordinal),
+        let extra = extra::store(&metadata.extra, |space, element| {
+            state.element(&self.db, &self.counters, space, element)
+        })?;
+        Ok(CheckpointRecord {
+            parent: parent.map(|(ordinal, _)| ordinal),
             source: metadata.source,
             step: metadata.step,
             delta_marker: metadata.delta_marker,
             next: names(&mut checkpoint.next.iter().map(NodeName::as_str))?,
-            applied: applied.collect(),
+            applied: parent.map_or_else(Vec::new, |(_, tasks)| places(&checkpoint.applied, tasks)),
             parents: metadata.parents.iter().map(|(ns, id)| (ns.to_string(), *id)).collect(),
             counters,
-            extra: extra::store(&metadata.extra, |space, element| {
-                state.element(db, &self.counters, space, element)
-            })?,
-            channels: channels.iter().map(|channel| (channel.name, entry_of(channel, ordinal))).collect(),
-        };
-        rows::add(db, chain.key, ordinal, checkpoint.id, &record)?;
-        state.moved(&step.namespace, chain, Node { ordinal, id: checkpoint.id, channels, tasks: Vec::new() });
-        Ok(())
+            extra,
+            channels: channels.iter().map(|channel| (channel.name, channel.entry(own))).collect(),
+        })
     }
 
     fn put_writes(
@@ -261,7 +274,12 @@ impl Store {
     }
 
     /// Stores the values that a task wrote.
-    fn task(&self, state: &mut ThreadState, chain: ChainKey, task: &TaskWrites) -> Result<TaskRecord> {
+    pub(crate) fn task(
+        &self,
+        state: &mut ThreadState,
+        chain: ChainKey,
+        task: &TaskWrites,
+    ) -> Result<TaskRecord> {
         let mut writes = Vec::with_capacity(task.writes.len());
         for write in &task.writes {
             let channel = self.name(write.channel.as_str())?;
@@ -272,7 +290,7 @@ impl Store {
         Ok(TaskRecord { task: task.task, node, index: task.index, writes })
     }
 
-    fn name(&self, name: &str) -> Result<NameKey> {
+    pub(crate) fn name(&self, name: &str) -> Result<NameKey> {
         self.names.intern(&self.db, name)
     }
 
@@ -300,12 +318,10 @@ fn check_applied(step: &StepCommit, tasks: &[TaskRecord]) -> Result<()> {
     Ok(())
 }
 
-fn entry_of(channel: &Channel, ordinal: Ordinal) -> Entry {
-    if channel.origin == ordinal {
-        Entry::Own(channel.version, channel.kept.clone())
-    } else {
-        Entry::At(channel.origin)
-    }
+/// Where these tasks stand among the rows of the parent.
+pub(crate) fn places(applied: &[TaskId], rows: &[TaskRecord]) -> Vec<u32> {
+    let place = |task: &TaskId| rows.iter().position(|record| record.task == *task);
+    applied.iter().filter_map(place).filter_map(|place| u32::try_from(place).ok()).collect()
 }
 
 fn not_found(thread: &ThreadId, checkpoint: CheckpointId) -> Error {
@@ -314,5 +330,5 @@ fn not_found(thread: &ThreadId, checkpoint: CheckpointId) -> Error {
 
 /// Whether a command was refused before it changed anything.
 fn is_refusal(error: &Error) -> bool {
-    matches!(error, Error::Conflict { .. } | Error::NotFound { .. })
+    matches!(error, Error::Conflict { .. } | Error::NotFound { .. } | Error::Stale { .. })
 }

@@ -17,6 +17,8 @@ const OWNED: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner 
 const ADD: &str = "INSERT INTO scope (owner, text, hash, body) VALUES (?1, ?2, ?3, x'')";
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
 const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
+const THREADS: &str = "SELECT key, owner, text, hash, body FROM scope
+    WHERE owner = 0 AND (?1 IS NULL OR text > ?1) ORDER BY text LIMIT ?2";
 
 /// The number of a thread.
 pub(crate) type ThreadKey = u32;
@@ -78,6 +80,33 @@ pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
     db.execute(DROP, [thread]).map(|_| ())
 }
 
+/// Threads in the order of their texts.
+pub(crate) fn threads(db: &Db, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+    let mut threads = Vec::new();
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    db.each(THREADS, params![after.map(ThreadId::as_str), limit], |row| {
+        checked(row)?;
+        threads.push(text(row, 2)?.into());
+        Ok(())
+    })?;
+    Ok(threads)
+}
+
+/// Deletes a chain from the directory.
+pub(crate) fn drop_chain(db: &Db, chain: ChainKey) -> Result<()> {
+    db.execute(DROP, [chain]).map(|_| ())
+}
+
+/// Stores the floor of a chain.
+pub(crate) fn set_floor(db: &Db, thread: ThreadKey, namespace: &Namespace, chain: Chain) -> Result<()> {
+    set_body(db, chain, hash_of(thread, namespace.as_str()))
+}
+
+fn set_body(db: &Db, chain: Chain, hash: i64) -> Result<()> {
+    let body = seal(place(chain.key), &hash.to_le_bytes(), encode_floor(chain.floor));
+    db.execute(SET_BODY, params![chain.key, body]).map(|_| ())
+}
+
 fn find(db: &Db, owner: u32, wanted: &str) -> Result<Option<Chain>> {
     db.one(FIND, params![owner, wanted, hash_of(owner, wanted)], |row| {
         let found = checked(row)?;
@@ -97,8 +126,7 @@ fn add(db: &Db, owner: u32, text: &str) -> Result<Chain> {
         _ => return Err(Error::InvalidInput("the store cannot hold more threads and namespaces".to_owned())),
     };
     let chain = Chain { key, floor: 0 };
-    let body = seal(place(key), &hash.to_le_bytes(), encode_floor(chain.floor));
-    db.execute(SET_BODY, params![key, body])?;
+    set_body(db, chain, hash)?;
     Ok(chain)
 }
 

@@ -35,7 +35,8 @@ pub(crate) enum Space {
     Chunks = 2,
 }
 
-const SPACES: [Space; 3] = [Space::Values, Space::Metadata, Space::Chunks];
+/// All of them, by their numbers.
+pub(crate) const SPACES: [Space; 3] = [Space::Values, Space::Metadata, Space::Chunks];
 
 fn key_of(thread: ThreadKey, space: Space, seq: u32) -> i64 {
     join_key(thread, space as u32 * SEQ_LIMIT + seq)
@@ -49,6 +50,14 @@ fn keys_of(thread: ThreadKey) -> [i64; 2] {
 /// Deletes every element of a thread.
 pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
     db.execute(DROP, keys_of(thread)).map(|_| ())
+}
+
+/// Deletes the elements of a space from one sequence number up to another, which stays.
+pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to: u32) -> Result<()> {
+    if from < to {
+        db.execute(DROP, [key_of(thread, space, from), key_of(thread, space, to - 1)])?;
+    }
+    Ok(())
 }
 
 /// What a thread has already, for the writer.

@@ -14,6 +14,7 @@ mod names;
 mod read;
 mod reader;
 mod record;
+mod rewrite;
 mod rows;
 mod saver;
 pub mod schema;

@@ -17,7 +17,7 @@ const CHUNK: usize = 8;
 pub(crate) const SEQ_LIMIT: u32 = 1 << 30;
 
 /// Consecutive sequence numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Run {
     pub(crate) start: u32,
     pub(crate) len: u32,

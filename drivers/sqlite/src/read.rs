@@ -1,16 +1,17 @@
 //! The reading methods of the contract, each inside one read transaction.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
-use threadkeep::id::{ChannelName, CheckpointId};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::fallback::HistoryWalk;
-use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery};
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, ThreadImage};
 use threadkeep::{Error, Result};
 
 use crate::directory::{self, Chain};
 use crate::names::Names;
 use crate::record::{Kept, NameKey, Ordinal};
+use crate::rewrite::{self, ChainRows};
 use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::view::{ChainRef, View};
@@ -111,6 +112,25 @@ pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<Chec
     Ok(tuples)
 }
 
+/// The contract's `read_thread`.
+pub(crate) fn read_thread(db: &Db, names: &Names, thread: &ThreadId) -> Result<ThreadImage> {
+    let Some(key) = directory::find_thread(db, thread)? else { return Ok(ThreadImage::absent(thread)) };
+    let chains = rewrite::rows_of(db, key)?;
+    let revision = rewrite::revision(&chains);
+    let mut view = View::new(db, names, thread, key);
+    let mut checkpoints = BTreeMap::new();
+    for ChainRows { namespace, chain, rows } in &chains {
+        let chain = ChainRef { key: chain.key, namespace: namespace.clone() };
+        for row in rows {
+            let read = view.read(chain.key, row)?;
+            let metadata = view.metadata(&read)?;
+            let tuple = view.tuple(&chain, &read, metadata, &Load::All)?;
+            checkpoints.insert((namespace.clone(), row.id), tuple);
+        }
+    }
+    Ok(ThreadImage { thread: thread.clone(), revision, checkpoints })
+}
+
 /// The contract's `delta_history`.
 pub(crate) fn delta_history(
     db: &Db,
@@ -133,7 +153,7 @@ pub(crate) fn delta_history(
     }
     let wanted: HashSet<NameKey> = keys.values().copied().collect();
     loop {
-        let done = walk.visit(child.id, |channel, far_enough| {
+        let done = walk.visit(child.id, child.record.parent.is_none(), |channel, far_enough| {
             let Some(key) = keys.get(channel) else { return Ok(None) };
             let Some(found) = view.channel(chain, &child, *key)? else { return Ok(None) };
             let stored = match found.kept {

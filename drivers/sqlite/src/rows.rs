@@ -13,6 +13,8 @@ const NEWEST_UP_TO: &str =
     "SELECT key, id, body, tasks FROM checkpoint WHERE key BETWEEN ?1 AND ?2 ORDER BY key DESC LIMIT ?3";
 const ADD: &str = "INSERT INTO checkpoint (key, id, body) VALUES (?1, ?2, ?3)";
 const SET_TASKS: &str = "UPDATE checkpoint SET tasks = ?2 WHERE key = ?1";
+const SET_BODY: &str = "UPDATE checkpoint SET body = ?2 WHERE key = ?1";
+const REMOVE: &str = "DELETE FROM checkpoint WHERE key = ?1";
 const DROP: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 
 /// Tells the checksum of the tasks from that of the body, whose context is the id.
@@ -32,6 +34,15 @@ impl CheckpointRow {
     /// What it holds.
     pub(crate) fn record(&self) -> Result<CheckpointRecord> {
         CheckpointRecord::decode(self.ordinal, &self.body).map_err(|reason| self.place.corrupt(reason))
+    }
+
+    /// Adds everything of it to a digest.
+    pub(crate) fn digest(&self, hasher: &mut blake3::Hasher) {
+        let (body, tasks) = (&self.body[..], self.tasks.as_deref().unwrap_or_default());
+        hasher.update(&self.ordinal.to_le_bytes()).update(self.id.as_bytes());
+        for part in [body, tasks] {
+            hasher.update(&part.len().to_le_bytes()).update(part);
+        }
     }
 
     /// The tasks that ran from it, in the order in which they were stored.
@@ -54,6 +65,13 @@ pub(crate) fn newest_up_to(
         Ok(())
     })?;
     Ok(found)
+}
+
+/// Every checkpoint of a chain, oldest first.
+pub(crate) fn all(db: &Db, chain: ChainKey) -> Result<Vec<CheckpointRow>> {
+    let mut rows = newest_up_to(db, chain, Ordinal::MAX, u32::MAX)?;
+    rows.reverse();
+    Ok(rows)
 }
 
 /// The head of a chain.
@@ -105,6 +123,24 @@ pub(crate) fn set_tasks(db: &Db, chain: ChainKey, ordinal: Ordinal, tasks: &[Tas
     let place = place(chain, ordinal);
     let tasks = seal(place, TASKS_CONTEXT, encode_tasks(tasks));
     db.execute(SET_TASKS, params![place.key, tasks]).map(|_| ())
+}
+
+/// Stores another body for a checkpoint.
+pub(crate) fn set_body(
+    db: &Db,
+    chain: ChainKey,
+    ordinal: Ordinal,
+    id: CheckpointId,
+    record: &CheckpointRecord,
+) -> Result<()> {
+    let place = place(chain, ordinal);
+    let body = seal(place, id.as_bytes(), record.encode(ordinal));
+    db.execute(SET_BODY, params![place.key, body]).map(|_| ())
+}
+
+/// Deletes a checkpoint.
+pub(crate) fn remove(db: &Db, chain: ChainKey, ordinal: Ordinal) -> Result<()> {
+    db.execute(REMOVE, [join_key(chain, ordinal)]).map(|_| ())
 }
 
 /// Deletes every checkpoint of a chain.

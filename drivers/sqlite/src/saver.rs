@@ -10,11 +10,15 @@ use async_trait::async_trait;
 use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
-use threadkeep::saver::{Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Saver, StepCommit};
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::commit::Work;
 use crate::config::Options;
+use crate::directory;
 use crate::error::{CLOSED, LOST, SAVER, in_doubt, unavailable};
 use crate::read;
 use crate::reader::Readers;
@@ -134,6 +138,20 @@ impl Saver for SqliteSaver {
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
         self.write(Work::DeleteThread(thread.clone())).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        let after = after.cloned();
+        self.readers.run(move |db, _| directory::threads(db, after.as_ref(), limit)).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        let thread = thread.clone();
+        self.readers.run(move |db, names| read::read_thread(db, names, &thread)).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.write(Work::Rewrite(thread.clone(), expected.clone(), Box::new(rewrite))).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -32,13 +32,20 @@ pub(crate) struct Read {
 }
 
 /// A channel of a checkpoint, followed to the checkpoint that stores it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Channel {
     pub(crate) name: NameKey,
     /// The checkpoint that stores the entry.
     pub(crate) origin: Ordinal,
     pub(crate) version: Version,
     pub(crate) kept: Kept,
+}
+
+impl Channel {
+    /// What the checkpoint at `own` has for it.
+    pub(crate) fn entry(&self, own: Ordinal) -> Entry {
+        if self.origin == own { Entry::Own(self.version, self.kept.clone()) } else { Entry::At(self.origin) }
+    }
 }
 
 /// A chain of the thread that is read.

@@ -27,7 +27,7 @@ pub async fn delta_history(
     loop {
         let id = child.checkpoint.id;
         let channels = &child.checkpoint.channels;
-        if walk.visit(id, |channel, _| Ok(channels.get(channel).cloned()))? {
+        if walk.visit(id, child.parent.is_none(), |channel, _| Ok(channels.get(channel).cloned()))? {
             return Ok(walk.finish());
         }
         let Some(parent_id) = child.parent else { return Err(walk.no_seed(id)) };
@@ -59,18 +59,19 @@ impl<'a> HistoryWalk<'a> {
         }
     }
 
-    /// Looks at the next older checkpoint; returns whether the walk is complete. `entry` tells what the checkpoint
-    /// stores for a channel; its second argument says whether a complete value would be taken, so that it need
-    /// not be loaded otherwise.
+    /// Looks at the next older checkpoint; returns whether the walk is complete. `root` says that it has no parent: the
+    /// walk ends there, however far it was to go. `entry` tells what the checkpoint stores for a channel; its second
+    /// argument says whether a complete value would be taken, so that it need not be loaded otherwise.
     ///
     /// # Errors
     /// Those of `entry`.
     pub fn visit(
         &mut self,
         id: CheckpointId,
+        root: bool,
         mut entry: impl FnMut(&ChannelName, bool) -> Result<Option<ChannelEntry>>,
     ) -> Result<bool> {
-        let far_enough = id <= self.reach;
+        let far_enough = root || id <= self.reach;
         for channel in std::mem::take(&mut self.open) {
             let seed = match entry(&channel, far_enough)? {
                 None => None,

@@ -5,6 +5,7 @@
 //! of the conformance suite.
 
 pub mod fallback;
+mod rewrite;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +19,8 @@ use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::metadata::Metadata;
 use crate::value::ChannelValue;
+
+pub use rewrite::{Outline, Place, Revision, Rewrite, ThreadImage};
 
 /// Which channel values a read loads. Entries that are not loaded come back as [`Stored::Held`], never as absent. It is
 /// about channels only: lineage, metadata and the task writes under a checkpoint always come.
@@ -232,12 +235,13 @@ pub struct Capabilities {
 /// A store of checkpoints.
 ///
 /// **Atomic**: each method happens whole or not at all. **Ordered**: a read that starts after a write was acknowledged
-/// sees it. **Idempotent**: `commit` of the same checkpoint id, `put_writes` of the same task, `delete_thread`.
+/// sees it. **Idempotent**: `commit` of the same checkpoint id, `put_writes` of the same task, `delete_thread`. A repeated
+/// `rewrite_thread` is [`Error::Stale`]; read the thread to see whether the first one happened.
 ///
 /// **Cancellation**: a caller that drops the future of a writing method does not learn the outcome; it may have
 /// happened. Repeating it is safe. Reads are cancel-safe.
 ///
-/// **Errors**: [`Error::Conflict`], [`Error::BrokenLineage`], [`Error::Corrupt`], [`Error::Unavailable`] and
+/// **Errors**: [`Error::Conflict`], [`Error::Stale`], [`Error::BrokenLineage`], [`Error::Corrupt`], [`Error::Unavailable`] and
 /// [`Error::InDoubt`] as their documentation says; absence is never an empty value.
 #[async_trait]
 pub trait Saver: Send + Sync {
@@ -292,6 +296,8 @@ pub trait Saver: Send + Sync {
     ///   order; never a sibling's, pending or special row.
     /// - `history_stops_at_the_nearest_value`
     /// - `history_reaches_back_as_far_as_asked`
+    /// - `history_ends_at_a_root`: after a rewrite a thread may have several; a path that ends at one newer than `reach`
+    ///   begins with what that one stores.
     /// - `history_of_a_never_written_channel_has_no_seed_and_no_writes`
     /// - `history_with_a_missing_ancestor_is_broken_lineage`: also a missing applied task, or a sentinel at the root.
     /// - `history_of_an_unknown_checkpoint_is_not_found`
@@ -308,6 +314,34 @@ pub trait Saver: Send + Sync {
     /// - `delete_thread_leaves_other_threads`
     /// - `delete_unknown_thread_is_fine`
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()>;
+
+    /// The threads that have a checkpoint, in the order of their ids, at most `limit`.
+    ///
+    /// - `threads_are_listed_by_page`: those behind `after`; each one once.
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>>;
+
+    /// Everything of a thread in every namespace, read at one moment.
+    ///
+    /// - `read_thread_is_everything`: what [`Self::list`] gives for all namespaces, with every value.
+    /// - `read_thread_of_an_unknown_thread_is_absent`: no checkpoints, and [`Revision::absent`].
+    /// - `revisions_tell_every_change`: after a commit, a put of writes that changed something, a rewrite, or a deletion
+    ///   and creation anew, the revision is another one; after a read or a refused write it is the same.
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage>;
+
+    /// Removes and puts checkpoints of one thread in one atomic change. Every deletion but [`Self::delete_thread`], every
+    /// copy, conversion and import is one of these; which checkpoints may go is for the engine to know.
+    ///
+    /// - `rewrite_removes_and_puts`: afterwards the thread has what was not removed, as it was, and what was put, as it
+    ///   came. A channel of a checkpoint that stays reads as before, whatever became of the one it was taken over from.
+    /// - `rewrite_of_a_changed_thread_is_stale`: if the revision is not `expected`, [`Error::Stale`], nothing changes.
+    /// - `rewrite_that_breaks_a_lineage_is_refused`: [`Rewrite::check`] decides; nothing changes.
+    /// - `rewrite_makes_a_thread`: with [`Revision::absent`] it may put a whole thread, under new and under used ids.
+    /// - `rewrite_may_leave_nothing`: a thread without checkpoints is not there any more, whatever it had.
+    /// - `a_commit_after_a_rewrite_goes_on`: the head is the greatest id that is left; what the next commit holds,
+    ///   applies and shares comes out right.
+    ///
+    /// The space of values and elements that only removed checkpoints had is freed.
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()>;
 
     /// What this saver offers.
     fn capabilities(&self) -> Capabilities;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use serde_json::json;
 use tempfile::TempDir;
-use threadkeep::checkpoint::{CheckpointTuple, TaskWrites};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Saver, StepCommit};
+use threadkeep::checkpoint::{CheckpointTuple, Stored, TaskWrites};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Rewrite, Saver, StepCommit};
+use threadkeep::value::ListValue;
 use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
@@ -76,6 +77,8 @@ enum Call {
     Commit(Box<StepCommit>),
     Put(TaskWrites),
     Delete,
+    /// Everything but the head goes, and that gets another title.
+    Prune,
 }
 
 async fn call(saver: &SqliteSaver, talk: &Talk, call: Call) -> Result<()> {
@@ -83,6 +86,16 @@ async fn call(saver: &SqliteSaver, talk: &Talk, call: Call) -> Result<()> {
         Call::Commit(step) => saver.commit(*step).await.map(|_| ()),
         Call::Put(task) => saver.put_writes(&talk.key(), &task).await,
         Call::Delete => saver.delete_thread(&talk.thread).await,
+        Call::Prune => {
+            let mut image = saver.read_thread(&talk.thread).await?;
+            let (place, mut head) = image.checkpoints.pop_last().unwrap();
+            head.parent = None;
+            head.checkpoint.applied.clear();
+            head.metadata.extra.insert("pruned, says a text of its own element".into(), json!(true));
+            let rewrite = Rewrite { remove: image.checkpoints.into_keys().collect(), put: vec![head] };
+            assert!(!rewrite.remove.contains(&place));
+            saver.rewrite_thread(&talk.thread, &image.revision, rewrite).await
+        }
     }
 }
 
@@ -164,6 +177,47 @@ async fn a_deletion_with_a_failing_statement_never_happened() {
     for how in [How::NotDone, How::RolledBack] {
         fail_every_statement(how, |_| Call::Delete).await;
     }
+}
+
+#[tokio::test]
+async fn a_rewrite_with_a_failing_statement_never_happened() {
+    for how in [How::NotDone, How::Done, How::RolledBack] {
+        fail_every_statement(how, |_| Call::Prune).await;
+    }
+}
+
+#[tokio::test]
+async fn a_rewrite_frees_what_nothing_refers_to_any_more() {
+    let store = Opened::new();
+    let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
+    for number in 0..5 {
+        store.say(&mut talk, number).await;
+        store.say(&mut other, number).await;
+    }
+    let count = || {
+        let conn = rusqlite::Connection::open(store.dir.path().join("db")).unwrap();
+        let one = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+        (one("SELECT count(*) FROM element"), one("SELECT count(*) FROM checkpoint"))
+    };
+    let (elements, checkpoints) = count();
+    // The head replaces its list by one message.
+    let mut image = store.saver.read_thread(&talk.thread).await.unwrap();
+    let (_, mut head) = image.checkpoints.pop_last().unwrap();
+    head.parent = None;
+    head.checkpoint.applied.clear();
+    let only = Stored::Value(talk.messages.iter().skip(4).cloned().collect::<ListValue>().into());
+    head.checkpoint.channels.get_mut("messages").unwrap().stored = only.clone();
+    let rewrite = Rewrite { remove: image.checkpoints.into_keys().collect(), put: vec![head] };
+    store.saver.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
+    assert_eq!(count(), (elements - 4, checkpoints - 4), "four messages and four checkpoints are gone");
+    let head = store.saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
+    assert_eq!(head.checkpoint.channels["messages"].stored, only);
+    assert_eq!(all(&store.saver, &other).await.len(), 5, "another thread keeps what it has");
+
+    let image = store.saver.read_thread(&talk.thread).await.unwrap();
+    let nothing = Rewrite { remove: image.checkpoints.into_keys().collect(), put: vec![] };
+    store.saver.rewrite_thread(&talk.thread, &image.revision, nothing).await.unwrap();
+    assert_eq!(count(), (elements / 2, checkpoints / 2));
 }
 
 /// The outcome of a failed COMMIT is told by the file only; until it is reopened nothing is written.

@@ -1,0 +1,513 @@
+//! [`threadkeep::saver::Saver::threads`], [`threadkeep::saver::Saver::read_thread`] and
+//! [`threadkeep::saver::Saver::rewrite_thread`].
+
+use std::collections::BTreeMap;
+
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
+use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::saver::{Place, Revision, Rewrite, Saver, ThreadImage};
+use threadkeep::{Error, Result};
+
+use crate::case::{Case, Failure, Outcome, case, check, check_eq};
+use crate::factory::Store;
+use crate::kit::{
+    MESSAGES, Step, dump, get, head, id, list, message, messages, path, plain, replayed, says, scatter,
+    stored, version,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(Core, threads_are_listed_by_page, "a pass over all threads would miss some, or never end"),
+    case!(Deletion, read_thread_is_everything, "a plan made from it would delete what it did not see"),
+    case!(
+        Deletion,
+        read_thread_of_an_unknown_thread_is_absent,
+        "a thread that is not there could be taken for an empty one"
+    ),
+    case!(Deletion, revisions_tell_every_change, "a deletion would take away what came after it was planned"),
+    case!(Deletion, rewrite_removes_and_puts, "a deletion would damage what it was to keep"),
+    case!(Deletion, rewrite_of_a_changed_thread_is_stale, "a deletion would take away what a run just wrote"),
+    case!(Deletion, rewrite_that_breaks_a_lineage_is_refused, "a wrong plan would destroy the thread"),
+    case!(Deletion, rewrite_makes_a_thread, "threads could not be copied, imported or restored"),
+    case!(Deletion, rewrite_may_leave_nothing, "a deleted thread would linger"),
+    case!(Deletion, a_commit_after_a_rewrite_goes_on, "a conversation could not go on after a deletion"),
+    case!(Deletion, history_ends_at_a_root, "a page of history would fail for a pruned thread"),
+    case!(
+        Deletion,
+        a_rewrite_that_shuffles_long_lists_reads_back,
+        "a conversion would mix up the messages of a long thread"
+    ),
+    case!(
+        Concurrency,
+        rewrites_and_commits_exclude_each_other,
+        "a deletion and a run would destroy a thread"
+    ),
+    case!(Durability, a_rewrite_is_there_after_reopening, "deleted checkpoints would come back", needs Durable),
+];
+
+fn place(key: &CheckpointKey) -> Place {
+    (key.namespace.clone(), key.id)
+}
+
+async fn image(saver: &dyn Saver, thread: &str) -> Result<ThreadImage> {
+    saver.read_thread(&thread.into()).await
+}
+
+/// Rewrites the thread as it is now.
+async fn rewrite(saver: &dyn Saver, thread: &str, rewrite: Rewrite) -> Result<()> {
+    let thread = ThreadId::from(thread);
+    let revision = saver.read_thread(&thread).await?.revision;
+    saver.rewrite_thread(&thread, &revision, rewrite).await
+}
+
+fn removing<'a>(keys: impl IntoIterator<Item = &'a CheckpointKey>) -> Rewrite {
+    Rewrite { remove: keys.into_iter().map(place).collect(), put: Vec::new() }
+}
+
+/// A thread with a trunk of four, a fork from the second, a pending task, and a nested namespace.
+///
+/// ```text
+/// 1 -- 2 -- 3 -- 5      messages: a | b | c | d;  title by 1, taken over by all
+///       \-- 4           messages: a | b | x
+/// ```
+struct Tree {
+    keys: Vec<CheckpointKey>,
+    nested: CheckpointKey,
+}
+
+async fn tree(saver: &dyn Saver) -> Result<Tree> {
+    let title = plain("a title that is long enough to be stored somewhere else")?;
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["a"])?).value("title", title);
+    let one = first.meta("run_id", "r1".into()).commit(saver).await?;
+    let two = Step::after(&one, 2).sentinel(MESSAGES).held("title", 1).runs(says(2, "b")?);
+    let two = two.meta("run_id", "r2".into()).commit(saver).await?;
+    let three = Step::after(&two, 3).sentinel(MESSAGES).held("title", 1).runs(says(3, "c")?);
+    let three = three.meta("run_id", "r3".into()).commit(saver).await?;
+    let four = Step::fork(&two, &three, 4).sentinel(MESSAGES).held("title", 1).runs(says(4, "x")?);
+    let four = four.meta("run_id", "r4".into()).commit(saver).await?;
+    let five = Step::fork(&three, &four, 5).sentinel(MESSAGES).held("title", 1).runs(says(5, "d")?);
+    let five = five.meta("run_id", "r5".into()).commit(saver).await?;
+    saver.put_writes(&five, &says(6, "pending")?).await?;
+    let nested = Step::first("t", 1).namespace("nested").value("inner", plain(7)?).commit(saver).await?;
+    Ok(Tree { keys: vec![one, two, three, four, five], nested })
+}
+
+async fn threads_are_listed_by_page(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    check_eq!(saver.threads(None, 10).await?, [], "the threads of an empty store");
+    let names = ["", "T", "a", "a ", "a\u{0}b", "b", "\u{e9}"];
+    for name in names.iter().rev() {
+        Step::first(name, 1).value("title", plain(*name)?).commit(&*saver).await?;
+        Step::first(name, 2).namespace("nested").commit(&*saver).await?;
+    }
+    let mut sorted = names.map(ThreadId::from);
+    sorted.sort();
+    check_eq!(saver.threads(None, 100).await?, sorted, "all of them");
+    check_eq!(saver.threads(None, 0).await?, [], "none of them");
+    for limit in [1, 2, 3] {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let page = saver.threads(after.as_ref(), limit).await?;
+            check!(page.len() <= limit, "a page of {limit} has {} threads", page.len());
+            let Some(last) = page.last() else { break };
+            after = Some(last.clone());
+            found.extend(page);
+            check!(found.len() <= sorted.len(), "the pages of {limit} do not end");
+        }
+        check_eq!(found, sorted, "pages of {limit}");
+    }
+    let between = saver.threads(Some(&"aa".into()), 1).await?;
+    check_eq!(between, ["b".into()], "what is behind a thread that is not there");
+    saver.delete_thread(&"b".into()).await?;
+    check!(!saver.threads(None, 100).await?.contains(&"b".into()), "a deleted thread is still listed");
+    Ok(())
+}
+
+async fn read_thread_is_everything(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    tree(&*saver).await?;
+    Step::first("t2", 1).value("title", plain("another thread")?).commit(&*saver).await?;
+    let image = image(&*saver, "t").await?;
+    let listed: BTreeMap<Place, CheckpointTuple> =
+        dump(&*saver, "t").await?.into_iter().map(|tuple| (place(&tuple.key()), tuple)).collect();
+    check_eq!(image.thread, ThreadId::from("t"), "its thread");
+    check_eq!(image.checkpoints.len(), 6, "its checkpoints");
+    check_eq!(image.checkpoints, listed, "what it holds");
+    Ok(())
+}
+
+async fn read_thread_of_an_unknown_thread_is_absent(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    Step::first("t", 1).commit(&*saver).await?;
+    check_eq!(image(&*saver, "u").await?, ThreadImage::absent(&"u".into()), "a thread that never was");
+    saver.delete_thread(&"t".into()).await?;
+    check_eq!(image(&*saver, "t").await?, ThreadImage::absent(&"t".into()), "a thread that is gone");
+    check!(Step::first("t", 1).commit(&*saver).await.is_ok(), "the thread cannot be made anew");
+    check!(image(&*saver, "t").await?.revision != Revision::absent(), "a thread has the revision of none");
+    Ok(())
+}
+
+async fn revisions_tell_every_change(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let mut seen = vec![Revision::absent()];
+    let tree = tree(&*saver).await?;
+    let mut changed = async |what: &str| -> Outcome {
+        let revision = image(&*saver, "t").await?.revision;
+        check!(!seen.contains(&revision), "the revision did not change with {what}");
+        check_eq!(image(&*saver, "t").await?.revision, revision, "the revision after a read");
+        seen.push(revision);
+        Ok(())
+    };
+    changed("the first commits").await?;
+    let last = tree.keys[4].clone();
+    saver.put_writes(&last, &says(7, "late")?).await?;
+    changed("a put of writes").await?;
+    let six = Step::after(&last, 6).held(MESSAGES, 5).held("title", 1);
+    let six = six.commit(&*saver).await?;
+    changed("a commit that writes nothing").await?;
+    Step::after(&tree.nested, 2).namespace("nested").held("inner", 1).commit(&*saver).await?;
+    changed("a commit to another namespace").await?;
+    rewrite(&*saver, "t", removing([&six])).await?;
+    changed("a removal").await?;
+    let before = image(&*saver, "t").await?;
+    let stale = Step::after(&tree.keys[0], 9).commit(&*saver).await;
+    check!(matches!(stale, Err(Error::Conflict { .. })), "a stale commit gave {stale:?}");
+    rewrite(&*saver, "t", Rewrite::default()).await?;
+    Step::first("t2", 1).commit(&*saver).await?;
+    check_eq!(image(&*saver, "t").await?, before, "the thread after what did not concern it");
+
+    // The same rows in a second life.
+    saver.delete_thread(&"t".into()).await?;
+    let first = Step::first("t", 1).commit(&*saver).await?;
+    changed("a new life").await?;
+    saver.delete_thread(&first.thread).await?;
+    Step::first("t", 1).commit(&*saver).await?;
+    changed("a third life that is like the second").await
+}
+
+async fn rewrite_removes_and_puts(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    let before = image(&*saver, "t").await?;
+
+    // A leaf goes; nothing else changes.
+    rewrite(&*saver, "t", removing([&tree.keys[3]])).await?;
+    let mut expected = before.checkpoints.clone();
+    expected.remove(&place(&tree.keys[3]));
+    check_eq!(image(&*saver, "t").await?.checkpoints, expected, "the thread without a leaf");
+    check_eq!(get(&*saver, &tree.keys[3]).await?, None, "the leaf");
+    check_eq!(replayed(&*saver, &tree.keys[4]).await?, serde_json::json!(["a", "b", "c", "d"]), "the trunk");
+
+    // The two oldest go; the third becomes a root with a snapshot. The title that it took over stays.
+    let mut root = expected[&place(&tree.keys[2])].clone();
+    root.parent = None;
+    root.checkpoint.applied.clear();
+    root.metadata.extra.insert("pruned".into(), true.into());
+    let snapshot = Stored::Snapshot(list(["a", "b", "c"])?);
+    root.checkpoint.channels.entry(MESSAGES.into()).and_modify(|entry| entry.stored = snapshot);
+    let plan = Rewrite { put: vec![root.clone()], ..removing([&tree.keys[0], &tree.keys[1]]) };
+    rewrite(&*saver, "t", plan).await?;
+    expected.remove(&place(&tree.keys[0]));
+    expected.remove(&place(&tree.keys[1]));
+    expected.insert(place(&tree.keys[2]), root);
+    check_eq!(image(&*saver, "t").await?.checkpoints, expected, "the thread with a new root");
+    check_eq!(dump(&*saver, "t").await?.len(), 3, "what is listed");
+    check_eq!(replayed(&*saver, &tree.keys[4]).await?, serde_json::json!(["a", "b", "c", "d"]), "the trunk");
+    let seed = path(&*saver, &tree.keys[4], None).await?.seed.map(|seed| seed.checkpoint);
+    check_eq!(seed, Some(id(3)), "where its path begins");
+
+    // Rows under a checkpoint go, with the writes of a task that nobody applied.
+    let mut last = expected[&place(&tree.keys[4])].clone();
+    check_eq!(last.writes.len(), 1, "its pending tasks");
+    last.writes.clear();
+    rewrite(&*saver, "t", Rewrite { put: vec![last.clone()], ..Rewrite::default() }).await?;
+    check_eq!(get(&*saver, &tree.keys[4]).await?, Some(last), "the head without its pending task");
+    Ok(())
+}
+
+async fn rewrite_of_a_changed_thread_is_stale(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    let thread = ThreadId::from("t");
+    let plan = || removing([&tree.keys[3]]);
+    let old = image(&*saver, "t").await?.revision;
+    saver.put_writes(&tree.keys[3], &says(8, "somebody works on it")?).await?;
+    let before = image(&*saver, "t").await?;
+    for stale in [&old, &Revision::absent(), &Revision::new(*b"of another saver")] {
+        let done = saver.rewrite_thread(&thread, stale, plan()).await;
+        check_eq!(done, Err(Error::Stale { thread: thread.clone() }), "a plan for another revision");
+        check_eq!(image(&*saver, "t").await?, before, "the thread after it");
+    }
+    saver.rewrite_thread(&thread, &before.revision, plan()).await?;
+    let again = saver.rewrite_thread(&thread, &before.revision, plan()).await;
+    check_eq!(again, Err(Error::Stale { thread: thread.clone() }), "the same plan again");
+    let absent = saver.rewrite_thread(&"u".into(), &before.revision, Rewrite::default()).await;
+    check_eq!(absent, Err(Error::Stale { thread: "u".into() }), "a plan for a thread that is not there");
+    Ok(())
+}
+
+async fn rewrite_that_breaks_a_lineage_is_refused(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    let before = image(&*saver, "t").await?;
+    let tuple = |n: usize| before.checkpoints[&place(&tree.keys[n])].clone();
+    let put = |tuple: CheckpointTuple| Rewrite { put: vec![tuple], ..Rewrite::default() };
+    let changed = |n: usize, change: &dyn Fn(&mut CheckpointTuple)| {
+        let mut tuple = tuple(n);
+        change(&mut tuple);
+        put(tuple)
+    };
+    let unknown = CheckpointKey { id: id(99), ..tree.keys[0].clone() };
+    let held = |tuple: &mut CheckpointTuple| {
+        tuple.checkpoint.channels.entry("title".into()).and_modify(|entry| entry.stored = Stored::Held);
+    };
+    let plans: Vec<(&str, Rewrite)> = vec![
+        ("an ancestor goes", removing([&tree.keys[1]])),
+        ("the root goes", removing([&tree.keys[0]])),
+        ("something unknown goes", removing([&unknown])),
+        ("it goes and comes", Rewrite { put: vec![tuple(4)], ..removing([&tree.keys[4]]) }),
+        ("it comes twice", Rewrite { put: vec![tuple(4), tuple(4)], ..Rewrite::default() }),
+        ("another thread's", changed(4, &|tuple| tuple.thread = "u".into())),
+        ("a channel is held", changed(4, &held)),
+        (
+            "a sentinel at a root",
+            changed(2, &|tuple| {
+                tuple.parent = None;
+                tuple.checkpoint.applied.clear();
+            }),
+        ),
+        ("a root that applies tasks", changed(0, &|tuple| tuple.checkpoint.applied = vec![says_task()])),
+        ("an unknown parent", changed(4, &|tuple| tuple.parent = Some(id(77)))),
+        ("a parent that is not older", changed(2, &|tuple| tuple.parent = Some(id(5)))),
+        ("an unknown task", changed(4, &|tuple| tuple.checkpoint.applied.push(says_task()))),
+        ("the rows of a child go", changed(2, &|tuple| tuple.writes.clear())),
+        ("new among older ones", changed(4, &|tuple| tuple.checkpoint.id = id(0))),
+    ];
+    for (what, plan) in plans {
+        let done = rewrite(&*saver, "t", plan).await;
+        check!(matches!(done, Err(Error::InvalidInput(_))), "{what}: {done:?}");
+        check_eq!(image(&*saver, "t").await?, before, "the thread after it was refused: {what}");
+    }
+    // And the saver goes on.
+    let six = Step::after(&tree.keys[4], 6).sentinel(MESSAGES).held("title", 1).applies(6);
+    let six = six.commit(&*saver).await?;
+    check_eq!(
+        replayed(&*saver, &six).await?,
+        serde_json::json!(["a", "b", "c", "d", "pending"]),
+        "the next step"
+    );
+    Ok(())
+}
+
+fn says_task() -> threadkeep::id::TaskId {
+    crate::kit::task_id(4000)
+}
+
+async fn rewrite_makes_a_thread(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    let source = image(&*saver, "t").await?;
+    let copy = |thread: &str| Rewrite {
+        put: source
+            .checkpoints
+            .values()
+            .map(|tuple| CheckpointTuple { thread: thread.into(), ..tuple.clone() })
+            .collect(),
+        ..Rewrite::default()
+    };
+    saver.rewrite_thread(&"copy".into(), &Revision::absent(), copy("copy")).await?;
+    saver.delete_thread(&"t".into()).await?;
+    let made = image(&*saver, "copy").await?;
+    let expected: BTreeMap<_, _> =
+        copy("copy").put.into_iter().map(|tuple| (place(&tuple.key()), tuple)).collect();
+    check_eq!(made.checkpoints, expected, "the copy");
+    let keys: Vec<_> =
+        tree.keys.iter().map(|key| CheckpointKey { thread: "copy".into(), ..key.clone() }).collect();
+    check_eq!(replayed(&*saver, &keys[3]).await?, serde_json::json!(["a", "b", "x"]), "a branch of the copy");
+    let six = Step::after(&keys[4], 6).sentinel(MESSAGES).held("title", 1).applies(6).commit(&*saver).await?;
+    check_eq!(
+        replayed(&*saver, &six).await?,
+        serde_json::json!(["a", "b", "c", "d", "pending"]),
+        "the copy when it goes on"
+    );
+    // Under the id of a thread that was deleted, with the ids that it had.
+    saver.rewrite_thread(&"t".into(), &Revision::absent(), copy("t")).await?;
+    check_eq!(image(&*saver, "t").await?.checkpoints, source.checkpoints, "the source, made anew");
+    let again = saver.rewrite_thread(&"t".into(), &Revision::absent(), copy("t")).await;
+    check_eq!(again, Err(Error::Stale { thread: "t".into() }), "a thread that is there, made anew");
+    Ok(())
+}
+
+async fn rewrite_may_leave_nothing(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    rewrite(&*saver, "t", removing([&tree.nested])).await?;
+    check_eq!(image(&*saver, "t").await?.checkpoints.len(), 5, "the thread without its nested namespace");
+    rewrite(&*saver, "t", removing(&tree.keys)).await?;
+    check_eq!(image(&*saver, "t").await?, ThreadImage::absent(&"t".into()), "the thread");
+    check_eq!(saver.threads(None, 10).await?, [], "the threads");
+    check_eq!(head(&*saver, "t").await?, None, "its head");
+    let first = Step::first("t", 1).value("title", plain("new")?);
+    first.commit(&*saver).await?;
+    check_eq!(head(&*saver, "t").await?, Some(first.tuple([])), "a new life");
+    Ok(())
+}
+
+async fn a_commit_after_a_rewrite_goes_on(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    // A second handle knew the thread before.
+    let other = store.open().await?;
+    head(&*other, "t").await?;
+
+    rewrite(&*saver, "t", removing([&tree.keys[4]])).await?;
+    let now = head(&*saver, "t").await?.map(|tuple| tuple.key());
+    check_eq!(now, Some(tree.keys[3].clone()), "the head when the newest is gone");
+    let lost = Step::after(&tree.keys[4], 6).held("title", 1).commit(&*saver).await;
+    check!(matches!(lost, Err(Error::Conflict { .. })), "a run that did not notice: {lost:?}");
+    // An id may even be smaller than one that is gone.
+    let seven = Step::after(&tree.keys[3], 7).sentinel(MESSAGES).held("title", 1).runs(says(7, "y")?);
+    let seven = seven.commit(&*other).await?;
+    check_eq!(replayed(&*saver, &seven).await?, serde_json::json!(["a", "b", "x", "y"]), "after the rewrite");
+    let title = stored(&*saver, &seven, "title").await?;
+    check_eq!(title, stored(&*saver, &tree.keys[0], "title").await?, "what is taken over");
+
+    // What a step takes over from a checkpoint whose holder is gone.
+    let mut root = image(&*saver, "t").await?.checkpoints[&place(&tree.keys[3])].clone();
+    root.parent = None;
+    root.checkpoint.applied.clear();
+    let snapshot = Stored::Snapshot(list(["a", "b", "x"])?);
+    root.checkpoint.channels.entry(MESSAGES.into()).and_modify(|entry| entry.stored = snapshot);
+    let plan = Rewrite { put: vec![root], ..removing(&tree.keys[..3]) };
+    rewrite(&*other, "t", plan).await?;
+    let eight = Step::after(&seven, 8).held(MESSAGES, 7).held("title", 1).commit(&*saver).await?;
+    check_eq!(stored(&*saver, &eight, "title").await?, title, "what is taken over after its holder is gone");
+    Ok(())
+}
+
+async fn history_ends_at_a_root(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    // 1 stays as it is, 2 goes, and its children become roots.
+    let before = image(&*saver, "t").await?;
+    let mut plan = removing([&tree.keys[1]]);
+    for (n, texts) in [(2, ["a", "b", "c"]), (3, ["a", "b", "x"])] {
+        let mut root = before.checkpoints[&place(&tree.keys[n])].clone();
+        root.parent = None;
+        root.checkpoint.applied.clear();
+        let snapshot = Stored::Snapshot(list(texts)?);
+        root.checkpoint.channels.entry(MESSAGES.into()).and_modify(|entry| entry.stored = snapshot);
+        plan.put.push(root);
+    }
+    rewrite(&*saver, "t", plan).await?;
+    for reach in [None, Some(id(5)), Some(id(3)), Some(id(2)), Some(id(1))] {
+        let found = path(&*saver, &tree.keys[4], reach).await?;
+        check_eq!(found.seed.map(|seed| seed.checkpoint), Some(id(3)), "the seed with reach {reach:?}");
+        check_eq!(found.steps.len(), 1, "the steps with reach {reach:?}");
+        let found = path(&*saver, &tree.keys[3], reach).await?;
+        check_eq!(
+            found.seed.map(|seed| seed.value),
+            Some(list(["a", "b", "x"])?),
+            "the other root's, {reach:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn a_rewrite_that_shuffles_long_lists_reads_back(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let mut key = Step::first("t", 1).snapshot(MESSAGES, messages(0..40)?.into()).commit(&*saver).await?;
+    for n in 2..30_u16 {
+        let row = crate::kit::task(
+            n,
+            [crate::kit::write(MESSAGES, messages(40 + usize::from(n)..41 + usize::from(n))?.into())],
+        );
+        key = Step::after(&key, n).sentinel(MESSAGES).runs(row).commit(&*saver).await?;
+    }
+    // Every checkpoint gets its whole list, as a conversion stores it; then other lists, made from those.
+    let mut put: Vec<CheckpointTuple> = image(&*saver, "t").await?.checkpoints.into_values().collect();
+    let mut whole = messages(0..40)?;
+    for (n, tuple) in put.iter_mut().enumerate() {
+        if n > 0 {
+            whole.push(message(&format!("m{}", 41 + n), &format!("the text of message {}", 41 + n))?);
+        }
+        let v = tuple.checkpoint.channels[MESSAGES].version;
+        let value = Stored::Value(whole.clone().into());
+        tuple.checkpoint.channels.entry(MESSAGES.into()).and_modify(|entry| entry.stored = value);
+        whole.rebase(v);
+    }
+    rewrite(&*saver, "t", Rewrite { put: put.clone(), ..Rewrite::default() }).await?;
+    let expect = |put: &[CheckpointTuple]| -> BTreeMap<Place, CheckpointTuple> {
+        put.iter().map(|tuple| (place(&tuple.key()), tuple.clone())).collect()
+    };
+    check_eq!(image(&*saver, "t").await?.checkpoints, expect(&put), "whole lists");
+    for (n, tuple) in put.iter_mut().enumerate() {
+        let numbers = (0..40 + n).filter(|m| scatter(*m as u64) % 5 != n as u64 % 5);
+        let value = Stored::Value(messages(numbers)?.into());
+        let entry = threadkeep::checkpoint::ChannelEntry {
+            version: version(1000 + u16::try_from(n)?),
+            stored: value,
+        };
+        tuple.checkpoint.channels.insert(MESSAGES.into(), entry);
+    }
+    rewrite(&*saver, "t", Rewrite { put: put.clone(), ..Rewrite::default() }).await?;
+    check_eq!(image(&*saver, "t").await?.checkpoints, expect(&put), "other lists");
+    Ok(())
+}
+
+async fn rewrites_and_commits_exclude_each_other(store: Store) -> Outcome {
+    let (writer, other) = (store.open().await?, store.open().await?);
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["0"])?).commit(&*writer).await?;
+    let pruning = tokio::spawn(async move {
+        // Again and again: everything but the head goes, which gets its whole list.
+        let mut pruned = 0;
+        for _ in 0..60 {
+            tokio::task::yield_now().await;
+            let image = image(&*other, "t").await?;
+            let Some((_, head)) = image.checkpoints.last_key_value() else { continue };
+            let whole = replayed(&*other, &head.key()).await;
+            let mut head = head.clone();
+            if head.parent.is_none() {
+                continue;
+            }
+            let Ok(whole) = whole else { continue };
+            head.parent = None;
+            head.checkpoint.applied.clear();
+            let value = threadkeep::value::ChannelValue::from_json(&whole)?;
+            head.checkpoint
+                .channels
+                .entry(MESSAGES.into())
+                .and_modify(|e| e.stored = Stored::Snapshot(value));
+            let remove = image.checkpoints.keys().filter(|place| place.1 != head.checkpoint.id).cloned();
+            let plan = Rewrite { remove: remove.collect(), put: vec![head] };
+            match other.rewrite_thread(&"t".into(), &image.revision, plan).await {
+                Ok(()) => pruned += 1,
+                Err(Error::Stale { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(pruned)
+    });
+    let (mut key, mut n): (CheckpointKey, u16) = (first, 1);
+    while n < 300 && !(pruning.is_finished() && n > 20) {
+        n += 1;
+        let step = Step::after(&key, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
+        key = step.commit(&*writer).await?;
+    }
+    let pruned = pruning.await.map_err(|error| Failure::new(format_args!("{error}")))??;
+    let texts: Vec<String> = std::iter::once("0".to_owned()).chain((2..=n).map(|n| n.to_string())).collect();
+    check_eq!(replayed(&*writer, &key).await?, serde_json::json!(texts), "the list after {pruned} prunes");
+    Ok(())
+}
+
+async fn a_rewrite_is_there_after_reopening(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let tree = tree(&*saver).await?;
+    rewrite(&*saver, "t", removing([&tree.keys[3], &tree.nested])).await?;
+    let before = image(&*saver, "t").await?;
+    drop(saver);
+    let saver = store.open().await?;
+    let ids: Vec<CheckpointId> = before.checkpoints.keys().map(|(_, id)| *id).collect();
+    check_eq!(ids, [id(1), id(2), id(3), id(5)], "what is left");
+    check_eq!(image(&*saver, "t").await?, before, "the thread");
+    Ok(())
+}

@@ -1,0 +1,341 @@
+//! Changing what is stored of a thread: the contract's `rewrite_thread`, inside a transaction that the writer holds.
+//!
+//! Rows that stay keep their ordinals, and what they refer to by sequence number stays where it is. Only rows that
+//! took something over from a changed one are written anew. At the end, elements that no row refers to are deleted.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use threadkeep::checkpoint::{CheckpointTuple, TaskWrites};
+use threadkeep::id::{CheckpointId, Namespace, TaskId, ThreadId};
+use threadkeep::saver::{Outline, Revision, Rewrite};
+use threadkeep::{Error, Result};
+
+use crate::commit::{Store, places};
+use crate::directory::{self, Chain, ThreadKey};
+use crate::element::{self, Elements, SPACES, Space};
+use crate::manifest::{Manifest, Run, SEQ_LIMIT};
+use crate::record::{CheckpointRecord, Entry, Form, Kept, NameKey, Ordinal, Rest, TaskRecord};
+use crate::rows::{self, CheckpointRow};
+use crate::sql::Db;
+use crate::thread::ThreadState;
+use crate::view::{Channel, Read, View};
+
+/// A chain with all of its rows, oldest first.
+pub(crate) struct ChainRows {
+    pub(crate) namespace: Namespace,
+    pub(crate) chain: Chain,
+    pub(crate) rows: Vec<CheckpointRow>,
+}
+
+/// Every row of a thread.
+pub(crate) fn rows_of(db: &Db, thread: ThreadKey) -> Result<Vec<ChainRows>> {
+    let chains = directory::chains(db, thread)?.into_iter();
+    let all = chains.map(|(namespace, chain)| {
+        let rows = rows::all(db, chain.key)?;
+        Ok(ChainRows { namespace, chain, rows })
+    });
+    all.collect()
+}
+
+/// A digest of every row. Numbers of chains are never used twice, so a thread made anew has another one.
+pub(crate) fn revision(chains: &[ChainRows]) -> Revision {
+    let mut hasher = blake3::Hasher::new();
+    for ChainRows { chain, rows, .. } in chains {
+        hasher.update(&chain.key.to_le_bytes());
+        for row in rows {
+            row.digest(&mut hasher);
+        }
+    }
+    Revision::new(*hasher.finalize().as_bytes())
+}
+
+/// A checkpoint as it will be stored.
+struct Planned {
+    ordinal: Ordinal,
+    id: CheckpointId,
+    record: CheckpointRecord,
+    tasks: Vec<TaskRecord>,
+    channels: Vec<Channel>,
+}
+
+/// A chain as it will be stored, by ordinal.
+type Plan = BTreeMap<Ordinal, Planned>;
+
+impl Store {
+    pub(crate) fn rewrite(
+        &mut self,
+        thread: &ThreadId,
+        expected: &Revision,
+        rewrite: &Rewrite,
+    ) -> Result<()> {
+        let key = directory::find_thread(&self.db, thread)?;
+        let chains = key.map(|key| rows_of(&self.db, key)).transpose()?;
+        let found = chains.as_deref().map_or_else(Revision::absent, revision);
+        if found != *expected {
+            return Err(Error::Stale { thread: thread.clone() });
+        }
+        let mut chains = chains.unwrap_or_default();
+        let outlines = self.outlines(thread, key, &chains)?;
+        rewrite.check(thread, outlines)?;
+        if rewrite.is_empty() {
+            return Ok(());
+        }
+
+        // From here on the command changes things; what is remembered of the thread is read again by the next one.
+        self.threads.take(&self.db, thread)?;
+        let key = match key {
+            Some(key) => key,
+            None => directory::add_thread(&self.db, thread)?,
+        };
+        let mut state = ThreadState::new(key);
+        for tuple in &rewrite.put {
+            if !chains.iter().any(|chain| chain.namespace == tuple.namespace) {
+                let chain = directory::add_chain(&self.db, key, &tuple.namespace)?;
+                chains.push(ChainRows { namespace: tuple.namespace.clone(), chain, rows: Vec::new() });
+            }
+        }
+        let mut used = Used::default();
+        let mut left = false;
+        for chain in &chains {
+            let work = ChainRewrite {
+                store: self,
+                view: View::new(&self.db, &self.names, thread, key),
+                state: &mut state,
+                chain: chain.chain,
+                plan: Plan::new(),
+                ordinals: HashMap::new(),
+            };
+            let plan = work.run(thread, chain, rewrite)?;
+            left |= !plan.is_empty();
+            let mut elements = Elements::new(&self.db, key);
+            for planned in plan.values() {
+                used.note(planned, &mut elements)?;
+            }
+        }
+        if left {
+            used.keep_only(&self.db, key)
+        } else {
+            element::drop_thread(&self.db, key)?;
+            directory::drop_thread(&self.db, key)
+        }
+    }
+
+    fn outlines(
+        &self,
+        thread: &ThreadId,
+        key: Option<ThreadKey>,
+        chains: &[ChainRows],
+    ) -> Result<BTreeMap<(Namespace, CheckpointId), Outline>> {
+        let mut outlines = BTreeMap::new();
+        let Some(key) = key else { return Ok(outlines) };
+        let mut view = View::new(&self.db, &self.names, thread, key);
+        for ChainRows { namespace, chain, rows } in chains {
+            for row in rows {
+                let read = view.read(chain.key, row)?;
+                let parent = view.parent(chain.key, &read)?;
+                let outline = Outline {
+                    parent: parent.as_ref().map(|parent| parent.id),
+                    applied: applied(&view, &read, parent.as_deref())?,
+                    tasks: read.tasks.iter().map(|task| task.task).collect(),
+                };
+                outlines.insert((namespace.clone(), read.id), outline);
+            }
+        }
+        Ok(outlines)
+    }
+}
+
+/// A chain that is being rewritten, from its oldest checkpoint on.
+struct ChainRewrite<'a> {
+    store: &'a Store,
+    view: View<'a>,
+    state: &'a mut ThreadState,
+    chain: Chain,
+    plan: Plan,
+    ordinals: HashMap<CheckpointId, Ordinal>,
+}
+
+impl ChainRewrite<'_> {
+    fn run(mut self, thread: &ThreadId, stored: &ChainRows, rewrite: &Rewrite) -> Result<Plan> {
+        let (db, key) = (&self.store.db, self.chain.key);
+        let puts = rewrite.put.iter().filter(|tuple| tuple.namespace == stored.namespace);
+        let mut puts: BTreeMap<CheckpointId, &CheckpointTuple> =
+            puts.map(|tuple| (tuple.checkpoint.id, tuple)).collect();
+        // Before anything is removed: what stays may have taken something over from it.
+        for row in &stored.rows {
+            self.view.read(key, row)?;
+        }
+        let mut last = self.chain.floor;
+        for row in &stored.rows {
+            last = last.max(row.ordinal);
+            if rewrite.remove.contains(&(stored.namespace.clone(), row.id)) {
+                rows::remove(db, key, row.ordinal)?;
+                continue;
+            }
+            let read = self.view.read(key, row)?;
+            let planned = match puts.remove(&row.id) {
+                Some(tuple) => self.put(row.ordinal, tuple, Some(&read))?,
+                None => self.stay(&read)?,
+            };
+            if planned.record != read.record {
+                rows::set_body(db, key, row.ordinal, row.id, &planned.record)?;
+            }
+            if planned.tasks != read.tasks {
+                rows::set_tasks(db, key, row.ordinal, &planned.tasks)?;
+            }
+            self.add(planned);
+        }
+        if self.plan.keys().next_back().is_some_and(|newest| *newest < last) && self.chain.floor < last {
+            directory::set_floor(db, self.state.key, &stored.namespace, Chain { key, floor: last })?;
+        }
+        for (id, tuple) in puts {
+            last = last.checked_add(1).ok_or_else(|| {
+                Error::InvalidInput(format!("thread {thread} cannot hold more checkpoints"))
+            })?;
+            let planned = self.put(last, tuple, None)?;
+            rows::add(db, key, last, id, &planned.record)?;
+            if !planned.tasks.is_empty() {
+                rows::set_tasks(db, key, last, &planned.tasks)?;
+            }
+            self.add(planned);
+        }
+        if self.plan.is_empty() {
+            directory::drop_chain(db, key)?;
+        }
+        Ok(self.plan)
+    }
+
+    fn add(&mut self, planned: Planned) {
+        self.ordinals.insert(planned.id, planned.ordinal);
+        self.plan.insert(planned.ordinal, planned);
+    }
+
+    /// A checkpoint that is put. `old` is what is stored under its id.
+    fn put(&mut self, ordinal: Ordinal, tuple: &CheckpointTuple, old: Option<&Read>) -> Result<Planned> {
+        let (store, key) = (self.store, self.chain.key);
+        let old_channels = old.map(|old| self.view.channels(key, old)).transpose()?.unwrap_or_default();
+        let mut channels = Vec::with_capacity(tuple.checkpoint.channels.len());
+        for (channel, entry) in &tuple.checkpoint.channels {
+            let name = store.name(channel.as_str())?;
+            let have = find(&old_channels, name).filter(|have| have.version == entry.version);
+            let kept = match have {
+                Some(have) if self.view.stored(key, have)? == entry.stored => have.kept.clone(),
+                _ => store.kept(self.state, (key, name), entry)?,
+            };
+            channels.push(Channel { name, origin: ordinal, version: entry.version, kept });
+        }
+        let tasks = self.tasks(&tuple.writes, old)?;
+        let parent = tuple.parent.and_then(|id| self.plan.get(self.ordinals.get(&id)?));
+        for channel in &mut channels {
+            let held = parent.and_then(|parent| find(&parent.channels, channel.name));
+            if let Some(held) =
+                held.filter(|held| held.version == channel.version && held.kept == channel.kept)
+            {
+                channel.origin = held.origin;
+            }
+        }
+        let from = parent.map(|parent| (parent.ordinal, &parent.tasks[..]));
+        let checkpoint = (&tuple.checkpoint, &tuple.metadata);
+        let record = store.record(self.state, checkpoint, from, &channels, ordinal)?;
+        Ok(Planned { ordinal, id: tuple.checkpoint.id, record, tasks, channels })
+    }
+
+    fn tasks(&mut self, wanted: &[TaskWrites], old: Option<&Read>) -> Result<Vec<TaskRecord>> {
+        let mut tasks = Vec::with_capacity(wanted.len());
+        for task in wanted {
+            let record = old.and_then(|old| old.tasks.iter().find(|record| record.task == task.task));
+            tasks.push(match record {
+                Some(record) if self.view.task_writes(record, |_| true)? == *task => record.clone(),
+                _ => self.store.task(self.state, self.chain.key, task)?,
+            });
+        }
+        Ok(tasks)
+    }
+
+    /// A checkpoint that is neither removed nor put. What it took over from one that is, it now stores itself.
+    fn stay(&mut self, read: &Read) -> Result<Planned> {
+        let mut channels = self.view.channels(self.chain.key, read)?;
+        for channel in &mut channels {
+            let origin = self.plan.get(&channel.origin);
+            if origin.and_then(|origin| find(&origin.channels, channel.name)) != Some(channel) {
+                channel.origin = read.ordinal;
+            }
+        }
+        let mut record = read.record.clone();
+        record.channels =
+            channels.iter().map(|channel| (channel.name, channel.entry(read.ordinal))).collect();
+        let parent = self.view.parent(self.chain.key, read)?;
+        if let Some(parent) = parent.and_then(|old| Some((self.plan.get(&old.ordinal)?, old))) {
+            record.applied = places(&applied(&self.view, read, Some(&parent.1))?, &parent.0.tasks);
+        }
+        Ok(Planned { ordinal: read.ordinal, id: read.id, record, tasks: read.tasks.clone(), channels })
+    }
+}
+
+fn applied(view: &View<'_>, read: &Read, parent: Option<&Read>) -> Result<Vec<TaskId>> {
+    let Some(parent) = parent else { return Ok(Vec::new()) };
+    Ok(view.applied(read, parent)?.into_iter().map(|task| task.task).collect())
+}
+
+fn find(channels: &[Channel], name: NameKey) -> Option<&Channel> {
+    channels.iter().find(|channel| channel.name == name)
+}
+
+/// The elements that rows refer to, by space. The checkpoints of a thread mostly name the same runs.
+#[derive(Default)]
+struct Used([HashSet<Run>; 3]);
+
+impl Used {
+    fn note(&mut self, planned: &Planned, elements: &mut Elements<'_>) -> Result<()> {
+        for (_, entry) in &planned.record.channels {
+            if let Entry::Own(_, Kept::Value(form) | Kept::Snapshot(form)) = entry {
+                self.form(form, elements)?;
+            }
+        }
+        for write in planned.tasks.iter().flat_map(|task| &task.writes) {
+            self.form(&write.value, elements)?;
+        }
+        if let Rest::Shared(seq) = planned.record.extra.rest {
+            self.add(Space::Metadata, [Run { start: seq, len: 1 }]);
+        }
+        for (_, manifest) in &planned.record.extra.maps {
+            self.manifest(Space::Metadata, manifest, elements)?;
+        }
+        Ok(())
+    }
+
+    fn form(&mut self, form: &Form, elements: &mut Elements<'_>) -> Result<()> {
+        match form {
+            Form::Plain(_) | Form::Tiny(_) => {}
+            Form::Shared(seq) => self.add(Space::Values, [Run { start: *seq, len: 1 }]),
+            Form::List(manifest) => self.manifest(Space::Values, manifest, elements)?,
+        }
+        Ok(())
+    }
+
+    fn manifest(&mut self, space: Space, manifest: &Manifest, elements: &mut Elements<'_>) -> Result<()> {
+        self.add(Space::Chunks, manifest.chunks.iter().copied());
+        let runs = elements.runs(manifest)?;
+        self.add(space, runs);
+        Ok(())
+    }
+
+    fn add(&mut self, space: Space, runs: impl IntoIterator<Item = Run>) {
+        self.0[space as usize].extend(runs);
+    }
+
+    /// Deletes what was not noted.
+    fn keep_only(self, db: &Db, thread: ThreadKey) -> Result<()> {
+        for (space, runs) in SPACES.into_iter().zip(self.0) {
+            let mut runs: Vec<Run> = runs.into_iter().collect();
+            runs.sort_unstable_by_key(|run| run.start);
+            let mut next = 0;
+            for run in runs {
+                element::drop_range(db, thread, space, next, run.start)?;
+                next = next.max(run.end());
+            }
+            element::drop_range(db, thread, space, next, SEQ_LIMIT)?;
+        }
+        Ok(())
+    }
+}

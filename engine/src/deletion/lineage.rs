@@ -1,0 +1,171 @@
+//! A thread as a graph: who was made from whom, what is pending, and what a checkpoint needs to be replayed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::channel::ChannelTable;
+use crate::checkpoint::{CheckpointTuple, Stored, TaskWrites, Write};
+use crate::error::{Error, Result};
+use crate::id::{ChannelName, CheckpointId, Namespace};
+use crate::saver::{Place, ThreadImage};
+use crate::value::ChannelValue;
+
+/// The checkpoints of a thread and the links between them.
+#[derive(Debug)]
+pub struct Lineage<'a> {
+    image: &'a ThreadImage,
+    children: HashMap<Place, Vec<&'a CheckpointTuple>>,
+}
+
+impl<'a> Lineage<'a> {
+    /// The graph of an image.
+    pub fn new(image: &'a ThreadImage) -> Self {
+        let mut children: HashMap<Place, Vec<&CheckpointTuple>> = HashMap::new();
+        for ((namespace, _), tuple) in &image.checkpoints {
+            if let Some(parent) = tuple.parent {
+                children.entry((namespace.clone(), parent)).or_default().push(tuple);
+            }
+        }
+        Self { image, children }
+    }
+
+    /// The image.
+    pub fn image(&self) -> &'a ThreadImage {
+        self.image
+    }
+
+    /// A checkpoint.
+    pub fn get(&self, place: &Place) -> Option<&'a CheckpointTuple> {
+        self.image.checkpoints.get(place)
+    }
+
+    /// The checkpoint that one was made from, if it has one and it is there.
+    pub fn parent(&self, tuple: &CheckpointTuple) -> Option<&'a CheckpointTuple> {
+        self.get(&(tuple.namespace.clone(), tuple.parent?))
+    }
+
+    /// The checkpoints that were made from one, oldest first.
+    pub fn children(&self, place: &Place) -> &[&'a CheckpointTuple] {
+        self.children.get(place).map_or(&[], Vec::as_slice)
+    }
+
+    /// A checkpoint and its ancestors, newest first. Ends where a parent is missing.
+    pub fn lineage<'s>(&'s self, place: &Place) -> impl Iterator<Item = &'a CheckpointTuple> + use<'a, 's> {
+        std::iter::successors(self.get(place), |tuple| self.parent(tuple))
+    }
+
+    /// The newest checkpoint of each namespace.
+    pub fn heads(&self) -> BTreeMap<Namespace, CheckpointId> {
+        let places = self.image.checkpoints.keys();
+        places.map(|(namespace, id)| (namespace.clone(), *id)).collect() // The greatest id comes last.
+    }
+
+    /// The newest checkpoint of each namespace that is not duration-only: the one to resume from.
+    pub fn resumable_heads(&self) -> BTreeMap<Namespace, CheckpointId> {
+        let real = self.image.checkpoints.iter().filter(|(_, tuple)| !tuple.metadata.is_duration_only());
+        real.map(|((namespace, id), _)| (namespace.clone(), *id)).collect()
+    }
+
+    /// The rows under a checkpoint that no child applied.
+    pub fn pending(&self, tuple: &'a CheckpointTuple) -> impl Iterator<Item = &'a TaskWrites> {
+        let children = self.children(&place(tuple));
+        let applied: BTreeSet<_> = children.iter().flat_map(|child| &child.checkpoint.applied).collect();
+        tuple.writes.iter().filter(move |row| !applied.contains(&row.task))
+    }
+
+    /// What must stay so that these channels can be replayed at `target`: it, and its ancestors back to the nearest one
+    /// that stores a value for each of them, or to the root for a channel of which there is none.
+    pub fn keep_set<'c>(
+        &self,
+        target: &Place,
+        channels: impl IntoIterator<Item = &'c ChannelName>,
+    ) -> BTreeSet<Place> {
+        let mut keep: BTreeSet<Place> = self.get(target).into_iter().map(place).collect();
+        for channel in channels {
+            for tuple in self.lineage(target) {
+                keep.insert(place(tuple));
+                let entry = tuple.checkpoint.channels.get(channel);
+                if entry.is_some_and(|entry| entry.stored.value().is_some()) {
+                    break;
+                }
+            }
+        }
+        keep
+    }
+
+    /// Everything that must stay so that each of `targets`, and each checkpoint that stays for their sake, can be
+    /// replayed.
+    pub fn replay_closure(&self, targets: &BTreeSet<Place>) -> BTreeSet<Place> {
+        let mut keep = targets.clone();
+        let mut open: Vec<Place> = targets.iter().cloned().collect();
+        while let Some(place) = open.pop() {
+            let Some(tuple) = self.get(&place) else { continue };
+            for needed in self.keep_set(&place, sentinels(tuple)) {
+                if keep.insert(needed.clone()) {
+                    open.push(needed);
+                }
+            }
+        }
+        keep
+    }
+
+    /// The value of a channel at a checkpoint, replayed if it is not stored there; none if it was never written.
+    ///
+    /// # Errors
+    /// [`Error::BrokenLineage`] if something that it needs is missing; those of the channel's reducer.
+    pub fn value(
+        &self,
+        at: &CheckpointTuple,
+        channel: &ChannelName,
+        table: &ChannelTable,
+    ) -> Result<Option<ChannelValue>> {
+        let broken = |why: String| Error::broken(&self.image.thread, at.checkpoint.id, why);
+        let behaviour = table.behaviour(channel).ok_or_else(|| {
+            Error::InvalidInput(format!(
+                "thread {}: channel {channel} is stored as changes, and this program does not know how to replay it",
+                self.image.thread
+            ))
+        })?;
+        // From the checkpoint back to the seed, with the writes that each one applied.
+        let mut steps: Vec<Vec<&Write>> = Vec::new();
+        let mut child = at;
+        let mut value = loop {
+            match child.checkpoint.channels.get(channel).map(|entry| (&entry.stored, entry.version)) {
+                None => break None,
+                Some((Stored::Value(value) | Stored::Snapshot(value), version)) => {
+                    let mut value = value.clone();
+                    if let ChannelValue::List(list) = &mut value {
+                        list.rebase(version);
+                    }
+                    break Some(value);
+                }
+                Some((Stored::Sentinel | Stored::Held, _)) => {}
+            }
+            let parent = self.parent(child).ok_or_else(|| {
+                broken(format!("the lineage ends at {} without a value of {channel}", child.checkpoint.id))
+            })?;
+            let mut writes = Vec::new();
+            for task in &child.checkpoint.applied {
+                let row = parent.writes.iter().find(|row| row.task == *task);
+                let row = row.ok_or_else(|| broken(format!("the writes of task {task} are missing")))?;
+                writes.extend(row.writes.iter().filter(|write| write.channel == *channel));
+            }
+            steps.push(writes);
+            child = parent;
+        };
+        for writes in steps.iter().rev().filter(|writes| !writes.is_empty()) {
+            value = behaviour.apply(channel, value, writes)?;
+        }
+        Ok(value)
+    }
+}
+
+/// The place of a checkpoint.
+pub(crate) fn place(tuple: &CheckpointTuple) -> Place {
+    (tuple.namespace.clone(), tuple.checkpoint.id)
+}
+
+/// The channels that a checkpoint stores as changes.
+pub(crate) fn sentinels(tuple: &CheckpointTuple) -> impl Iterator<Item = &ChannelName> {
+    let entries = tuple.checkpoint.channels.iter();
+    entries.filter(|(_, entry)| entry.stored == Stored::Sentinel).map(|(name, _)| name)
+}

@@ -1,0 +1,107 @@
+//! From a set of checkpoints that go to the change that lets all others be as they were.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use super::lineage::{Lineage, place, sentinels};
+use crate::channel::ChannelTable;
+use crate::checkpoint::{CheckpointTuple, Stored};
+use crate::error::{Error, Result};
+use crate::id::ChannelName;
+use crate::metadata::Counters;
+use crate::saver::{Place, Rewrite};
+
+/// The change that removes `remove`. A checkpoint that stays without its parent becomes a root; what it stored as
+/// changes it stores as a snapshot. Rows that only removed checkpoints applied go with them; pending ones stay.
+///
+/// # Errors
+/// [`Error::BrokenLineage`] if a snapshot cannot be made.
+pub(super) fn removal(
+    lineage: &Lineage<'_>,
+    remove: BTreeSet<Place>,
+    table: &ChannelTable,
+) -> Result<Rewrite> {
+    let mut changed: BTreeMap<Place, CheckpointTuple> = BTreeMap::new();
+    for (at, tuple) in &lineage.image().checkpoints {
+        if remove.contains(at) {
+            continue;
+        }
+        let lost_parent = tuple.parent.is_some_and(|id| remove.contains(&(at.0.clone(), id)));
+        if lost_parent {
+            root(lineage, tuple, &remove, table, &mut changed)?;
+        }
+        let lost: Vec<_> =
+            lineage.children(at).iter().filter(|child| remove.contains(&place(child))).collect();
+        if !lost.is_empty() {
+            let stay = lineage.children(at).iter().filter(|child| !remove.contains(&place(child)));
+            let needed: HashSet<_> = stay.flat_map(|child| &child.checkpoint.applied).collect();
+            let unneeded: HashSet<_> = lost
+                .iter()
+                .flat_map(|child| &child.checkpoint.applied)
+                .filter(|task| !needed.contains(task))
+                .collect();
+            if !unneeded.is_empty() {
+                entry(&mut changed, tuple).writes.retain(|row| !unneeded.contains(&row.task));
+            }
+        }
+    }
+    Ok(Rewrite { remove, put: changed.into_values().collect() })
+}
+
+fn entry<'c>(
+    changed: &'c mut BTreeMap<Place, CheckpointTuple>,
+    tuple: &CheckpointTuple,
+) -> &'c mut CheckpointTuple {
+    changed.entry(place(tuple)).or_insert_with(|| tuple.clone())
+}
+
+/// Makes a root of a checkpoint.
+fn root(
+    lineage: &Lineage<'_>,
+    tuple: &CheckpointTuple,
+    remove: &BTreeSet<Place>,
+    table: &ChannelTable,
+    changed: &mut BTreeMap<Place, CheckpointTuple>,
+) -> Result<()> {
+    for channel in sentinels(tuple) {
+        let value = lineage.value(tuple, channel, table)?.ok_or_else(|| {
+            let missing = format!("no write of channel {channel} was found");
+            Error::broken(&tuple.thread, tuple.checkpoint.id, missing)
+        })?;
+        let root = entry(changed, tuple);
+        if let Some(entry) = root.checkpoint.channels.get_mut(channel) {
+            entry.stored = Stored::Snapshot(value);
+        }
+        if let Some(since) = root.metadata.counters.remove(channel) {
+            recount(lineage, tuple, remove, channel, since, changed);
+        }
+    }
+    let root = entry(changed, tuple);
+    root.parent = None;
+    root.checkpoint.applied.clear();
+    Ok(())
+}
+
+/// Lets the checkpoints behind a new snapshot count from there.
+fn recount(
+    lineage: &Lineage<'_>,
+    root: &CheckpointTuple,
+    remove: &BTreeSet<Place>,
+    channel: &ChannelName,
+    since: Counters,
+    changed: &mut BTreeMap<Place, CheckpointTuple>,
+) {
+    let mut open = vec![root];
+    while let Some(tuple) = open.pop() {
+        for child in lineage.children(&place(tuple)) {
+            let stored = child.checkpoint.channels.get(channel).map(|entry| &entry.stored);
+            if remove.contains(&place(child)) || stored != Some(&Stored::Sentinel) {
+                continue;
+            }
+            if let Some(counters) = entry(changed, child).metadata.counters.get_mut(channel) {
+                counters.updates = counters.updates.saturating_sub(since.updates);
+                counters.supersteps = counters.supersteps.saturating_sub(since.supersteps);
+            }
+            open.push(child);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The retention policy (service reference, "Retention policy"). Nothing calls it by itself.
+//!
+//! Two shapes may go: a trailing duration-only checkpoint, and, if asked for, the end of a side branch. Only leaves of the
+//! graph as it is are looked at; what becomes a leaf is for the next pass. Decisions that the reference leaves open:
+//!
+//! - A *head* is the newest checkpoint of a namespace that is not duration-only. A namespace that has duration-only
+//!   checkpoints alone has none; then its newest checkpoint counts as one.
+//! - A root is never removed, nor is the last checkpoint of a namespace: no pass empties anything.
+//! - A duration-only leaf of a superseded line goes like any other; of two stacked ones the upper goes first.
+//! - *Guarded* is what has pending rows: rows of a task that no checkpoint applied. Rows that a child applied belong to
+//!   the child.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::lineage::{Lineage, place};
+use super::removal::removal;
+use super::stats::Stats;
+use super::{DeletionPlan, Reason, carry_out, in_order};
+use crate::channel::ChannelTable;
+use crate::checkpoint::CheckpointTuple;
+use crate::error::{Error, Result};
+use crate::id::{CheckpointId, Namespace, ThreadId};
+use crate::saver::{Place, Saver, ThreadImage};
+
+/// What may be deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RetentionPolicy {
+    /// Duration-only leaf checkpoints that no later run forked from.
+    pub prune_trailing_duration_leaves: bool,
+    /// Leaf checkpoints off the heads' lineages.
+    pub prune_leaf_sibling_branches: bool,
+    /// Ids that are never deleted, in any namespace.
+    pub protect_checkpoint_ids: BTreeSet<CheckpointId>,
+    /// Whether a checkpoint with pending rows is protected.
+    pub strict_pending_write_guard: bool,
+    /// At most so many go in one pass; none means no cap.
+    pub max_delete_per_run: Option<i64>,
+    /// Whether duration-only checkpoints that something was made from go too: in the same change their children become
+    /// children of their parent, which takes over the rows under them.
+    pub graft_duration_links: bool,
+}
+
+impl Default for RetentionPolicy {
+    fn default() -> Self {
+        Self {
+            prune_trailing_duration_leaves: true,
+            prune_leaf_sibling_branches: false,
+            protect_checkpoint_ids: BTreeSet::new(),
+            strict_pending_write_guard: true,
+            max_delete_per_run: None,
+            graft_duration_links: false,
+        }
+    }
+}
+
+impl RetentionPolicy {
+    fn cap(&self) -> Result<usize> {
+        match self.max_delete_per_run {
+            None => Ok(usize::MAX),
+            Some(cap) => usize::try_from(cap)
+                .map_err(|_| Error::InvalidInput(format!("max_delete_per_run must be >= 0, got {cap}"))),
+        }
+    }
+}
+
+/// What a pass did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RetentionReport {
+    /// The thread.
+    pub thread_id: ThreadId,
+    /// The head of each namespace.
+    pub protected_head_ids: BTreeMap<Namespace, CheckpointId>,
+    /// What was deleted, newest first, at the same id by namespace.
+    pub deleted_checkpoint_ids: Vec<CheckpointId>,
+    /// What the thread held before, by [`super::STATS_KEYS`]; empty if no stats were asked for.
+    pub stats_before: BTreeMap<&'static str, u64>,
+    /// And what it holds now.
+    pub stats_after: BTreeMap<&'static str, u64>,
+}
+
+/// Plans a pass over a thread.
+///
+/// # Errors
+/// [`Error::InvalidInput`] for a negative cap.
+pub fn plan_retention(
+    image: &ThreadImage,
+    policy: &RetentionPolicy,
+    table: &ChannelTable,
+) -> Result<DeletionPlan> {
+    let cap = policy.cap()?;
+    let lineage = Lineage::new(image);
+    let heads = heads(&lineage);
+    let ancestors: BTreeSet<Place> = heads
+        .iter()
+        .flat_map(|(namespace, id)| lineage.lineage(&(namespace.clone(), *id)).map(place))
+        .collect();
+    let classify = |at: &Place, tuple: &CheckpointTuple| {
+        let children = lineage.children(at);
+        let link = policy.graft_duration_links && is_link(&lineage, tuple);
+        if heads.get(&at.0) == Some(&at.1) {
+            Reason::Head
+        } else if policy.protect_checkpoint_ids.contains(&at.1) {
+            Reason::Protected
+        } else if policy.strict_pending_write_guard
+            && lineage.pending(&image.checkpoints[at]).next().is_some()
+        {
+            Reason::PendingWrites
+        } else if tuple.parent.is_none() {
+            Reason::Root
+        } else if lineage.parent(tuple).is_none() {
+            Reason::BrokenLineage
+        } else if link && !children.is_empty() {
+            Reason::DurationLink
+        } else if ancestors.contains(at) {
+            Reason::Ancestor
+        } else if !children.is_empty() {
+            Reason::HasChildren
+        } else if tuple.metadata.is_duration_only() {
+            if policy.prune_trailing_duration_leaves { Reason::DurationLeaf } else { Reason::NotAsked }
+        } else if policy.prune_leaf_sibling_branches {
+            Reason::SiblingLeaf
+        } else {
+            Reason::NotAsked
+        }
+    };
+    let verdicts = image.checkpoints.iter().map(|(at, tuple)| (at.clone(), classify(at, tuple)));
+    let mut verdicts = in_order(verdicts.collect());
+    for (_, reason) in verdicts.iter_mut().filter(|(_, reason)| reason.goes()).skip(cap) {
+        *reason = Reason::Cap;
+    }
+    let going = |wanted: bool| {
+        let links = verdicts.iter().filter(move |(_, r)| r.goes() && (*r == Reason::DurationLink) == wanted);
+        links.map(|(at, _)| at.clone()).collect::<BTreeSet<Place>>()
+    };
+    let (links, leaves) = (going(true), going(false));
+    let grafted;
+    let rewrite = if links.is_empty() {
+        removal(&lineage, leaves, table)?
+    } else {
+        // The leaves are removed from the thread as it is after grafting.
+        let (image, tied) = graft(image, &links);
+        grafted = image;
+        let mut rewrite = removal(&Lineage::new(&grafted), leaves, table)?;
+        let put: BTreeSet<Place> = rewrite.put.iter().map(place).collect();
+        let more = tied.into_iter().filter(|at| !put.contains(at) && !rewrite.remove.contains(at));
+        let more: Vec<_> = more.filter_map(|at| grafted.checkpoints.get(&at).cloned()).collect();
+        rewrite.put.extend(more);
+        rewrite.remove.extend(links);
+        rewrite
+    };
+    Ok(DeletionPlan { rewrite, verdicts })
+}
+
+/// The head of each namespace: the newest that is not duration-only, or the newest if all are.
+fn heads(lineage: &Lineage<'_>) -> BTreeMap<Namespace, CheckpointId> {
+    let mut heads = lineage.heads();
+    heads.extend(lineage.resumable_heads());
+    heads
+}
+
+/// Whether a checkpoint only notes durations and its parent is there and holds what it holds: its children can be tied
+/// to the parent.
+fn is_link(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
+    tuple.metadata.is_duration_only()
+        && tuple.checkpoint.applied.is_empty()
+        && lineage.parent(tuple).is_some_and(|parent| parent.checkpoint.channels == tuple.checkpoint.channels)
+}
+
+/// The thread without these links: the children of each become children of its parent, and the rows under it move there.
+/// Answers the checkpoints that are not as they were, too.
+fn graft(image: &ThreadImage, links: &BTreeSet<Place>) -> (ThreadImage, BTreeSet<Place>) {
+    let mut grafted = image.clone();
+    let mut changed = BTreeSet::new();
+    for at in links {
+        // Oldest first, so that of stacked links each finds its parent.
+        let Some(link) = grafted.checkpoints.remove(at) else { continue };
+        let Some(parent) = link.parent else { continue };
+        let above = (at.0.clone(), parent);
+        if let Some(parent) = grafted.checkpoints.get_mut(&above) {
+            parent.writes.extend(link.writes);
+            changed.insert(above);
+        }
+        let namespace = grafted.checkpoints.iter_mut().filter(|(place, _)| place.0 == at.0);
+        for (place, child) in namespace.filter(|(_, child)| child.parent == Some(at.1)) {
+            child.parent = Some(parent);
+            changed.insert(place.clone());
+        }
+    }
+    changed.retain(|place| !links.contains(place));
+    (grafted, changed)
+}
+
+/// Carries out one pass over a thread in one atomic change, fenced against runs: what a run writes meanwhile makes the
+/// pass look again. Takes the same moment as any writer; a caller that holds the thread's lock in its process may keep
+/// it.
+///
+/// # Errors
+/// [`Error::InvalidInput`] for a negative cap, before anything is read; [`Error::Stale`] if somebody keeps writing; those
+/// of the saver. Nothing was deleted then, unless it is [`Error::InDoubt`].
+pub async fn enforce(
+    saver: &dyn Saver,
+    thread: &ThreadId,
+    policy: &RetentionPolicy,
+    table: &ChannelTable,
+    collect_stats: bool,
+) -> Result<RetentionReport> {
+    policy.cap()?;
+    let (before, plan) = carry_out(saver, thread, |image| plan_retention(image, policy, table)).await?;
+    let stats = |image: &ThreadImage| if collect_stats { Stats::of(image).to_map() } else { BTreeMap::new() };
+    let mut after = before.clone();
+    after.checkpoints.retain(|place, _| !plan.rewrite.remove.contains(place));
+    after.checkpoints.extend(plan.rewrite.put.iter().map(|tuple| (place(tuple), tuple.clone())));
+    Ok(RetentionReport {
+        thread_id: thread.clone(),
+        protected_head_ids: heads(&Lineage::new(&before)),
+        deleted_checkpoint_ids: plan.removed().map(|place| place.1).collect(),
+        stats_before: stats(&before),
+        stats_after: stats(&after),
+    })
+}

@@ -1,0 +1,59 @@
+//! Deleting what runs wrote.
+
+use std::collections::BTreeSet;
+
+use super::lineage::{Lineage, place};
+use super::removal::removal;
+use super::{DeletionPlan, Reason, carry_out, in_order};
+use crate::channel::ChannelTable;
+use crate::error::Result;
+use crate::id::ThreadId;
+use crate::saver::{Place, Saver, ThreadImage};
+
+/// The metadata key under which a checkpoint names the run that made it.
+pub const RUN_ID_KEY: &str = "run_id";
+
+/// Plans the deletion of the checkpoints that these runs made. One that something else was made from stays: it is part
+/// of a survivor's history and replay.
+///
+/// # Errors
+/// None for a thread that is whole: no snapshot is made.
+pub fn plan_delete_for_runs(
+    image: &ThreadImage,
+    runs: &BTreeSet<String>,
+    table: &ChannelTable,
+) -> Result<DeletionPlan> {
+    let lineage = Lineage::new(image);
+    let mut remove: BTreeSet<Place> = BTreeSet::new();
+    let mut verdicts = Vec::with_capacity(image.checkpoints.len());
+    // Newest first, so that children are decided before their parents.
+    for (at, tuple) in image.checkpoints.iter().rev() {
+        let run = tuple.metadata.extra.get(RUN_ID_KEY).and_then(serde_json::Value::as_str);
+        let named = run.is_some_and(|run| runs.contains(run));
+        let reason = if !named {
+            Reason::NotAsked
+        } else if lineage.children(at).iter().any(|child| !remove.contains(&place(child))) {
+            Reason::Ancestor
+        } else {
+            Reason::Run
+        };
+        if reason.goes() {
+            remove.insert(at.clone());
+        }
+        verdicts.push((at.clone(), reason));
+    }
+    Ok(DeletionPlan { rewrite: removal(&lineage, remove, table)?, verdicts: in_order(verdicts) })
+}
+
+/// Deletes the checkpoints that these runs made from a thread, in one atomic change, as far as no survivor needs them.
+///
+/// # Errors
+/// [`crate::Error::Stale`] if somebody keeps writing to the thread; those of the saver.
+pub async fn delete_for_runs(
+    saver: &dyn Saver,
+    thread: &ThreadId,
+    runs: &BTreeSet<String>,
+    table: &ChannelTable,
+) -> Result<DeletionPlan> {
+    carry_out(saver, thread, |image| plan_delete_for_runs(image, runs, table)).await.map(|(_, plan)| plan)
+}

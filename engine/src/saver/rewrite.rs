@@ -1,0 +1,160 @@
+//! Changing what is already stored of a thread: the one primitive behind every deletion, copy, conversion and import.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::checkpoint::{CheckpointTuple, Stored};
+use crate::error::{Error, Result};
+use crate::id::{CheckpointId, Namespace, TaskId, ThreadId};
+
+/// Tells whether a thread is still as it was. Opaque: a saver makes it as it likes, for example a number that every
+/// write to the thread draws anew, or a digest of its rows. Two revisions of a thread are equal only if nothing of the
+/// thread was written between them, its deletion and creation anew included.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Revision(Vec<u8>);
+
+impl Revision {
+    /// The revision with these bytes.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The revision of a thread that is not there: no bytes.
+    pub fn absent() -> Self {
+        Self::default()
+    }
+}
+
+impl fmt::Debug for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Revision(")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
+    }
+}
+
+/// The place of a checkpoint in its thread.
+pub type Place = (Namespace, CheckpointId);
+
+/// Everything of a thread, as it was at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ThreadImage {
+    /// The thread.
+    pub thread: ThreadId,
+    /// What [`super::Saver::rewrite_thread`] has to be given, so that nothing is lost that came afterwards.
+    pub revision: Revision,
+    /// Every checkpoint with every value and every row under it.
+    pub checkpoints: BTreeMap<Place, CheckpointTuple>,
+}
+
+impl ThreadImage {
+    /// The image of a thread that is not there.
+    pub fn absent(thread: &ThreadId) -> Self {
+        Self { thread: thread.clone(), revision: Revision::absent(), checkpoints: BTreeMap::new() }
+    }
+}
+
+/// A change of what is stored of a thread.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rewrite {
+    /// Checkpoints to remove, with the rows under them.
+    pub remove: BTreeSet<Place>,
+    /// Checkpoints to store as they are here, whole and with all rows under them. One that is there already is
+    /// replaced; a new one must be newer than every checkpoint of its namespace.
+    pub put: Vec<CheckpointTuple>,
+}
+
+/// What the check of a rewrite must know of a checkpoint that is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outline {
+    /// The checkpoint it was made from.
+    pub parent: Option<CheckpointId>,
+    /// The tasks that it applied.
+    pub applied: Vec<TaskId>,
+    /// The tasks with rows under it.
+    pub tasks: Vec<TaskId>,
+}
+
+impl Outline {
+    /// The outline of a checkpoint.
+    pub fn of(tuple: &CheckpointTuple) -> Self {
+        Self {
+            parent: tuple.parent,
+            applied: tuple.checkpoint.applied.clone(),
+            tasks: tuple.writes.iter().map(|row| row.task).collect(),
+        }
+    }
+}
+
+impl Rewrite {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.remove.is_empty() && self.put.is_empty()
+    }
+
+    /// Refuses a rewrite that would break the lineage of something. Every saver calls this with what it has stored of
+    /// the thread, before it changes anything. What is broken already and not put anew stands in nobody's way.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] saying which checkpoint is in the way and why.
+    pub fn check(&self, thread: &ThreadId, mut stored: BTreeMap<Place, Outline>) -> Result<()> {
+        let mut newest: BTreeMap<Namespace, CheckpointId> = BTreeMap::new();
+        for (namespace, id) in stored.keys() {
+            newest.entry(namespace.clone()).and_modify(|newest| *newest = (*newest).max(*id)).or_insert(*id);
+        }
+        let refuse = |id: CheckpointId, why: &str| {
+            Err(Error::InvalidInput(format!("rewrite of thread {thread}, checkpoint {id}: {why}")))
+        };
+        let broken = stored.iter().filter(|(place, outline)| gap(&stored, place, outline).is_some());
+        let broken: BTreeSet<Place> = broken.map(|(place, _)| place.clone()).collect();
+        for place in &self.remove {
+            if stored.remove(place).is_none() {
+                return refuse(place.1, "it is to be removed, and it is not there");
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for tuple in &self.put {
+            let id = tuple.checkpoint.id;
+            let place = (tuple.namespace.clone(), id);
+            if tuple.thread != *thread {
+                return refuse(id, "it is of another thread");
+            }
+            if self.remove.contains(&place) || !seen.insert(place.clone()) {
+                return refuse(id, "it is told twice");
+            }
+            if !stored.contains_key(&place) && newest.get(&place.0).is_some_and(|newest| id <= *newest) {
+                return refuse(id, "it is new, and the namespace has a newer one");
+            }
+            let channels = &tuple.checkpoint.channels;
+            if channels.values().any(|entry| matches!(entry.stored, Stored::Held)) {
+                return refuse(id, "a channel comes without what it stores");
+            }
+            if tuple.parent.is_none() && channels.values().any(|e| matches!(e.stored, Stored::Sentinel)) {
+                return refuse(id, "a channel stores no value, and there is no parent to replay from");
+            }
+            stored.insert(place, Outline::of(tuple));
+        }
+        for (place, outline) in &stored {
+            match gap(&stored, place, outline) {
+                Some(why) if !broken.contains(place) || seen.contains(place) => return refuse(place.1, &why),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is missing between a checkpoint and its parent, if anything.
+fn gap(stored: &BTreeMap<Place, Outline>, (namespace, id): &Place, outline: &Outline) -> Option<String> {
+    let Some(parent) = outline.parent else {
+        return (!outline.applied.is_empty()).then(|| "it has no parent, and applied tasks".to_owned());
+    };
+    let Some(rows) = stored.get(&(namespace.clone(), parent)) else {
+        return Some(format!("its parent {parent} would be missing"));
+    };
+    if parent >= *id {
+        return Some(format!("its parent {parent} is not older"));
+    }
+    let lost = outline.applied.iter().find(|task| !rows.tasks.contains(task))?;
+    Some(format!("the writes of its task {lost} would be missing"))
+}

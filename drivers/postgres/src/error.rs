@@ -79,6 +79,8 @@ fn from_server(error: &DbError) -> Trouble {
         SqlState::UNIQUE_VIOLATION | SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => {
             Trouble::Final(Error::corrupt(error.table().unwrap_or("the database"), text))
         }
+        // Our statements compute with nothing but what is stored.
+        _ if code.code().starts_with("22") => Trouble::Final(Error::corrupt("a row of the database", text)),
         SqlState::PROGRAM_LIMIT_EXCEEDED => {
             Trouble::Final(Error::InvalidInput(format!("a value is too large for Postgres: {text}")))
         }

@@ -83,41 +83,47 @@ impl Store {
         let limit = query.limit.unwrap_or(usize::MAX);
         // Without a filter every row matches.
         let mut page = if query.filter.is_empty() { limit } else { PAGE };
-        let mut before = query.before.map(keys::uuid);
-        let mut all: Option<Snapshot> = None;
+        let mut before = query.before.map(|id| (keys::uuid(id), Vec::new()));
+        let mut all = Snapshot::absent(&query.thread);
         let mut chosen = Vec::new();
-        loop {
+        for first in std::iter::once(true).chain(std::iter::repeat(false)) {
+            let (id, behind) = before.unzip();
             let rows = i64::try_from(page).ok();
-            let params: [Param<'_>; 4] =
-                [(&thread, Type::UUID), (&ns, Type::BYTEA), (&before, Type::UUID), (&rows, Type::INT8)];
-            let found = self.query(&self.sql.newest, &params).await?;
-            let snapshot = Snapshot::of(&query.thread, &found)?;
+            let params: [Param<'_>; 5] = [
+                (&thread, Type::UUID),
+                (&ns, Type::BYTEA),
+                (&id, Type::UUID),
+                (&behind, Type::BYTEA),
+                (&rows, Type::INT8),
+            ];
+            let snapshot = Snapshot::of(&query.thread, &self.query(&self.sql.newest, &params).await?)?;
             let mut newest: Vec<(CheckpointId, &Vec<u8>, &Node)> = Vec::new();
             for (ns, nodes) in &snapshot.nodes {
                 newest.extend(nodes.iter().map(|(id, node)| (*id, ns, node)));
             }
-            newest.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(b.1.cmp(a.1)));
-            if before.is_none() {
-                check_heads(&query.thread, &snapshot, newest.last().map(|(id, ..)| *id))?;
-            }
+            newest.sort_unstable_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)));
             for (id, ns, node) in &newest {
                 if chosen.len() < limit && metadata(node, &snapshot.elements)?.matches(&query.filter) {
                     chosen.push(((*ns).clone(), *id));
                 }
             }
-            let last = newest.last().map(|(id, ..)| *id);
-            let more = newest.len() >= page && chosen.len() < limit;
-            let same = |a: &Snapshot, b: &Snapshot| epoch(a) == epoch(b);
-            let joined = match all.take() {
-                None => snapshot,
-                Some(all) if same(&all, &snapshot) => all.joined(snapshot),
-                Some(_) => return Ok(None),
-            };
-            let Some(last) = last.filter(|_| more) else { return Ok(Some((joined, chosen))) };
-            all = Some(joined);
-            before = Some(keys::uuid(last));
+            let rest = newest.last().filter(|_| newest.len() >= page);
+            let rest = rest.map(|(id, ns, _)| (keys::uuid(*id), (*ns).clone()));
+            if !first && epoch(&all) != epoch(&snapshot) {
+                return Ok(None);
+            }
+            if first && query.before.is_none() {
+                check_heads(&query.thread, &snapshot, rest.as_ref().map(|(id, _)| keys::id(*id)))?;
+            }
+            all = all.joined(snapshot);
+            before = rest;
+            if before.is_none() || chosen.len() >= limit {
+                break;
+            }
             page *= 4;
         }
+        check_parents(&query.thread, &all, before.map(|(id, _)| keys::id(id)))?;
+        Ok(Some((all, chosen)))
     }
 
     /// The contract's `delta_history`.
@@ -146,6 +152,7 @@ impl Store {
         self.made(thread, &self.sql.all, &params, |snapshot, values| {
             let Some(row) = &snapshot.thread else { return Ok(ThreadImage::absent(thread)) };
             check_heads(thread, snapshot, None)?;
+            check_parents(thread, snapshot, None)?;
             let mut checkpoints = BTreeMap::new();
             for (ns, nodes) in &snapshot.nodes {
                 let Some((namespace, _)) = snapshot.heads.get(ns) else { continue };
@@ -230,11 +237,24 @@ fn epoch(snapshot: &Snapshot) -> Option<i64> {
     snapshot.thread.as_ref().map(|row| row.mark.epoch)
 }
 
-/// Checks that no head is missing among the newest checkpoints, which were read down to `oldest`, or all.
-fn check_heads(thread: &ThreadId, snapshot: &Snapshot, oldest: Option<CheckpointId>) -> Result<()> {
+/// Checks that no head is missing among the newest checkpoints: those behind `floor`, or all.
+fn check_heads(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
     for (ns, (_, head)) in &snapshot.heads {
-        if oldest.is_none_or(|oldest| *head >= oldest) {
+        if floor.is_none_or(|floor| *head > floor) {
             snapshot.head(thread, ns)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no parent is missing among these checkpoints, which are all there are behind `floor`, or at all.
+fn check_parents(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
+    for nodes in snapshot.nodes.values() {
+        for node in nodes.values() {
+            let parent = node.record.parent.filter(|parent| floor.is_none_or(|floor| *parent > floor));
+            if let Some(parent) = parent.filter(|parent| !nodes.contains_key(parent)) {
+                return Err(Error::broken(thread, node.id, format!("its parent {parent} is missing")));
+            }
         }
     }
     Ok(())

@@ -206,6 +206,7 @@ impl Snapshot {
 
     /// What two pages of the same epoch found.
     pub(crate) fn joined(mut self, more: Self) -> Self {
+        self.thread = more.thread.or(self.thread);
         for (ns, nodes) in more.nodes {
             self.nodes.entry(ns).or_default().extend(nodes);
         }

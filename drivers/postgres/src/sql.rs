@@ -10,7 +10,7 @@ pub(crate) struct Sql {
     pub(crate) by_id: String,
     /// `thread, ns`: the head.
     pub(crate) head: String,
-    /// `thread, ns or null, before or null, limit or null`: the newest checkpoints.
+    /// `thread, ns or null, id and ns of the last one or null, limit or null`: the newest checkpoints behind that one.
     pub(crate) newest: String,
     /// `thread, ns, id, reach`: the lineage back to the seeds.
     pub(crate) lineage: String,
@@ -146,7 +146,8 @@ impl Sql {
             by_id: about(&format!("{one_ns} AND id = $3")),
             head: about(&format!("{one_ns} ORDER BY id DESC LIMIT 1")),
             newest: about(&format!(
-                "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR id < $3) ORDER BY id DESC LIMIT $4"
+                "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
+                 ORDER BY id DESC, ns DESC LIMIT $5"
             )),
             lineage: about(&lineage),
             all: about(&all),

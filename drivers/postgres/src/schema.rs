@@ -179,3 +179,65 @@ fn lock_key(schema: &str) -> i64 {
     key.copy_from_slice(&hash.as_bytes()[..8]);
     i64::from_le_bytes(key)
 }
+
+#[cfg(test)]
+mod tests {
+    use threadkeep_testing::{Database, postgres};
+    use tokio_postgres::NoTls;
+
+    use super::*;
+
+    /// Every column, index, constraint and setting that the tables of a database have.
+    async fn shape(database: &Database) -> Vec<String> {
+        let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let tables = "SELECT concat_ws(' ', c.relname, c.reloptions::text, a.attnum::text, a.attname, a.atttypid::regtype::text,
+                             a.attnotnull::text, a.attstorage::text, pg_get_indexdef(c.oid))
+                      FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+                      WHERE c.relnamespace = 'public'::regnamespace AND a.attnum > 0 ORDER BY 1";
+        let version = "SELECT 'version ' || version FROM threadkeep_format";
+        let mut lines = Vec::new();
+        for query in [tables, version] {
+            lines.extend(client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)));
+        }
+        lines
+    }
+
+    async fn database() -> Database {
+        postgres().unwrap().database().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_older_version_becomes_what_a_fresh_one_is() {
+        let options = Options::default();
+        let fresh = database().await;
+        setup(fresh.url(), &options).await.unwrap();
+        let expected = shape(&fresh).await;
+        assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
+        assert!(expected.len() > 25, "{expected:?}");
+        for version in 0..=FORMAT_VERSION {
+            let old = database().await;
+            migrate(old.url(), &options, version).await.unwrap();
+            for time in ["once", "twice"] {
+                setup(old.url(), &options).await.unwrap();
+                assert_eq!(shape(&old).await, expected, "from version {version}, {time}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_migration_that_fails_leaves_nothing_behind() {
+        let database = database().await;
+        let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        // Stands where the last table is to be.
+        client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
+        let error = setup(database.url(), &Options::default()).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'";
+        let left: Vec<String> = client.query(left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+        assert_eq!(left, ["threadkeep_element"]);
+        client.batch_execute("DROP VIEW threadkeep_element").await.unwrap();
+        setup(database.url(), &Options::default()).await.unwrap();
+    }
+}

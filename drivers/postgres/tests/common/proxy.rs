@@ -22,6 +22,8 @@ pub enum Cut {
 struct State {
     /// Requests that were passed on: each ends with a Sync, or is a simple query.
     requests: AtomicUsize,
+    /// Bytes of these requests.
+    bytes: AtomicUsize,
     /// The number of the request that is cut, and when.
     cut: Mutex<Option<(usize, Cut)>>,
     done: AtomicUsize,
@@ -64,6 +66,11 @@ impl Proxy {
     /// Requests passed on so far.
     pub fn requests(&self) -> usize {
         self.state.requests.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of requests passed on so far.
+    pub fn bytes(&self) -> usize {
+        self.state.bytes.load(Ordering::SeqCst)
     }
 
     /// Cuts the connection at the `nth` request from now on.
@@ -138,6 +145,7 @@ async fn requests(
                     return;
                 }
                 waiting.lock().unwrap().push_back(cut.is_some());
+                state.bytes.fetch_add(request.len(), Ordering::SeqCst);
             }
             b'p' | b'X' => {}
             _ => continue,

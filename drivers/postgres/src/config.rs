@@ -80,7 +80,7 @@ fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
         match (&*key, &*value) {
             ("sslrootcert", path) => roots = Some(PathBuf::from(path)),
             ("sslmode", "verify-ca" | "verify-full") => {
-                kept.push(("sslmode".to_owned(), "require".to_owned()))
+                kept.push(("sslmode".to_owned(), "require".to_owned()));
             }
             _ => kept.push((key.into_owned(), value.into_owned())),
         }

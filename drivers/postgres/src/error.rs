@@ -49,7 +49,7 @@ impl From<tokio_postgres::Error> for Trouble {
         if let Some(reported) = error.as_db_error() {
             return from_server(reported);
         }
-        let of_the_network = error.source().is_some_and(|source| source.is::<std::io::Error>());
+        let of_the_network = error.source().is_some_and(<dyn std::error::Error>::is::<std::io::Error>);
         if error.is_closed() || of_the_network {
             return Self::Again { reason: told(&error), in_doubt: true };
         }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use futures::future::{join, join4};
+use futures::future::join;
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{Outline, Revision, Rewrite};
@@ -87,15 +87,8 @@ impl Store {
     /// Removes a thread. Each statement sees what was there when it began; the first one waits for whoever writes to the
     /// thread, so the others see all that was written.
     async fn delete_in(&self, client: &Client, thread: &ThreadId) -> Result<(), Trouble> {
-        let key = keys::of_thread(thread);
-        let params: [Param<'_>; 1] = [(&key, Type::UUID)];
-        let [thread, heads, checkpoints, elements] =
-            self.sql.delete.each_ref().map(|statement| client.query_typed(statement, &params));
-        let (a, b, c, d) = join4(thread, heads, checkpoints, elements).await;
-        for done in [a, b, c, d] {
-            done?;
-        }
-        Ok(())
+        let statements = self.sql.delete.replace("$1", &format!("'{}'", keys::of_thread(thread)));
+        Ok(client.batch_execute(&statements).await?)
     }
 
     async fn look_at_all(

@@ -32,8 +32,8 @@ pub(crate) struct Sql {
     pub(crate) create: String,
     /// The same as `advance`, with rows to remove.
     pub(crate) rewrite: String,
-    /// `thread`: removes everything of it, each statement one table; the first waits for whoever writes to the thread.
-    pub(crate) delete: [String; 4],
+    /// `thread`, in place of each `$1`: statements that remove everything of it.
+    pub(crate) delete: String,
 }
 
 /// What a statement on a thread returns beside the checkpoints in `c`.
@@ -174,8 +174,12 @@ impl Sql {
             advance: fill(&[ADVANCE, STORE, WON].concat()),
             create: fill(&[CREATE, STORE, WON].concat()),
             rewrite: fill(&[ADVANCE, STORE, REMOVE, WON].concat()),
-            delete: ["thread WHERE id", "head WHERE thread", "checkpoint WHERE thread", "element WHERE thread"]
-                .map(|rows| format!("DELETE FROM {schema}.threadkeep_{rows} = $1")),
+            delete: fill(
+                "DELETE FROM {s}.threadkeep_thread WHERE id = $1;
+                 DELETE FROM {s}.threadkeep_head WHERE thread = $1;
+                 DELETE FROM {s}.threadkeep_checkpoint WHERE thread = $1;
+                 DELETE FROM {s}.threadkeep_element WHERE thread = $1;",
+            ),
         }
     }
 }

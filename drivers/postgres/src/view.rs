@@ -89,9 +89,11 @@ impl<'a> Values<'a> {
                 }
                 match place {
                     Some((namespace, channel, _)) => self.continued(namespace, channel, runs)?,
-                    None => {
-                        self.elements.all(Space::Values, &runs).map(|e| e.cloned()).collect::<Result<_>>()?
-                    }
+                    None => self
+                        .elements
+                        .all(Space::Values, &runs)
+                        .map(Result::<&Element>::cloned)
+                        .collect::<Result<_>>()?,
                 }
             }
         };

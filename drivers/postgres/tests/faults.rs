@@ -141,7 +141,7 @@ async fn a_write_that_is_cut_off_happened_whole_or_not_at_all_and_can_be_repeate
                     Ok(()) => assert_eq!(found, after, "{what}"),
                     Err(Error::Unavailable { .. }) => assert_eq!(found, before, "{what}"),
                     Err(Error::InDoubt { .. }) => assert!(found == before || found == after, "{what}"),
-                    Err(_) => panic!("{what}"),
+                    Err(other) => panic!("{what}: {other}"),
                 }
                 match write.run(&subject).await {
                     Ok(()) => {}

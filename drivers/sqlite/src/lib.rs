@@ -18,6 +18,7 @@ mod rewrite;
 mod rows;
 mod saver;
 pub mod schema;
+mod space;
 mod sql;
 mod stats;
 mod thread;
@@ -27,4 +28,5 @@ mod writer;
 
 pub use config::{Options, Synchronous};
 pub use saver::SqliteSaver;
+pub use space::FileSize;
 pub use stats::Stats;

@@ -156,7 +156,8 @@ impl Naive {
                     break Some(Seed { checkpoint: checkpoint.id, value, version });
                 }
                 let writes = node.made_by.iter().filter(|write| write.channel == *channel).cloned().collect();
-                steps.push(HistoryStep { checkpoint: checkpoint.id, writes });
+                let tasks = checkpoint.applied.len();
+                steps.push(HistoryStep { checkpoint: checkpoint.id, tasks, writes });
                 node = self.nodes.get(&CheckpointKey { id: node.tuple.parent?, ..at.clone() })?;
             };
             steps.reverse();

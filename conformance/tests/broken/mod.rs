@@ -441,7 +441,7 @@ impl Saver for Broken {
             paths => paths?,
         };
         for (channel, path) in &mut paths {
-            for HistoryStep { checkpoint, writes } in &mut path.steps {
+            for HistoryStep { checkpoint, writes, .. } in &mut path.steps {
                 let at = CheckpointKey { id: *checkpoint, ..at.clone() };
                 *writes = self.replayed(&at, channel, std::mem::take(writes)).await?;
             }

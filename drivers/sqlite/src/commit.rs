@@ -26,6 +26,7 @@ pub(crate) enum Work {
     PutWrites(CheckpointKey, TaskWrites),
     DeleteThread(ThreadId),
     Rewrite(ThreadId, Revision, Box<Rewrite>),
+    Sweep,
 }
 
 /// The database as the writer sees it, with what it remembers.
@@ -56,6 +57,7 @@ impl Store {
                 self.on_thread(&at.thread, |this, state| this.put_writes(at, task, state))
             }
             Work::DeleteThread(thread) => self.delete_thread(thread),
+            Work::Sweep => self.sweep(),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {

@@ -60,12 +60,12 @@ pub(crate) fn stored_bytes(db: &Db, thread: ThreadKey) -> Result<u64> {
     Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
 
-/// Deletes the elements of a space from one sequence number up to another, which stays.
-pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to: u32) -> Result<()> {
-    if from < to {
-        db.execute(DROP, [key_of(thread, space, from), key_of(thread, space, to - 1)])?;
+/// Deletes the elements of a space from one sequence number up to another, which stays. Answers how many there were.
+pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to: u32) -> Result<usize> {
+    if from >= to {
+        return Ok(0);
     }
-    Ok(())
+    db.execute(DROP, [key_of(thread, space, from), key_of(thread, space, to - 1)])
 }
 
 /// What a thread has already, for the writer.
@@ -126,6 +126,35 @@ impl Index {
     }
 }
 
+/// The table and key of an element.
+pub(crate) fn place(thread: ThreadKey, space: Space, seq: u32) -> Place {
+    Place::new("element", key_of(thread, space, seq))
+}
+
+/// The space and sequence number at a place of the table.
+pub(crate) fn space_of(place: Place) -> Option<(Space, u32)> {
+    let low = low_half(place.key);
+    Some((*SPACES.get((low / SEQ_LIMIT) as usize)?, low % SEQ_LIMIT))
+}
+
+/// Hands every element of a thread to `look`: its place in the database, and what it is or what is wrong with it.
+pub(crate) fn each(
+    db: &Db,
+    thread: ThreadKey,
+    mut look: impl FnMut(Place, Result<(Space, u32)>),
+) -> Result<()> {
+    db.each(RANGE, keys_of(thread), |row| {
+        let key = integer(row, 0)?;
+        let place = Place::new("element", key);
+        let found = located(key, blob(row, 1)?);
+        look(
+            place,
+            found.and_then(|(space, seq, hash)| decode(place, hash, blob(row, 2)?).map(|_| (space, seq))),
+        );
+        Ok(())
+    })
+}
+
 /// The elements of a thread that one read has loaded; each is read and checked once.
 pub(crate) struct Elements<'a> {
     db: &'a Db,
@@ -162,7 +191,7 @@ impl<'a> Elements<'a> {
             .flat_map(|run| run.seqs())
             .zip(self.get_all(Space::Chunks, &manifest.chunks)?)
         {
-            let place = Place::new("element", key_of(self.thread, Space::Chunks, seq));
+            let place = place(self.thread, Space::Chunks, seq);
             for run in chunk_runs(chunk.bytes()).map_err(|reason| place.corrupt(reason))? {
                 push_run(&mut runs, run);
             }
@@ -174,9 +203,10 @@ impl<'a> Elements<'a> {
     }
 
     fn loaded(&self, space: Space, seq: u32) -> Result<Element> {
-        self.loaded[space as usize].get(&seq).cloned().ok_or_else(|| {
-            Place::new("element", key_of(self.thread, space, seq)).corrupt("the row is missing")
-        })
+        self.loaded[space as usize]
+            .get(&seq)
+            .cloned()
+            .ok_or_else(|| place(self.thread, space, seq).corrupt("the row is missing"))
     }
 
     /// Reads what is not here yet. Runs that are near each other are read in one scan.
@@ -215,11 +245,9 @@ impl<'a> Elements<'a> {
 
 fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     let place = Place::new("element", key);
-    let low = low_half(key);
-    let space =
-        SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
+    let (space, seq) = space_of(place).ok_or_else(|| place.corrupt("the key is out of range"))?;
     let hash = hash.try_into().map_err(|_| place.corrupt("the hash does not have sixteen bytes"))?;
-    Ok((*space, low % SEQ_LIMIT, hash))
+    Ok((space, seq, hash))
 }
 
 fn decode(place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {

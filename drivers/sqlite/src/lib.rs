@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod check;
 mod codec;
 mod commit;
 mod config;
@@ -22,10 +23,12 @@ mod space;
 mod sql;
 mod stats;
 mod thread;
+mod used;
 mod value;
 mod view;
 mod writer;
 
+pub use check::Finding;
 pub use config::{Options, Synchronous};
 pub use saver::SqliteSaver;
 pub use space::FileSize;

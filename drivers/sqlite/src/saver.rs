@@ -16,6 +16,7 @@ use threadkeep::saver::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use crate::check::{self, Finding};
 use crate::commit::Work;
 use crate::config::Options;
 use crate::directory;
@@ -144,6 +145,24 @@ impl SqliteSaver {
     /// What was counted since the store was opened.
     pub fn stats(&self) -> Stats {
         self.counters.stats()
+    }
+
+    /// Looks at every row of the database: checksums, references, what is referred to and missing, what is there and not
+    /// referred to. Answers what was found; nothing for a database that is whole. It is one long read; writers go on.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::Unavailable`] if the database cannot be read at all.
+    pub async fn check(&self) -> Result<Vec<Finding>> {
+        self.readers.run(check::check).await
+    }
+
+    /// Deletes what nothing refers to ([`Finding::orphan`]), in one transaction. A replaced special write leaves such a
+    /// value behind; nothing else does.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::Corrupt`] if a row is damaged: then nothing is deleted, for what it referred to is not known.
+    pub async fn sweep(&self) -> Result<()> {
+        self.write(Work::Sweep).await
     }
 
     async fn write(&self, work: Work) -> Result<()> {

@@ -107,7 +107,8 @@ impl<'a> HistoryWalk<'a> {
         for channel in &self.open {
             let writes = tasks.iter().flat_map(|row| &row.writes).filter(|w| w.channel == *channel);
             if let Some(history) = self.done.get_mut(channel) {
-                history.steps.push(HistoryStep { checkpoint: id, writes: writes.cloned().collect() });
+                let writes = writes.cloned().collect();
+                history.steps.push(HistoryStep { checkpoint: id, tasks: applied.len(), writes });
             }
         }
         Ok(())

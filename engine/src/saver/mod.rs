@@ -214,6 +214,8 @@ pub struct Seed {
 pub struct HistoryStep {
     /// The checkpoint.
     pub checkpoint: CheckpointId,
+    /// How many tasks it applied. None of a superstep: a checkpoint that repeats its parent.
+    pub tasks: usize,
     /// Its writes to the channel, in the order in which they were applied. Often none.
     pub writes: Vec<Write>,
 }

@@ -5,6 +5,7 @@ pub mod app;
 pub mod config;
 pub mod http;
 pub mod model;
+pub mod ops;
 pub mod runs;
 mod serialize;
 mod settings;

@@ -359,9 +359,11 @@ async fn a_full_disk_is_unavailable_and_the_store_goes_on_when_there_is_room() {
 
 #[tokio::test]
 async fn a_vacuum_with_a_failing_statement_changes_nothing_that_is_stored() {
-    for (how, statement) in
-        [(How::NotDone, "PRAGMA incremental"), (How::RolledBack, "PRAGMA incremental"), (How::NotDone, "BEGIN")]
-    {
+    for (how, statement) in [
+        (How::NotDone, "PRAGMA incremental"),
+        (How::RolledBack, "PRAGMA incremental"),
+        (How::NotDone, "BEGIN"),
+    ] {
         let store = Opened::new();
         let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
         store.say(&mut talk, 0).await;
@@ -380,7 +382,9 @@ async fn a_vacuum_with_a_failing_statement_changes_nothing_that_is_stored() {
         store.faults().arm(0, How::NotDone, "COMMIT");
         let error = store.saver.vacuum(2).await.unwrap_err();
         assert!(matches!(error, Error::InDoubt { .. }), "{error}");
-        assert!(matches!(store.saver.vacuum(2).await, Err(Error::Unavailable { reason, .. }) if reason == POISONED));
+        assert!(
+            matches!(store.saver.vacuum(2).await, Err(Error::Unavailable { reason, .. }) if reason == POISONED)
+        );
         let after = all(&store.reopen(), &talk).await;
         assert_eq!(after.len(), 2);
         assert_eq!(after[1].checkpoint, before[0].checkpoint);

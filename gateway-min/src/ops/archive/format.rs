@@ -66,6 +66,7 @@ pub struct Record {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ElementLine {
+    pub(super) of: String,
     pub(super) n: u32,
     pub(super) hash: String,
     pub(super) value: Form,
@@ -79,7 +80,16 @@ pub(super) enum Form {
     Msgpack(String),
     Element(u32),
     List(Runs),
+    Append(Append),
     Map(Runs),
+}
+
+/// A list that begins with all of an earlier one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Append {
+    pub(super) to: String,
+    pub(super) list: Runs,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -147,6 +157,11 @@ pub(super) struct End {
     pub(super) checkpoints: u64,
     pub(super) tasks: u64,
     pub(super) blake3: String,
+}
+
+/// The elements that entries of a map in metadata are.
+pub(super) fn entries_of(key: &str) -> String {
+    format!("metadata.{key}")
 }
 
 /// The JSON of a value that comes back from it byte for byte; none if no JSON does.

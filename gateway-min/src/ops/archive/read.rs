@@ -14,8 +14,8 @@ use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 
 use super::ArchiveError;
 use super::format::{
-    ChannelPart, CheckpointLine, ElementLine, FORMAT, Form, Header, Line, MetadataPart, Record, Runs, Source,
-    StoredName, TaskPart, VERSION, hex,
+    Append, ChannelPart, CheckpointLine, ElementLine, FORMAT, Form, Header, Line, MetadataPart, Record,
+    Source, StoredName, TaskPart, VERSION, entries_of, hex,
 };
 
 /// The longest line, in bytes. A line holds one value at most that is larger than a few words.
@@ -45,10 +45,11 @@ pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
     let Header { thread, source, record, .. } = header(&mut lines)?;
     let mut reader = Reader {
         thread: thread.as_str().into(),
-        elements: Vec::new(),
+        elements: HashMap::new(),
         places: 0,
         lists: HashMap::new(),
         checkpoints: Vec::new(),
+        count: 0,
         tasks: 0,
     };
     loop {
@@ -66,7 +67,7 @@ pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
                 if end.blake3 != before.as_str() {
                     return Err(ArchiveError::Altered { line: number });
                 }
-                let found = (reader.elements.len() as u64, reader.checkpoints.len() as u64, reader.tasks);
+                let found = (reader.count, reader.checkpoints.len() as u64, reader.tasks);
                 if (end.elements, end.checkpoints, end.tasks) != found {
                     return Err(wrong("the counts in 'end' are not those of the lines".to_owned()));
                 }
@@ -140,65 +141,75 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// The list that a channel had last, and what it is made from.
-struct Last {
-    runs: Runs,
-    list: ListValue,
-    version: Version,
-}
-
 struct Reader {
     thread: ThreadId,
-    elements: Vec<Element>,
+    /// The elements that were told, for each channel and each map of their own.
+    elements: HashMap<String, Vec<Element>>,
     places: u64,
-    lists: HashMap<(Namespace, ChannelName), Last>,
+    /// The lists that were told, for those that go on where one ended.
+    lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
     checkpoints: Vec<CheckpointTuple>,
+    count: u64,
     tasks: u64,
 }
 
 impl Reader {
     fn element(&mut self, line: &ElementLine) -> Result<(), String> {
-        if line.n as usize != self.elements.len() {
-            return Err(format!("element {} where {} comes next", line.n, self.elements.len()));
+        let elements = self.elements.entry(line.of.clone()).or_default();
+        if line.n as usize != elements.len() {
+            return Err(format!("element {} of {} where {} comes next", line.n, line.of, elements.len()));
         }
         let element = match &line.value {
             Form::Json(json) => Element::from_json(json).map_err(|error| error.to_string())?,
             Form::Msgpack(text) => Element::from_bytes(bytes(text)?),
-            _ => return Err(format!("element {} is neither json nor msgpack", line.n)),
+            _ => return Err(format!("element {} of {} is neither json nor msgpack", line.n, line.of)),
         };
         if hex(element.hash()) != line.hash {
-            return Err(format!("element {} does not have its hash", line.n));
+            return Err(format!("element {} of {} does not have its hash", line.n, line.of));
         }
-        self.elements.push(element);
+        elements.push(element);
+        self.count += 1;
         Ok(())
     }
 
     /// The elements of a run, all of which were told before.
-    fn run(&mut self, (start, count): (u32, u32)) -> Result<&[Element], String> {
+    fn run(&mut self, of: &str, (start, count): (u32, u32)) -> Result<&[Element], String> {
         self.places += u64::from(count);
         if self.places > MAX_PLACES {
             return Err(format!("the lists of the file have more than {MAX_PLACES} elements of their own"));
         }
         let (from, to) = (start as usize, start as usize + count as usize);
-        self.elements.get(from..to).ok_or_else(|| format!("elements {from} to {to} are not there"))
+        let elements = self.elements.get(of).and_then(|elements| elements.get(from..to));
+        elements.ok_or_else(|| format!("elements {from} to {to} of {of} are not there"))
     }
 
-    fn list(&mut self, mut list: ListValue, runs: &[(u32, u32)]) -> Result<ListValue, String> {
+    fn list(
+        &mut self,
+        channel: &ChannelName,
+        mut list: ListValue,
+        runs: &[(u32, u32)],
+    ) -> Result<ListValue, String> {
         for run in runs {
-            for element in self.run(*run)? {
+            for element in self.run(channel.as_str(), *run)? {
                 list.push(element.clone());
             }
         }
         Ok(list)
     }
 
-    fn value(&mut self, form: Form) -> Result<ChannelValue, String> {
+    fn value(&mut self, channel: &ChannelName, form: Form) -> Result<ChannelValue, String> {
         let value = match form {
-            Form::List(runs) => return self.list(ListValue::default(), &runs).map(ChannelValue::List),
+            Form::List(runs) => {
+                return self.list(channel, ListValue::default(), &runs).map(ChannelValue::List);
+            }
+            Form::Append(_) => return Err("only the value of a channel goes on from another one".to_owned()),
             Form::Map(_) => return Err("a map stands in metadata only".to_owned()),
             Form::Json(json) => ChannelValue::from_json(&json).map_err(|error| error.to_string())?,
             Form::Msgpack(text) => plain(bytes(&text)?)?,
-            Form::Element(n) => plain(self.run((n, 1))?[0].bytes().clone())?,
+            Form::Element(n) => {
+                let element = self.run(channel.as_str(), (n, 1))?.first().ok_or("no such element")?;
+                plain(element.bytes().clone())?
+            }
         };
         match value {
             ChannelValue::List(_) => Err("a list comes as runs of elements".to_owned()),
@@ -206,33 +217,38 @@ impl Reader {
         }
     }
 
-    /// The value of a channel. A list that goes on where the last one of the channel ended shares its elements.
+    /// The value of a channel. A list that goes on from another one shares its elements.
     fn channel(
         &mut self,
-        key: (Namespace, ChannelName),
+        (namespace, name): (&Namespace, &ChannelName),
         version: Version,
         form: Form,
     ) -> Result<ChannelValue, String> {
-        let Form::List(runs) = form else { return self.value(form) };
-        let list = match self.lists.get(&key).and_then(|last| Some((behind(&last.runs, &runs)?, last))) {
-            Some((more, last)) => {
-                let mut list = last.list.clone();
-                list.rebase(last.version);
-                self.list(list, &more)?
+        let key = |version| (namespace.clone(), name.clone(), version);
+        let list = match form {
+            Form::Append(Append { to, list }) => {
+                let above = version_of(&to)?;
+                let base = self.lists.get(&key(above)).cloned();
+                let mut base = base.ok_or_else(|| format!("channel {name} has no list of version {to}"))?;
+                base.rebase(above);
+                self.list(name, base, &list)?
             }
-            None => self.list(ListValue::default(), &runs)?,
+            form => match self.value(name, form)? {
+                ChannelValue::List(list) => list,
+                plain @ ChannelValue::Plain(_) => return Ok(plain),
+            },
         };
-        self.lists.insert(key, Last { runs, list: list.clone(), version });
+        self.lists.insert(key(version), list.clone());
         Ok(list.into())
     }
 
-    fn extra(&mut self, form: Form) -> Result<Json, String> {
+    fn extra(&mut self, key: &str, form: Form) -> Result<Json, String> {
         match form {
             Form::Json(json) => Ok(json),
             Form::Map(runs) => {
-                let mut map = Map::new();
+                let (of, mut map) = (entries_of(key), Map::new());
                 for run in runs {
-                    for element in self.run(run)? {
+                    for element in self.run(&of, run)? {
                         let entry = element.to_json().map_err(|error| error.to_string())?;
                         match entry {
                             Json::Array(pair) => match <[Json; 2]>::try_from(pair) {
@@ -247,7 +263,7 @@ impl Reader {
                 }
                 Ok(Json::Object(map))
             }
-            form => self.value(form)?.to_json().map_err(|error| error.to_string()),
+            form => self.value(&key.into(), form)?.to_json().map_err(|error| error.to_string()),
         }
     }
 
@@ -263,9 +279,7 @@ impl Reader {
         for (name, ChannelPart { version, stored, value }) in line.channels {
             let version = version_of(&version)?;
             let name = ChannelName::from(name);
-            let value = value
-                .map(|form| self.channel((namespace.clone(), name.clone()), version, form))
-                .transpose()?;
+            let value = value.map(|form| self.channel((&namespace, &name), version, form)).transpose()?;
             let stored = match (stored, value) {
                 (StoredName::Value, Some(value)) => Stored::Value(value),
                 (StoredName::Snapshot, Some(value)) => Stored::Snapshot(value),
@@ -303,7 +317,10 @@ impl Reader {
         let counters = counters
             .map(|(name, (updates, supersteps))| (name.into(), Counters { updates, supersteps }))
             .collect();
-        let extra = part.extra.into_iter().map(|(key, form)| Ok((key, self.extra(form)?)));
+        let extra = part.extra.into_iter().map(|(key, form)| {
+            let value = self.extra(&key, form)?;
+            Ok((key, value))
+        });
         let extra = extra.collect::<Result<_, String>>()?;
         Ok(Metadata {
             source: part.source,
@@ -317,8 +334,8 @@ impl Reader {
 
     fn task(&mut self, part: TaskPart) -> Result<TaskWrites, String> {
         let writes = part.writes.into_iter().map(|write| {
-            let (channel, overwrite) = (write.channel.into(), write.overwrite);
-            Ok(Write { channel, value: self.value(write.value)?, overwrite })
+            let channel = ChannelName::from(write.channel);
+            Ok(Write { value: self.value(&channel, write.value)?, channel, overwrite: write.overwrite })
         });
         let writes = writes.collect::<Result<_, String>>()?;
         Ok(TaskWrites {
@@ -328,22 +345,6 @@ impl Reader {
             writes,
         })
     }
-}
-
-/// What `runs` has behind all of `last`; none if it does not begin with it.
-fn behind(last: &[(u32, u32)], runs: &[(u32, u32)]) -> Option<Runs> {
-    let Some(((start, count), before)) = last.split_last() else { return Some(runs.to_vec()) };
-    let (head, rest) = runs.split_at_checked(before.len())?;
-    let (&(first, more), rest) = rest.split_first()?;
-    if head != before || first != *start || more < *count {
-        return None;
-    }
-    let mut behind = Runs::new();
-    if more > *count {
-        behind.push((first.checked_add(*count)?, more - count));
-    }
-    behind.extend(rest);
-    Some(behind)
 }
 
 fn plain(bytes: bytes::Bytes) -> Result<ChannelValue, String> {

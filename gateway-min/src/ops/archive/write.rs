@@ -7,15 +7,15 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
-use threadkeep::id::CheckpointId;
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, Version};
 use threadkeep::metadata::Metadata;
 use threadkeep::saver::ThreadImage;
 use threadkeep::value::{ChannelValue, Element, ElementHash, ListValue};
 
 use super::ArchiveError;
 use super::format::{
-    ChannelPart, CheckpointLine, ElementLine, End, FORMAT, Form, Header, Line, MetadataPart, Record, Runs,
-    Source, StoredName, TaskPart, VERSION, WritePart, exact_json, hex, shallow,
+    Append, ChannelPart, CheckpointLine, ElementLine, End, FORMAT, Form, Header, Line, MetadataPart, Record,
+    Runs, Source, StoredName, TaskPart, VERSION, WritePart, entries_of, exact_json, hex, shallow,
 };
 
 /// Values of more bytes are elements, so that one which stays the same over many checkpoints stands once in the file.
@@ -47,6 +47,7 @@ pub fn write(
     let mut writer = Writer {
         lines: Lines { to, hash: blake3::Hasher::new(), count: 0, bytes: 0 },
         elements: HashMap::new(),
+        lists: HashMap::new(),
         entries: HashMap::new(),
     };
     let thread = image.thread.to_string();
@@ -55,9 +56,10 @@ pub fn write(
     let mut tasks = 0;
     for tuple in image.checkpoints.values() {
         tasks += tuple.writes.len() as u64;
-        writer.checkpoint(tuple)?;
+        writer.checkpoint(image, tuple)?;
     }
-    let (checkpoints, elements) = (image.checkpoints.len() as u64, writer.elements.len() as u64);
+    let (checkpoints, elements) =
+        (image.checkpoints.len() as u64, writer.elements.values().map(|of| of.len() as u64).sum());
     let blake3 = writer.lines.hash.finalize().to_hex().to_string();
     writer.lines.add(&Line::End(End { elements, checkpoints, tasks, blake3 }))?;
     let mut lines = writer.lines;
@@ -87,47 +89,73 @@ impl<W: Write> Lines<W> {
 
 struct Writer<W> {
     lines: Lines<W>,
-    elements: HashMap<ElementHash, u32>,
+    /// The numbers of elements, counted for each channel and each map of their own: so lists and maps that grow are few
+    /// runs.
+    elements: HashMap<String, HashMap<ElementHash, u32>>,
+    /// The lists that were written, for those that go on where one ended.
+    lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
     /// The entries of maps in metadata that are elements already, by the map's key and their own.
     entries: HashMap<String, HashMap<String, (Json, u32)>>,
 }
 
 impl<W: Write> Writer<W> {
     /// The number of an element, which is written if it is not yet.
-    fn element(&mut self, element: &Element) -> Result<u32, ArchiveError> {
-        if let Some(n) = self.elements.get(element.hash()) {
+    fn element(&mut self, of: &str, element: &Element) -> Result<u32, ArchiveError> {
+        if let Some(n) = self.elements.get(of).and_then(|known| known.get(element.hash())) {
             return Ok(*n);
         }
-        let n = u32::try_from(self.elements.len()).map_err(|_| ArchiveError::Line {
+        let known = self.elements.entry(of.to_owned()).or_default();
+        let n = u32::try_from(known.len()).map_err(|_| ArchiveError::Line {
             line: self.lines.count,
             reason: "a file cannot hold more elements".to_owned(),
         })?;
-        let value = inline(element);
-        self.lines.add(&Line::Element(ElementLine { n, hash: hex(element.hash()), value }))?;
-        self.elements.insert(*element.hash(), n);
+        known.insert(*element.hash(), n);
+        let (hash, value) = (hex(element.hash()), inline(element));
+        self.lines.add(&Line::Element(ElementLine { of: of.to_owned(), n, hash, value }))?;
         Ok(n)
     }
 
-    fn list(&mut self, list: &ListValue) -> Result<Runs, ArchiveError> {
+    fn runs(&mut self, of: &str, list: &ListValue, start: usize) -> Result<Runs, ArchiveError> {
         let mut runs = Runs::new();
-        for element in list.iter() {
-            push(&mut runs, self.element(element)?);
+        for element in list.iter_from(start) {
+            push(&mut runs, self.element(of, element)?);
         }
         Ok(runs)
     }
 
-    fn value(&mut self, value: &ChannelValue) -> Result<Form, ArchiveError> {
+    fn value(&mut self, channel: &ChannelName, value: &ChannelValue) -> Result<Form, ArchiveError> {
         match value {
-            ChannelValue::List(list) => self.list(list).map(Form::List),
+            ChannelValue::List(list) => self.runs(channel.as_str(), list, 0).map(Form::List),
             ChannelValue::Plain(encoded) => {
                 let element = Element::from_bytes(encoded.bytes.clone());
                 if encoded.bytes.len() > INLINE {
-                    self.element(&element).map(Form::Element)
+                    self.element(channel.as_str(), &element).map(Form::Element)
                 } else {
                     Ok(inline(&element))
                 }
             }
         }
+    }
+
+    /// The value of a channel. `above` is the version at the parent: a list that goes on from there is told so.
+    fn channel(
+        &mut self,
+        (namespace, name): (&Namespace, &ChannelName),
+        (version, above): (Version, Option<Version>),
+        value: &ChannelValue,
+    ) -> Result<Form, ArchiveError> {
+        let ChannelValue::List(list) = value else { return self.value(name, value) };
+        let key = |version| (namespace.clone(), name.clone(), version);
+        let base = above.and_then(|above| Some((above, self.lists.get(&key(above))?)));
+        let base = base.filter(|(_, base)| begins_with(list, base)).map(|(above, base)| (above, base.len()));
+        let form = match base {
+            Some((above, len)) => {
+                Form::Append(Append { to: above.to_string(), list: self.runs(name.as_str(), list, len)? })
+            }
+            None => self.value(name, value)?,
+        };
+        self.lists.insert(key(version), list.clone());
+        Ok(form)
     }
 
     fn extra(&mut self, at: CheckpointId, key: &str, value: &Json) -> Result<Form, ArchiveError> {
@@ -146,7 +174,7 @@ impl<W: Write> Writer<W> {
                 numbers.push(*n);
                 continue;
             }
-            let n = self.element(&encoded(at, &json!([name, value]))?)?;
+            let n = self.element(&entries_of(key), &encoded(at, &json!([name, value]))?)?;
             self.entries.entry(key.to_owned()).or_default().insert(name.clone(), (value.clone(), n));
             numbers.push(n);
         }
@@ -159,8 +187,10 @@ impl<W: Write> Writer<W> {
         Ok(runs)
     }
 
-    fn checkpoint(&mut self, tuple: &CheckpointTuple) -> Result<(), ArchiveError> {
+    fn checkpoint(&mut self, image: &ThreadImage, tuple: &CheckpointTuple) -> Result<(), ArchiveError> {
         let id = tuple.checkpoint.id;
+        let parent =
+            tuple.parent.and_then(|parent| image.checkpoints.get(&(tuple.namespace.clone(), parent)));
         let mut channels = BTreeMap::new();
         for (name, entry) in &tuple.checkpoint.channels {
             let (stored, value) = match &entry.stored {
@@ -175,7 +205,10 @@ impl<W: Write> Writer<W> {
                     return Err(ArchiveError::Value { checkpoint: id, cause });
                 }
             };
-            let value = value.map(|value| self.value(value)).transpose()?;
+            let above =
+                parent.and_then(|parent| parent.checkpoint.channels.get(name)).map(|above| above.version);
+            let at = (&tuple.namespace, name);
+            let value = value.map(|value| self.channel(at, (entry.version, above), value)).transpose()?;
             channels
                 .insert(name.to_string(), ChannelPart { version: entry.version.to_string(), stored, value });
         }
@@ -183,7 +216,7 @@ impl<W: Write> Writer<W> {
         for row in &tuple.writes {
             let mut writes = Vec::with_capacity(row.writes.len());
             for write in &row.writes {
-                let value = self.value(&write.value)?;
+                let value = self.value(&write.channel, &write.value)?;
                 writes.push(WritePart {
                     channel: write.channel.to_string(),
                     overwrite: write.overwrite,
@@ -233,6 +266,10 @@ fn inline(element: &Element) -> Form {
         Some(json) => Form::Json(json),
         None => Form::Msgpack(BASE64.encode(element.bytes())),
     }
+}
+
+fn begins_with(list: &ListValue, base: &ListValue) -> bool {
+    base.len() <= list.len() && base.iter().zip(list.iter()).all(|(a, b)| a == b)
 }
 
 fn push(runs: &mut Runs, n: u32) {

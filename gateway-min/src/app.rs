@@ -14,12 +14,14 @@ use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
+use tokio_util::task::TaskTracker;
 
 use crate::agent::{AgentError, LeadAgent};
 use crate::config::{Backend, Config, ConfigHandle, SqliteSynchronous};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
+use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
@@ -52,6 +54,10 @@ pub struct App {
     pub(crate) bridge: StreamBridge,
     pub(crate) locks: ThreadLocks,
     pub(crate) local_runs: LocalRuns,
+    /// How often the totals of a run at work are stored.
+    pub(crate) progress_every: Duration,
+    /// Work that goes on behind a request, or without the client that asked for it: all of it writes to the stores.
+    pub(crate) background: TaskTracker,
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
     sqlite: Option<Arc<SqliteSaver>>,
@@ -109,6 +115,8 @@ impl App {
             ids,
             locks: ThreadLocks::default(),
             local_runs: LocalRuns::default(),
+            progress_every: progress::EVERY,
+            background: TaskTracker::new(),
             modes,
             sqlite,
             models: Mutex::default(),
@@ -188,8 +196,8 @@ impl App {
         Ok(model)
     }
 
-    /// Takes no new runs, interrupts those at work and waits for their last writes: the first part of stopping, while
-    /// clients still get the end of their streams.
+    /// Takes no new runs, interrupts those at work and waits for their last writes, and for what works in the
+    /// background: the first part of stopping, while clients still get the end of their streams.
     pub async fn stop_runs(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let runs = self.local_runs.all();
@@ -200,11 +208,13 @@ impl App {
             for run in &runs {
                 run.ended().await;
             }
+            self.background.close();
+            self.background.wait().await;
         };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
             tracing::warn!(
                 seconds = DRAIN.as_secs(),
-                "runs did not stop in time; the next start recovers them"
+                "runs or other writers did not stop in time; the next start recovers runs"
             );
         }
     }

@@ -11,6 +11,7 @@ use crate::directory::{self, ChainKey, Scope, ThreadKey};
 use crate::element::{self, Elements, SPACES};
 use crate::manifest::Run;
 use crate::names::Names;
+use crate::pack;
 use crate::record::{CheckpointRecord, Entry, NameKey, Ordinal, TaskRecord};
 use crate::rows;
 use crate::sql::{Db, integer, text};
@@ -51,6 +52,9 @@ impl fmt::Display for Finding {
 pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
     let mut check = Check { db, names, found: Vec::new() };
     check.integrity()?;
+    for (place, error) in pack::broken_dictionaries(db)? {
+        check.broken(None, place, &error);
+    }
     let scopes = check.scopes()?;
     let known: HashSet<u32> = scopes.iter().map(|scope| scope.key).collect();
     for (statement, table) in [(CHAINS, "checkpoint"), (THREADS, "element")] {

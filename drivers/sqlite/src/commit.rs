@@ -17,7 +17,7 @@ use crate::sql::Db;
 use crate::stats::Counters;
 use crate::thread::{Node, ThreadState, Threads};
 use crate::view::{Channel, View};
-use crate::{element, extra};
+use crate::{element, extra, pack};
 
 /// One writing call of the contract.
 #[derive(Debug)]
@@ -27,6 +27,7 @@ pub(crate) enum Work {
     DeleteThread(ThreadId),
     Rewrite(ThreadId, Revision, Box<Rewrite>),
     Sweep,
+    Dictionary(Vec<u8>),
 }
 
 /// The database as the writer sees it, with what it remembers.
@@ -46,6 +47,7 @@ impl Store {
     pub(crate) fn forget(&mut self) {
         self.names = Names::default();
         self.threads = Threads::default();
+        self.db.forget_dictionary();
     }
 
     /// Carries out one command. After an error nothing of it may be kept; what was remembered of its thread is
@@ -58,6 +60,7 @@ impl Store {
             }
             Work::DeleteThread(thread) => self.delete_thread(thread),
             Work::Sweep => self.sweep(),
+            Work::Dictionary(bytes) => pack::add_dictionary(&self.db, bytes),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {

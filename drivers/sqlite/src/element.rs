@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use bytes::Bytes;
 use rusqlite::params;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
@@ -21,8 +20,6 @@ const STORED: &str =
     "SELECT coalesce(sum(length(hash) + length(body)), 0) FROM element WHERE key BETWEEN ?1 AND ?2";
 const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
-/// The codec byte of an element that is stored as it is.
-const RAW: u8 = 0;
 /// Unwanted elements that a range scan reads over rather than starting anew behind them.
 const GAP: u32 = 8;
 
@@ -115,11 +112,10 @@ impl Index {
         if seq >= SEQ_LIMIT {
             return Err(Error::InvalidInput("the thread cannot hold more elements".to_owned()));
         }
-        let mut body = Vec::with_capacity(element.bytes().len() + 1);
-        body.push(RAW);
-        body.extend_from_slice(element.bytes());
+        let body = db.pack(element.bytes())?;
         db.execute(ADD, params![key_of(thread, space, seq), element.hash(), body])?;
         counters.elements_stored.add(1);
+        counters.bytes_stored.add(element.bytes().len() as u64);
         self.seqs[space as usize].insert(*element.hash(), seq);
         self.next[space as usize] = seq + 1;
         Ok(seq)
@@ -149,7 +145,7 @@ pub(crate) fn each(
         let found = located(key, blob(row, 1)?);
         look(
             place,
-            found.and_then(|(space, seq, hash)| decode(place, hash, blob(row, 2)?).map(|_| (space, seq))),
+            found.and_then(|(space, seq, hash)| decode(db, place, hash, blob(row, 2)?).map(|_| (space, seq))),
         );
         Ok(())
     })
@@ -234,7 +230,7 @@ impl<'a> Elements<'a> {
                 let key = integer(row, 0)?;
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
                 if let Entry::Vacant(place) = loaded.entry(seq) {
-                    place.insert(decode(Place::new("element", key), hash, blob(row, 2)?)?);
+                    place.insert(decode(self.db, Place::new("element", key), hash, blob(row, 2)?)?);
                 }
                 Ok(())
             })?;
@@ -250,12 +246,10 @@ fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     Ok((space, seq, hash))
 }
 
-fn decode(place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
-    let Some((&RAW, bytes)) = body.split_first() else {
-        return Err(place.corrupt("unknown codec"));
-    };
-    if Element::hash_of(bytes) != hash {
+fn decode(db: &Db, place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
+    let bytes = db.unpack(place, body)?;
+    if Element::hash_of(&bytes) != hash {
         return Err(place.corrupt("the element does not have its hash"));
     }
-    Ok(Element::from_checked(Bytes::copy_from_slice(bytes), hash))
+    Ok(Element::from_checked(bytes, hash))
 }

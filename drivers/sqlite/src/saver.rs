@@ -62,7 +62,7 @@ impl SqliteSaver {
         let db = Db::writer(path, options)?;
         let readers = Readers::open(path, options)?;
         let counters = Arc::<Counters>::default();
-        let (queue, thread) = writer::start(db, counters.clone())?;
+        let (queue, thread) = writer::start(db, (path, options), counters.clone())?;
         Ok(Self { path: path.to_owned(), readers, queue, writer: Mutex::new(Some(thread)), counters })
     }
 
@@ -165,7 +165,7 @@ impl SqliteSaver {
         self.write(Work::Sweep).await
     }
 
-    async fn write(&self, work: Work) -> Result<()> {
+    pub(crate) async fn write(&self, work: Work) -> Result<()> {
         let (reply, outcome) = oneshot::channel();
         let command = Message::Work(Command { work, reply });
         self.queue.send(command).await.map_err(|_| unavailable(CLOSED))?;

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
+use tokio::sync::watch;
 
 use crate::store::RunTotals;
 
 /// Adds up the usage of model calls.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct UsageLedger {
     totals: RunTotals,
     by_model: BTreeMap<String, [i64; 3]>,
+    shown: watch::Sender<RunTotals>,
 }
 
 impl UsageLedger {
@@ -32,6 +34,7 @@ impl UsageLedger {
         for (sum, more) in by_model.iter_mut().zip([input, output, total]) {
             *sum += more;
         }
+        self.shown.send_replace(self.totals());
     }
 
     /// Counts a message of the conversation, and keeps the last answer's text.
@@ -45,6 +48,12 @@ impl UsageLedger {
             }
             _ => {}
         }
+        self.shown.send_replace(self.totals());
+    }
+
+    /// The sums as they change.
+    pub(crate) fn watch(&self) -> watch::Receiver<RunTotals> {
+        self.shown.subscribe()
     }
 
     /// The sums so far.

@@ -60,7 +60,8 @@ async fn delete_thread(
     ApiPath(AnyThreadPath { thread_id }): ApiPath<AnyThreadPath>,
 ) -> Result<Json<Deleted>, ApiError> {
     // A task of its own: a client that leaves does not stop it half-way.
-    let task = tokio::spawn(async move { delete(&app, &thread_id).await });
+    let background = app.background.clone();
+    let task = background.spawn(async move { delete(&app, &thread_id).await });
     let message = task.await.map_err(|error| ApiError::internal(DELETE_FAILED, &error))??;
     Ok(Json(Deleted { success: true, message }))
 }

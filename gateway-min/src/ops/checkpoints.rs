@@ -238,20 +238,22 @@ fn as_json(tuple: &CheckpointTuple, line: &Line) -> Json {
 }
 
 fn graph_label(tuple: &CheckpointTuple, line: &Line) -> String {
-    let mut label = format!("{} {:>4} {:<6}", tuple.checkpoint.id, tuple.metadata.step, source(tuple));
+    let mut parts = vec![format!("{} step {} {}", tuple.checkpoint.id, tuple.metadata.step, source(tuple))];
     if !line.by.is_empty() {
-        label += &format!(" by {}", line.by.join(", "));
+        parts.push(format!("by {}", line.by.join("+")));
     }
-    if let Some(messages) = line.messages {
-        label += &format!(", {messages} messages");
-    }
+    parts.push(match line.messages {
+        Some(1) => "1 message".to_owned(),
+        Some(messages) => format!("{messages} messages"),
+        None => "? messages".to_owned(),
+    });
     if line.pending > 0 {
-        label += &format!(", {} pending rows", line.pending);
+        parts.push(format!("pending rows: {}", line.pending));
     }
     if tuple.metadata.is_duration_only() {
-        label += ", duration note";
+        parts.push("duration note".to_owned());
     }
-    one_line(&label)
+    one_line(&parts.join(", "))
 }
 
 fn list_or_dash(names: &[impl ToString]) -> String {

@@ -8,7 +8,7 @@ use threadkeep::mode::ChannelMode;
 use super::error::Result;
 use super::output::{Columns, Out, bytes, count};
 use super::progress::Progress;
-use super::target::{StoreArgs, Target, Threads, table};
+use super::target::{StoreArgs, Target, Threads, persistently, table};
 use super::threads::stored;
 
 /// Convert threads to the other mode.
@@ -68,7 +68,7 @@ impl ConvertCommand {
                 plan_conversion(&image, &channels)
                     .map(|plan| Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() })
             } else {
-                convert(&*target.saver, thread, &channels).await
+                persistently(|| convert(&*target.saver, thread, &channels)).await
             };
             let done = match done {
                 Ok(done) => done,

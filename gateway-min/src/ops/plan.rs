@@ -12,7 +12,7 @@ use threadkeep::saver::{ListQuery, Load, ThreadImage};
 use super::error::{OpsError, Result};
 use super::output::{Columns, Out, bytes, confirmed, count, moment, one_line};
 use super::progress::Progress;
-use super::target::{StoreArgs, Target, Threads};
+use super::target::{StoreArgs, Target, Threads, persistently};
 use super::threads::{namespace_name, stored};
 
 /// How a plan is shown.
@@ -266,7 +266,7 @@ async fn apply_to(
     let stored_before = stored(target, thread).await?;
     let (mut removed, mut first) = (Vec::new(), None);
     let after = loop {
-        let (before, planned) = carry_out(&*target.saver, thread, plan).await?;
+        let (before, planned) = persistently(|| carry_out(&*target.saver, thread, plan)).await?;
         let after = before.after(&planned.rewrite);
         first.get_or_insert_with(|| Stats::of(&before));
         let found = planned.removed().count();

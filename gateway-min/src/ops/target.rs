@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use threadkeep::channel::{ChannelTable, Schema};
@@ -225,6 +226,27 @@ impl Target {
         let near = nearest(thread.as_str(), ids.into_iter());
         OpsError::NoThread { thread: thread.clone(), store: self.name.clone(), near }
     }
+}
+
+/// How often a change is tried on a thread that a run keeps writing to.
+const TRIES: u32 = 6;
+/// The first pause between two tries; each one is twice as long as the one before.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Tries a change again, with pauses, while somebody writes to the thread.
+///
+/// # Errors
+/// The last one.
+pub(crate) async fn persistently<T, F: Future<Output = threadkeep::Result<T>>>(
+    change: impl Fn() -> F,
+) -> threadkeep::Result<T> {
+    for number in 1..TRIES {
+        match change().await {
+            Err(threadkeep::Error::Stale { .. }) => tokio::time::sleep(PAUSE * (1 << (number - 1))).await,
+            done => return done,
+        }
+    }
+    change().await
 }
 
 /// The channels of threads, compiled for a mode.

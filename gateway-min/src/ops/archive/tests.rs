@@ -202,7 +202,7 @@ fn values_that_json_does_not_give_back_keep_their_bytes() {
         ("nan", vec![0xcb, 0x7f, 0xf8, 0, 0, 0, 0, 0, 0]),
         ("twice", vec![0x82, 0xa1, b'a', 1, 0xa1, b'a', 2]),
         ("long", [vec![0xc5, 0, 200], vec![7; 200]].concat()),
-        ("deep", [vec![0x81, 0xa1, b'a'].repeat(110), vec![1]].concat()),
+        ("deep", [[0x81, 0xa1, b'a'].repeat(110), vec![1]].concat()),
     ];
     let (_, tuple) = image.checkpoints.iter_mut().next_back().unwrap();
     let entry = tuple.checkpoint.channels["thread_data"].clone();
@@ -240,6 +240,22 @@ fn edited(file: &[u8], line: usize, edit: impl Fn(&mut Json)) -> Vec<u8> {
     out
 }
 
+/// A change of a line.
+type Edit = Box<dyn Fn(&mut Json)>;
+
+/// Puts these keys into a channel of a checkpoint line.
+fn channel(name: &'static str, part: Json) -> Edit {
+    Box::new(move |line| {
+        let channel = line["checkpoint"]["channels"][name].as_object_mut().unwrap();
+        channel.extend(part.as_object().unwrap().clone());
+    })
+}
+
+/// Puts a value where the pointer says.
+fn set(path: &'static str, value: Json) -> Edit {
+    Box::new(move |line| *line.pointer_mut(path).unwrap() = value.clone())
+}
+
 #[test]
 fn each_thing_that_can_be_wrong_names_its_line() {
     let file = run(async { exported(&thread(&steps(3), ChannelMode::Delta).await) });
@@ -248,16 +264,6 @@ fn each_thing_that_can_be_wrong_names_its_line() {
     let line = |kind: &str| text.lines().position(|line| line.starts_with(&format!("{{\"{kind}\""))).unwrap();
     let last = text.lines().count() - 1;
     let (element, checkpoint) = (line("element"), last - 1);
-    type Edit = Box<dyn Fn(&mut Json)>;
-    fn channel(name: &'static str, part: Json) -> Edit {
-        Box::new(move |line| {
-            let channel = line["checkpoint"]["channels"][name].as_object_mut().unwrap();
-            channel.extend(part.as_object().unwrap().clone());
-        })
-    }
-    fn set(path: &'static str, value: Json) -> Edit {
-        Box::new(move |line| *line.pointer_mut(path).unwrap() = value.clone())
-    }
     let nowhere = format!("{:032}.{:016x}", 9, 9);
     let cases: Vec<(usize, Edit, &str)> = vec![
         (element, set("/element/n", json!(7)), "where 0 comes next"),

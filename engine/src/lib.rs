@@ -1,11 +1,15 @@
 #![doc = include_str!("../README.md")]
 
+pub mod cache;
 pub mod cadence;
 pub mod channel;
 pub mod checkpoint;
 pub mod convert;
 pub mod deletion;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod id;
 mod materialize;
 pub mod metadata;

@@ -246,7 +246,7 @@ fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     Ok((space, seq, hash))
 }
 
-fn decode(db: &Db, place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
+pub(crate) fn decode(db: &Db, place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
     let bytes = db.unpack(place, body)?;
     if Element::hash_of(&bytes) != hash {
         return Err(place.corrupt("the element does not have its hash"));

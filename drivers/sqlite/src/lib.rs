@@ -10,6 +10,9 @@ mod error;
 mod extra;
 #[cfg(test)]
 mod fault;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod manifest;
 mod names;
 mod pack;

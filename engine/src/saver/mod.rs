@@ -44,6 +44,16 @@ impl Load {
             Self::Only(names) => names.contains(channel),
         }
     }
+
+    /// What a read with this load shows of a checkpoint.
+    pub fn of(&self, mut tuple: CheckpointTuple) -> CheckpointTuple {
+        for (name, entry) in &mut tuple.checkpoint.channels {
+            if !self.wants(name) {
+                entry.stored = Stored::Held;
+            }
+        }
+        tuple
+    }
 }
 
 /// Selects one checkpoint: by id, or the head (the greatest id of the namespace).

@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint docs sdk-check tour crash-check size-report
+.PHONY: help run test lint docs sdk-check tour conformance fuzz crash-check size-report
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ sdk-check: ## The official Python SDK, unmodified, against a live gateway in bot
 tour: ## The README's tour against a live gateway in both modes
 	scripts/with-gateway.sh full  scripts/tour.sh
 	scripts/with-gateway.sh delta scripts/tour.sh
+
+conformance: ## The conformance suite on SAVER (sqlite), with SEED and PROGRAMS if given; prints a report
+	cargo run --locked -p threadkeep-conformance -- --saver $(or $(SAVER),sqlite) $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs $(PROGRAMS))
+
+fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; TARGETS names some of them
+	FUZZ_SECONDS=$(or $(SECONDS),60) scripts/fuzz.sh $(TARGETS)
 
 size-report: ## File bytes and time per turn after 200 and 2,000 turns, in both modes
 	cargo run --release --locked -p threadkeep-sqlite --example size_report

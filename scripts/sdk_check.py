@@ -171,6 +171,17 @@ async def a_tool_call_writes_a_file_and_the_answer_follows(client):
 
 
 @check
+async def a_breakpoint_is_resumed_with_a_value_and_a_value_for_nothing_is_refused(client):
+    thread = await client.threads.create()
+    thread_id = thread["thread_id"]
+    await client.runs.wait(thread_id, "lead_agent", input=QUESTION, interrupt_before=["model"])
+    assert (await client.threads.get_state(thread_id))["next"] == ["model"]
+    values = await client.runs.wait(thread_id, "lead_agent", command={"resume": {"approved": True}})
+    assert [m["type"] for m in values["messages"]] == ["human", "ai"], values
+    await expect_status(409, client.runs.create(thread_id, "lead_agent", command={"resume": "blue"}))
+
+
+@check
 async def bad_requests_are_refused(client):
     await expect_status(404, client.threads.get_state(str(uuid.uuid4())))
     await expect_status(404, client.runs.create(str(uuid.uuid4()), "lead_agent", input=QUESTION))

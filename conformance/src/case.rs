@@ -21,6 +21,11 @@ pub enum Level {
     Durability,
 }
 
+impl Level {
+    /// Every level, in the order in which people read them.
+    pub const ALL: [Self; 5] = [Self::Core, Self::Delta, Self::Deletion, Self::Concurrency, Self::Durability];
+}
+
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -45,6 +50,10 @@ pub enum Claim {
     LoseWrites,
     /// The factory can do [`crate::Damage::LoseParentLink`].
     LoseParentLink,
+    /// A child process can open a store by its [`crate::Factory::address`], and be killed.
+    Killable,
+    /// The factory can let one operation of a store on its medium fail: [`crate::Factory::open_failing`].
+    FailOperations,
 }
 
 impl fmt::Display for Claim {
@@ -54,6 +63,8 @@ impl fmt::Display for Claim {
             Self::LoseCheckpoint => "lose a checkpoint",
             Self::LoseWrites => "lose writes",
             Self::LoseParentLink => "lose a parent link",
+            Self::Killable => "killable",
+            Self::FailOperations => "fail operations",
         })
     }
 }

@@ -2,7 +2,9 @@
 
 use std::error::Error;
 use std::fmt;
+use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use threadkeep::checkpoint::CheckpointKey;
@@ -10,6 +12,7 @@ use threadkeep::id::TaskId;
 use threadkeep::saver::Saver;
 
 use crate::case::Claim;
+use crate::settings::Settings;
 
 /// Any error of a factory: a directory that cannot be made, a server that does not answer.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -51,6 +54,53 @@ pub trait Factory: Send + Sync + 'static {
         let _ = (place, damage);
         Err("this factory cannot damage its stores".into())
     }
+
+    /// Where another process finds the store of a place: a path, a URL. Implement it, with [`Self::open_at`], for
+    /// [`Claim::Killable`].
+    ///
+    /// # Errors
+    /// If it has none; the case fails with it.
+    fn address(&self, place: &Self::Place) -> Result<String, BoxError> {
+        let _ = place;
+        Err("this factory has no addresses for its stores".into())
+    }
+
+    /// A handle on the store at an address, in another process than the one that made its place.
+    ///
+    /// # Errors
+    /// If it cannot be opened; the child ends with it.
+    async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
+        let _ = address;
+        Err("this factory opens no store by its address".into())
+    }
+
+    /// The program that becomes a child process, which the suite kills: this one. It must come to [`crate::main`] or
+    /// [`crate::child`] with a factory of this kind; the suite tells it through its environment what to do.
+    ///
+    /// # Errors
+    /// If it cannot be found; the case fails with it.
+    fn child_command(&self) -> Result<Command, BoxError> {
+        Ok(Command::new(std::env::current_exe()?))
+    }
+
+    /// A handle on the store of a place, of which the `nth` operation on its medium fails, counted from 0: a statement, a
+    /// request, a write to a file. Implement it for [`Claim::FailOperations`].
+    ///
+    /// # Errors
+    /// If it cannot be opened; the case fails with it.
+    async fn open_failing(&self, place: &Self::Place, nth: u32) -> Result<Failing, BoxError> {
+        let _ = (place, nth);
+        Err("this factory cannot let operations fail".into())
+    }
+}
+
+/// A handle on a store, of which one operation fails.
+#[derive(Clone)]
+pub struct Failing {
+    /// The handle.
+    pub saver: Arc<dyn Saver>,
+    /// Set when the operation failed.
+    pub failed: Arc<AtomicBool>,
 }
 
 /// What no method of a saver ever does, and a broken disk or a wrong deletion may have done.
@@ -78,28 +128,41 @@ impl Error for Unprepared {}
 
 /// A store of any factory: what a case works on.
 #[derive(Clone)]
-pub(crate) struct Store(Arc<dyn AnyStore>);
+pub(crate) struct Store {
+    any: Arc<dyn AnyStore>,
+    pub(crate) settings: Settings,
+}
 
 impl Store {
     /// A new, empty store.
-    pub(crate) async fn create<F: Factory>(factory: Arc<F>) -> Result<Self, Unprepared> {
+    pub(crate) async fn create<F: Factory>(factory: Arc<F>, settings: Settings) -> Result<Self, Unprepared> {
         let place = factory.create().await.map_err(Unprepared)?;
-        Ok(Self(Arc::new(Placed { factory, place })))
+        Ok(Self { any: Arc::new(Placed { factory, place }), settings })
     }
 
     /// Another handle on it.
     pub(crate) async fn open(&self) -> Result<Arc<dyn Saver>, Unprepared> {
-        self.0.open().await.map_err(Unprepared)
+        self.any.open().await.map_err(Unprepared)
     }
 
     /// Whether saver and factory claim to offer something.
     pub(crate) fn claims(&self, claim: Claim) -> bool {
-        self.0.claims().contains(&claim)
+        self.any.claims().contains(&claim)
     }
 
     /// Damages it. All handles must have been dropped.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<(), Unprepared> {
-        self.0.damage(&damage).await.map_err(Unprepared)
+        self.any.damage(&damage).await.map_err(Unprepared)
+    }
+
+    /// A handle of which an operation fails.
+    pub(crate) async fn open_failing(&self, nth: u32) -> Result<Failing, Unprepared> {
+        self.any.open_failing(nth).await.map_err(Unprepared)
+    }
+
+    /// For a child process: the name of the factory, the address of the store, and the program.
+    pub(crate) fn child(&self) -> Result<(&'static str, String, Command), Unprepared> {
+        self.any.child().map_err(Unprepared)
     }
 }
 
@@ -109,6 +172,8 @@ trait AnyStore: Send + Sync {
     fn claims(&self) -> &'static [Claim];
     async fn open(&self) -> Result<Arc<dyn Saver>, BoxError>;
     async fn damage(&self, damage: &Damage) -> Result<(), BoxError>;
+    async fn open_failing(&self, nth: u32) -> Result<Failing, BoxError>;
+    fn child(&self) -> Result<(&'static str, String, Command), BoxError>;
 }
 
 struct Placed<F: Factory> {
@@ -128,5 +193,13 @@ impl<F: Factory> AnyStore for Placed<F> {
 
     async fn damage(&self, damage: &Damage) -> Result<(), BoxError> {
         self.factory.damage(&self.place, damage).await
+    }
+
+    async fn open_failing(&self, nth: u32) -> Result<Failing, BoxError> {
+        self.factory.open_failing(&self.place, nth).await
+    }
+
+    fn child(&self) -> Result<(&'static str, String, Command), BoxError> {
+        Ok((self.factory.name(), self.factory.address(&self.place)?, self.factory.child_command()?))
     }
 }

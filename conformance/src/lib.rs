@@ -2,12 +2,24 @@
 
 mod case;
 mod cases;
+mod child;
 mod factory;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod kit;
+mod live;
 mod model;
+mod report;
 mod run;
+#[cfg(any(feature = "memory", feature = "sqlite"))]
+pub mod savers;
+mod settings;
 
 pub use case::{Case, Claim, Level};
 pub use cases::cases;
-pub use factory::{BoxError, Damage, Factory};
-pub use run::{CaseReport, Report, Verdict, main, run};
+pub use child::child;
+pub use factory::{BoxError, Damage, Factory, Failing};
+pub use report::{CaseReport, Report, Verdict};
+pub use run::{main, run};
+pub use settings::Settings;

@@ -9,7 +9,7 @@ mod resolve;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
+use proptest::test_runner::{TestCaseError, TestError, TestRunner};
 use tokio::runtime::Handle;
 
 use self::program::Op;
@@ -22,31 +22,44 @@ pub(crate) const CASES: &[Case] = &[case!(
     "calls that are right one by one would be wrong together"
 )];
 
-/// How many programs a run tries, and from which seed they are drawn, unless `PROPTEST_CASES` and `PROPTEST_RNG_SEED`
-/// say otherwise: a saver gets the same verdict each time.
-const PROGRAMS: u32 = 128;
-const SEED: u64 = 1;
-
 async fn random_programs_agree_with_the_model(store: Store) -> Outcome {
     let runtime = Handle::current();
     tokio::task::spawn_blocking(move || search(&store, &runtime)).await?
 }
 
+/// Runs the program that some bytes mean.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) async fn play_bytes(store: &Store, name: &str, bytes: &[u8]) -> Outcome {
+    use proptest::strategy::{Strategy as _, ValueTree as _};
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng};
+
+    use crate::kit::scatter;
+
+    // Where the bytes end, others follow that depend on them: a generator that only ever gives zeros finds no number
+    // that is in range, and looks for ever.
+    let seed =
+        bytes.iter().fold(7, |seed: u64, byte| seed.rotate_left(5).wrapping_mul(31) ^ u64::from(*byte));
+    let more = (0..16_384).flat_map(|n| scatter(seed.wrapping_add(n)).to_le_bytes());
+    let drawn: Vec<u8> = bytes.iter().copied().chain(more).collect();
+    let rng = TestRng::from_seed(RngAlgorithm::PassThrough, &drawn);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let program = match program::programs().new_tree(&mut runner) {
+        Ok(program) => program.current(),
+        // Bytes that mean no program are as good as none.
+        Err(_) => return Ok(()),
+    };
+    let shown = |failure: Failure| failure.retell(|what| format!("{what}\n{program:#?}"));
+    play::play(store, name, &program).await.map_err(shown)
+}
+
 fn search(store: &Store, runtime: &Handle) -> Outcome {
-    let mut config = Config { failure_persistence: None, ..Config::default() };
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = PROGRAMS;
-    }
-    if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
-        config.rng_seed = RngSeed::Fixed(SEED);
-    }
     // All programs share the store, each with threads of its own: that is quicker where a store is a database.
     let programs = AtomicU32::new(0);
     let play = |program: &[Op]| {
         let name = programs.fetch_add(1, Ordering::Relaxed).to_string();
         runtime.block_on(play::play(store, &name, program))
     };
-    let outcome = TestRunner::new(config).run(&program::programs(), |program| {
+    let outcome = TestRunner::new(store.settings.proptest()).run(&program::programs(), |program| {
         play(&program).map_err(|what| TestCaseError::fail(what.to_string()))
     });
     match outcome {

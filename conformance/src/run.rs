@@ -1,99 +1,40 @@
 //! Running cases: as a report for people, or as a test binary with a line for each case.
 
-use std::fmt;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use crate::case::{Case, Level, Outcome};
+use crate::case::{Case, Failure, Outcome};
 use crate::cases::cases;
+use crate::child::child;
 use crate::factory::{Factory, Store};
-
-/// How a case ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// The saver does what the case asks.
-    Passed,
-    /// It does not; what was seen, and where.
-    Failed(String),
-    /// The case was not run: the saver or its factory does not offer what it needs.
-    NotClaimed,
-}
-
-/// A case, and how it ended.
-#[derive(Debug, Clone)]
-pub struct CaseReport {
-    /// The case.
-    pub case: Case,
-    /// How it ended.
-    pub verdict: Verdict,
-}
-
-/// What a run of the suite found. Displayed as a table.
-#[derive(Debug, Clone)]
-pub struct Report {
-    /// The name of the factory.
-    pub saver: &'static str,
-    /// Each case that was asked for, in the order of [`cases`].
-    pub cases: Vec<CaseReport>,
-}
-
-impl Report {
-    /// The names of the cases that failed.
-    pub fn failed(&self) -> Vec<&'static str> {
-        let failed = self.cases.iter().filter(|report| matches!(report.verdict, Verdict::Failed(_)));
-        failed.map(|report| report.case.name).collect()
-    }
-
-    fn count(&self, which: impl Fn(&Verdict) -> bool) -> usize {
-        self.cases.iter().filter(|report| which(&report.verdict)).count()
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.cases.iter().map(|report| report.case.name.len()).max().unwrap_or(0);
-        let level = Level::Concurrency.to_string().len();
-        for CaseReport { case, verdict } in &self.cases {
-            write!(f, "{:level$}  {:width$}  ", case.level, case.name)?;
-            match (verdict, case.needs) {
-                (Verdict::Passed, _) => writeln!(f, "passed")?,
-                (Verdict::Failed(what), _) => {
-                    writeln!(f, "FAILED\n    otherwise {}\n    {what}", case.why)?;
-                }
-                (Verdict::NotClaimed, None) => writeln!(f, "not claimed")?,
-                (Verdict::NotClaimed, Some(claim)) => writeln!(f, "not claimed: {claim}")?,
-            }
-        }
-        write!(
-            f,
-            "{}: {} passed, {} failed, {} not claimed",
-            self.saver,
-            self.count(|verdict| *verdict == Verdict::Passed),
-            self.failed().len(),
-            self.count(|verdict| *verdict == Verdict::NotClaimed)
-        )
-    }
-}
+use crate::report::{CaseReport, Report, Verdict};
+use crate::settings::Settings;
 
 fn is_claimed(case: &Case, factory: &impl Factory) -> bool {
     case.needs.is_none_or(|claim| factory.claims().contains(&claim))
 }
 
+/// After so long a case counts as one that will never end: a saver waits for a lock that nobody gives back.
+const NEVER: Duration = Duration::from_mins(15);
+
 /// Runs a case on a store of its own. A panic of the saver is a failure of the case.
-async fn attempt<F: Factory>(case: &Case, factory: Arc<F>) -> Outcome {
+async fn attempt<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Outcome {
     let run = case.run;
-    tokio::spawn(async move { run(Store::create(factory).await?).await }).await?
+    let attempt = tokio::spawn(async move { run(Store::create(factory, settings).await?).await });
+    let ended = tokio::time::timeout(NEVER, attempt).await;
+    ended.map_err(|_| Failure::new(format_args!("the case did not come to an end in {NEVER:?}")))??
 }
 
 /// Runs the cases that `filter` chooses, one after the other. Needs a multi-threaded tokio runtime.
-pub async fn run<F: Factory>(factory: F, filter: impl Fn(&Case) -> bool) -> Report {
+pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Case) -> bool) -> Report {
     let factory = Arc::new(factory);
-    let mut report = Report { saver: factory.name(), cases: Vec::new() };
+    let mut report = Report { saver: factory.name(), settings, cases: Vec::new() };
     for case in cases().into_iter().filter(filter) {
         let verdict = if is_claimed(&case, &*factory) {
-            match attempt(&case, factory.clone()).await {
+            match attempt(&case, factory.clone(), settings).await {
                 Ok(()) => Verdict::Passed,
                 Err(what) => Verdict::Failed(what.to_string()),
             }
@@ -106,9 +47,14 @@ pub async fn run<F: Factory>(factory: F, filter: impl Fn(&Case) -> bool) -> Repo
 }
 
 /// The `main` of a test with `harness = false`: each case is a test named `<saver>::<case>`, with the arguments and the
-/// output of a usual test binary. Cases that are not claimed are listed as ignored, and say why.
+/// output of a usual test binary. Cases that are not claimed are listed as ignored, and say why. [`Settings`] come from
+/// the environment.
 pub fn main<F: Factory>(factory: F) -> ExitCode {
     let factory = Arc::new(factory);
+    if let Some(code) = child(&*factory) {
+        return code;
+    }
+    let settings = Settings::from_env();
     let trial = |case: Case| {
         let factory = factory.clone();
         let claimed = is_claimed(&case, &*factory);
@@ -116,7 +62,7 @@ pub fn main<F: Factory>(factory: F) -> ExitCode {
         let kind = if claimed { "" } else { "not claimed" };
         let run = move || match case.needs {
             Some(claim) if !claimed => Ok(Completion::ignored_with(format!("not claimed: {claim}"))),
-            _ => alone(&case, factory),
+            _ => alone(&case, factory, settings),
         };
         Trial::ignorable_test(name, run).with_kind(kind).with_ignored_flag(!claimed)
     };
@@ -125,10 +71,14 @@ pub fn main<F: Factory>(factory: F) -> ExitCode {
 }
 
 /// Runs a case in a runtime of its own.
-fn alone<F: Factory>(case: &Case, factory: Arc<F>) -> Result<Completion, Failed> {
+fn alone<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Result<Completion, Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
-    match runtime.block_on(attempt(case, factory)) {
+    match runtime.block_on(attempt(case, factory, settings)) {
         Ok(()) => Ok(Completion::Completed),
-        Err(what) => Err(format!("otherwise {}\n    {what}", case.why).into()),
+        Err(what) => Err(format!(
+            "otherwise {}\n    {what}\n    again: add {} --exact, with PROPTEST_RNG_SEED={}",
+            case.why, case.name, settings.seed
+        )
+        .into()),
     }
 }

@@ -3,7 +3,7 @@
 mod broken;
 
 use broken::{Fault, Workshop};
-use threadkeep_conformance::{Verdict, run};
+use threadkeep_conformance::{Settings, Verdict, run};
 
 const RANDOM: &str = "random_programs_agree_with_the_model";
 const LONG: &str = "r8447_old_checkpoints_are_exact_however_much_is_newer";
@@ -11,7 +11,8 @@ const LONG: &str = "r8447_old_checkpoints_are_exact_however_much_is_newer";
 /// Fails unless the suite names `case` for a saver with this fault.
 async fn named(fault: Fault, case: &str) {
     let quick = |name| name != RANDOM && name != LONG;
-    let report = run(Workshop(fault), |other| other.name == case || quick(other.name)).await;
+    let report =
+        run(Workshop(fault), Settings::default(), |other| other.name == case || quick(other.name)).await;
     assert!(report.failed().contains(&case), "{fault:?} is not named by {case}\n{report}");
 }
 
@@ -40,7 +41,7 @@ mutants! {
     a_saver_that_drops_held_values: DropsHeldValues => "commit_takes_over_held_values",
     a_saver_that_ignores_the_random_part_of_versions: IgnoresTheRandomPart => "commit_of_siblings_keeps_both",
     a_saver_that_keeps_writes_of_refused_commits: KeepsWritesOfRefusedCommits => "commit_that_fails_stores_nothing",
-    a_saver_that_commits_in_two_parts: CommitsInTwoParts => "a_dropped_commit_happens_whole_or_not_at_all",
+    a_saver_that_commits_in_two_parts: CommitsInTwoParts => "a_dropped_call_happens_whole_or_not_at_all",
     a_saver_that_trusts_bases: TrustsBases => "list_bases_that_the_store_does_not_hold_do_no_harm",
     a_saver_that_replays_siblings: ReplaysSiblings => "r8443_sibling_inputs_on_one_parent_stay_apart",
     a_saver_that_replays_by_id: ReplaysById => "r8382_parallel_tasks_replay_in_the_order_they_ran",
@@ -55,11 +56,29 @@ mutants! {
     a_saver_that_shares_nothing: SharesNothing => "two_handles_share_one_store",
     a_saver_that_forgets_on_reopening: ForgetsOnReopening => "a_reopened_store_has_everything",
     a_saver_that_panics: Panics => "get_by_id_is_exact",
+    a_saver_whose_after_is_inclusive: AfterIsInclusive => "threads_are_listed_by_page",
+    a_saver_that_reads_one_namespace: ReadsOneNamespace => "read_thread_is_everything",
+    a_saver_whose_revisions_miss_rows: RevisionsMissRows => "rewrite_of_a_changed_thread_is_stale",
+    a_saver_whose_revisions_are_digests: RevisionsAreDigests => "revisions_tell_every_change",
+    a_saver_that_ignores_the_revision: IgnoresTheRevision => "rewrite_of_a_changed_thread_is_stale",
+    a_saver_that_forgets_an_ancestor: ForgetsAnAncestor => "rewrite_that_breaks_a_lineage_is_refused",
+    a_saver_that_cuts_at_a_missing_row: CutsAtAMissingRow => "rewrite_that_breaks_a_lineage_is_refused",
+    a_saver_that_rewrites_in_two_parts: RewritesInTwoParts => "a_dropped_call_happens_whole_or_not_at_all",
+    a_saver_that_takes_the_rows_of_siblings: TakesTheRowsOfSiblings => "delete_for_runs_spares_what_others_need",
+    a_saver_that_loses_what_was_taken_over: LosesWhatWasTakenOver => "prune_keeps_the_state_of_what_stays",
+    a_saver_that_keeps_empty_threads: KeepsEmptyThreads => "rewrite_may_leave_nothing",
+    a_saver_that_makes_no_threads: MakesNoThreads => "copies_are_equal_and_their_own",
+    a_saver_that_fails_half_way: FailsHalfWay => "a_failed_operation_leaves_all_or_nothing",
+    a_saver_that_deletes_in_two_parts: DeletesInTwoParts => "a_dropped_call_happens_whole_or_not_at_all",
+    a_saver_whose_forks_share_a_parents_rows: ReplaysSiblings => "r4_3_forks_and_updates_of_the_past_keep_every_branch",
+    a_saver_whose_parallel_tasks_are_sorted: ReplaysById => "r4_1_parallel_steps_reload_as_they_ran",
+    a_saver_that_loses_the_title: DropsHeldValues => "r4_4_a_title_written_from_outside_survives",
+    a_saver_that_loses_the_turn_before_delta: IgnoresPlainSeeds => "r8384_a_thread_goes_on_across_a_change_of_mode",
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_passes_everything() {
-    let report = run(Workshop(Fault::None), |_| true).await;
+    let report = run(Workshop(Fault::None), Settings::default(), |_| true).await;
     assert!(report.failed().is_empty(), "{report}");
     let passed = report.cases.iter().filter(|report| report.verdict == Verdict::Passed).count();
     assert!(passed > 70, "{report}");
@@ -80,7 +99,7 @@ async fn random_programs_find_faults_and_shrink_to_what_shows_them() {
         Fault::RefusesRepeats,
         Fault::SharesNothing,
     ] {
-        let report = run(Workshop(fault), |case| case.name == RANDOM).await;
+        let report = run(Workshop(fault), Settings::default(), |case| case.name == RANDOM).await;
         assert_eq!(report.failed(), [RANDOM], "{fault:?} was not found");
         let text = report.to_string();
         let (_, program) =

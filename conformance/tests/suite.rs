@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::json;
 use threadkeep::saver::Saver;
-use threadkeep_conformance::{BoxError, Claim, Factory, Level, Verdict, cases, run};
+use threadkeep_conformance::{BoxError, Claim, Factory, Level, Settings, Verdict, cases, run};
 use threadkeep_memory::MemorySaver;
 
 /// The source of the contract: its bullets are the names of cases.
@@ -30,16 +31,34 @@ fn every_bullet_of_the_contract_is_a_case() {
 }
 
 #[test]
+fn every_case_that_the_coverage_names_is_there() {
+    let names: BTreeSet<&str> = cases().iter().map(|case| case.name).collect();
+    let mut found = 0;
+    for row in include_str!("../COVERAGE.md").lines().filter(|line| line.starts_with('|')) {
+        // The first column has the names of others.
+        for cell in row.split('|').skip(2) {
+            let quoted = cell.split('`').skip(1).step_by(2);
+            for name in quoted.filter(|name| name.contains('_') && !name.contains(['*', '.', '/'])) {
+                assert!(names.contains(name), "COVERAGE.md names {name}, which is no case");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 80, "only {found} names were recognised");
+}
+
+#[test]
 fn names_are_unique_and_every_case_says_why() {
     let all = cases();
     let names: BTreeSet<&str> = all.iter().map(|case| case.name).collect();
     assert_eq!(names.len(), all.len());
     assert!(all.iter().all(|case| case.why.len() > 10));
-    for level in [Level::Core, Level::Delta, Level::Deletion, Level::Concurrency, Level::Durability] {
+    for level in Level::ALL {
         assert!(all.iter().any(|case| case.level == level), "no case at level {level}");
     }
     let needy = |claim| all.iter().filter(|case| case.needs == Some(claim)).count();
     assert_eq!(needy(Claim::Durable), 5);
+    assert_eq!((needy(Claim::Killable), needy(Claim::FailOperations)), (3, 1));
     for damage in [Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink] {
         assert_eq!(needy(damage), 1, "{damage}");
     }
@@ -69,8 +88,10 @@ impl Factory for Plain {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_claimed_is_reported_as_such() {
-    let report =
-        run(Plain { closed: false }, |case| case.needs.is_some() || case.name.starts_with("get_by")).await;
+    let report = run(Plain { closed: false }, Settings::default(), |case| {
+        case.needs.is_some() || case.name.starts_with("get_by")
+    })
+    .await;
     assert!(report.cases.iter().all(|report| match report.case.needs {
         Some(_) => report.verdict == Verdict::NotClaimed,
         None => report.verdict == Verdict::Passed,
@@ -81,20 +102,42 @@ async fn what_is_not_claimed_is_reported_as_such() {
     assert!(lines.contains(&get), "{text}");
     let reopened = "durability   a_reopened_store_goes_on                               not claimed: durable";
     assert!(lines.contains(&reopened), "{text}");
-    assert_eq!(lines.last(), Some(&"plain: 1 passed, 0 failed, 8 not claimed"));
+    let summary = "plain: 1 passed, 0 failed, 12 not claimed (seed 1, 128 programs)";
+    assert_eq!(lines.last(), Some(&summary));
+    let core = "core            1 passed     0 failed     0 not claimed";
+    assert!(lines.contains(&core), "{text}");
+
+    let json = report.to_json();
+    assert_eq!((&json["saver"], &json["seed"]), (&"plain".into(), &1.into()));
+    assert_eq!((&json["passed"], &json["failed"], &json["not_claimed"]), (&1.into(), &0.into(), &12.into()));
+    let cases = json["cases"].as_array().expect("a list");
+    assert_eq!(cases.len(), 13);
+    let reopened = cases.iter().find(|case| case["name"] == "a_reopened_store_goes_on").expect("it is told");
+    assert_eq!(
+        *reopened,
+        json!({
+            "name": "a_reopened_store_goes_on", "level": "durability", "verdict": "not claimed",
+            "why": "a thread could not be continued after a restart", "needs": "durable",
+        })
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_says_what_why_and_where() {
-    let report = run(Plain { closed: true }, |case| case.name == "get_by_id_is_exact").await;
+    let report =
+        run(Plain { closed: true }, Settings::default(), |case| case.name == "get_by_id_is_exact").await;
     assert_eq!(report.failed(), ["get_by_id_is_exact"]);
     let text = report.to_string();
     for part in [
         "core         get_by_id_is_exact  FAILED",
         "otherwise a client that names a checkpoint would get the state of another one",
         "the door is locked",
+        "again: case get_by_id_is_exact, PROPTEST_RNG_SEED=1",
         "plain: 0 passed, 1 failed, 0 not claimed",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+    let failed = &report.to_json()["cases"][0];
+    assert_eq!(failed["verdict"], "failed");
+    assert!(failed["failure"].as_str().is_some_and(|what| what.contains("the door is locked")), "{failed}");
 }

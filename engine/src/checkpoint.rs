@@ -150,6 +150,17 @@ impl CheckpointTuple {
             id: self.checkpoint.id,
         }
     }
+
+    /// Stores the writes of a task under it: see [`TaskWrites::merge`]. Returns whether that changed anything.
+    pub fn put(&mut self, task: &TaskWrites) -> bool {
+        let Some(row) = self.writes.iter_mut().find(|row| row.task == task.task) else {
+            self.writes.push(task.clone());
+            return true;
+        };
+        let before = row.clone();
+        row.merge(task);
+        *row != before
+    }
 }
 
 #[cfg(test)]

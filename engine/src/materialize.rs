@@ -6,6 +6,7 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::{ChannelEntry, CheckpointTuple, Stored};
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId};
+use crate::metadata::Counters;
 use crate::saver::{ChannelHistory, Load, Saver};
 use crate::state::{Channel, StateSnapshot};
 use crate::value::ChannelValue;
@@ -35,16 +36,22 @@ pub(crate) async fn materialize(
         let reach = tuples.iter().filter(|t| t.namespace == tuple.namespace).map(|t| t.checkpoint.id).min();
         let history = saver.delta_history(&tuple.key(), &missing, reach).await?;
         for (channel, path) in history {
-            for (checkpoint, value, updates) in replay(table, &channel, path)? {
-                replayed.insert((checkpoint, channel.clone()), (value, updates));
+            for (checkpoint, value) in replay(table, &channel, path)? {
+                replayed.insert((checkpoint, channel.clone()), value);
             }
         }
     }
     tuples.into_iter().map(|tuple| complete(table, tuple, load, &replayed)).collect()
 }
 
-/// Values by checkpoint and channel, with the number of updates that the path to them held.
-type Replayed = HashMap<(CheckpointId, ChannelName), (ChannelValue, u64)>;
+/// Values by checkpoint and channel.
+type Replayed = HashMap<(CheckpointId, ChannelName), Made>;
+
+/// A value, and what the path to it held: updates of the channel, and supersteps that applied a task.
+struct Made {
+    value: ChannelValue,
+    path: Counters,
+}
 
 fn sentinels<'a>(
     table: &'a ChannelTable,
@@ -56,12 +63,12 @@ fn sentinels<'a>(
     sentinels.filter(|name| load.wants(name) && table.behaviour(name).is_some())
 }
 
-/// The value of the channel at each checkpoint of the path, and how many updates the path held up to there.
+/// The value of the channel at each checkpoint of the path.
 fn replay(
     table: &ChannelTable,
     channel: &ChannelName,
     path: ChannelHistory,
-) -> Result<Vec<(CheckpointId, ChannelValue, u64)>> {
+) -> Result<Vec<(CheckpointId, Made)>> {
     let Some(behaviour) = table.behaviour(channel) else { return Ok(Vec::new()) };
     let mut value = path.seed.map(|seed| {
         let mut value = seed.value;
@@ -71,13 +78,14 @@ fn replay(
         value
     });
     let mut values = Vec::with_capacity(path.steps.len());
-    let mut updates = 0;
+    let mut path_so_far = Counters::default();
     for step in path.steps {
-        updates += u64::from(!step.writes.is_empty());
+        path_so_far.supersteps += u64::from(step.tasks > 0);
+        path_so_far.updates += u64::from(!step.writes.is_empty());
         let writes: Vec<_> = step.writes.iter().collect();
         value = behaviour.apply(channel, value, &writes)?;
         if let Some(value) = &value {
-            values.push((step.checkpoint, value.clone(), updates));
+            values.push((step.checkpoint, Made { value: value.clone(), path: path_so_far }));
         }
     }
     Ok(values)
@@ -109,16 +117,18 @@ fn complete(
             Stored::Held => (None, true),
             Stored::Sentinel if known => {
                 let broken = |missing| Error::broken(&key.thread, key.id, missing);
-                let (value, found) = replayed
+                let Made { value, path } = replayed
                     .get(&(key.id, name.clone()))
                     .ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
-                // The path may begin before the snapshot that the counters start from, so it may hold more.
                 let counters = tuple.metadata.counters.get(&name);
-                let expected =
-                    counters.ok_or_else(|| broken(format!("channel {name} has no counters")))?.updates;
-                if *found < expected {
+                let expected = counters.ok_or_else(|| broken(format!("channel {name} has no counters")))?;
+                // The path may begin before the snapshot that the counters start from, so it may hold more. It may also
+                // begin behind it, with a value that a deletion or a conversion has stored since.
+                if path.updates < expected.updates && path.supersteps >= expected.supersteps {
+                    let Counters { updates, .. } = expected;
+                    let found = path.updates;
                     return Err(broken(format!(
-                        "{expected} updates of channel {name} since its snapshot, found {found}"
+                        "{updates} updates of channel {name} since its snapshot, found {found}"
                     )));
                 }
                 (Some(value.clone()), false)

@@ -19,6 +19,7 @@ use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Place, Saver, ThreadImage};
 use threadkeep::state::{HistoryQuery, StateAccessor, Update};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::verify::verify_image;
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
@@ -303,6 +304,8 @@ impl Run {
                 .map(|(p, s)| (p.clone(), s.clone()))
                 .collect();
             assert_eq!(read, expected, "after {after:?}");
+            let image = self.saver.read_thread(&self.thread).await.unwrap();
+            assert_eq!(verify_image(&image, self.accessor.table()), [], "after {after:?}");
             for (place, state) in &expected {
                 let alone = accessor.get(&self.thread, Some(place.1)).await.unwrap().unwrap();
                 assert_eq!(alone.values().unwrap(), *state, "read alone, after {after:?}");
@@ -352,7 +355,8 @@ proptest! {
     fn survivors_keep_their_states_on_sqlite(mode in modes(), ops in prop::collection::vec(op(), 1..50)) {
         let dir = tempfile::tempdir().unwrap();
         let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
-        let saver = SqliteSaver::open(dir.path().join("db"), &options).unwrap();
-        block_on(survivors_keep_their_states(Arc::new(saver), mode, &ops));
+        let saver = Arc::new(SqliteSaver::open(dir.path().join("db"), &options).unwrap());
+        block_on(survivors_keep_their_states(saver.clone(), mode, &ops));
+        prop_assert_eq!(block_on(saver.check()).unwrap(), [], "every row is whole, and nothing is left behind");
     }
 }

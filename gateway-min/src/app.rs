@@ -1,25 +1,30 @@
 //! The gateway's parts, put together: configuration, stores, locks, models. The one place that chooses a driver.
 
 use std::collections::HashMap;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
+use threadkeep::cache::{CachedSaver, HistoryCache, MemoryCache};
 use threadkeep::channel::Schema;
 use threadkeep::id::IdSource;
-use threadkeep::mode::ModeRegister;
+use threadkeep::mode::{ChannelMode, ModeRegister};
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_memory::MemorySaver;
+use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
+use tokio_util::task::TaskTracker;
 
 use crate::agent::{AgentError, LeadAgent};
-use crate::config::{Backend, Config, ConfigHandle, SqliteSynchronous};
+use crate::config::{Backend, CheckpointCacheType, Config, ConfigHandle, SqliteSynchronous};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
+use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
@@ -39,6 +44,9 @@ pub enum StartError {
     /// The gateway's own records.
     #[error("the gateway's records cannot be opened: {0}")]
     Records(#[from] StoreError),
+    /// The history cache's Redis.
+    #[error("database.checkpoint_cache.redis_url: {0}")]
+    HistoryCache(#[from] InvalidUrl),
     /// The configured backend is not part of this build.
     #[error("database.backend '{0}' is not part of this build; use 'sqlite' or 'memory'")]
     Backend(&'static str),
@@ -52,6 +60,10 @@ pub struct App {
     pub(crate) bridge: StreamBridge,
     pub(crate) locks: ThreadLocks,
     pub(crate) local_runs: LocalRuns,
+    /// How often the totals of a run at work are stored.
+    pub(crate) progress_every: Duration,
+    /// Work that goes on behind a request, or without the client that asked for it: all of it writes to the stores.
+    pub(crate) background: TaskTracker,
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
     sqlite: Option<Arc<SqliteSaver>>,
@@ -85,6 +97,7 @@ impl App {
             }
             Backend::Postgres => return Err(StartError::Backend("postgres")),
         };
+        let saver = with_history_cache(saver, &current)?;
         let grace =
             TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
         let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
@@ -109,6 +122,8 @@ impl App {
             ids,
             locks: ThreadLocks::default(),
             local_runs: LocalRuns::default(),
+            progress_every: progress::EVERY,
+            background: TaskTracker::new(),
             modes,
             sqlite,
             models: Mutex::default(),
@@ -188,8 +203,8 @@ impl App {
         Ok(model)
     }
 
-    /// Takes no new runs, interrupts those at work and waits for their last writes: the first part of stopping, while
-    /// clients still get the end of their streams.
+    /// Takes no new runs, interrupts those at work and waits for their last writes, and for what works in the
+    /// background: the first part of stopping, while clients still get the end of their streams.
     pub async fn stop_runs(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let runs = self.local_runs.all();
@@ -200,11 +215,13 @@ impl App {
             for run in &runs {
                 run.ended().await;
             }
+            self.background.close();
+            self.background.wait().await;
         };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
             tracing::warn!(
                 seconds = DRAIN.as_secs(),
-                "runs did not stop in time; the next start recovers them"
+                "runs or other writers did not stop in time; the next start recovers runs"
             );
         }
     }
@@ -216,6 +233,26 @@ impl App {
             sqlite.close().await;
         }
     }
+}
+
+/// The saver with the configured history cache before it. Only delta mode has histories to cache.
+fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn Saver>, StartError> {
+    let section = &config.database.checkpoint_cache;
+    let max_entries = NonZeroUsize::new(section.max_entries);
+    let (ChannelMode::Delta, Some(max_entries)) = (settings::mode(config), max_entries) else {
+        return Ok(saver);
+    };
+    let cache: Arc<dyn HistoryCache> = match section.kind {
+        CheckpointCacheType::Memory => Arc::new(MemoryCache::new(max_entries)),
+        CheckpointCacheType::Redis => {
+            let settings = threadkeep_redis::Settings {
+                key_prefix: settings::history_cache_prefix(&config.database),
+                ttl_seconds: NonZeroU64::new(section.ttl_seconds),
+            };
+            Arc::new(RedisCache::open(section.redis_url.expose(), settings)?)
+        }
+    };
+    Ok(Arc::new(CachedSaver::new(saver, cache)))
 }
 
 async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {

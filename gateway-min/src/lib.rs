@@ -3,6 +3,9 @@
 mod agent;
 pub mod app;
 pub mod config;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod http;
 pub mod model;
 pub mod runs;

@@ -8,6 +8,7 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::TaskId;
 use threadkeep::saver::Saver;
+use threadkeep::value::ListValue;
 use tokio::sync::Barrier;
 use tokio::task::{JoinSet, yield_now};
 
@@ -43,11 +44,6 @@ pub(super) const CASES: &[Case] = &[
     case!(Concurrency, two_handles_share_one_store, "two processes would see different states"),
     case!(Concurrency, two_handles_race_for_one_head, "two processes would fork a thread"),
     case!(Concurrency, a_deletion_beats_a_racing_commit, "a deleted thread would come back in part"),
-    case!(
-        Concurrency,
-        a_dropped_commit_happens_whole_or_not_at_all,
-        "a request that is cut off would leave half a step, or block the thread"
-    ),
 ];
 
 /// Waits for all tasks; the first failure is the outcome.
@@ -238,10 +234,7 @@ async fn parallel_tasks_all_keep_their_writes(store: Store) -> Outcome {
 async fn readers_see_whole_commits(store: Store) -> Outcome {
     const STEPS: u16 = 60;
     let saver = store.open().await?;
-    let mut last = Step::first("t", 1)
-        .value("n", plain(1)?)
-        .value("all", messages(0..1)?.into())
-        .snapshot(MESSAGES, list([])?);
+    let (mut last, mut all) = first_judged("t")?;
     last.commit(&*saver).await?;
     let mut readers = JoinSet::new();
     for _ in 0..3 {
@@ -260,13 +253,9 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
             Ok(())
         });
     }
-    let mut all = messages(0..1)?;
     for n in 2..=STEPS {
-        all.push(message(&format!("m{n}"), "new")?);
-        let step = Step::after(&last.commit.key(), n).value("n", plain(n)?).value("all", all.clone().into());
-        let step = step.sentinel(MESSAGES).runs(says(n, "a")?).runs(says(1000 + n, "b")?);
+        let step = judged(&last.commit.key(), n, &mut all)?;
         step.commit(&*saver).await?;
-        all.rebase(version(n));
         last = step;
         yield_now().await;
     }
@@ -274,8 +263,24 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
     Ok(())
 }
 
-/// Fails unless a checkpoint of [`readers_see_whole_commits`] is all there; returns its number.
-async fn whole(saver: &dyn Saver, tuple: &CheckpointTuple) -> Result<u64, Failure> {
+/// The `n`-th step of a thread whose every checkpoint [`whole`] can judge; `all` is its list, which grows by one.
+pub(super) fn judged(last: &CheckpointKey, n: u16, all: &mut ListValue) -> Result<Step, Failure> {
+    all.push(message(&format!("m{n}"), "new")?);
+    let step = Step::after(last, n).value("n", plain(n)?).value("all", all.clone().into());
+    let step = step.sentinel(MESSAGES).runs(says(n, "a")?).runs(says(1000 + n, "b")?);
+    all.rebase(version(n));
+    Ok(step)
+}
+
+/// The first step of such a thread.
+pub(super) fn first_judged(thread: &str) -> Result<(Step, ListValue), Failure> {
+    let all = messages(0..1)?;
+    let first = Step::first(thread, 1).value("n", plain(1)?).value("all", all.clone().into());
+    Ok((first.snapshot(MESSAGES, list([])?), all))
+}
+
+/// Fails unless a checkpoint of such a thread is all there; returns its number.
+pub(super) async fn whole(saver: &dyn Saver, tuple: &CheckpointTuple) -> Result<u64, Failure> {
     let value = |channel| tuple.checkpoint.channels.get(channel).and_then(|entry| entry.stored.value());
     let n = match value("n") {
         Some(n) => n.to_json()?.as_u64().unwrap_or(0),
@@ -358,38 +363,6 @@ async fn a_deletion_beats_a_racing_commit(store: Store) -> Outcome {
             "the commit came before the deletion or found nothing: {commit:?}"
         );
         check_eq!(dump(&*saver, "t").await?, [], "the thread, whichever came first ({commit:?})");
-    }
-    Ok(())
-}
-
-async fn a_dropped_commit_happens_whole_or_not_at_all(store: Store) -> Outcome {
-    let saver = store.open().await?;
-    for patience in 0..24 {
-        let thread = format!("t{patience}");
-        let first = Step::first(&thread, 1).snapshot(MESSAGES, list(["a"])?);
-        let root = first.commit(&*saver).await?;
-        let early = says(1, "early")?;
-        saver.put_writes(&root, &early).await?;
-        let late = says(2, "late")?;
-        let step = Step::after(&root, 2).sentinel(MESSAGES).applies(1).runs(late.clone());
-        let step = step.value("title", plain("x")?);
-
-        // Given up after it was polled so many times, wherever it stands then.
-        tokio::select! {
-            biased;
-            outcome = step.commit(&*saver) => drop(outcome?),
-            () = async { for _ in 0..patience { yield_now().await } } => {}
-        }
-        let before = vec![first.tuple([early.clone()])];
-        let after = vec![step.tuple([]), first.tuple([early, late])];
-        let seen = dump(&*saver, &thread).await?;
-        check!(
-            seen == before || seen == after,
-            "given up after {patience} polls, the thread is neither before nor after the commit: {seen:?}"
-        );
-        check_eq!(step.commit(&*saver).await, Ok(step.commit.key()), "the repeated commit");
-        check_eq!(dump(&*saver, &thread).await?, after, "the thread after the repeated commit");
-        Step::after(&step.commit.key(), 3).held(MESSAGES, 2).commit(&*saver).await?;
     }
     Ok(())
 }

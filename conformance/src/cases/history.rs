@@ -57,8 +57,9 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-fn steps<const N: usize>(steps: [(u16, Vec<Write>); N]) -> Vec<HistoryStep> {
-    steps.into_iter().map(|(n, writes)| HistoryStep { checkpoint: id(n), writes }).collect()
+/// Steps, each with the number of tasks that it applied and its writes.
+fn steps<const N: usize>(steps: [(u16, usize, Vec<Write>); N]) -> Vec<HistoryStep> {
+    steps.into_iter().map(|(n, tasks, writes)| HistoryStep { checkpoint: id(n), tasks, writes }).collect()
 }
 
 fn seed(n: u16, value: ChannelValue) -> Seed {
@@ -91,10 +92,10 @@ async fn history_replays_only_applied_writes(store: Store) -> Outcome {
     saver.put_writes(&root, &says(6, "late")?).await?;
 
     let seed = Some(seed(1, list(["seed"])?));
-    let expected = steps([(2, vec![append("three")?, append("three again")?, append("two")?])]);
+    let expected = steps([(2, 2, vec![append("three")?, append("three again")?, append("two")?])]);
     let got = path(&*saver, &left, None).await?;
     check_eq!(got, ChannelHistory { seed: seed.clone(), steps: expected }, "the left child");
-    let expected = steps([(3, vec![append("four")?, append("two")?])]);
+    let expected = steps([(3, 2, vec![append("four")?, append("two")?])]);
     let got = path(&*saver, &right, None).await?;
     check_eq!(got, ChannelHistory { seed, steps: expected }, "the right child");
     let special = saver.delta_history(&left, &channels([ERROR_CHANNEL]), None).await?;
@@ -122,17 +123,17 @@ async fn history_stops_at_the_nearest_value(store: Store) -> Outcome {
     let snapshot = list(["1", "2", "3"])?;
     for (at, expected_seed, expected) in [
         (one, seed(1, list(["1"])?), steps([])),
-        (two, seed(1, list(["1"])?), steps([(2, vec![append("2")?])])),
+        (two, seed(1, list(["1"])?), steps([(2, 1, vec![append("2")?])])),
         (three, seed(3, snapshot.clone()), steps([])),
-        (four, seed(3, snapshot.clone()), steps([(4, vec![append("4")?])])),
-        (five, seed(3, snapshot), steps([(4, vec![append("4")?]), (5, vec![])])),
+        (four, seed(3, snapshot.clone()), steps([(4, 1, vec![append("4")?])])),
+        (five, seed(3, snapshot), steps([(4, 1, vec![append("4")?]), (5, 0, vec![])])),
         (six, seed(6, list(["6"])?), steps([])),
         // A value that is held over is stored there too.
         (seven, Seed { checkpoint: id(7), value: list(["6"])?, version: version(6) }, steps([])),
         (
             eight,
             Seed { checkpoint: id(7), value: list(["6"])?, version: version(6) },
-            steps([(8, vec![append("8")?])]),
+            steps([(8, 1, vec![append("8")?])]),
         ),
     ] {
         let expected = ChannelHistory { seed: Some(expected_seed), steps: expected };
@@ -180,7 +181,7 @@ async fn history_reaches_back_as_far_as_asked(store: Store) -> Outcome {
         let seeds: Vec<String> = (1..=expected_seed).map(|n: u16| n.to_string()).collect();
         let at = u16::try_from(at)?;
         let expected: Result<Vec<_>> = (expected_seed + 1..=at)
-            .map(|n| Ok(HistoryStep { checkpoint: id(n), writes: vec![append(&n.to_string())?] }))
+            .map(|n| Ok(HistoryStep { checkpoint: id(n), tasks: 1, writes: vec![append(&n.to_string())?] }))
             .collect();
         let expected = ChannelHistory { seed: Some(seed(expected_seed, plain(seeds)?)), steps: expected? };
         check_eq!(got, expected, "from {at} with reach {reach:?}");
@@ -204,7 +205,7 @@ async fn history_of_a_never_written_channel_has_no_seed_and_no_writes(store: Sto
     let four = Step::after(&three, 4).held(MESSAGES, 3).commit(&*saver).await?;
     for reach in [None, Some(one.id)] {
         let expected =
-            ChannelHistory { seed: None, steps: steps([(3, vec![append("first")?]), (4, vec![])]) };
+            ChannelHistory { seed: None, steps: steps([(3, 1, vec![append("first")?]), (4, 0, vec![])]) };
         check_eq!(path(&*saver, &four, reach).await?, expected, "the path of a first write, reach {reach:?}");
     }
     Ok(())
@@ -292,7 +293,7 @@ async fn history_of_several_channels_keeps_them_apart(store: Store) -> Outcome {
             "notes",
             ChannelHistory {
                 seed: Some(seed(2, list(["n2"])?)),
-                steps: steps([(3, vec![note("n3")?]), (4, vec![])]),
+                steps: steps([(3, 2, vec![note("n3")?]), (4, 1, vec![])]),
             },
         ),
         ("other", ChannelHistory { seed: None, steps: vec![] }),
@@ -305,14 +306,14 @@ async fn history_of_several_channels_keeps_them_apart(store: Store) -> Outcome {
             MESSAGES,
             ChannelHistory {
                 seed: at_two,
-                steps: steps([(3, vec![append("3")?, append("3b")?]), (4, vec![append("4")?])]),
+                steps: steps([(3, 2, vec![append("3")?, append("3b")?]), (4, 1, vec![append("4")?])]),
             },
         ),
         (
             "notes",
             ChannelHistory {
                 seed: Some(seed(2, list(["n2"])?)),
-                steps: steps([(3, vec![note("n3")?]), (4, vec![])]),
+                steps: steps([(3, 2, vec![note("n3")?]), (4, 1, vec![])]),
             },
         ),
     ];

@@ -1,12 +1,16 @@
 //! The cases, by what they are about.
 
+mod atomic;
 mod commit;
 mod concurrency;
 mod defects;
+mod defects_live;
 mod delete;
+mod deletion;
 mod durability;
 mod get;
 mod history;
+pub(crate) mod killed;
 mod list;
 mod lists;
 mod put_writes;
@@ -26,12 +30,16 @@ pub fn cases() -> Vec<Case> {
         history::CASES,
         delete::CASES,
         rewrite::CASES,
+        deletion::CASES,
         values::CASES,
         lists::CASES,
         defects::CASES,
+        defects_live::CASES,
         model::CASES,
         concurrency::CASES,
+        atomic::CASES,
         durability::CASES,
+        killed::CASES,
     ]
     .concat()
 }

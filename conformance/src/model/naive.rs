@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::saver::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Load, Seed, StepCommit};
 
 /// Why the contract refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     Conflict,
+    Stale,
     NotFound,
     InvalidInput,
 }
@@ -22,6 +23,7 @@ impl Refusal {
     pub(super) fn is(self, error: &Error) -> bool {
         match self {
             Self::Conflict => matches!(error, Error::Conflict { .. }),
+            Self::Stale => matches!(error, Error::Stale { .. }),
             Self::NotFound => matches!(error, Error::NotFound { .. }),
             Self::InvalidInput => matches!(error, Error::InvalidInput(_)),
         }
@@ -35,7 +37,7 @@ struct Node {
     made_by: Vec<Write>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Naive {
     nodes: BTreeMap<CheckpointKey, Node>,
 }
@@ -156,7 +158,8 @@ impl Naive {
                     break Some(Seed { checkpoint: checkpoint.id, value, version });
                 }
                 let writes = node.made_by.iter().filter(|write| write.channel == *channel).cloned().collect();
-                steps.push(HistoryStep { checkpoint: checkpoint.id, writes });
+                let tasks = checkpoint.applied.len();
+                steps.push(HistoryStep { checkpoint: checkpoint.id, tasks, writes });
                 node = self.nodes.get(&CheckpointKey { id: node.tuple.parent?, ..at.clone() })?;
             };
             steps.reverse();
@@ -164,6 +167,46 @@ impl Naive {
         };
         self.nodes.get(at)?;
         channels.iter().map(path).collect()
+    }
+
+    /// The checkpoints of a thread, in the order of their places.
+    pub(super) fn thread(&self, thread: &ThreadId) -> Vec<&CheckpointTuple> {
+        self.nodes.values().map(|node| &node.tuple).filter(|tuple| tuple.thread == *thread).collect()
+    }
+
+    /// Removes and puts checkpoints of a thread, unless a checkpoint would be left without what made it.
+    pub(super) fn rewrite(
+        &mut self,
+        remove: &[CheckpointKey],
+        put: &[CheckpointTuple],
+    ) -> Result<(), Vec<Refusal>> {
+        let mut nodes = self.nodes.clone();
+        nodes.retain(|key, _| !remove.contains(key));
+        for tuple in put {
+            nodes.insert(tuple.key(), Node { tuple: tuple.clone(), made_by: Vec::new() });
+        }
+        for (key, node) in &nodes {
+            let parent = node.tuple.parent.map(|id| nodes.get(&CheckpointKey { id, ..key.clone() }));
+            let rows = match parent {
+                Some(None) => return Err(vec![Refusal::InvalidInput]),
+                Some(Some(parent)) => &parent.tuple.writes[..],
+                None => &[],
+            };
+            if node.tuple.checkpoint.applied.iter().any(|task| rows.iter().all(|row| row.task != *task)) {
+                return Err(vec![Refusal::InvalidInput]);
+            }
+        }
+        // What made a checkpoint is told by what is there now.
+        let rows: BTreeMap<_, _> =
+            nodes.iter().map(|(key, node)| (key.clone(), node.tuple.writes.clone())).collect();
+        for (key, node) in &mut nodes {
+            let parent = node.tuple.parent.and_then(|id| rows.get(&CheckpointKey { id, ..key.clone() }));
+            let row = |task: &TaskId| parent.into_iter().flatten().find(|row| row.task == *task);
+            let applied = node.tuple.checkpoint.applied.iter().filter_map(row);
+            node.made_by = applied.flat_map(|row| row.writes.iter().cloned()).collect();
+        }
+        self.nodes = nodes;
+        Ok(())
     }
 
     /// Whether a child has applied the writes of this task under `at`.

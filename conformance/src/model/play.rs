@@ -6,11 +6,11 @@ use std::sync::Arc;
 use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Revision, Rewrite, Saver};
 use threadkeep::value::ChannelValue;
 
 use super::naive::{Naive, Refusal, mask};
-use super::program::Op;
+use super::program::{How, Op, Place};
 use super::resolve::{CHANNELS, NAMESPACES, Resolved, Values, pick_back};
 use crate::case::{Failure, Outcome, check, check_eq};
 use crate::factory::Store;
@@ -94,6 +94,7 @@ impl World<'_> {
                 self.model.delete_thread(&thread);
                 Ok(self.saver().delete_thread(&thread).await?)
             }
+            Op::Rewrite { place, back, how, stale } => self.rewrite(*place, *back, *how, *stale).await,
             Op::SwitchHandle => {
                 if self.handles.len() == 1 {
                     self.handles.push(self.store.open().await?);
@@ -139,9 +140,36 @@ impl World<'_> {
         Ok(())
     }
 
+    async fn rewrite(&mut self, place: Place, back: u8, how: How, stale: bool) -> Outcome {
+        let Some(plan) = self.resolve_rewrite(place, back, how) else { return Ok(()) };
+        let source = self.saver().read_thread(&self.threads[usize::from(place.thread)]).await?;
+        let image = self.saver().read_thread(&plan.thread).await?;
+        check_eq!(source.checkpoints.is_empty(), false, "whether a thread that is there is absent");
+        let revision = if stale { Revision::new(*b"of nobody") } else { image.revision };
+        let remove = plan.remove.iter().map(|key| (key.namespace.clone(), key.id)).collect();
+        let rewrite = Rewrite { remove, put: plan.put.clone() };
+        let got = self.saver().rewrite_thread(&plan.thread, &revision, rewrite).await;
+        let expected =
+            if stale { Err(vec![Refusal::Stale]) } else { self.model.rewrite(&plan.remove, &plan.put) };
+        agree(&got, &expected, "rewrite_thread")?;
+        if expected.is_ok() {
+            self.accept_rewrite(place, plan);
+        }
+        Ok(())
+    }
+
     /// Fails unless every read gives the same on both sides. `n` varies the queries.
     async fn compare(&self, n: usize) -> Outcome {
+        let mut there = self.saver().threads(None, usize::MAX).await?;
+        there.retain(|thread| self.threads.contains(thread));
+        let mut expected: Vec<_> = self.threads.clone().into();
+        expected.retain(|thread| !self.model.thread(thread).is_empty());
+        check_eq!(there, expected, "the threads");
         for thread in &self.threads {
+            let image = self.saver().read_thread(thread).await?;
+            let read: Vec<&CheckpointTuple> = image.checkpoints.values().collect();
+            check_eq!(read, self.model.thread(thread), "the thread read whole");
+            check_eq!(image.revision == Revision::absent(), read.is_empty(), "whether it is absent");
             let everywhere = ListQuery { namespace: None, ..ListQuery::new(thread) };
             let expected = self.model.list(&everywhere);
             let mut got = self.saver().list(&everywhere).await?;

@@ -15,10 +15,25 @@ pub(super) enum Op {
     Repeat(u8),
     /// Deletes a thread.
     Delete { thread: u8 },
+    /// Reads a thread whole, and rewrites it around the checkpoint that is so many before the head.
+    Rewrite { place: Place, back: u8, how: How, stale: bool },
     /// Goes on with the other of two handles.
     SwitchHandle,
     /// Drops both handles and opens the store again.
     Reopen,
+}
+
+/// What becomes of a checkpoint and of its thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum How {
+    /// It is removed, which is refused if something was made from it.
+    Remove,
+    /// It becomes a root that stores every value; what was not made from it goes.
+    Root,
+    /// The rows under it that nobody applied go.
+    DropPending,
+    /// The whole thread is put under the other thread's id, if there is none.
+    Copy,
 }
 
 /// A namespace of a thread.
@@ -146,9 +161,20 @@ fn op() -> impl Strategy<Value = Op> {
         4 => put(),
         1 => back().prop_map(Op::Repeat),
         1 => (0..2_u8).prop_map(|thread| Op::Delete { thread }),
+        2 => rewrite(),
         1 => Just(Op::SwitchHandle),
         1 => Just(Op::Reopen),
     ]
+}
+
+fn rewrite() -> impl Strategy<Value = Op> {
+    let how = prop_oneof![3 => Just(How::Remove), 2 => Just(How::Root), 1 => Just(How::DropPending), 1 => Just(How::Copy)];
+    (place(), back(), how, prop::bool::weighted(0.1)).prop_map(|(place, back, how, stale)| Op::Rewrite {
+        place,
+        back,
+        how,
+        stale,
+    })
 }
 
 fn put() -> impl Strategy<Value = Op> {

@@ -1,6 +1,6 @@
 //! Turns an operation of a program into a call that makes sense at this moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 use threadkeep::Result;
@@ -8,13 +8,13 @@ use threadkeep::checkpoint::{
     ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, ERROR_CHANNEL, RESUME_CHANNEL, Stored,
     TaskWrites, Write,
 };
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, Version};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::saver::StepCommit;
 use threadkeep::value::{ChannelValue, Element, ListValue};
 
 use super::play::World;
-use super::program::{Change, Commit, Edit, Flaw, Kind, Order, Place, Small, Target, When, Written};
+use super::program::{Change, Commit, Edit, Flaw, How, Kind, Order, Place, Small, Target, When, Written};
 use crate::kit::scatter;
 
 pub(super) const CHANNELS: [&str; 3] = ["messages", "notes", "title"];
@@ -32,6 +32,14 @@ pub(super) struct Resolved {
     pub(super) step: StepCommit,
     /// The values of the new checkpoint's channels.
     pub(super) values: Values,
+}
+
+/// A rewrite of a thread, and the values of the checkpoints that it puts under new places.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) thread: ThreadId,
+    pub(super) remove: Vec<CheckpointKey>,
+    pub(super) put: Vec<CheckpointTuple>,
 }
 
 /// The item that a number of a program means.
@@ -195,6 +203,68 @@ impl World<'_> {
         Ok(Some((key, row)))
     }
 
+    /// The rewrite that a [`super::program::Op::Rewrite`] means; none where there is nothing to rewrite.
+    pub(super) fn resolve_rewrite(&self, place: Place, back: u8, how: How) -> Option<Plan> {
+        let thread = self.threads[usize::from(place.thread)].clone();
+        let namespace = Namespace::new(NAMESPACES[usize::from(place.namespace)]);
+        let chain = self.model.chain(&thread, &namespace);
+        let it = (*pick_back(&chain, back)?).clone();
+        let mut plan = Plan { thread, remove: Vec::new(), put: Vec::new() };
+        match how {
+            How::Remove => plan.remove.push(it.key()),
+            How::DropPending => {
+                let mut it = it;
+                let key = it.key();
+                it.writes.retain(|row| self.model.is_applied(&key, row));
+                plan.put.push(it);
+            }
+            How::Root => {
+                let mut family = BTreeSet::from([it.checkpoint.id]);
+                for tuple in &chain {
+                    if tuple.parent.is_some_and(|parent| family.contains(&parent)) {
+                        family.insert(tuple.checkpoint.id);
+                    }
+                }
+                plan.remove = chain.iter().map(|tuple| tuple.key()).collect();
+                plan.remove.retain(|key| !family.contains(&key.id));
+                plan.put.push(rooted(it.clone(), self.values.get(&it.key())?));
+            }
+            How::Copy => {
+                let other = self.threads[1 - usize::from(place.thread)].clone();
+                if !self.model.thread(&other).is_empty() {
+                    return None;
+                }
+                let copy =
+                    |tuple: &CheckpointTuple| CheckpointTuple { thread: other.clone(), ..tuple.clone() };
+                plan.put = self.model.thread(&plan.thread).into_iter().map(copy).collect();
+                plan.thread = other;
+            }
+        }
+        Some(plan)
+    }
+
+    /// Takes note of a rewrite that happened.
+    pub(super) fn accept_rewrite(&mut self, place: Place, plan: Plan) {
+        for key in &plan.remove {
+            self.values.remove(key);
+        }
+        let source = &self.threads[usize::from(place.thread)];
+        if *source == plan.thread {
+            return;
+        }
+        for tuple in &plan.put {
+            let of = CheckpointKey { thread: source.clone(), ..tuple.key() };
+            let values = self.values.get(&of).cloned().unwrap_or_default();
+            self.values.insert(tuple.key(), values);
+        }
+        for namespace in 0..2 {
+            // What is committed to the copy comes behind what was copied.
+            let attempts = self.attempts.get(&(place.thread, namespace)).copied().unwrap_or(0);
+            let own = self.attempts.entry((1 - place.thread, namespace)).or_default();
+            *own = attempts.max(*own);
+        }
+    }
+
     fn new_row(&mut self, id: u8, writes: &[Written], values: &Values) -> Result<TaskWrites> {
         self.made += 1;
         let mut bytes = [0; 16];
@@ -279,6 +349,18 @@ impl World<'_> {
         }
         Ok(())
     }
+}
+
+/// A checkpoint as a root: nothing made it, and every value is its own.
+fn rooted(mut tuple: CheckpointTuple, values: &Values) -> CheckpointTuple {
+    tuple.parent = None;
+    tuple.checkpoint.applied.clear();
+    for (name, entry) in &mut tuple.checkpoint.channels {
+        if let (Stored::Sentinel, Some(value)) = (&entry.stored, values.get(name)) {
+            entry.stored = Stored::Snapshot(value.clone());
+        }
+    }
+    tuple
 }
 
 fn metadata(n: u16) -> Metadata {

@@ -1,9 +1,13 @@
 //! Savers that are broken on purpose: the memory saver, with one thing done wrong.
 
+mod fault;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+pub(crate) use fault::Fault;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::saver::{
@@ -12,75 +16,8 @@ use threadkeep::saver::{
 };
 use threadkeep::value::{ChannelValue, ListValue, Part};
 use threadkeep::{Error, Result};
-use threadkeep_conformance::{BoxError, Claim, Damage, Factory};
+use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing};
 use threadkeep_memory::MemorySaver;
-
-/// What the saver does wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// Nothing: the control.
-    None,
-    /// Forgets the last write of a task that comes with a commit.
-    DropsAWrite,
-    /// Has one namespace.
-    IgnoresNamespaces,
-    /// Answers a request for an unknown id with the head.
-    FallsBackToTheHead,
-    /// Leaves out the channels that were not loaded.
-    UnloadedIsAbsent,
-    /// Lists the checkpoint that the page should end before.
-    BeforeIsInclusive,
-    /// Applies the limit before the filter.
-    LimitsBeforeFiltering,
-    /// Puts the writes of a known task behind those it has.
-    PutsTwice,
-    /// Keeps the first special row of a kind.
-    KeepsSpecialRows,
-    /// Ignores writes for checkpoints that are not there.
-    PutsIntoTheVoid,
-    /// Commits whatever the head is.
-    IgnoresTheExpectedHead,
-    /// Looks at the head, waits, and commits.
-    ChecksThenCommits,
-    /// Refuses to commit twice.
-    RefusesRepeats,
-    /// Stores nothing for the channels that a step holds over.
-    DropsHeldValues,
-    /// Finds values by the counter of their version.
-    IgnoresTheRandomPart,
-    /// Keeps the writes of a commit that it refuses.
-    KeepsWritesOfRefusedCommits,
-    /// Puts the writes, waits, and commits.
-    CommitsInTwoParts,
-    /// Takes the base of a list from what it holds under the base's version, and nothing where it holds none.
-    TrustsBases,
-    /// Replays every row under a parent.
-    ReplaysSiblings,
-    /// Replays tasks in the order of their ids.
-    ReplaysById,
-    /// Replays the special rows of applied tasks as well.
-    ReplaysSpecialRows,
-    /// Sees only the newest 1,024 checkpoints of a thread when it walks.
-    WalksOnePage,
-    /// Starts only from snapshots.
-    IgnoresPlainSeeds,
-    /// Takes a stored null for nothing.
-    NullIsNoSeed,
-    /// Always starts from the nearest value.
-    IgnoresReach,
-    /// Takes a gap in the lineage for its beginning.
-    GapsAreBeginnings,
-    /// Deletes the root namespace only.
-    DeletesOneNamespace,
-    /// Deletes every thread whose name begins with that of the thread.
-    DeletesByPrefix,
-    /// Each handle is a store of its own.
-    SharesNothing,
-    /// Claims to be durable, and begins anew with each handle.
-    ForgetsOnReopening,
-    /// Panics on every commit that has a parent.
-    Panics,
-}
 
 /// Makes stores with one fault.
 pub(crate) struct Workshop(pub(crate) Fault);
@@ -93,6 +30,9 @@ pub(crate) struct Place {
 /// What broken savers remember beside the store.
 #[derive(Default)]
 struct Shared {
+    /// The revision that was told of a thread, by what it was told of.
+    revisions: HashMap<ThreadId, Revision>,
+    seen: BTreeSet<ThreadId>,
     threads: HashSet<ThreadId>,
     by_counter: HashMap<(ThreadId, Namespace, ChannelName, u64), ChannelValue>,
     lists: HashMap<(ThreadId, Version), ListValue>,
@@ -109,7 +49,7 @@ impl Factory for Workshop {
     fn claims(&self) -> &'static [Claim] {
         match self.0 {
             Fault::ForgetsOnReopening => &[Claim::Durable],
-            _ => &[Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink],
+            _ => &[Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink, Claim::FailOperations],
         }
     }
 
@@ -120,7 +60,15 @@ impl Factory for Workshop {
     async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
         let alone = matches!(self.0, Fault::SharesNothing | Fault::ForgetsOnReopening);
         let inner = if alone { MemorySaver::new() } else { place.store.clone() };
-        Ok(Arc::new(Broken { inner, fault: self.0, shared: place.shared.clone() }))
+        Ok(Arc::new(Broken { inner, fault: self.0, shared: place.shared.clone(), failing: None }))
+    }
+
+    /// The memory saver has one operation for each call.
+    async fn open_failing(&self, place: &Place, nth: u32) -> Result<Failing, BoxError> {
+        let failed = Arc::new(AtomicBool::new(false));
+        let failing = (nth == 0).then(|| failed.clone());
+        let (inner, shared) = (place.store.clone(), place.shared.clone());
+        Ok(Failing { saver: Arc::new(Broken { inner, fault: self.0, shared, failing }), failed })
     }
 
     async fn damage(&self, place: &Place, damage: &Damage) -> Result<(), BoxError> {
@@ -137,9 +85,20 @@ struct Broken {
     inner: MemorySaver,
     fault: Fault,
     shared: Arc<Mutex<Shared>>,
+    /// Set when the operation that is to fail has failed.
+    failing: Option<Arc<AtomicBool>>,
 }
 
 impl Broken {
+    /// Whether this is the operation that is to fail.
+    fn fails(&self) -> bool {
+        self.failing.as_ref().is_some_and(|failed| !failed.swap(true, Ordering::SeqCst))
+    }
+
+    fn broken<T>(&self) -> Result<T> {
+        Err(Error::Unavailable { saver: "broken", reason: "arranged".to_owned() })
+    }
+
     fn is(&self, fault: Fault) -> bool {
         self.fault == fault
     }
@@ -360,6 +319,9 @@ impl Saver for Broken {
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        if self.fails() {
+            return self.broken();
+        }
         let at = CheckpointKey { namespace: self.namespace(&at.namespace), ..at.clone() };
         let rows = self.inner.get(&CheckpointSelector::at(&at)).await?.map(|tuple| tuple.writes);
         let known = rows.into_iter().flatten().find(|row| row.task == task.task);
@@ -386,6 +348,14 @@ impl Saver for Broken {
     async fn commit(&self, mut step: StepCommit) -> Result<CheckpointKey> {
         let key = step.key();
         let parent = step.parent.map(|id| CheckpointKey { id, ..key.clone() });
+        if self.fails() {
+            if let (Fault::FailsHalfWay, Some(parent)) = (self.fault, &parent) {
+                for row in &step.writes {
+                    self.inner.put_writes(parent, row).await?;
+                }
+            }
+            return self.broken();
+        }
         assert!(!(self.is(Fault::Panics) && parent.is_some()), "the store is out of order");
         self.shared().threads.insert(step.thread.clone());
         self.spoil(&mut step);
@@ -441,7 +411,7 @@ impl Saver for Broken {
             paths => paths?,
         };
         for (channel, path) in &mut paths {
-            for HistoryStep { checkpoint, writes } in &mut path.steps {
+            for HistoryStep { checkpoint, writes, .. } in &mut path.steps {
                 let at = CheckpointKey { id: *checkpoint, ..at.clone() };
                 *writes = self.replayed(&at, channel, std::mem::take(writes)).await?;
             }
@@ -450,7 +420,17 @@ impl Saver for Broken {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        if self.fails() {
+            return self.broken();
+        }
         match self.fault {
+            Fault::DeletesInTwoParts => {
+                for tuple in self.inner.list(&ListQuery::new(thread)).await?.into_iter().take(2) {
+                    self.inner.lose_checkpoint(&tuple.key());
+                }
+                tokio::task::yield_now().await;
+                self.inner.delete_thread(thread).await
+            }
             Fault::DeletesOneNamespace => {
                 for tuple in self.inner.list(&ListQuery::new(thread)).await? {
                     self.inner.lose_checkpoint(&tuple.key());
@@ -469,15 +449,114 @@ impl Saver for Broken {
     }
 
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
-        self.inner.threads(after, limit).await
+        if self.is(Fault::AfterIsInclusive) {
+            let all = self.inner.threads(None, usize::MAX).await?;
+            return Ok(all
+                .into_iter()
+                .filter(|id| after.is_none_or(|after| id >= after))
+                .take(limit)
+                .collect());
+        }
+        let mut found = self.inner.threads(after, limit).await?;
+        if self.is(Fault::KeepsEmptyThreads) {
+            let seen = self.shared().seen.clone();
+            found.extend(seen.into_iter().filter(|id| after.is_none_or(|after| id > after)));
+            found.sort();
+            found.dedup();
+            found.truncate(limit);
+        }
+        Ok(found)
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        self.inner.read_thread(thread).await
+        let mut image = self.inner.read_thread(thread).await?;
+        if image.checkpoints.is_empty() {
+            return Ok(image);
+        }
+        match self.fault {
+            Fault::ReadsOneNamespace => {
+                image.checkpoints.retain(|(namespace, _), _| namespace.as_str().is_empty())
+            }
+            Fault::RevisionsMissRows => {
+                let ids: Vec<u8> = image.checkpoints.keys().flat_map(|(_, id)| *id.as_bytes()).collect();
+                image.revision = Revision::new(ids);
+            }
+            Fault::RevisionsAreDigests => {
+                image.revision = Revision::new(format!("{:?}", image.checkpoints).into_bytes());
+            }
+            _ => {}
+        }
+        self.shared().revisions.insert(thread.clone(), image.revision.clone());
+        Ok(image)
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        self.inner.rewrite_thread(thread, expected, rewrite).await
+        if self.fails() {
+            return self.broken();
+        }
+        self.shared().seen.insert(thread.clone());
+        let current = self.inner.read_thread(thread).await?.revision;
+        let told = self.shared().revisions.get(thread).cloned();
+        let expected = match self.fault {
+            Fault::IgnoresTheRevision => current,
+            Fault::RevisionsMissRows | Fault::RevisionsAreDigests if told.as_ref() == Some(expected) => {
+                current
+            }
+            _ => expected.clone(),
+        };
+        if self.is(Fault::MakesNoThreads) && expected == Revision::absent() {
+            return Ok(());
+        }
+        let (image, mut rewrite) = (self.inner.read_thread(thread).await?, rewrite);
+        match self.fault {
+            Fault::ForgetsAnAncestor | Fault::CutsAtAMissingRow => {
+                let done = self.inner.rewrite_thread(thread, &expected, rewrite.clone()).await;
+                let Err(Error::InvalidInput(_)) = done else { return done };
+                if self.is(Fault::CutsAtAMissingRow) {
+                    return Ok(());
+                }
+                for (namespace, id) in rewrite.remove {
+                    self.inner.lose_checkpoint(&CheckpointKey { thread: thread.clone(), namespace, id });
+                }
+                return Ok(());
+            }
+            Fault::RewritesInTwoParts => {
+                let put = Rewrite { put: std::mem::take(&mut rewrite.put), ..Rewrite::default() };
+                self.inner.rewrite_thread(thread, &expected, put).await?;
+                tokio::task::yield_now().await;
+                let revision = self.inner.read_thread(thread).await?.revision;
+                return self.inner.rewrite_thread(thread, &revision, rewrite).await;
+            }
+            Fault::TakesTheRowsOfSiblings => {
+                let remove = rewrite.remove.clone();
+                self.inner.rewrite_thread(thread, &expected, rewrite).await?;
+                for (namespace, id) in remove {
+                    let gone = image.checkpoints.get(&(namespace.clone(), id));
+                    let Some(id) = gone.and_then(|gone| gone.parent) else { continue };
+                    let rows = image.checkpoints.get(&(namespace.clone(), id)).map(|tuple| &tuple.writes);
+                    let parent = CheckpointKey { thread: thread.clone(), namespace, id };
+                    for row in rows.into_iter().flatten() {
+                        self.inner.lose_writes(&parent, row.task);
+                    }
+                }
+                return Ok(());
+            }
+            Fault::LosesWhatWasTakenOver => {
+                let gone: Vec<_> =
+                    rewrite.remove.iter().filter_map(|place| image.checkpoints.get(place)).collect();
+                for tuple in &mut rewrite.put {
+                    tuple.checkpoint.channels.retain(|name, entry| {
+                        let held = |other: &&CheckpointTuple| {
+                            other.checkpoint.channels.get(name).map(|other| other.version)
+                                == Some(entry.version)
+                        };
+                        !gone.iter().any(|other| held(&other)) || matches!(entry.stored, Stored::Snapshot(_))
+                    });
+                }
+            }
+            _ => {}
+        }
+        self.inner.rewrite_thread(thread, &expected, rewrite).await
     }
 
     fn capabilities(&self) -> Capabilities {

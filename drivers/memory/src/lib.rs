@@ -127,13 +127,6 @@ fn loaded(tuple: &CheckpointTuple, load: &Load) -> CheckpointTuple {
     }
 }
 
-fn put(rows: &mut Vec<TaskWrites>, task: TaskWrites) {
-    match rows.iter_mut().find(|row| row.task == task.task) {
-        Some(row) => row.merge(&task),
-        None => rows.push(task),
-    }
-}
-
 /// Makes a stored list the one that later lists are told from.
 fn rebase(stored: &mut Stored, version: Version) {
     if let Stored::Value(ChannelValue::List(list)) | Stored::Snapshot(ChannelValue::List(list)) = stored {
@@ -205,9 +198,7 @@ impl Saver for MemorySaver {
         let Some(tuple) = tuple_mut(&mut threads, at) else {
             return Err(Error::NotFound { thread: at.thread.clone(), checkpoint: at.id });
         };
-        let before = tuple.writes.clone();
-        put(&mut tuple.writes, task.clone());
-        if tuple.writes != before {
+        if tuple.put(task) {
             threads.changed(&at.thread);
         }
         Ok(())
@@ -250,8 +241,8 @@ impl Saver for MemorySaver {
         let thread = threads.by_id.entry(key.thread.clone()).or_default();
         let chain = thread.chains.entry(key.namespace.clone()).or_default();
         if let Some(parent) = step.parent.and_then(|id| chain.get_mut(&id)) {
-            for task in step.writes {
-                put(&mut parent.writes, task);
+            for task in &step.writes {
+                parent.put(task);
             }
         }
         let tuple = CheckpointTuple {

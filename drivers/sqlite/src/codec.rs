@@ -178,6 +178,11 @@ impl<'a> Decoder<'a> {
     }
 
     /// Checks that everything was read.
+    /// Everything that was not read yet.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     pub(crate) fn finish(self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed("bytes behind the end of the row")) }
     }

@@ -17,7 +17,7 @@ use crate::sql::Db;
 use crate::stats::Counters;
 use crate::thread::{Node, ThreadState, Threads};
 use crate::view::{Channel, View};
-use crate::{element, extra};
+use crate::{element, extra, pack};
 
 /// One writing call of the contract.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(crate) enum Work {
     PutWrites(CheckpointKey, TaskWrites),
     DeleteThread(ThreadId),
     Rewrite(ThreadId, Revision, Box<Rewrite>),
+    Sweep,
+    Dictionary(Vec<u8>),
 }
 
 /// The database as the writer sees it, with what it remembers.
@@ -45,6 +47,7 @@ impl Store {
     pub(crate) fn forget(&mut self) {
         self.names = Names::default();
         self.threads = Threads::default();
+        self.db.forget_dictionary();
     }
 
     /// Carries out one command. After an error nothing of it may be kept; what was remembered of its thread is
@@ -56,6 +59,8 @@ impl Store {
                 self.on_thread(&at.thread, |this, state| this.put_writes(at, task, state))
             }
             Work::DeleteThread(thread) => self.delete_thread(thread),
+            Work::Sweep => self.sweep(),
+            Work::Dictionary(bytes) => pack::add_dictionary(&self.db, bytes),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {

@@ -31,6 +31,9 @@ pub struct Options {
     /// How long an operation waits for a lock that another process holds before it is
     /// [`threadkeep::Error::Unavailable`]. Default: 5 seconds.
     pub busy_timeout: Duration,
+    /// Whether new elements are compressed where that pays: with a dictionary that is trained on the database once there
+    /// is enough in it. What is stored already is read either way. Default: true.
+    pub compression: bool,
     /// Failures that a test wants.
     #[cfg(test)]
     pub(crate) faults: std::sync::Arc<crate::fault::Faults>,
@@ -42,6 +45,7 @@ impl Default for Options {
             synchronous: Synchronous::default(),
             readers: 4,
             busy_timeout: Duration::from_secs(5),
+            compression: true,
             #[cfg(test)]
             faults: std::sync::Arc::default(),
         }

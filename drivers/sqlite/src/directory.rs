@@ -17,6 +17,7 @@ const OWNED: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner 
 const ADD: &str = "INSERT INTO scope (owner, text, hash, body) VALUES (?1, ?2, ?3, x'')";
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
 const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
+const ALL: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key";
 const THREADS: &str = "SELECT key, owner, text, hash, body FROM scope
     WHERE owner = 0 AND (?1 IS NULL OR text > ?1) ORDER BY text LIMIT ?2";
 
@@ -90,6 +91,27 @@ pub(crate) fn threads(db: &Db, after: Option<&ThreadId>, limit: usize) -> Result
         Ok(())
     })?;
     Ok(threads)
+}
+
+/// A row of the directory.
+pub(crate) struct Scope {
+    pub(crate) key: u32,
+    pub(crate) owner: u32,
+    pub(crate) text: String,
+}
+
+/// Hands every row of the directory to `look`, or what is wrong with it.
+pub(crate) fn each(db: &Db, mut look: impl FnMut(Place, Result<Scope>)) -> Result<()> {
+    db.each(ALL, [], |row| {
+        let place = Place::new("scope", integer(row, 0)?);
+        let scope = checked(row).and_then(|chain| {
+            let owner =
+                u32::try_from(integer(row, 1)?).map_err(|_| place.corrupt("the owner is out of range"))?;
+            Ok(Scope { key: chain.key, owner, text: text(row, 2)?.to_owned() })
+        });
+        look(place, scope);
+        Ok(())
+    })
 }
 
 /// Deletes a chain from the directory.

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use bytes::Bytes;
 use rusqlite::params;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
@@ -19,8 +18,6 @@ const RANGE: &str = "SELECT key, hash, body FROM element WHERE key BETWEEN ?1 AN
 const HASHES: &str = "SELECT key, hash FROM element WHERE key BETWEEN ?1 AND ?2";
 const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
-/// The codec byte of an element that is stored as it is.
-const RAW: u8 = 0;
 /// Unwanted elements that a range scan reads over rather than starting anew behind them.
 const GAP: u32 = 8;
 
@@ -52,12 +49,12 @@ pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
     db.execute(DROP, keys_of(thread)).map(|_| ())
 }
 
-/// Deletes the elements of a space from one sequence number up to another, which stays.
-pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to: u32) -> Result<()> {
-    if from < to {
-        db.execute(DROP, [key_of(thread, space, from), key_of(thread, space, to - 1)])?;
+/// Deletes the elements of a space from one sequence number up to another, which stays. Answers how many there were.
+pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to: u32) -> Result<usize> {
+    if from >= to {
+        return Ok(0);
     }
-    Ok(())
+    db.execute(DROP, [key_of(thread, space, from), key_of(thread, space, to - 1)])
 }
 
 /// What a thread has already, for the writer.
@@ -107,15 +104,43 @@ impl Index {
         if seq >= SEQ_LIMIT {
             return Err(Error::InvalidInput("the thread cannot hold more elements".to_owned()));
         }
-        let mut body = Vec::with_capacity(element.bytes().len() + 1);
-        body.push(RAW);
-        body.extend_from_slice(element.bytes());
+        let body = db.pack(element.bytes())?;
         db.execute(ADD, params![key_of(thread, space, seq), element.hash(), body])?;
         counters.elements_stored.add(1);
+        counters.bytes_stored.add(element.bytes().len() as u64);
         self.seqs[space as usize].insert(*element.hash(), seq);
         self.next[space as usize] = seq + 1;
         Ok(seq)
     }
+}
+
+/// The table and key of an element.
+pub(crate) fn place(thread: ThreadKey, space: Space, seq: u32) -> Place {
+    Place::new("element", key_of(thread, space, seq))
+}
+
+/// The space and sequence number at a place of the table.
+pub(crate) fn space_of(place: Place) -> Option<(Space, u32)> {
+    let low = low_half(place.key);
+    Some((*SPACES.get((low / SEQ_LIMIT) as usize)?, low % SEQ_LIMIT))
+}
+
+/// Hands every element of a thread to `look`: its place in the database, and what it is or what is wrong with it.
+pub(crate) fn each(
+    db: &Db,
+    thread: ThreadKey,
+    mut look: impl FnMut(Place, Result<(Space, u32)>),
+) -> Result<()> {
+    db.each(RANGE, keys_of(thread), |row| {
+        let key = integer(row, 0)?;
+        let place = Place::new("element", key);
+        let found = located(key, blob(row, 1)?);
+        look(
+            place,
+            found.and_then(|(space, seq, hash)| decode(db, place, hash, blob(row, 2)?).map(|_| (space, seq))),
+        );
+        Ok(())
+    })
 }
 
 /// The elements of a thread that one read has loaded; each is read and checked once.
@@ -154,7 +179,7 @@ impl<'a> Elements<'a> {
             .flat_map(|run| run.seqs())
             .zip(self.get_all(Space::Chunks, &manifest.chunks)?)
         {
-            let place = Place::new("element", key_of(self.thread, Space::Chunks, seq));
+            let place = place(self.thread, Space::Chunks, seq);
             for run in chunk_runs(chunk.bytes()).map_err(|reason| place.corrupt(reason))? {
                 push_run(&mut runs, run);
             }
@@ -166,9 +191,10 @@ impl<'a> Elements<'a> {
     }
 
     fn loaded(&self, space: Space, seq: u32) -> Result<Element> {
-        self.loaded[space as usize].get(&seq).cloned().ok_or_else(|| {
-            Place::new("element", key_of(self.thread, space, seq)).corrupt("the row is missing")
-        })
+        self.loaded[space as usize]
+            .get(&seq)
+            .cloned()
+            .ok_or_else(|| place(self.thread, space, seq).corrupt("the row is missing"))
     }
 
     /// Reads what is not here yet. Runs that are near each other are read in one scan.
@@ -196,7 +222,7 @@ impl<'a> Elements<'a> {
                 let key = integer(row, 0)?;
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
                 if let Entry::Vacant(place) = loaded.entry(seq) {
-                    place.insert(decode(Place::new("element", key), hash, blob(row, 2)?)?);
+                    place.insert(decode(self.db, Place::new("element", key), hash, blob(row, 2)?)?);
                 }
                 Ok(())
             })?;
@@ -207,19 +233,15 @@ impl<'a> Elements<'a> {
 
 fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     let place = Place::new("element", key);
-    let low = low_half(key);
-    let space =
-        SPACES.get((low / SEQ_LIMIT) as usize).ok_or_else(|| place.corrupt("the key is out of range"))?;
+    let (space, seq) = space_of(place).ok_or_else(|| place.corrupt("the key is out of range"))?;
     let hash = hash.try_into().map_err(|_| place.corrupt("the hash does not have sixteen bytes"))?;
-    Ok((*space, low % SEQ_LIMIT, hash))
+    Ok((space, seq, hash))
 }
 
-fn decode(place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
-    let Some((&RAW, bytes)) = body.split_first() else {
-        return Err(place.corrupt("unknown codec"));
-    };
-    if Element::hash_of(bytes) != hash {
+pub(crate) fn decode(db: &Db, place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
+    let bytes = db.unpack(place, body)?;
+    if Element::hash_of(&bytes) != hash {
         return Err(place.corrupt("the element does not have its hash"));
     }
-    Ok(Element::from_checked(Bytes::copy_from_slice(bytes), hash))
+    Ok(Element::from_checked(bytes, hash))
 }

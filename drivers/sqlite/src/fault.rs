@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rusqlite::{Connection, ffi};
 
 #[path = "../tests/common/mod.rs"]
-mod common;
+pub(crate) mod common;
 mod tests;
 
 /// What a failing statement leaves behind.

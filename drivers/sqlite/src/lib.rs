@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod check;
 mod codec;
 mod commit;
 mod config;
@@ -9,8 +10,12 @@ mod error;
 mod extra;
 #[cfg(test)]
 mod fault;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod manifest;
 mod names;
+mod pack;
 mod read;
 mod reader;
 mod record;
@@ -21,10 +26,13 @@ pub mod schema;
 mod sql;
 mod stats;
 mod thread;
+mod train;
+mod used;
 mod value;
 mod view;
 mod writer;
 
+pub use check::Finding;
 pub use config::{Options, Synchronous};
 pub use saver::SqliteSaver;
 pub use stats::Stats;

@@ -3,7 +3,7 @@
 //! Rows that stay keep their ordinals, and what they refer to by sequence number stays where it is. Only rows that
 //! took something over from a changed one are written anew. At the end, elements that no row refers to are deleted.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use threadkeep::checkpoint::{CheckpointTuple, TaskWrites};
 use threadkeep::id::{CheckpointId, Namespace, TaskId, ThreadId};
@@ -12,12 +12,12 @@ use threadkeep::{Error, Result};
 
 use crate::commit::{Store, places};
 use crate::directory::{self, Chain, ThreadKey};
-use crate::element::{self, Elements, SPACES, Space};
-use crate::manifest::{Manifest, Run, SEQ_LIMIT};
-use crate::record::{CheckpointRecord, Entry, Form, Kept, NameKey, Ordinal, Rest, TaskRecord};
+use crate::element::{self, Elements};
+use crate::record::{CheckpointRecord, NameKey, Ordinal, TaskRecord};
 use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::thread::ThreadState;
+use crate::used::Used;
 use crate::view::{Channel, Read, View};
 
 /// A chain with all of its rows, oldest first.
@@ -109,11 +109,11 @@ impl Store {
             left |= !plan.is_empty();
             let mut elements = Elements::new(&self.db, key);
             for planned in plan.values() {
-                used.note(planned, &mut elements)?;
+                used.note(&planned.record, &planned.tasks, &mut elements)?;
             }
         }
         if left {
-            used.keep_only(&self.db, key)
+            used.keep_only(&self.db, key).map(|_| ())
         } else {
             element::drop_thread(&self.db, key)?;
             directory::drop_thread(&self.db, key)
@@ -279,63 +279,4 @@ fn applied(view: &View<'_>, read: &Read, parent: Option<&Read>) -> Result<Vec<Ta
 
 fn find(channels: &[Channel], name: NameKey) -> Option<&Channel> {
     channels.iter().find(|channel| channel.name == name)
-}
-
-/// The elements that rows refer to, by space. The checkpoints of a thread mostly name the same runs.
-#[derive(Default)]
-struct Used([HashSet<Run>; 3]);
-
-impl Used {
-    fn note(&mut self, planned: &Planned, elements: &mut Elements<'_>) -> Result<()> {
-        for (_, entry) in &planned.record.channels {
-            if let Entry::Own(_, Kept::Value(form) | Kept::Snapshot(form)) = entry {
-                self.form(form, elements)?;
-            }
-        }
-        for write in planned.tasks.iter().flat_map(|task| &task.writes) {
-            self.form(&write.value, elements)?;
-        }
-        if let Rest::Shared(seq) = planned.record.extra.rest {
-            self.add(Space::Metadata, [Run { start: seq, len: 1 }]);
-        }
-        for (_, manifest) in &planned.record.extra.maps {
-            self.manifest(Space::Metadata, manifest, elements)?;
-        }
-        Ok(())
-    }
-
-    fn form(&mut self, form: &Form, elements: &mut Elements<'_>) -> Result<()> {
-        match form {
-            Form::Plain(_) | Form::Tiny(_) => {}
-            Form::Shared(seq) => self.add(Space::Values, [Run { start: *seq, len: 1 }]),
-            Form::List(manifest) => self.manifest(Space::Values, manifest, elements)?,
-        }
-        Ok(())
-    }
-
-    fn manifest(&mut self, space: Space, manifest: &Manifest, elements: &mut Elements<'_>) -> Result<()> {
-        self.add(Space::Chunks, manifest.chunks.iter().copied());
-        let runs = elements.runs(manifest)?;
-        self.add(space, runs);
-        Ok(())
-    }
-
-    fn add(&mut self, space: Space, runs: impl IntoIterator<Item = Run>) {
-        self.0[space as usize].extend(runs);
-    }
-
-    /// Deletes what was not noted.
-    fn keep_only(self, db: &Db, thread: ThreadKey) -> Result<()> {
-        for (space, runs) in SPACES.into_iter().zip(self.0) {
-            let mut runs: Vec<Run> = runs.into_iter().collect();
-            runs.sort_unstable_by_key(|run| run.start);
-            let mut next = 0;
-            for run in runs {
-                element::drop_range(db, thread, space, next, run.start)?;
-                next = next.max(run.end());
-            }
-            element::drop_range(db, thread, space, next, SEQ_LIMIT)?;
-        }
-        Ok(())
-    }
 }

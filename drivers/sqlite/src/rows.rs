@@ -11,6 +11,8 @@ use crate::sql::{Db, blob, integer, optional_blob};
 
 const NEWEST_UP_TO: &str =
     "SELECT key, id, body, tasks FROM checkpoint WHERE key BETWEEN ?1 AND ?2 ORDER BY key DESC LIMIT ?3";
+const OLDEST_FIRST: &str =
+    "SELECT key, id, body, tasks FROM checkpoint WHERE key BETWEEN ?1 AND ?2 ORDER BY key";
 const ADD: &str = "INSERT INTO checkpoint (key, id, body) VALUES (?1, ?2, ?3)";
 const SET_TASKS: &str = "UPDATE checkpoint SET tasks = ?2 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE checkpoint SET body = ?2 WHERE key = ?1";
@@ -72,6 +74,19 @@ pub(crate) fn all(db: &Db, chain: ChainKey) -> Result<Vec<CheckpointRow>> {
     let mut rows = newest_up_to(db, chain, Ordinal::MAX, u32::MAX)?;
     rows.reverse();
     Ok(rows)
+}
+
+/// Hands every row of a chain to `look`, oldest first: its place in the database, and what it is or what is wrong with
+/// it.
+pub(crate) fn each(
+    db: &Db,
+    chain: ChainKey,
+    mut look: impl FnMut(Place, Result<CheckpointRow>),
+) -> Result<()> {
+    db.each(OLDEST_FIRST, [join_key(chain, 0), join_key(chain, Ordinal::MAX)], |row| {
+        look(Place::new("checkpoint", integer(row, 0)?), checkpoint(row));
+        Ok(())
+    })
 }
 
 /// The head of a chain.

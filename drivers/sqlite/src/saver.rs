@@ -16,6 +16,7 @@ use threadkeep::saver::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use crate::check::{self, Finding};
 use crate::commit::Work;
 use crate::config::Options;
 use crate::directory;
@@ -60,7 +61,7 @@ impl SqliteSaver {
         let db = Db::writer(path, options)?;
         let readers = Readers::open(path, options)?;
         let counters = Arc::<Counters>::default();
-        let (queue, thread) = writer::start(db, counters.clone())?;
+        let (queue, thread) = writer::start(db, (path, options), counters.clone())?;
         Ok(Self { path: path.to_owned(), readers, queue, writer: Mutex::new(Some(thread)), counters })
     }
 
@@ -95,7 +96,25 @@ impl SqliteSaver {
         self.counters.stats()
     }
 
-    async fn write(&self, work: Work) -> Result<()> {
+    /// Looks at every row of the database: checksums, references, what is referred to and missing, what is there and not
+    /// referred to. Answers what was found; nothing for a database that is whole. It is one long read; writers go on.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::Unavailable`] if the database cannot be read at all.
+    pub async fn check(&self) -> Result<Vec<Finding>> {
+        self.readers.run(check::check).await
+    }
+
+    /// Deletes what nothing refers to ([`Finding::orphan`]), in one transaction. A replaced special write leaves such a
+    /// value behind; nothing else does.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::Corrupt`] if a row is damaged: then nothing is deleted, for what it referred to is not known.
+    pub async fn sweep(&self) -> Result<()> {
+        self.write(Work::Sweep).await
+    }
+
+    pub(crate) async fn write(&self, work: Work) -> Result<()> {
         let (reply, outcome) = oneshot::channel();
         let command = Message::Work(Command { work, reply });
         self.queue.send(command).await.map_err(|_| unavailable(CLOSED))?;

@@ -1,6 +1,6 @@
 //! The tables, and the check that a file is ours.
 //!
-//! # On-disk format, version 1
+//! # On-disk format, version 2
 //!
 //! An SQLite database in WAL mode with [`APPLICATION_ID`] and, as `user_version`, the [`FORMAT_VERSION`].
 //!
@@ -10,6 +10,7 @@
 //! | `name` | number of the name | the text of a channel or node, and its checksum |
 //! | `checkpoint` | chain and ordinal | the checkpoint's id, a sealed body, and sealed: the tasks that ran from it |
 //! | `element` | thread, space and sequence number | a hash, and the bytes that have it |
+//! | `dictionary` | its number | a sealed dictionary, with which elements are compressed |
 //!
 //! ## Keys
 //!
@@ -39,8 +40,11 @@
 //!   value.
 //! * `tasks`: version byte, and of each task its id, node, index and writes (channel, whether it replaces, value). It is
 //!   added to when a task is stored; nothing else of a checkpoint ever changes.
-//! * `element`: a codec byte (0: as is) and the bytes. The hash is the first sixteen bytes of BLAKE3 of the bytes; it
-//!   is checked on every read.
+//! * `element`: a codec byte and the bytes: 0 as they are; 1 their number and a zstd frame of them; 2 the number of a
+//!   dictionary, their number and a zstd frame made with it. The hash is the first sixteen bytes of BLAKE3 of the bytes;
+//!   it is checked on every read.
+//!
+//! Version 1 had no table `dictionary`; a file of it gets one when it is opened.
 //!
 //! ## Values
 //!
@@ -58,7 +62,7 @@ use crate::error::{from_sqlite, unavailable};
 /// The `application_id` of our databases: `THKP`.
 pub const APPLICATION_ID: i32 = 0x5448_4b50;
 /// The newest format that this driver reads, and the one that it writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Large enough that messages of two kilobytes leave little of a page unused.
 const PAGE_SIZE: i64 = 16_384;
@@ -74,6 +78,9 @@ CREATE TABLE name (key INTEGER PRIMARY KEY, text TEXT NOT NULL, sum BLOB NOT NUL
 CREATE TABLE checkpoint (key INTEGER PRIMARY KEY, id BLOB NOT NULL, body BLOB NOT NULL, tasks BLOB) STRICT;
 CREATE TABLE element (key INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL) STRICT;
 ";
+/// What each version added to the one before it, from version 2 on.
+const MIGRATIONS: [&str; 1] =
+    ["CREATE TABLE dictionary (key INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;"];
 
 /// What a file is before we use it.
 enum Found {
@@ -103,23 +110,31 @@ pub(crate) fn prepare(conn: &Connection, store: &str) -> Result<()> {
     if journal != "wal" {
         return Err(unavailable(format!("{store}: the file system does not allow a write-ahead log")));
     }
-    if let Found::Empty = found {
+    if !matches!(found, Found::Ours(FORMAT_VERSION)) {
         conn.execute_batch("BEGIN IMMEDIATE").map_err(failed)?;
-        let created = create(conn, store);
-        let end = if created.is_ok() { "COMMIT" } else { "ROLLBACK" };
+        let migrated = migrate(conn, store);
+        let end = if migrated.is_ok() { "COMMIT" } else { "ROLLBACK" };
         let ended = conn.execute_batch(end).map_err(failed);
-        created.and(ended)?;
+        migrated.and(ended)?;
     }
     Ok(())
 }
 
-/// Creates the tables, unless somebody else did so since we looked.
-fn create(conn: &Connection, store: &str) -> Result<()> {
+/// Creates what is missing, unless somebody else did so since we looked.
+fn migrate(conn: &Connection, store: &str) -> Result<()> {
     let failed = |error| from_sqlite(store, &error);
-    if let Found::Empty = known(identify(conn).map_err(failed)?, store)? {
-        conn.execute_batch(TABLES).map_err(failed)?;
-        conn.pragma_update(None, "application_id", APPLICATION_ID).map_err(failed)?;
-        conn.pragma_update(None, "user_version", FORMAT_VERSION).map_err(failed)?;
+    let version = match known(identify(conn).map_err(failed)?, store)? {
+        Found::Empty => {
+            conn.execute_batch(TABLES).map_err(failed)?;
+            conn.pragma_update(None, "application_id", APPLICATION_ID).map_err(failed)?;
+            1
+        }
+        Found::Ours(version) => version,
+        Found::Foreign(_) => return Ok(()), // Refused by `known`.
+    };
+    for (to, migration) in (2..).zip(MIGRATIONS).filter(|(to, _)| *to > version) {
+        conn.execute_batch(migration).map_err(failed)?;
+        conn.pragma_update(None, "user_version", to).map_err(failed)?;
     }
     Ok(())
 }
@@ -140,7 +155,7 @@ fn identify(conn: &Connection) -> rusqlite::Result<Found> {
 
 fn known(found: Found, store: &str) -> Result<Found> {
     match found {
-        Found::Ours(FORMAT_VERSION) | Found::Empty => Ok(found),
+        Found::Ours(1..=FORMAT_VERSION) | Found::Empty => Ok(found),
         Found::Ours(version) if version > FORMAT_VERSION => {
             Err(Error::NewerFormat { store: store.to_owned(), found: version, supported: FORMAT_VERSION })
         }

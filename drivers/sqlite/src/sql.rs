@@ -1,14 +1,18 @@
 //! A connection: every statement that reads or writes rows goes through here.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
 
+use crate::codec::Place;
 use crate::config::Options;
 use crate::error::from_sqlite;
+use crate::pack::Packer;
 
 /// Page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16_384;
@@ -31,6 +35,7 @@ pub(crate) struct FailedCommit {
 pub(crate) struct Db {
     conn: Connection,
     store: Arc<str>,
+    packer: RefCell<Packer>,
     #[cfg(test)]
     faults: Option<Arc<crate::fault::Faults>>,
 }
@@ -64,6 +69,7 @@ impl Db {
         let db = Self {
             conn,
             store,
+            packer: RefCell::new(Packer::new(options.compression)),
             #[cfg(test)]
             faults: None,
         };
@@ -73,6 +79,24 @@ impl Db {
         db.pragma("cell_size_check", true)?;
         db.pragma("trusted_schema", false)?;
         Ok(db)
+    }
+
+    /// The bytes of an element as they are stored.
+    pub(crate) fn pack(&self, bytes: &[u8]) -> Result<Vec<u8>> {
+        self.packer.borrow_mut().pack(self, bytes)
+    }
+
+    /// The bytes of a stored element.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if they cannot be told.
+    pub(crate) fn unpack(&self, place: Place, body: &[u8]) -> Result<Bytes> {
+        self.packer.borrow_mut().unpack(self, place, body)
+    }
+
+    /// Looks for a dictionary again when something is packed the next time.
+    pub(crate) fn forget_dictionary(&self) {
+        self.packer.borrow_mut().forget();
     }
 
     fn pragma(&self, name: &str, value: impl rusqlite::ToSql) -> Result<()> {

@@ -15,6 +15,8 @@ pub struct Stats {
     pub elements_examined: u64,
     /// Elements that were stored.
     pub elements_stored: u64,
+    /// Bytes of elements that were stored, before they were compressed.
+    pub bytes_stored: u64,
 }
 
 /// A number that only grows.
@@ -26,7 +28,7 @@ impl Counter {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -38,6 +40,7 @@ pub(crate) struct Counters {
     pub(crate) transactions: Counter,
     pub(crate) elements_examined: Counter,
     pub(crate) elements_stored: Counter,
+    pub(crate) bytes_stored: Counter,
 }
 
 impl Counters {
@@ -47,6 +50,7 @@ impl Counters {
             transactions: self.transactions.get(),
             elements_examined: self.elements_examined.get(),
             elements_stored: self.elements_stored.get(),
+            bytes_stored: self.bytes_stored.get(),
         }
     }
 }

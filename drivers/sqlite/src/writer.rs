@@ -3,6 +3,7 @@
 //! All commands that wait when the lock is taken are committed together, with one flush. Each stands in a savepoint of
 //! its own, so that one which is refused leaves the others alone.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -10,9 +11,11 @@ use threadkeep::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::commit::{Store, Work};
+use crate::config::Options;
 use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
 use crate::sql::Db;
 use crate::stats::Counters;
+use crate::train::Trainer;
 
 /// Commands that may wait; further callers wait for their place.
 const QUEUE: usize = 1024;
@@ -43,10 +46,15 @@ pub(crate) struct Command {
 ///
 /// # Errors
 /// [`Error::Unavailable`] if the system starts no more threads.
-pub(crate) fn start(db: Db, counters: Arc<Counters>) -> Result<(mpsc::Sender<Message>, JoinHandle<()>)> {
+pub(crate) fn start(
+    db: Db,
+    (path, options): (&Path, &Options),
+    counters: Arc<Counters>,
+) -> Result<(mpsc::Sender<Message>, JoinHandle<()>)> {
     let (sender, queue) = mpsc::channel(QUEUE);
-    let writer =
-        Writer { store: Store::new(db, counters.clone()), counters, queue, poisoned: false, seen: None };
+    let trainer = Trainer::new(path.to_owned(), options.clone(), sender.downgrade());
+    let store = Store::new(db, counters.clone());
+    let writer = Writer { store, counters, queue, trainer, poisoned: false, seen: None };
     let thread = std::thread::Builder::new()
         .name("threadkeep-sqlite".to_owned())
         .spawn(move || writer.run())
@@ -58,6 +66,7 @@ struct Writer {
     store: Store,
     counters: Arc<Counters>,
     queue: mpsc::Receiver<Message>,
+    trainer: Trainer,
     /// A commit failed: what reached the disk is unknown.
     poisoned: bool,
     /// The data version at the last transaction.
@@ -103,6 +112,9 @@ impl Writer {
         }
         self.counters.commands.add(commands.len() as u64);
         let outcome = begun.and_then(|()| self.transaction(&commands));
+        if outcome.is_ok() {
+            self.trainer.look(&self.store.db, self.counters.bytes_stored.get());
+        }
         match outcome {
             Ok(results) => {
                 for (command, result) in commands.into_iter().zip(results) {

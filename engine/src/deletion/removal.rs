@@ -6,8 +6,6 @@ use super::lineage::{Lineage, place, sentinels};
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::error::{Error, Result};
-use crate::id::ChannelName;
-use crate::metadata::Counters;
 use crate::saver::{Place, Rewrite};
 
 /// The change that removes `remove`. A checkpoint that stays without its parent becomes a root; what it stored as
@@ -27,7 +25,7 @@ pub(super) fn removal(
         }
         let lost_parent = tuple.parent.is_some_and(|id| remove.contains(&(at.0.clone(), id)));
         if lost_parent {
-            root(lineage, tuple, &remove, table, &mut changed)?;
+            root(lineage, tuple, table, &mut changed)?;
         }
         let lost: Vec<_> =
             lineage.children(at).iter().filter(|child| remove.contains(&place(child))).collect();
@@ -54,11 +52,11 @@ fn entry<'c>(
     changed.entry(place(tuple)).or_insert_with(|| tuple.clone())
 }
 
-/// Makes a root of a checkpoint.
+/// Makes a root of a checkpoint. What was made from it counts on from the older snapshot: counters may say more than
+/// there is to replay, never less.
 fn root(
     lineage: &Lineage<'_>,
     tuple: &CheckpointTuple,
-    remove: &BTreeSet<Place>,
     table: &ChannelTable,
     changed: &mut BTreeMap<Place, CheckpointTuple>,
 ) -> Result<()> {
@@ -71,37 +69,10 @@ fn root(
         if let Some(entry) = root.checkpoint.channels.get_mut(channel) {
             entry.stored = Stored::Snapshot(value);
         }
-        if let Some(since) = root.metadata.counters.remove(channel) {
-            recount(lineage, tuple, remove, channel, since, changed);
-        }
+        root.metadata.counters.remove(channel);
     }
     let root = entry(changed, tuple);
     root.parent = None;
     root.checkpoint.applied.clear();
     Ok(())
-}
-
-/// Lets the checkpoints behind a new snapshot count from there.
-fn recount(
-    lineage: &Lineage<'_>,
-    root: &CheckpointTuple,
-    remove: &BTreeSet<Place>,
-    channel: &ChannelName,
-    since: Counters,
-    changed: &mut BTreeMap<Place, CheckpointTuple>,
-) {
-    let mut open = vec![root];
-    while let Some(tuple) = open.pop() {
-        for child in lineage.children(&place(tuple)) {
-            let stored = child.checkpoint.channels.get(channel).map(|entry| &entry.stored);
-            if remove.contains(&place(child)) || stored != Some(&Stored::Sentinel) {
-                continue;
-            }
-            if let Some(counters) = entry(changed, child).metadata.counters.get_mut(channel) {
-                counters.updates = counters.updates.saturating_sub(since.updates);
-                counters.supersteps = counters.supersteps.saturating_sub(since.supersteps);
-            }
-            open.push(child);
-        }
-    }
 }

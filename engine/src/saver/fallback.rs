@@ -1,11 +1,73 @@
 //! Plain versions of the harder saver methods, for a saver that has no better one yet.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::{ChannelHistory, CheckpointSelector, DeltaHistory, HistoryStep, Load, Saver, Seed};
-use crate::checkpoint::{ChannelEntry, CheckpointKey, Stored, TaskWrites};
+use super::{
+    ChannelHistory, CheckpointSelector, DeltaHistory, HistoryStep, ListQuery, Load, Saver, Seed, StepCommit,
+};
+use crate::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, TaskId};
+
+/// [`Saver::list`] out of all checkpoints of the query's thread.
+pub fn list(
+    checkpoints: impl IntoIterator<Item = CheckpointTuple>,
+    query: &ListQuery,
+) -> Vec<CheckpointTuple> {
+    let wanted = |tuple: &CheckpointTuple| {
+        query.namespace.as_ref().is_none_or(|only| *only == tuple.namespace)
+            && query.before.is_none_or(|before| tuple.checkpoint.id < before)
+            && tuple.metadata.matches(&query.filter)
+    };
+    let mut found: Vec<_> = checkpoints.into_iter().filter(wanted).collect();
+    found.sort_by_key(|tuple| Reverse(tuple.checkpoint.id));
+    found.truncate(query.limit.unwrap_or(usize::MAX));
+    found.into_iter().map(|tuple| query.load.of(tuple)).collect()
+}
+
+/// [`Saver::commit`] on whole checkpoints: with the head of the namespace, and with the parent if it is there. Returns
+/// the new checkpoint, and the parent with the rows of the step under it; both are to be stored in one change. That
+/// the new checkpoint is not there yet is for the caller to see.
+///
+/// # Errors
+/// As the method.
+pub fn commit(
+    step: StepCommit,
+    head: Option<CheckpointId>,
+    mut parent: Option<CheckpointTuple>,
+) -> Result<(CheckpointTuple, Option<CheckpointTuple>)> {
+    step.validate()?;
+    if head != step.expected_head {
+        let StepCommit { thread, namespace, expected_head: expected, .. } = step;
+        return Err(Error::Conflict { thread, namespace, expected, found: head });
+    }
+    if let (Some(checkpoint), None) = (step.parent, &parent) {
+        return Err(Error::NotFound { thread: step.thread, checkpoint });
+    }
+    let mut checkpoint = step.checkpoint.clone();
+    for (name, entry) in &mut checkpoint.channels {
+        if entry.stored == Stored::Held {
+            let held = parent.as_ref().and_then(|parent| parent.checkpoint.channels.get(name));
+            step.check_held(name, entry.version, held.map(|held| held.version))?;
+            entry.stored = held.map_or(Stored::Held, |held| held.stored.clone());
+        }
+    }
+    for task in &step.writes {
+        parent.as_mut().map(|parent| parent.put(task));
+    }
+    let rows = parent.as_ref().map_or(&[][..], |parent| &parent.writes);
+    if let Some(task) = checkpoint.applied.iter().find(|task| rows.iter().all(|row| row.task != **task)) {
+        return Err(Error::InvalidInput(format!(
+            "commit of checkpoint {} to thread {}: it applies task {task}, which has no writes under its parent",
+            checkpoint.id, step.thread
+        )));
+    }
+    let StepCommit { thread, namespace, parent: parent_id, metadata, .. } = step;
+    let new =
+        CheckpointTuple { thread, namespace, checkpoint, parent: parent_id, metadata, writes: Vec::new() };
+    Ok((new, parent))
+}
 
 /// [`Saver::delta_history`] by walking `get` and parent links: a round trip per ancestor.
 ///
@@ -92,6 +154,21 @@ impl<'a> HistoryWalk<'a> {
         Ok(self.open.is_empty())
     }
 
+    /// The channels whose path is not complete yet.
+    pub fn open(&self) -> impl Iterator<Item = &ChannelName> {
+        self.open.iter()
+    }
+
+    /// Completes the path of a channel by one that is known: `known` ends at the checkpoint that would be visited next.
+    pub fn join(&mut self, channel: &ChannelName, known: ChannelHistory) {
+        if self.open.remove(channel)
+            && let Some(history) = self.done.get_mut(channel)
+        {
+            history.seed = known.seed;
+            history.steps.extend(known.steps.into_iter().rev());
+        }
+    }
+
     /// Records the writes that `id` applied, out of the rows under its parent.
     ///
     /// # Errors
@@ -107,7 +184,8 @@ impl<'a> HistoryWalk<'a> {
         for channel in &self.open {
             let writes = tasks.iter().flat_map(|row| &row.writes).filter(|w| w.channel == *channel);
             if let Some(history) = self.done.get_mut(channel) {
-                history.steps.push(HistoryStep { checkpoint: id, writes: writes.cloned().collect() });
+                let writes = writes.cloned().collect();
+                history.steps.push(HistoryStep { checkpoint: id, tasks: applied.len(), writes });
             }
         }
         Ok(())

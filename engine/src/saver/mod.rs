@@ -44,6 +44,16 @@ impl Load {
             Self::Only(names) => names.contains(channel),
         }
     }
+
+    /// What a read with this load shows of a checkpoint.
+    pub fn of(&self, mut tuple: CheckpointTuple) -> CheckpointTuple {
+        for (name, entry) in &mut tuple.checkpoint.channels {
+            if !self.wants(name) {
+                entry.stored = Stored::Held;
+            }
+        }
+        tuple
+    }
 }
 
 /// Selects one checkpoint: by id, or the head (the greatest id of the namespace).
@@ -214,6 +224,8 @@ pub struct Seed {
 pub struct HistoryStep {
     /// The checkpoint.
     pub checkpoint: CheckpointId,
+    /// How many tasks it applied. None of a superstep: a checkpoint that repeats its parent.
+    pub tasks: usize,
     /// Its writes to the channel, in the order in which they were applied. Often none.
     pub writes: Vec<Write>,
 }

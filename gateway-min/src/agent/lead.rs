@@ -183,7 +183,8 @@ impl LeadAgent {
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
         conversation.push(answer.clone());
-        if let Verdict::Stop(finding) = self.loop_detection.assess(conversation) {
+        let verdict = self.loop_detection.assess(conversation);
+        if let Verdict::Stop(finding) = &verdict {
             answer = message::strip_tool_calls(&answer, &finding.stop_notice());
             conversation.pop();
             conversation.push(answer.clone());
@@ -195,7 +196,9 @@ impl LeadAgent {
             update.insert("title".to_owned(), json!(title));
         }
         session.usage.message(&answer);
+        session.journal.llm_error(&answer, self.model.name(), CALLER);
         session.journal.ai_response(&answer, CALLER, latency).await?;
+        session.journal.loop_detection(&verdict);
         let mut writes = Vec::new();
         for (channel, value) in &update {
             writes.push(session.writer.write(channel, value.clone(), false)?);
@@ -265,7 +268,8 @@ impl LeadAgent {
             made = title::by_model(config, model, conversation) => made,
         };
         if let Some(answer) = answer {
-            session.usage.record(model.name(), "middleware:title", &answer);
+            session.journal.llm_error(&answer, model.name(), title::CALLER);
+            session.usage.record(model.name(), title::CALLER, &answer);
         }
         Some(title)
     }
@@ -308,18 +312,29 @@ impl LeadAgent {
                 },
             };
             ends_run |= done.ends_run;
+            session.journal.delivered(done.message["name"].as_str().unwrap_or_default(), &done.written);
             let write = session.writer.write("messages", json!([done.message]), false)?;
             let result = messages_of(std::slice::from_ref(&write))?.pop().unwrap_or_default();
             session.journal.tool_result(&result).await?;
             session.usage.message(&result);
             session.frames.message(step, &task, None, &result);
-            let update = json!({ "messages": [result] });
+            results[task.index as usize] = Some(result.clone());
+            let mut writes = vec![write];
+            let mut update = Map::from_iter([("messages".to_owned(), json!([result]))]);
+            // The last one to finish is durable with the commit that follows at once.
+            let last = running.is_empty();
+            if last
+                && ends_run
+                && let Some(title) = self.title(session, conversation, true).await
+            {
+                writes.push(session.writer.write("title", json!(title), false)?);
+                update.insert("title".to_owned(), json!(title));
+            }
+            let update = Json::Object(update);
             session.frames.updates(TOOLS, &update);
             session.frames.task_ended(step, &task, Ok(&update));
-            results[task.index as usize] = Some(result);
-            // The last one to finish is durable with the commit that follows at once.
-            let durability = if running.is_empty() { Durability::WithCommit } else { Durability::Now };
-            session.writer.finish_task(task, vec![write], durability).await?;
+            let durability = if last { Durability::WithCommit } else { Durability::Now };
+            session.writer.finish_task(task, writes, durability).await?;
         }
         drop(running);
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };

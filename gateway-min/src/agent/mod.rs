@@ -3,11 +3,13 @@
 
 mod lead;
 mod prompt;
-mod title;
+pub(crate) mod title;
 mod usage;
 
 pub(crate) use lead::{Breakpoints, Ended, LeadAgent, Session};
 pub(crate) use usage::UsageLedger;
+
+use crate::runs::resume::ResumeError;
 
 /// Why an agent's run failed.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +29,9 @@ pub(crate) enum AgentError {
     /// The model cannot be built from its settings.
     #[error(transparent)]
     Model(#[from] crate::model::ModelError),
+    /// The thread does not wait for the value that the run resumes with.
+    #[error(transparent)]
+    Resume(ResumeError),
     /// The gateway is stopping.
     #[error("the gateway is stopping")]
     Stopping,
@@ -35,13 +40,22 @@ pub(crate) enum AgentError {
     Store(#[from] crate::store::StoreError),
 }
 
+impl From<ResumeError> for AgentError {
+    fn from(error: ResumeError) -> Self {
+        match error {
+            ResumeError::State(error) => Self::Engine(error),
+            refused => Self::Resume(refused),
+        }
+    }
+}
+
 impl AgentError {
     /// The class name that clients see in an `error` frame.
     pub(crate) fn class_name(&self) -> &'static str {
         match self {
             Self::Engine(error) => error.class_name(),
             Self::RecursionLimit(_) => "GraphRecursionError",
-            Self::UnknownNode(_) | Self::UnknownModel(_) | Self::Model(_) => "ValueError",
+            Self::UnknownNode(_) | Self::UnknownModel(_) | Self::Model(_) | Self::Resume(_) => "ValueError",
             Self::Stopping => "RuntimeError",
             Self::Store(_) => "RunStoreError",
         }

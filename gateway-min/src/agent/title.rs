@@ -6,6 +6,8 @@ use crate::config::Title;
 use crate::model::message::text;
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
 
+/// Who asks the model for a title.
+pub(crate) const CALLER: &str = "middleware:title";
 /// The longest title that is cut from the user's text, whatever `title.max_chars` says.
 const LOCAL_MAX_CHARS: usize = 50;
 /// The title of a conversation whose first message has no text.
@@ -13,8 +15,12 @@ const EMPTY_TITLE: &str = "New Conversation";
 
 /// Whether the conversation has had its first exchange and nothing more: one visible human message, and an answer.
 pub(crate) fn is_due(messages: &[Json]) -> bool {
-    let count = |kind: &str| messages.iter().filter(|m| m["type"] == kind).count();
-    count("human") == 1 && count("ai") >= 1
+    is_first_turn(messages) && messages.iter().any(|m| m["type"] == "ai")
+}
+
+/// Whether the user has written once, answered or not.
+pub(crate) fn is_first_turn(messages: &[Json]) -> bool {
+    messages.iter().filter(|m| m["type"] == "human").count() == 1
 }
 
 /// The title made of the first human message, without a model.
@@ -53,7 +59,7 @@ pub(crate) async fn by_model(
             config.max_words
         )),
         messages: vec![json!({ "type": "human", "content": excerpt.join("\n"), "id": "title" })],
-        caller: "middleware:title".to_owned(),
+        caller: CALLER.to_owned(),
         ..ModelRequest::default()
     };
     let mut assembler = ChunkAssembler::new(model.name());

@@ -3,20 +3,25 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
+use tokio::sync::watch;
 
 use crate::store::RunTotals;
 
+/// More tokens than any answer takes: a larger number is a server's fault, and must not make the sums overflow.
+const MOST: i64 = 1 << 40;
+
 /// Adds up the usage of model calls.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct UsageLedger {
     totals: RunTotals,
     by_model: BTreeMap<String, [i64; 3]>,
+    shown: watch::Sender<RunTotals>,
 }
 
 impl UsageLedger {
     /// Counts one answer of `model` to `caller` (`lead_agent`, `subagent...` or `middleware...`).
     pub(crate) fn record(&mut self, model: &str, caller: &str, answer: &Json) {
-        let tokens = |key: &str| answer["usage_metadata"][key].as_i64().unwrap_or(0).max(0);
+        let tokens = |key: &str| answer["usage_metadata"][key].as_i64().unwrap_or(0).clamp(0, MOST);
         let (input, output) = (tokens("input_tokens"), tokens("output_tokens"));
         let total = tokens("total_tokens").max(input + output);
         self.totals.llm_call_count += 1;
@@ -32,6 +37,7 @@ impl UsageLedger {
         for (sum, more) in by_model.iter_mut().zip([input, output, total]) {
             *sum += more;
         }
+        self.shown.send_replace(self.totals());
     }
 
     /// Counts a message of the conversation, and keeps the last answer's text.
@@ -45,6 +51,12 @@ impl UsageLedger {
             }
             _ => {}
         }
+        self.shown.send_replace(self.totals());
+    }
+
+    /// The sums as they change.
+    pub(crate) fn watch(&self) -> watch::Receiver<RunTotals> {
+        self.shown.subscribe()
     }
 
     /// The sums so far.
@@ -85,6 +97,18 @@ mod tests {
         assert_eq!(totals.llm_call_count, 4);
         assert_eq!(totals.token_usage_by_model["a"]["total_tokens"], 18);
         assert_eq!(totals.token_usage_by_model["b"]["total_tokens"], 10);
+    }
+
+    #[test]
+    fn absurd_numbers_do_not_overflow_the_sums() {
+        let mut ledger = UsageLedger::default();
+        let absurd = json!({"type": "ai", "usage_metadata": {
+            "input_tokens": i64::MAX, "output_tokens": i64::MAX, "total_tokens": u64::MAX}});
+        for _ in 0..3 {
+            ledger.record("a", "lead_agent", &absurd);
+        }
+        assert_eq!(ledger.totals().total_input_tokens, 3 * MOST);
+        assert_eq!(ledger.totals().total_tokens, 6 * MOST);
     }
 
     #[test]

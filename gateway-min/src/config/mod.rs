@@ -17,6 +17,8 @@ mod database;
 mod environment;
 mod error;
 mod find;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzing;
 mod handle;
 mod interpolate;
 mod models;
@@ -38,8 +40,8 @@ pub use database::{
 };
 pub use environment::Environment;
 pub use error::{
-    BOTH_CADENCE_KEYS, ConfigError, FLAT_CADENCE_KEY_IGNORED, Origin, Problem, flat_cadence_key_carried,
-    unknown_checkpoint_cache_type,
+    BOTH_CADENCE_KEYS, ConfigError, FLAT_CADENCE_KEY_IGNORED, Origin, Problem, SYNC_REDIS_CHECKPOINT_CACHE,
+    flat_cadence_key_carried, unknown_checkpoint_cache_type,
 };
 pub use find::{CONFIG_PATH_VARIABLE, PROJECT_ROOT_VARIABLE, STATE_DIR_VARIABLE};
 pub use handle::ConfigHandle;
@@ -55,6 +57,8 @@ pub use sections::{
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
 
 use find::Location;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use fuzzing::fuzz;
 use node::{Node, Report};
 
 /// The top-level keys that are read here. All others are kept in [`Config::extra`].

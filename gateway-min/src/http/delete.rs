@@ -60,7 +60,8 @@ async fn delete_thread(
     ApiPath(AnyThreadPath { thread_id }): ApiPath<AnyThreadPath>,
 ) -> Result<Json<Deleted>, ApiError> {
     // A task of its own: a client that leaves does not stop it half-way.
-    let task = tokio::spawn(async move { delete(&app, &thread_id).await });
+    let background = app.background.clone();
+    let task = background.spawn(async move { delete(&app, &thread_id).await });
     let message = task.await.map_err(|error| ApiError::internal(DELETE_FAILED, &error))??;
     Ok(Json(Deleted { success: true, message }))
 }
@@ -99,7 +100,7 @@ async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiErro
         // Such an id could name a directory outside.
         "Skipped local data cleanup for legacy thread ID".to_owned()
     };
-    let deleted = app.accessor().saver().delete_thread(thread).await;
+    let deleted = app.accessor().delete_thread(thread).await;
     deleted.map(|()| message).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
 }
 

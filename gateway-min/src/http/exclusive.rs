@@ -24,8 +24,8 @@ pub(crate) async fn exclusively<T: Send + 'static>(
     failed: &'static str,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let (app, thread) = (Arc::clone(app), thread.clone());
-    let task = tokio::spawn(async move {
+    let (background, app, thread) = (&app.background, Arc::clone(app), thread.clone());
+    let task = background.spawn(async move {
         let reserved = app.store.runs().reserve(thread.as_str(), WriterKind::CheckpointWrite).await;
         let reservation = reserved.map_err(|error| refused(&error, busy, failed))?;
         let result = {

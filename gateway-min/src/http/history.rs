@@ -138,7 +138,10 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     };
     let missing = turns::attribute(app, thread, &head, &mut messages).await?;
     first.values.insert(MESSAGES_CHANNEL.to_owned(), Value::Array(messages));
-    let note = missing.map(|missing| tokio::spawn(turns::note(Arc::clone(app), thread.clone(), missing)));
+    // The note can wait for a later reader; a stopping gateway cannot.
+    let missing = missing.filter(|_| !app.is_stopping());
+    let note =
+        missing.map(|missing| app.background.spawn(turns::note(Arc::clone(app), thread.clone(), missing)));
     Ok(Page { entries, note })
 }
 

@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
 use crate::runs::request::OnDisconnect;
+use crate::runs::resume::ResumeError;
 use crate::serialize;
 use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 
@@ -117,7 +118,8 @@ fn refused(error: CreateError) -> ApiError {
         CreateError::CheckpointNotFound(_) | CreateError::Store(StoreError::NotFound { .. }) => {
             ApiError::not_found(text)
         }
-        CreateError::CheckpointUnreadable(cause) => {
+        CreateError::Resume(ResumeError::NoAnswer(_)) => ApiError::bad_request(text),
+        CreateError::CheckpointUnreadable(cause) | CreateError::Resume(ResumeError::State(cause)) => {
             ApiError::internal("Failed to validate checkpoint", &cause)
         }
         // The texts of the two settings errors help the operator and hold no secret; others may quote a store.
@@ -126,7 +128,8 @@ fn refused(error: CreateError) -> ApiError {
         }
         CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
         CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
-        CreateError::Store(StoreError::Conflict { .. }) => ApiError::conflict(text),
+        CreateError::Store(StoreError::Conflict { .. })
+        | CreateError::Resume(ResumeError::NothingWaits(_)) => ApiError::conflict(text),
         CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
     }
 }

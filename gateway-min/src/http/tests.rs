@@ -1,6 +1,7 @@
 //! What shows only from inside: states that a run passes quickly, and what reading history notes behind its answer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
@@ -14,6 +15,8 @@ use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateSnapshot, Update};
 use threadkeep::step::StepWriter;
 use threadkeep::value::ChannelValue;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
 
 use super::history::{Page, ReadHistory, page};
@@ -259,6 +262,48 @@ async fn nothing_is_noted_on_a_head_with_tasks_left() {
         assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
         assert!(read.note.is_none());
     }
+}
+
+/// A note of the only turn, which waits for the thread.
+async fn held_note(gateway: &Gateway) -> (OwnedMutexGuard<()>, Page) {
+    gateway.record("r1", RunStatus::Success).await;
+    gateway.turn("r1").await;
+    let lock = gateway.app.locks.lock("t").await;
+    let read = gateway.page().await;
+    assert!(read.note.is_some());
+    while gateway.app.store.runs().active_for_thread("t").await.unwrap().is_none() {
+        tokio::task::yield_now().await;
+    }
+    (lock, read)
+}
+
+#[tokio::test]
+async fn a_stopping_gateway_waits_for_a_note_and_starts_none() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        let before = gateway.checkpoints().await.len();
+        let (lock, _) = held_note(&gateway).await;
+        let mut stopping = std::pin::pin!(gateway.app.stop_runs());
+        assert!(timeout(Duration::from_millis(50), &mut stopping).await.is_err(), "it did not wait");
+        let read = gateway.page().await;
+        assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
+        assert!(read.note.is_none(), "a note was started while the gateway stops");
+        drop(lock);
+        stopping.await;
+        let noted = gateway.checkpoints().await;
+        assert_eq!(noted.len(), before + 2, "the turn and the note");
+        assert!(noted[0].metadata.is_duration_only(), "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn a_note_that_does_not_come_to_its_end_holds_a_stopping_gateway_up_for_five_seconds() {
+    let gateway = Gateway::start("delta").await;
+    let (_lock, _) = held_note(&gateway).await;
+    tokio::time::pause();
+    let start = Instant::now();
+    gateway.app.stop_runs().await;
+    assert_eq!(start.elapsed().as_secs(), 5);
 }
 
 /// A card that shows one delegated task reads its events page by page.

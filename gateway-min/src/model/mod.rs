@@ -30,6 +30,8 @@ pub use crate::config::Secret;
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use openai::fuzz;
 pub use retry::{RetryingModel, Sleeper};
 pub use settings::{ModelKind, ModelSettings};
 

@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use super::bridge::Subscription;
 use super::frames::Frames;
-use super::request::{OnDisconnect, RunInput, RunRequest};
+use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
+use super::resume::{self, ResumeError};
 use super::worker::{self, AGENT_BINDING, RunSpec};
 use crate::agent::Breakpoints;
 use crate::app::App;
@@ -30,6 +31,9 @@ pub(crate) enum CreateError {
     /// The selected checkpoint could not be looked up.
     #[error("Failed to validate checkpoint")]
     CheckpointUnreadable(#[source] threadkeep::Error),
+    /// The thread does not wait for the value that the run resumes with.
+    #[error(transparent)]
+    Resume(ResumeError),
     /// The head, which would fill the empty event feed, cannot be read.
     #[error("{0}")]
     HeadUnreadable(threadkeep::Error),
@@ -59,7 +63,8 @@ pub(crate) struct Created {
 impl App {
     /// Admits a run on a thread and starts to work on it.
     ///
-    /// The order of checks is the reference's: checkpoint selector, event feed, admission. A caller that drops the
+    /// The order of checks is the reference's: checkpoint selector, event feed, admission; a value to resume with is
+    /// checked behind the selector. A caller that drops the
     /// future may have started the run all the same.
     pub(crate) async fn create_run(
         self: &Arc<Self>,
@@ -73,6 +78,9 @@ impl App {
         }
         if let Some(selected) = &request.checkpoint {
             self.check_selected(selected).await?;
+        }
+        if let RunInput::Resume(resume) = &request.input {
+            self.check_resume(thread_id, request.checkpoint.as_ref(), resume).await?;
         }
         self.seed_feed(thread_id).await?;
         if place == Place::Anywhere {
@@ -141,11 +149,7 @@ impl App {
                 after: request.options.interrupt_after,
             },
             checkpoint: request.checkpoint.map(|selected| selected.id),
-            input: match request.input {
-                RunInput::Values(values) => Some(values),
-                // The lead agent asks with a tool message that ends the run; an answer comes as a message of its own.
-                RunInput::Resume(_) | RunInput::Continue => None,
-            },
+            input: request.input,
             metadata: metadata.clone(),
         };
         let frames = Frames::new(publisher, request.options.stream_modes, &thread_id, metadata);
@@ -160,6 +164,27 @@ impl App {
         let found =
             self.accessor().saver().get(&selector).await.map_err(CreateError::CheckpointUnreadable)?;
         found.map(|_| ()).ok_or_else(|| CreateError::CheckpointNotFound(selected.id.to_string()))
+    }
+
+    /// Whether the thread waits for the value. As long as another run works on it, nobody can tell; and where the state
+    /// cannot be read, because of the gate for one, the run itself fails and says so.
+    async fn check_resume(
+        &self,
+        thread_id: &str,
+        selected: Option<&CheckpointKey>,
+        resume: &Resume,
+    ) -> Result<(), CreateError> {
+        if self.store.runs().active_for_thread(thread_id).await?.is_some() {
+            return Ok(());
+        }
+        let thread = ThreadId::from(thread_id);
+        let load = Load::Only([MESSAGES_CHANNEL.into()].into());
+        let state = self.accessor().get_loading(&thread, selected.map(|key| key.id), load).await;
+        let Ok(state) = state else { return Ok(()) };
+        match resume::resolve(&thread, state.as_ref(), resume) {
+            Ok(_) | Err(ResumeError::State(_)) => Ok(()),
+            Err(refused) => Err(CreateError::Resume(refused)),
+        }
     }
 
     /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows what was said

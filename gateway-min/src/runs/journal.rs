@@ -1,10 +1,15 @@
-//! The event feed of a run, written in batches.
+//! The event feed of a run, written in batches. Events of the run's end wait for [`Journal::close`], so that a feed
+//! that cannot be written does not keep the run from ending.
 
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
+use super::delivery::{Delivery, persistently};
+use crate::model::message;
 use crate::store::{NewEvent, Store, StoreError};
+use crate::tools::Changes;
+use crate::tools::loop_detection::Verdict;
 
 /// So many events are held back before they are written.
 const BATCH: usize = 20;
@@ -16,6 +21,7 @@ pub(crate) struct Journal {
     run_id: String,
     pending: Vec<NewEvent>,
     answers: Vec<String>,
+    delivery: Delivery,
 }
 
 impl Journal {
@@ -26,6 +32,7 @@ impl Journal {
             run_id: run_id.to_owned(),
             pending: Vec::new(),
             answers: Vec::new(),
+            delivery: Delivery::default(),
         }
     }
 
@@ -56,32 +63,85 @@ impl Journal {
         self.add(NewEvent::new("llm.tool.result", "message", message.clone())).await
     }
 
+    /// A model call failed for good; `answer` is the fallback in its place. Nothing of the request is in the event.
+    pub(crate) fn llm_error(&mut self, answer: &Json, model: &str, caller: &str) {
+        let Some(reason) = message::fallback_reason(answer) else { return };
+        let error_type = &answer["additional_kwargs"][message::ERROR_TYPE];
+        let content = json!({ "error_type": error_type, "reason": reason, "model": model });
+        let mut event = NewEvent::new("llm.error", "trace", content);
+        event.metadata.insert("caller".to_owned(), json!(caller));
+        self.hold(event);
+    }
+
+    /// What loop detection did about an answer of the lead agent, if anything. A warning is given once for what it is
+    /// about, because [`LoopDetection::assess`](crate::config::LoopDetection::assess) gives it once.
+    pub(crate) fn loop_detection(&mut self, verdict: &Verdict) {
+        let (action, finding) = match verdict {
+            Verdict::Proceed => return,
+            Verdict::Warn(finding) => ("warn", finding),
+            Verdict::Stop(finding) => ("hard_stop", finding),
+        };
+        let changes = json!({
+            "detection_layer": finding.layer.as_str(),
+            "tool_names": finding.tool_names,
+            "count": finding.count,
+            "threshold": finding.threshold,
+            "is_subagent": false,
+            "agent_id": null,
+        });
+        let content = json!({
+            "name": "LoopDetectionMiddleware", "hook": "after_model", "action": action, "changes": changes,
+        });
+        self.hold(NewEvent::new("middleware:loop_detection", "middleware", content));
+    }
+
     /// The ids of the answers so far.
     pub(crate) fn answers(&self) -> impl Iterator<Item = &str> {
         self.answers.iter().map(String::as_str)
     }
 
     /// The run reached its end.
-    pub(crate) async fn end(&mut self) -> Result<(), StoreError> {
-        self.add(NewEvent::new("run.end", "outputs", json!({}))).await
+    pub(crate) fn end(&mut self) {
+        self.hold(NewEvent::new("run.end", "outputs", json!({})));
     }
 
     /// The run failed.
-    pub(crate) async fn error(&mut self, name: &str, message: &str) -> Result<(), StoreError> {
-        self.add(NewEvent::new("run.error", "error", json!({ "name": name, "message": message }))).await
+    pub(crate) fn error(&mut self, name: &str, message: &str) {
+        self.hold(NewEvent::new("run.error", "error", json!({ "name": name, "message": message })));
     }
 
-    /// Writes what is held back, and the receipt of what the run delivered, which is written once.
-    pub(crate) async fn close(&mut self) -> Result<(), StoreError> {
-        self.flush().await?;
-        let receipt = json!({ "presented": false, "paths": [], "by_tool": {} });
-        let receipt = NewEvent::new("run.delivery", "outputs", receipt);
-        self.store.events().append_if_absent(&self.thread_id, &self.run_id, receipt).await?;
-        Ok(())
+    /// What the run changed in its thread's directory.
+    pub(crate) fn workspace_changes(&mut self, changes: &Changes) {
+        self.hold(NewEvent::new("workspace_changes", "workspace", json!(changes)));
+    }
+
+    /// A call of `tool` wrote these files, relative to the thread's directory.
+    pub(crate) fn delivered(&mut self, tool: &str, written: &[String]) {
+        self.delivery.add(tool, written);
+    }
+
+    /// Writes what is held back, and the receipt of what the run delivered, which is written once. A feed that cannot
+    /// be written does not keep a run from its end.
+    pub(crate) async fn close(&mut self) {
+        if let Err(error) = self.flush().await {
+            let (thread_id, run_id) = (&self.thread_id, &self.run_id);
+            tracing::error!(thread_id, run_id, %error, "the last events of the run are lost");
+        }
+        let receipt = NewEvent::new("run.delivery", "outputs", self.delivery.receipt());
+        let (events, thread_id, run_id) = (self.store.events(), &self.thread_id, &self.run_id);
+        let written = persistently(|| events.append_if_absent(thread_id, run_id, receipt.clone())).await;
+        if let Err(error) = written {
+            tracing::error!(thread_id, run_id, %error, "the receipt of the run is lost");
+        }
+    }
+
+    /// Takes an event of which nothing depends on being stored now: it is written with the next batch.
+    fn hold(&mut self, event: NewEvent) {
+        self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
     }
 
     async fn add(&mut self, event: NewEvent) -> Result<(), StoreError> {
-        self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
+        self.hold(event);
         if self.pending.len() >= BATCH { self.flush().await } else { Ok(()) }
     }
 

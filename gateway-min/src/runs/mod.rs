@@ -4,12 +4,18 @@ pub(crate) mod admission;
 pub mod bridge;
 mod cancel;
 pub(crate) mod control;
+pub(crate) mod delivery;
 pub(crate) mod duration;
 pub(crate) mod frames;
 #[cfg(test)]
 mod golden;
+pub(crate) mod interrupted_title;
 pub(crate) mod journal;
+pub(crate) mod progress;
 pub mod request;
+pub(crate) mod resume;
+#[cfg(test)]
+mod shape;
 #[cfg(test)]
 mod tests;
 pub(crate) mod worker;

@@ -46,10 +46,22 @@ impl fmt::Debug for RunRequest {
 pub enum RunInput {
     /// Writes to the channels of the thread. The messages among them are normalised and have ids.
     Values(Map<String, Value>),
-    /// The answer to an interrupt (`command.resume`).
-    Resume(Value),
+    /// The value of `command.resume`: the answer to what the thread waits for, and what that is decides what becomes of
+    /// it. At a question to the user it is the next human message; at a breakpoint it is kept as a pending write and the
+    /// run goes on; where nothing waits the run is refused.
+    Resume(Resume),
     /// Nothing: the run goes on from the checkpoint.
     Continue,
+}
+
+/// A value to resume with; never null.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resume {
+    /// As sent.
+    pub value: Value,
+    /// The messages that it stands for, normalised and with ids, if it is a text or an object with nothing but
+    /// `messages`.
+    pub messages: Option<Vec<Value>>,
 }
 
 /// What a run is configured with, beside its input. No credential is in here.

@@ -24,19 +24,25 @@ use crate::store::{
 };
 
 pub(super) struct Gateway {
-    app: Arc<App>,
+    pub(super) app: Arc<App>,
     dir: TempDir,
 }
 
 impl Gateway {
     pub(super) async fn start(mode: &str, script: &Json) -> Self {
+        Self::start_at(mode, 3, script).await
+    }
+
+    /// As [`Self::start`], at this cadence.
+    pub(super) async fn start_at(mode: &str, frequency: u64, script: &Json) -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
         let config = json!({
             "config_version": 49,
             "database": {"backend": "memory", "checkpoint_channel_mode": mode,
-                         "checkpoint_delta": {"snapshot_frequency": 3}},
+                         "checkpoint_delta": {"snapshot_frequency": frequency}},
             "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
+            "sandbox": {"use": "local", "allow_host_bash": true},
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
         let app = App::start(open(dir.path()), Arc::new(ModeRegister::new())).await.unwrap();
@@ -53,22 +59,22 @@ impl Gateway {
     }
 
     /// Runs to the end; returns the frames by name, and the row.
-    async fn run(&self, request: RunRequest) -> (Vec<(String, Json)>, RunRow) {
+    pub(super) async fn run(&self, request: RunRequest) -> (Vec<(String, Json)>, RunRow) {
         let created = self.create(request).await.unwrap();
         let frames = frames(created.stream).await;
         (frames, self.row(&created.run.run_id).await)
     }
 
-    async fn row(&self, run_id: &str) -> RunRow {
+    pub(super) async fn row(&self, run_id: &str) -> RunRow {
         self.app.run_ended(run_id).await;
         self.app.store.runs().get(run_id).await.unwrap().unwrap()
     }
 
-    async fn head(&self) -> Option<StateSnapshot> {
+    pub(super) async fn head(&self) -> Option<StateSnapshot> {
         self.app.accessor().get(&ThreadId::from("t"), None).await.unwrap()
     }
 
-    async fn history(&self) -> Vec<StateSnapshot> {
+    pub(super) async fn history(&self) -> Vec<StateSnapshot> {
         self.app.accessor().history(&ThreadId::from("t"), HistoryQuery::default()).await.unwrap()
     }
 
@@ -268,6 +274,7 @@ async fn a_question_to_the_user_ends_the_run() {
     let head = gateway.head().await.unwrap();
     assert_eq!(kinds(&head), ["human", "ai", "tool"]);
     assert!(head.next.is_empty());
+    assert_eq!(head.json("title").unwrap(), Some(json!("clarify")), "its answer begins a second turn");
 }
 
 #[tokio::test]

@@ -4,20 +4,26 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json};
+use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
-use threadkeep::state::{RollbackPoint, StateAccessor};
+use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 
 use super::control::RunGuard;
 use super::duration::{self, RunNotes};
 use super::frames::Frames;
+use super::interrupted_title;
 use super::journal::Journal;
+use super::progress;
+use super::request::RunInput;
+use super::resume::{self, Resumed};
 use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{
     CancelAction, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store, StoreError, ThreadStatus,
 };
+use crate::tools::Snapshot;
 
 /// Metadata key of the agent that a checkpoint belongs to.
 pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
@@ -33,8 +39,8 @@ const DIED: &str = "The gateway failed while it worked on this run; its log says
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,
     pub(crate) thread_id: String,
-    /// What the run brings with it, by channel; none continues what the thread is to run next.
-    pub(crate) input: Option<Map<String, Json>>,
+    /// What the run brings with it.
+    pub(crate) input: RunInput,
     /// The checkpoint to start from; none means the head.
     pub(crate) checkpoint: Option<CheckpointId>,
     pub(crate) model_name: Option<String>,
@@ -84,6 +90,7 @@ async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
         thread: ThreadId::from(spec.thread_id.as_str()),
         usage: UsageLedger::default(),
         rollback: None,
+        workspace: None,
         app: &app,
         spec: &spec,
         frames: &frames,
@@ -117,6 +124,8 @@ struct Worker<'a> {
     usage: UsageLedger,
     /// The state before the run; none as long as it is not captured, or if that failed.
     rollback: Option<RollbackPoint>,
+    /// The thread's files before the run; none as long as they were not looked at, or if that failed.
+    workspace: Option<Snapshot>,
 }
 
 impl Worker<'_> {
@@ -176,6 +185,7 @@ impl Worker<'_> {
             accessor.check(thread, spec.checkpoint).await?;
         }
         self.frames.metadata(&spec.run_id);
+        self.workspace = self.look_at_workspace().await;
         match accessor.capture(thread).await {
             Ok(point) => self.rollback = Some(point),
             Err(error) => {
@@ -185,6 +195,11 @@ impl Worker<'_> {
         let at = self.linearized(accessor).await?;
         let agent = self.app.lead_agent(spec).await?;
         let mut writer = StepWriter::open(accessor, thread, at).await?;
+        let input = self.input(accessor, writer.state()).await?;
+        let (store, run_id) = (&self.app.store, &spec.run_id);
+        let progress = progress::report(self.usage.watch(), self.app.progress_every, |totals| async move {
+            store.runs().progress(run_id, &totals).await.map(|_| ())
+        });
         let mut session = Session {
             run_id: &spec.run_id,
             writer: &mut writer,
@@ -196,7 +211,33 @@ impl Worker<'_> {
             recursion_limit: spec.recursion_limit,
             breakpoints: spec.breakpoints.clone(),
         };
-        agent.run(&mut session, spec.input.clone()).await
+        tokio::select! {
+            biased;
+            ended = agent.run(&mut session, input) => ended,
+            never = progress => match never {},
+        }
+    }
+
+    /// What the agent starts with, by channel; none goes on with what the thread is to run next.
+    async fn input(
+        &self,
+        accessor: &StateAccessor,
+        state: Option<&StateSnapshot>,
+    ) -> Result<Option<Map<String, Json>>, AgentError> {
+        let resume = match &self.spec.input {
+            RunInput::Values(values) => return Ok(Some(values.clone())),
+            RunInput::Continue => return Ok(None),
+            RunInput::Resume(resume) => resume,
+        };
+        match resume::resolve(&self.thread, state, resume)? {
+            Resumed::Answer(messages) => {
+                Ok(Some(Map::from_iter([(MESSAGES_CHANNEL.to_owned(), messages.into())])))
+            }
+            Resumed::GoOn(state) => {
+                resume::keep(accessor, state, &resume.value).await?;
+                Ok(None)
+            }
+        }
     }
 
     /// The checkpoint to open: none if it is the head, be it because the selected state was put onto the head.
@@ -219,20 +260,21 @@ impl Worker<'_> {
             Outcome::Cancelled => self.cancelled(accessor).await?,
             Outcome::Failed { name, message } => {
                 self.frames.error(name, &message);
-                self.journal.error(name, &message).await?;
+                self.journal.error(name, &message);
                 End { status: RunStatus::Error, error: Some(message), stop_reason: None }
             }
             Outcome::Ended { stop_reason, fallback: None } => {
-                self.journal.end().await?;
+                self.journal.end();
                 End { status: RunStatus::Success, error: None, stop_reason }
             }
             Outcome::Ended { stop_reason, fallback: Some(reason) } => {
                 let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
-                self.journal.error("LLMProviderError", &reason).await?;
+                self.journal.error("LLMProviderError", &reason);
                 End { status: RunStatus::Error, error: Some(reason), stop_reason }
             }
         };
-        self.journal.close().await?;
+        self.note_workspace_changes().await;
+        self.journal.close().await;
         if let FinishOutcome::CancelRequested(_) = self.end_row(&end).await? {
             end = self.cancelled(accessor).await?;
             self.end_row(&end).await?;
@@ -241,7 +283,7 @@ impl Worker<'_> {
             if end.status == RunStatus::Success {
                 self.note_duration(accessor, started).await;
             }
-            self.copy_title(accessor).await;
+            self.settle_title(accessor, &end).await;
         }
         let status = match end.status {
             RunStatus::Success => ThreadStatus::Idle,
@@ -249,6 +291,26 @@ impl Worker<'_> {
             _ => ThreadStatus::Error,
         };
         self.app.store.threads().set_status(&self.spec.thread_id, status).await
+    }
+
+    /// The files of the thread now. A failure costs the summary of their changes, nothing else.
+    async fn look_at_workspace(&self) -> Option<Snapshot> {
+        let root = self.app.thread_dir(&self.spec.thread_id);
+        let taken = tokio::task::spawn_blocking(move || Snapshot::take(&root)).await;
+        let taken = taken.unwrap_or_else(|error| Err(error.into()));
+        let run_id = &self.spec.run_id;
+        taken
+            .inspect_err(|error| tracing::warn!(run_id, %error, "the thread's files cannot be looked at"))
+            .ok()
+    }
+
+    /// Tells what the run changed in the thread's directory; a run that changed nothing says nothing.
+    async fn note_workspace_changes(&mut self) {
+        let Some(before) = self.workspace.take() else { return };
+        let Some(after) = self.look_at_workspace().await else { return };
+        if let Some(changes) = before.changes(&after) {
+            self.journal.workspace_changes(&changes);
+        }
     }
 
     /// Carries out a cancellation: an interrupted run leaves what it committed, a rolled back one the state before it.
@@ -279,7 +341,7 @@ impl Worker<'_> {
     async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
         let error = (action == CancelAction::Rollback).then(|| ROLLED_BACK.to_owned());
         let status = if error.is_some() { RunStatus::Error } else { RunStatus::Interrupted };
-        self.journal.close().await?;
+        self.journal.close().await;
         self.end_row(&End { status, error, stop_reason: None }).await?;
         Ok(())
     }
@@ -313,18 +375,24 @@ impl Worker<'_> {
         }
     }
 
-    /// Copies the title of the state to the thread's display name.
-    async fn copy_title(&self, accessor: &StateAccessor) {
+    /// Gives an interrupted or failed first turn its title, and copies the title of the state to the thread's display
+    /// name.
+    async fn settle_title(&self, accessor: &StateAccessor, end: &End) {
         let load = Load::Only([ChannelName::from("title")].into());
-        let copied = async {
+        let settled = async {
+            // What was rolled back is as it was before the run.
+            if end.status != RunStatus::Success && end.error.as_deref() != Some(ROLLED_BACK) {
+                let config = self.app.config.current_async().await;
+                interrupted_title::write(accessor, &self.thread, &config.title).await?;
+            }
             let state = accessor.get_loading(&self.thread, None, load).await.map_err(AgentError::from)?;
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
                 self.app.store.threads().set_display_name(&self.spec.thread_id, Some(&title)).await?;
             }
             Ok::<_, AgentError>(())
         };
-        if let Err(error) = copied.await {
-            tracing::warn!(thread_id = self.spec.thread_id, %error, "the title was not copied to the thread");
+        if let Err(error) = settled.await {
+            tracing::warn!(thread_id = self.spec.thread_id, %error, "the title was not settled");
         }
     }
 }

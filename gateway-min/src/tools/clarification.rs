@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, parse};
 
+/// The tool's name.
+pub(crate) const ASK_CLARIFICATION: &str = "ask_clarification";
+
 pub(super) struct AskClarification;
 
 #[derive(Deserialize)]
@@ -19,7 +22,7 @@ struct Args {
 impl Tool for AskClarification {
     fn spec(&self) -> ToolSpec {
         ToolSpec {
-            name: "ask_clarification".to_owned(),
+            name: ASK_CLARIFICATION.to_owned(),
             description: "Asks the user a question and ends your work until they answer. Use it when you \
                           cannot go on without information only the user has, not to ask for approval of \
                           obvious steps."

@@ -148,8 +148,9 @@ impl Tool for WriteFile {
         let WriteArgs { path, content } = parse(args)?;
         let root = context.root.clone();
         blocking(move || {
-            Workspace::open(&root)?.write(&path, content.as_bytes())?;
-            Ok(ToolOutput::text(format!("Wrote {} bytes to {path}", content.len())))
+            let written = Workspace::open(&root)?.write(&path, content.as_bytes())?;
+            let text = format!("Wrote {} bytes to {path}", content.len());
+            Ok(ToolOutput { written: vec![written], ..ToolOutput::text(text) })
         })
         .await
     }
@@ -199,13 +200,14 @@ impl Tool for StrReplace {
         let root = context.root.clone();
         blocking(move || {
             let mut count = 0;
-            Workspace::open(&root)?.edit(&args.path, |content| {
+            let written = Workspace::open(&root)?.edit(&args.path, |content| {
                 let (changed, replaced) = replace(content, &args)?;
                 count = replaced;
                 Ok(changed)
             })?;
             let times = if count == 1 { "occurrence" } else { "occurrences" };
-            Ok(ToolOutput::text(format!("Replaced {count} {times} in {}", args.path)))
+            let text = format!("Replaced {count} {times} in {}", args.path);
+            Ok(ToolOutput { written: vec![written], ..ToolOutput::text(text) })
         })
         .await
     }

@@ -27,9 +27,11 @@ use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub(crate) use self::clarification::ASK_CLARIFICATION;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
 pub use toolbox::{ToolAnswer, Toolbox};
+pub(crate) use workspace::snapshot::{Changes, Snapshot};
 
 /// How many characters of a tool's output go into the conversation, unless the tool has a limit of its own.
 pub const DEFAULT_OUTPUT_MAX_CHARS: usize = 12_000;
@@ -76,6 +78,8 @@ pub struct ToolOutput {
     pub artifact: Value,
     /// More data for the program: the message's `additional_kwargs`.
     pub additional_kwargs: Map<String, Value>,
+    /// The files that the call wrote, relative to the thread's directory.
+    pub written: Vec<String>,
     /// Whether the run ends with this call, because a person must act next.
     pub ends_run: bool,
 }
@@ -88,6 +92,7 @@ impl ToolOutput {
             status: ToolStatus::Success,
             artifact: Value::Null,
             additional_kwargs: Map::new(),
+            written: Vec::new(),
             ends_run: false,
         }
     }

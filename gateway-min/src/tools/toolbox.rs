@@ -26,6 +26,8 @@ pub struct Toolbox {
 pub struct ToolAnswer {
     /// The tool message for the conversation.
     pub message: Value,
+    /// The files that the call wrote, relative to the thread's directory.
+    pub written: Vec<String>,
     /// Whether the run ends here.
     pub ends_run: bool,
 }
@@ -100,7 +102,7 @@ impl Toolbox {
         let mut message = tool_result(call, output.status, output::cut(output.content, max_chars));
         message["artifact"] = output.artifact;
         message["additional_kwargs"] = Value::Object(output.additional_kwargs);
-        ToolAnswer { message, ends_run: output.ends_run }
+        ToolAnswer { message, written: output.written, ends_run: output.ends_run }
     }
 
     fn unknown(&self, name: &str) -> ToolError {

@@ -253,3 +253,44 @@ async fn a_tool_that_is_cancelled_at_work_is_stopped_and_the_next_request_to_the
         );
     }
 }
+
+/// The first turn: nobody has made a title yet.
+#[tokio::test]
+async fn an_interrupted_and_a_failed_first_turn_have_a_title_that_a_restart_keeps() {
+    for mode in MODES {
+        let name = format!("untitled-{mode}");
+        let gateway = Setup { script: script(&name), ..Setup::on("sqlite", mode) }.start().await;
+        for thread in ["cancelled", "failed"] {
+            gateway.create(thread).await;
+        }
+        let run = gateway.start_run("cancelled", "work for me").await;
+        gate(&name).reached().await;
+        let stop = format!("/api/threads/cancelled/runs/{run}/cancel?wait=true");
+        assert_eq!(gateway.call(Method::POST, &stop, None).await.status, 204);
+        let mut body = question("work and fail");
+        body["config"] = json!({"recursion_limit": 1});
+        let failed = gateway.post("/api/threads/failed/runs/wait", body).await.ok();
+        assert_eq!(failed["status"], "error");
+
+        let titles = ["work for me", "work and fail"];
+        let before = [gateway.state("cancelled").await, gateway.state("failed").await];
+        let gateway = gateway.reopen(mode).await;
+        for ((thread, title), before) in ["cancelled", "failed"].into_iter().zip(titles).zip(&before) {
+            let state = gateway.state(thread).await;
+            assert_eq!(&state, before, "{mode} {thread}");
+            assert_eq!(state["values"]["title"], title);
+            let found = gateway.post("/api/threads/search", json!({"ids": [thread]})).await.ok();
+            assert_eq!(found[0]["values"]["title"], title);
+        }
+        assert_eq!((&before[0]["next"], &before[1]["next"]), (&json!(["model"]), &json!(["tools"])));
+        assert_eq!(gateway.get("/api/threads/cancelled").await.ok()["status"], "interrupted");
+        assert_eq!(gateway.get("/api/threads/failed").await.ok()["status"], "error");
+
+        gateway.ask("cancelled", "something else").await;
+        let state = gateway.state("cancelled").await;
+        assert_eq!(
+            (texts(&state).last(), &state["values"]["title"]),
+            (Some(&"You said: something else"), &json!(titles[0]))
+        );
+    }
+}

@@ -70,8 +70,16 @@ async fn the_events_of_a_run_follow_its_steps_and_say_how_it_ended() {
 
             let run = gateway.ask("t", "fail").await;
             let found = events(&gateway, "t", &run, "").await;
-            let expected = ["run.start", "llm.human.input", "llm.ai.response", "run.error", "run.delivery"];
+            let expected =
+                ["run.start", "llm.human.input", "llm.error", "llm.ai.response", "run.error", "run.delivery"];
             assert_eq!(types(&found), expected, "the answer in its place is an answer");
+            assert_eq!(
+                (&found[2]["category"], &found[2]["metadata"]),
+                (&json!("trace"), &json!({"caller": "lead_agent"}))
+            );
+            let reason = "model `m`: request refused: no such model (attempts: 1)";
+            let content = json!({"error_type": "rejected", "reason": reason, "model": "m"});
+            assert_eq!(found[2]["content"], content);
             all.extend(found);
 
             let mut body = question("loop");
@@ -102,6 +110,93 @@ async fn the_events_of_a_run_follow_its_steps_and_say_how_it_ended() {
             assert_eq!(numbers(&all), expected, "{mode} {store}: one sequence over the runs of the thread");
         }
     }
+}
+
+/// The content of the events of this type, each with the number of answers before it.
+fn contents<'a>(events: &'a [Value], event_type: &str) -> Vec<(usize, &'a Value)> {
+    let mut answers = 0;
+    let mut found = Vec::new();
+    for event in events {
+        answers += usize::from(event["event_type"] == "llm.ai.response");
+        if event["event_type"] == event_type {
+            found.push((answers, &event["content"]));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn loop_detection_notes_its_warning_and_its_stop_and_no_arguments() {
+    let noted = |action: &str, layer: &str, tools: &[&str], count: u64| {
+        json!({
+            "name": "LoopDetectionMiddleware", "hook": "after_model", "action": action,
+            "changes": {
+                "detection_layer": layer, "tool_names": tools, "count": count, "threshold": count,
+                "is_subagent": false, "agent_id": null,
+            },
+        })
+    };
+    let script = json!({"rules": [
+        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [
+            {"tool_calls": [{"name": "ls", "args": {"path": "PRIVATE"}}, {"name": "glob", "args": {"pattern": "PRIVATE"}}]},
+        ]},
+        {"when": {"contains": ["often"]}, "answers": [
+            {"tool_calls": [{"name": "ls", "args": {"path": "1"}}]}, {"tool_calls": [{"name": "ls", "args": {"path": "2"}}]},
+            {"text": "enough"},
+        ]},
+        {"answers": [{"text": "fine"}]},
+    ]});
+    for mode in MODES {
+        let setup = Setup { mode, script: script.clone(), ..Setup::default() };
+        let overrides = json!({"ls": {"warn": 2, "hard_limit": 9}});
+        let sections = json!({"loop_detection": {"tool_freq_overrides": overrides}});
+        let gateway = Setup { sections, ..setup.clone() }.start().await;
+        gateway.create("t").await;
+        let run = gateway.ask("t", "often").await;
+        let found = events(&gateway, "t", &run, "").await;
+        let frequent = noted("warn", "tool_frequency", &["ls"], 2);
+        assert_eq!(contents(&found, "middleware:loop_detection"), [(2, &frequent)]);
+        assert_eq!(gateway.run("t", &run).await["stop_reason"], Value::Null);
+
+        let gateway = setup.clone().start().await;
+        gateway.create("t").await;
+        let run = gateway.ask("t", "loop").await;
+        let found = events(&gateway, "t", &run, "").await;
+        let warned = noted("warn", "identical_call_set", &["glob", "ls"], 3);
+        let stopped = noted("hard_stop", "identical_call_set", &["glob", "ls"], 5);
+        assert_eq!(contents(&found, "middleware:loop_detection"), [(3, &warned), (5, &stopped)], "{mode}");
+        let filtered = events(&gateway, "t", &run, "?event_types=middleware:loop_detection").await;
+        assert_eq!(filtered.len(), 2);
+        assert!(
+            filtered.iter().all(|event| event["category"] == "middleware" && event["metadata"] == json!({}))
+        );
+        assert!(!json!(filtered).to_string().contains("PRIVATE"));
+        assert_eq!(gateway.run("t", &run).await["stop_reason"], "loop_capped");
+
+        let sections = json!({"loop_detection": {"enabled": false}});
+        let gateway = Setup { sections, ..setup }.start().await;
+        gateway.create("t").await;
+        let run = gateway.ask("t", "loop").await;
+        assert_eq!(contents(&events(&gateway, "t", &run, "").await, "middleware:loop_detection"), []);
+    }
+}
+
+#[tokio::test]
+async fn a_title_that_the_model_fails_to_give_is_an_error_of_its_own_caller_and_not_of_the_run() {
+    let script = json!({"rules": [
+        {"when": {"caller": "middleware:title"}, "answers": [{"error": {"kind": "fatal", "message": "no titles"}}]},
+        {"answers": [{"text": "fine"}]},
+    ]});
+    let sections = json!({"title": {"model_name": "m"}});
+    let gateway = Setup { script, sections, ..Setup::default() }.start().await;
+    gateway.create("t").await;
+    let run = gateway.ask("t", "hello").await;
+    let found = events(&gateway, "t", &run, "?event_types=llm.error,run.error").await;
+    assert_eq!(types(&found), ["llm.error"]);
+    assert_eq!(found[0]["metadata"], json!({"caller": "middleware:title"}));
+    assert_eq!(found[0]["content"]["reason"], "model `m`: request refused: no titles (attempts: 1)");
+    assert_eq!(gateway.run("t", &run).await["status"], "success");
+    assert_eq!(gateway.state("t").await["values"]["title"], "hello", "made of the question");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,12 +1,12 @@
 //! What a run starts from: its input, and the checkpoint that it resumes from.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use threadkeep::channel::{MESSAGES_CHANNEL, normalize_message};
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{IdSource, Namespace, ThreadId};
 
 use crate::http::error::ApiError;
-use crate::runs::request::RunInput;
+use crate::runs::request::{Resume, RunInput};
 
 /// Keys of a message's `additional_kwargs` that the gateway sets, and no client may forge: the run that a message
 /// belongs to, and its place in the event feed.
@@ -19,23 +19,45 @@ impl RunInput {
         command: Option<Map<String, Value>>,
         ids: &IdSource,
     ) -> Result<Self, ApiError> {
-        if let Some(answer) = command.and_then(|mut command| command.remove("resume")) {
-            return Ok(Self::Resume(answer));
+        match command.and_then(|mut command| command.remove("resume")) {
+            None => {}
+            Some(Value::Null) => return Ok(Self::Continue),
+            Some(value) => return Ok(Self::Resume(Resume { messages: answer(&value, ids)?, value })),
         }
         let Some(mut input) = input else { return Ok(Self::Continue) };
-        let messages = match input.remove(MESSAGES_CHANNEL) {
-            None | Some(Value::Null) => return Ok(Self::Values(input)),
-            Some(Value::Array(messages)) => messages,
-            Some(message) => vec![message],
-        };
-        let messages = messages.into_iter().enumerate().map(|(index, message)| {
-            normalize_message(without_server_owned(message), ids).map_err(|error| {
-                ApiError::bad_request(format!("Invalid message at input.messages[{index}]: {error}"))
-            })
-        });
-        input.insert(MESSAGES_CHANNEL.to_owned(), messages.collect::<Result<_, _>>()?);
+        if let Some(sent) = input.remove(MESSAGES_CHANNEL).filter(|sent| !sent.is_null()) {
+            input.insert(MESSAGES_CHANNEL.to_owned(), messages("input.messages", sent, ids)?.into());
+        }
         Ok(Self::Values(input))
     }
+}
+
+/// The messages that a value to resume with stands for, if it can be the answer to a question.
+fn answer(value: &Value, ids: &IdSource) -> Result<Option<Vec<Value>>, ApiError> {
+    match value {
+        Value::String(_) => {
+            let text = json!({ "type": "human", "content": value });
+            messages("command.resume", text, ids).map(Some)
+        }
+        Value::Object(fields) if fields.len() == 1 => {
+            let sent = fields.get(MESSAGES_CHANNEL).filter(|sent| !sent.is_null());
+            sent.map(|sent| messages("command.resume.messages", sent.clone(), ids)).transpose()
+        }
+        _ => Ok(None),
+    }
+}
+
+/// One message or a list of them, normalised and with ids. `place` is where they were sent.
+fn messages(place: &str, sent: Value, ids: &IdSource) -> Result<Vec<Value>, ApiError> {
+    let list = match sent {
+        Value::Array(messages) => messages,
+        message => vec![message],
+    };
+    let normalised = list.into_iter().enumerate().map(|(index, message)| {
+        normalize_message(without_server_owned(message), ids)
+            .map_err(|error| ApiError::bad_request(format!("Invalid message at {place}[{index}]: {error}")))
+    });
+    normalised.collect()
 }
 
 fn without_server_owned(mut message: Value) -> Value {

@@ -471,12 +471,51 @@ async fn a_malformed_message_is_named_by_its_place() {
 
 #[test]
 fn an_answer_replaces_the_input() {
-    for answer in [json!({"choice": 1}), json!("yes"), Value::Null] {
-        let run = request(&json!({"command": {"resume": answer}, "input": {"messages": [3]}}));
-        assert_eq!(run.input, RunInput::Resume(answer));
+    let resumed =
+        |answer: &Value| match request(&json!({"command": {"resume": answer}, "input": {"messages": [3]}}))
+            .input
+        {
+            RunInput::Resume(resume) => {
+                assert_eq!(resume.value, *answer);
+                resume.messages
+            }
+            other => panic!("{answer}: {other:?}"),
+        };
+    for opaque in [
+        json!({"choice": 1}),
+        json!(true),
+        json!(["a"]),
+        json!({"messages": null}),
+        json!({"messages": [], "x": 1}),
+    ] {
+        assert_eq!(resumed(&opaque), None, "{opaque}");
     }
+    let sent =
+        json!({"role": "user", "content": "blue", "id": "m", "additional_kwargs": {"run_id": "forged"}});
+    for answer in
+        [json!("blue"), json!({"messages": "blue"}), json!({"messages": [sent]}), json!({"messages": sent})]
+    {
+        let messages = resumed(&answer).unwrap();
+        assert_eq!(messages.len(), 1);
+        assert_eq!(
+            (&messages[0]["type"], &messages[0]["content"]),
+            (&json!("human"), &json!("blue")),
+            "{answer}"
+        );
+        assert!(messages[0]["id"].is_string() && messages[0]["additional_kwargs"].get("run_id").is_none());
+    }
+    let nothing = request(&json!({"command": {"resume": null}, "input": {"messages": [3]}}));
+    assert_eq!(nothing.input, RunInput::Continue);
     let run = request(&json!({"command": {"goto": "model"}, "input": {"title": "T"}}));
     assert_eq!(run.input, RunInput::Values(map(json!({"title": "T"}))));
+}
+
+#[tokio::test]
+async fn a_malformed_message_in_an_answer_is_a_400_with_its_place() {
+    let error = try_request(&json!({"command": {"resume": {"messages": ["ok", 3]}}}), LIMITS).unwrap_err();
+    let (status, body) = answer(error).await;
+    let detail = body["detail"].as_str().unwrap();
+    assert!(status == 400 && detail.starts_with("Invalid message at command.resume.messages[1]: "), "{body}");
 }
 
 #[test]

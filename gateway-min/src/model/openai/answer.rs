@@ -82,8 +82,8 @@ impl AnswerParser {
         let function = &piece["function"];
         let index = piece["index"].as_u64().unwrap_or_else(|| match (&self.current_call, id) {
             (None, _) => 0,
-            (Some((index, current)), Some(id)) if id != current => index + 1,
-            (Some((index, _)), None) if function["name"].is_string() => index + 1,
+            (Some((index, current)), Some(id)) if id != current => index.saturating_add(1),
+            (Some((index, _)), None) if function["name"].is_string() => index.saturating_add(1),
             (Some((index, _)), _) => *index,
         });
         match (&mut self.current_call, id) {
@@ -118,7 +118,7 @@ fn usage(usage: &Value) -> Option<Usage> {
     Some(Usage {
         input_tokens,
         output_tokens,
-        total_tokens: usage["total_tokens"].as_u64().unwrap_or(input_tokens + output_tokens),
+        total_tokens: usage["total_tokens"].as_u64().unwrap_or(input_tokens.saturating_add(output_tokens)),
         cache_read: usage["prompt_tokens_details"]["cached_tokens"].as_u64(),
         reasoning: usage["completion_tokens_details"]["reasoning_tokens"].as_u64(),
     })

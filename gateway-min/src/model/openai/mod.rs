@@ -2,6 +2,8 @@
 
 mod answer;
 mod failure;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzing;
 mod request;
 #[cfg(test)]
 // JSON literals are handed over whole.
@@ -23,6 +25,8 @@ use super::{
 };
 use answer::AnswerParser;
 use failure::Failure;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use fuzzing::fuzz;
 
 const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_mins(10);

@@ -51,7 +51,7 @@ pub struct EventId {
 
 impl EventId {
     /// Reads what a client sent; none if it is not exactly the text of an id.
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (unix_ms, seq) = text.split_once('-')?;
         let id = Self { unix_ms: unix_ms.parse().ok()?, seq: seq.parse().ok()? };
         (id.to_string() == text).then_some(id)

@@ -1,20 +1,33 @@
-//! The feed in memory. It is lost at a restart, and grows until its threads are deleted.
+//! The feed in memory. It is lost at a restart, and bounded: beyond [`MAX_BYTES`] the threads that were written to
+//! longest ago lose theirs, one after the other and each as a whole; the thread that is being written to loses its
+//! oldest events only if there is no other. A thread without events is as after a restart: its next run fills the feed
+//! from the head. All that stays of a lost feed is its last number, from which the thread goes on counting.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use serde_json::Value;
 use tokio::sync::Mutex;
 
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::store::db::Db;
 use crate::store::error::StoreError;
 
+/// How much the events of all threads take at most, about: 64 MiB.
+const MAX_BYTES: usize = 64 * 1024 * 1024;
+
 /// The feeds by thread.
 ///
 /// An append looks into the database for its run while it holds the lock, and a deletion clears the
 /// feed after it has deleted the rows. So an append that still found its run is cleared with the
 /// rest, and one that comes later is refused.
-#[derive(Debug, Default)]
-pub(super) struct MemoryFeed(Mutex<HashMap<String, Vec<EventRow>>>);
+#[derive(Debug)]
+pub(super) struct MemoryFeed(Mutex<Feeds>);
+
+impl Default for MemoryFeed {
+    fn default() -> Self {
+        Self(Mutex::new(Feeds::new(MAX_BYTES)))
+    }
+}
 
 impl MemoryFeed {
     pub(super) async fn append(
@@ -26,8 +39,8 @@ impl MemoryFeed {
     ) -> Result<Vec<i64>, StoreError> {
         let mut feeds = self.0.lock().await;
         let user_id = owner_of_run(db, thread_id, run_id).await?;
-        let feed = feeds.entry(thread_id.to_owned()).or_default();
-        Ok(events.into_iter().map(|event| push(feed, thread_id, run_id, user_id.as_deref(), event)).collect())
+        let push = |event| feeds.push(thread_id, run_id, user_id.as_deref(), event);
+        Ok(events.into_iter().map(push).collect())
     }
 
     pub(super) async fn append_if_absent(
@@ -39,11 +52,10 @@ impl MemoryFeed {
     ) -> Result<Option<i64>, StoreError> {
         let mut feeds = self.0.lock().await;
         let user_id = owner_of_run(db, thread_id, run_id).await?;
-        let feed = feeds.entry(thread_id.to_owned()).or_default();
-        if feed.iter().any(|row| row.run_id == run_id && row.event_type == event.event_type) {
+        if feeds.rows(thread_id).any(|row| row.run_id == run_id && row.event_type == event.event_type) {
             return Ok(None);
         }
-        Ok(Some(push(feed, thread_id, run_id, user_id.as_deref(), event)))
+        Ok(Some(feeds.push(thread_id, run_id, user_id.as_deref(), event)))
     }
 
     pub(super) async fn seed(
@@ -55,13 +67,12 @@ impl MemoryFeed {
         let mut feeds = self.0.lock().await;
         let owner: Option<Owner> = db.fetch_optional(thread_owner(thread_id)).await?;
         let (user_id,) = owner.ok_or_else(|| StoreError::thread_not_found(thread_id))?;
-        let feed = feeds.entry(thread_id.to_owned()).or_default();
-        if feed.iter().any(is_message) {
+        if feeds.rows(thread_id).any(is_message) {
             return Ok(false);
         }
         for (run_id, events) in runs {
             for event in events {
-                push(feed, thread_id, &run_id, user_id.as_deref(), event);
+                feeds.push(thread_id, &run_id, user_id.as_deref(), event);
             }
         }
         Ok(true)
@@ -73,25 +84,20 @@ impl MemoryFeed {
                 && query.after_seq.is_none_or(|after| row.seq > after)
                 && query.event_types.as_ref().is_none_or(|types| types.contains(&row.event_type))
                 && query.task_id.as_ref().is_none_or(|task| {
-                    row.metadata.get("task_id").and_then(serde_json::Value::as_str) == Some(task.as_str())
+                    row.metadata.get("task_id").and_then(Value::as_str) == Some(task.as_str())
                 })
         };
-        let feeds = self.0.lock().await;
-        let feed = feeds.get(&query.thread_id).map_or(&[][..], Vec::as_slice);
         let limit = usize::try_from(query.limit).unwrap_or(usize::MAX);
-        feed.iter().filter(wanted).take(limit).cloned().collect()
+        self.0.lock().await.rows(&query.thread_id).filter(wanted).take(limit).cloned().collect()
     }
 
     pub(super) async fn count_messages(&self, thread_id: &str) -> u64 {
-        let feeds = self.0.lock().await;
-        let messages =
-            feeds.get(thread_id).map_or(0, |feed| feed.iter().filter(|row| is_message(row)).count());
+        let messages = self.0.lock().await.rows(thread_id).filter(|row| is_message(row)).count();
         messages.try_into().unwrap_or(u64::MAX)
     }
 
     pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
-        let feed = self.0.lock().await.remove(thread_id);
-        feed.map_or(0, |feed| feed.len().try_into().unwrap_or(u64::MAX))
+        self.0.lock().await.forget(thread_id).try_into().unwrap_or(u64::MAX)
     }
 }
 
@@ -104,24 +110,230 @@ fn is_message(row: &EventRow) -> bool {
     row.category == MESSAGE_CATEGORY
 }
 
-fn push(
-    feed: &mut Vec<EventRow>,
-    thread_id: &str,
-    run_id: &str,
-    user_id: Option<&str>,
-    event: PreparedEvent,
-) -> i64 {
-    let seq = feed.last().map_or(1, |row| row.seq + 1);
-    feed.push(EventRow {
-        thread_id: thread_id.to_owned(),
-        run_id: run_id.to_owned(),
-        user_id: user_id.map(str::to_owned),
-        seq,
-        event_type: event.event_type,
-        category: event.category,
-        content: event.content,
-        metadata: event.metadata,
-        created_at: event.created_at,
-    });
-    seq
+/// The events of all threads, within a bound.
+#[derive(Debug)]
+struct Feeds {
+    by_thread: HashMap<String, Feed>,
+    /// The threads that have events, those written to longest ago first.
+    by_age: BTreeMap<u64, String>,
+    /// How often something was written; the time of [`Feed::written`].
+    writes: u64,
+    bytes: usize,
+    max_bytes: usize,
+}
+
+/// The events of one thread.
+#[derive(Debug, Default)]
+struct Feed {
+    rows: VecDeque<EventRow>,
+    bytes: usize,
+    last_seq: i64,
+    /// When it was last written to: its place in [`Feeds::by_age`].
+    written: u64,
+}
+
+impl Feeds {
+    fn new(max_bytes: usize) -> Self {
+        Self { by_thread: HashMap::new(), by_age: BTreeMap::new(), writes: 0, bytes: 0, max_bytes }
+    }
+
+    fn rows(&self, thread_id: &str) -> impl Iterator<Item = &EventRow> {
+        self.by_thread.get(thread_id).into_iter().flat_map(|feed| &feed.rows)
+    }
+
+    /// Appends an event and returns its number; makes room for it where others are older.
+    fn push(&mut self, thread_id: &str, run_id: &str, user_id: Option<&str>, event: PreparedEvent) -> i64 {
+        let feed = self.by_thread.entry(thread_id.to_owned()).or_default();
+        feed.last_seq += 1;
+        let seq = feed.last_seq;
+        let row = EventRow {
+            thread_id: thread_id.to_owned(),
+            run_id: run_id.to_owned(),
+            user_id: user_id.map(str::to_owned),
+            seq,
+            event_type: event.event_type,
+            category: event.category,
+            content: event.content,
+            metadata: event.metadata,
+            created_at: event.created_at,
+        };
+        let size = bytes(&row);
+        feed.rows.push_back(row);
+        feed.bytes += size;
+        self.bytes += size;
+        self.by_age.remove(&feed.written);
+        self.writes += 1;
+        feed.written = self.writes;
+        self.by_age.insert(self.writes, thread_id.to_owned());
+        while self.bytes > self.max_bytes && self.by_age.len() > 1 {
+            if let Some((_, oldest)) = self.by_age.pop_first() {
+                self.clear(&oldest);
+            }
+        }
+        self.shorten(thread_id);
+        seq
+    }
+
+    /// Drops the events of a thread, but not its last number.
+    fn clear(&mut self, thread_id: &str) {
+        if let Some(feed) = self.by_thread.get_mut(thread_id) {
+            tracing::debug!(thread_id, events = feed.rows.len(), "the event feed in memory is full");
+            self.bytes -= feed.bytes;
+            *feed = Feed { last_seq: feed.last_seq, ..Feed::default() };
+        }
+    }
+
+    /// Drops the oldest events of the only thread that has any, down to the bound or to one event.
+    fn shorten(&mut self, thread_id: &str) {
+        let Some(feed) = self.by_thread.get_mut(thread_id) else { return };
+        while self.bytes > self.max_bytes
+            && feed.rows.len() > 1
+            && let Some(row) = feed.rows.pop_front()
+        {
+            let size = bytes(&row);
+            feed.bytes -= size;
+            self.bytes -= size;
+        }
+    }
+
+    /// Forgets everything of a thread; returns how many events it had.
+    fn forget(&mut self, thread_id: &str) -> usize {
+        let Some(feed) = self.by_thread.remove(thread_id) else { return 0 };
+        self.by_age.remove(&feed.written);
+        self.bytes -= feed.bytes;
+        feed.rows.len()
+    }
+}
+
+/// About how much memory an event takes.
+fn bytes(row: &EventRow) -> usize {
+    let texts = [&row.thread_id, &row.run_id, &row.event_type, &row.category];
+    let user = row.user_id.as_ref().map_or(0, String::len);
+    let metadata = row.metadata.iter().map(|(key, value)| key.len() + value_bytes(value));
+    size_of::<EventRow>()
+        + user
+        + texts.iter().map(|text| text.len()).sum::<usize>()
+        + value_bytes(&row.content)
+        + metadata.sum::<usize>()
+}
+
+fn value_bytes(value: &Value) -> usize {
+    let below = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(value_bytes).sum(),
+        Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + value_bytes(value)).sum(),
+    };
+    size_of::<Value>() + below
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::codec::JsonObject;
+
+    fn event(text: &str) -> PreparedEvent {
+        PreparedEvent {
+            event_type: "llm.human.input".to_owned(),
+            category: MESSAGE_CATEGORY.to_owned(),
+            content: json!(text),
+            metadata: JsonObject::new(),
+            created_at: chrono::DateTime::UNIX_EPOCH,
+        }
+    }
+
+    /// The numbers of a thread's events.
+    fn numbers(feeds: &Feeds, thread_id: &str) -> Vec<i64> {
+        feeds.rows(thread_id).map(|row| row.seq).collect()
+    }
+
+    /// The size of an event of one letter.
+    fn one() -> usize {
+        let mut feeds = Feeds::new(usize::MAX);
+        feeds.push("a", "r", None, event("x"));
+        feeds.bytes
+    }
+
+    #[test]
+    fn the_thread_written_to_longest_ago_loses_its_feed_first_and_goes_on_counting() {
+        let mut feeds = Feeds::new(5 * one());
+        for thread in ["a", "a", "b", "c", "a"] {
+            feeds.push(thread, "r", None, event("x"));
+        }
+        assert_eq!(numbers(&feeds, "a"), [1, 2, 3], "full, and not more than that");
+        feeds.push("c", "r", None, event("x"));
+        assert_eq!((numbers(&feeds, "b"), numbers(&feeds, "c")), (vec![], vec![1, 2]), "b was oldest");
+        assert_eq!(feeds.push("b", "r", None, event("x")), 2);
+        assert_eq!(numbers(&feeds, "a"), [] as [i64; 0], "as a whole, although one event would have done");
+        assert_eq!((numbers(&feeds, "b"), numbers(&feeds, "c")), (vec![2], vec![1, 2]));
+        assert_eq!(feeds.push("a", "r", None, event("x")), 4);
+    }
+
+    #[test]
+    fn a_thread_alone_loses_its_oldest_events_and_keeps_its_newest() {
+        let mut feeds = Feeds::new(3 * one());
+        for _ in 0..5 {
+            feeds.push("a", "r", None, event("x"));
+        }
+        assert_eq!(numbers(&feeds, "a"), [3, 4, 5]);
+        feeds.push("a", "r", None, event(&"long".repeat(1000)));
+        assert_eq!(numbers(&feeds, "a"), [6], "larger than the bound, and still there");
+        feeds.push("a", "r", None, event("x"));
+        assert_eq!(numbers(&feeds, "a"), [7]);
+    }
+
+    #[test]
+    fn a_deleted_thread_begins_anew() {
+        let mut feeds = Feeds::new(3 * one());
+        feeds.push("a", "r", None, event("x"));
+        assert_eq!((feeds.forget("a"), feeds.forget("a"), feeds.bytes), (1, 0, 0));
+        assert_eq!(feeds.push("a", "r", None, event("x")), 1);
+    }
+
+    #[test]
+    fn content_and_metadata_count() {
+        let mut large = event("");
+        large.content = json!({"text": ["x".repeat(1000)]});
+        large.metadata.insert("more".to_owned(), json!("y".repeat(500)));
+        let mut feeds = Feeds::new(usize::MAX);
+        feeds.push("a", "r", None, large);
+        assert!((1500..1500 + 1000).contains(&feeds.bytes), "{}", feeds.bytes);
+    }
+
+    proptest! {
+        /// Whatever is written and deleted, the sums are right, the bound holds, and a thread has its newest events
+        /// without a gap.
+        #[test]
+        fn the_bound_holds_and_what_is_kept_is_the_end_of_each_feed(
+            steps in prop::collection::vec((0_usize..4, 0_usize..2000, prop::bool::weighted(0.05)), 1..80),
+            max_bytes in 500_usize..6000,
+        ) {
+            let mut feeds = Feeds::new(max_bytes);
+            let mut last = [0_i64; 4];
+            for (thread, length, deleted) in steps {
+                let name = thread.to_string();
+                if deleted {
+                    feeds.forget(&name);
+                    last[thread] = 0;
+                } else {
+                    last[thread] += 1;
+                    prop_assert_eq!(feeds.push(&name, "r", None, event(&"x".repeat(length))), last[thread]);
+                    prop_assert_eq!(numbers(&feeds, &name).pop(), Some(last[thread]));
+                }
+                let kept: Vec<&EventRow> = feeds.by_thread.values().flat_map(|feed| &feed.rows).collect();
+                prop_assert_eq!(feeds.bytes, kept.iter().map(|row| bytes(row)).sum::<usize>());
+                prop_assert!(feeds.bytes <= max_bytes || kept.len() == 1);
+                for (thread, last) in last.iter().enumerate() {
+                    let found = numbers(&feeds, &thread.to_string());
+                    let first = last + 1 - i64::try_from(found.len()).unwrap();
+                    prop_assert_eq!(&found, &(first..=*last).collect::<Vec<_>>());
+                }
+                let with_events = feeds.by_thread.values().filter(|feed| !feed.rows.is_empty()).count();
+                prop_assert_eq!(feeds.by_age.len(), with_events);
+            }
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! The event feed of the threads: an append-only list a thread, numbered 1, 2, 3 ... without gaps.
 //!
 //! The setting `run_events.backend` decides where the feed is: `memory` (the default; lost at a
-//! restart) or `db` (the table `run_events`). Both behave alike, and this file is what they share.
+//! restart, and of limited size: about 64 MiB for all threads) or `db` (the table `run_events`). Both
+//! behave alike otherwise, and this file is what they share.
 //!
 //! Events belong to a run, and a deleted thread takes both along: an append finds its run's row, or
 //! fails. So a worker that comes late cannot bring back a piece of a deleted thread, not even when a

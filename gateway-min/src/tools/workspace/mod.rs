@@ -7,6 +7,8 @@
 //! through a link in the last place, and new content first goes to a temporary file whose place is checked
 //! before anything is written to it.
 
+pub(super) mod snapshot;
+
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
@@ -117,25 +119,27 @@ impl Workspace {
     }
 
     /// Writes `content` to the file at `path`, making its directories. Either all of it is written or the
-    /// file stays as it was.
-    pub(super) fn write(&self, path: &str, content: &[u8]) -> Result<(), ToolError> {
+    /// file stays as it was. Returns where that is, as the tools show it.
+    pub(super) fn write(&self, path: &str, content: &[u8]) -> Result<String, ToolError> {
         let resolved = self.resolve(path)?;
         let _lock = lock(&resolved);
-        self.replace(&resolved, content).map_err(|source| file_error("write", path, source))
+        self.replace(&resolved, content).map_err(|source| file_error("write", path, source))?;
+        Ok(self.shown(&resolved))
     }
 
     /// Replaces the content of the file at `path` by what `change` makes of it. Edits of one file do not
-    /// overlap.
+    /// overlap. Returns where that is, as the tools show it.
     pub(super) fn edit(
         &self,
         path: &str,
         change: impl FnOnce(Vec<u8>) -> Result<Vec<u8>, ToolError>,
-    ) -> Result<(), ToolError> {
+    ) -> Result<String, ToolError> {
         let resolved = self.resolve(path)?;
         let _lock = lock(&resolved);
         let content = self.read_resolved(&resolved).map_err(|source| file_error("read", path, source))?;
         let changed = change(content)?;
-        self.replace(&resolved, &changed).map_err(|source| file_error("write", path, source))
+        self.replace(&resolved, &changed).map_err(|source| file_error("write", path, source))?;
+        Ok(self.shown(&resolved))
     }
 
     fn replace(&self, target: &Path, content: &[u8]) -> io::Result<()> {

@@ -1,0 +1,221 @@
+//! Each call that writes happens whole or not at all: when its caller goes away, when an operation below it fails, and
+//! (in [`super::killed`]) when the process dies.
+
+use std::sync::atomic::Ordering;
+
+use threadkeep::checkpoint::{CheckpointTuple, Stored};
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{ChannelHistory, Rewrite, Saver};
+use threadkeep::value::ChannelValue;
+use threadkeep::{Error, Result};
+use tokio::task::yield_now;
+
+use crate::case::{Case, Failure, Outcome, case, check, check_eq};
+use crate::factory::Store;
+use crate::kit::{
+    MESSAGES, Step, dump, id, key, list, messages, not_found, path, plain, replayed, says, task, write,
+};
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        Concurrency,
+        a_dropped_call_happens_whole_or_not_at_all,
+        "a request that is cut off would leave half a step, or block the thread"
+    ),
+    case!(
+        Durability,
+        a_failed_operation_leaves_all_or_nothing,
+        "a full disk or a lost connection would leave half a step",
+        needs FailOperations
+    ),
+];
+
+/// A call that changes a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    PutWrites,
+    Commit,
+    Rewrite,
+    Delete,
+}
+
+impl Call {
+    pub(super) const ALL: [Self; 4] = [Self::PutWrites, Self::Commit, Self::Rewrite, Self::Delete];
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|call| format!("{call:?}") == name)
+    }
+
+    /// Makes the call on a thread that [`prepare`] made. To make it again is fine.
+    pub(super) async fn make(self, saver: &dyn Saver, thread: &str) -> Result<()> {
+        let head = key(thread, id(LENGTH));
+        match self {
+            Self::PutWrites => {
+                let said = |n: u16| Ok(write(MESSAGES, list([&n.to_string()])?));
+                let writes = (0..20).map(said).collect::<Result<Vec<_>>>()?;
+                saver.put_writes(&head, &task(100, writes)).await?;
+            }
+            Self::Commit => {
+                let mut step = Step::after(&head, LENGTH + 1).held("title", 1).sentinel(MESSAGES);
+                step = step.value("all", messages(0..300)?.into()).applies(90);
+                for n in 100..110 {
+                    step = step.runs(says(n, &format!("task {n} of the step"))?);
+                }
+                step.commit(saver).await?;
+            }
+            Self::Rewrite => {
+                // Only the head stays, with its whole list.
+                let image = saver.read_thread(&head.thread).await?;
+                let root = image.checkpoints.get(&(head.namespace.clone(), head.id)).cloned();
+                let mut root = root.map_or_else(|| not_found(&head), Ok)?;
+                if root.parent.take().is_none() {
+                    return Ok(());
+                }
+                root.checkpoint.applied.clear();
+                let whole = ChannelValue::from_json(&replayed(saver, &head).await?)?;
+                let entry = root.checkpoint.channels.entry(MESSAGES.into());
+                entry.and_modify(|entry| entry.stored = Stored::Snapshot(whole));
+                let place = (head.namespace, head.id);
+                let remove = image.checkpoints.into_keys().filter(|other| *other != place).collect();
+                saver
+                    .rewrite_thread(&head.thread, &image.revision, Rewrite { remove, put: vec![root] })
+                    .await?;
+            }
+            Self::Delete => saver.delete_thread(&head.thread).await?,
+        }
+        Ok(())
+    }
+}
+
+/// The number of the head of a prepared thread.
+const LENGTH: u16 = 8;
+
+/// Makes a thread with a bit of everything.
+pub(super) async fn prepare(saver: &dyn Saver, thread: &str) -> Result<()> {
+    let first = Step::first(thread, 1).value("title", plain("a title that is stored by itself, being long")?);
+    let first = first.value("all", messages(0..40)?.into()).snapshot(MESSAGES, list(["seed"])?);
+    let mut last = first.meta("run_id", "r1".into()).commit(saver).await?;
+    for n in 2..=LENGTH {
+        saver.put_writes(&last, &says(n, &format!("early {n}"))?).await?;
+        let from = if n == 5 { key(thread, id(3)) } else { last.clone() };
+        let mut step = Step::fork(&from, &last, n).held("title", 1).held("all", 1).sentinel(MESSAGES);
+        if n != 5 {
+            step = step.applies(n);
+        }
+        last = step.runs(says(50 + n, &format!("late {n}"))?).commit(saver).await?;
+    }
+    saver.put_writes(&last, &says(90, "pending")?).await?;
+    Step::first(thread, 1).namespace("nested").value("n", plain(1)?).commit(saver).await?;
+    Ok(())
+}
+
+/// Everything of a thread at one moment, with its name left out.
+async fn seen(saver: &dyn Saver, thread: &str) -> Result<Vec<CheckpointTuple>> {
+    let image = saver.read_thread(&thread.into()).await?;
+    let nameless = |tuple| CheckpointTuple { thread: ThreadId::from(""), ..tuple };
+    Ok(image.checkpoints.into_values().map(nameless).collect())
+}
+
+/// The path to each checkpoint of a thread.
+async fn paths(saver: &dyn Saver, thread: &str) -> Result<Vec<ChannelHistory>> {
+    let mut paths = Vec::new();
+    for tuple in dump(saver, thread).await? {
+        paths.push(path(saver, &tuple.key(), None).await?);
+    }
+    Ok(paths)
+}
+
+/// What a prepared thread is before and after a call.
+pub(super) struct Expected {
+    call: Call,
+    before: Vec<CheckpointTuple>,
+    after: Vec<CheckpointTuple>,
+    paths: Vec<ChannelHistory>,
+}
+
+impl Expected {
+    /// Sees it on a thread of its own, when nothing goes wrong.
+    pub(super) async fn of(call: Call, saver: &dyn Saver) -> Result<Self, Failure> {
+        let thread = format!("{call:?} in peace");
+        prepare(saver, &thread).await?;
+        let before = seen(saver, &thread).await?;
+        call.make(saver, &thread).await?;
+        let after = seen(saver, &thread).await?;
+        check!(before != after, "{call:?} changes nothing");
+        Ok(Self { call, before, after, paths: paths(saver, &thread).await? })
+    }
+
+    /// Fails unless the thread is as before or as after the call, and the call made again brings it to the latter.
+    /// Returns whether it had happened.
+    pub(super) async fn settle(&self, saver: &dyn Saver, thread: &str, when: &str) -> Result<bool, Failure> {
+        let call = self.call;
+        let now = seen(saver, thread).await?;
+        let happened = now == self.after;
+        check!(
+            happened || now == self.before,
+            "{when}, the thread is neither before nor after {call:?}: {now:?}"
+        );
+        match call.make(saver, thread).await {
+            // What was given up may have come to its end meanwhile.
+            Err(Error::Stale { .. }) => call.make(saver, thread).await?,
+            other => other?,
+        }
+        check_eq!(seen(saver, thread).await?, self.after, "{when}, the thread after {call:?} was made again");
+        check_eq!(paths(saver, thread).await?, self.paths, "{when}, the paths after {call:?} was made again");
+        Ok(happened)
+    }
+}
+
+async fn a_dropped_call_happens_whole_or_not_at_all(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    for call in Call::ALL {
+        let expected = Expected::of(call, &*saver).await?;
+        for patience in 0..20 {
+            let thread = format!("{call:?} dropped after {patience}");
+            prepare(&*saver, &thread).await?;
+            // Given up after it was polled so many times, wherever it stands then.
+            tokio::select! {
+                biased;
+                outcome = call.make(&*saver, &thread) => outcome?,
+                () = async { for _ in 0..patience { yield_now().await } } => {}
+            }
+            let when = format!("given up after {patience} polls");
+            expected.settle(&*saver, &thread, &when).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn a_failed_operation_leaves_all_or_nothing(store: Store) -> Outcome {
+    const MANY: u32 = 10_000;
+    let saver = store.open().await?;
+    for call in Call::ALL {
+        let expected = Expected::of(call, &*saver).await?;
+        let mut nth = 0;
+        loop {
+            let thread = format!("{call:?} without {nth}");
+            prepare(&*saver, &thread).await?;
+            let failing = store.open_failing(nth).await?;
+            let outcome = call.make(&*failing.saver, &thread).await;
+            if !failing.failed.load(Ordering::SeqCst) {
+                outcome?;
+                break;
+            }
+            drop(failing.saver);
+            let when = format!("with operation {nth} failed ({outcome:?})");
+            let happened = expected.settle(&*saver, &thread, &when).await?;
+            match outcome {
+                Ok(()) => check!(happened, "{when}, {call:?} was acknowledged and did not happen"),
+                Err(Error::Unavailable { .. }) => {
+                    check!(!happened, "{when}, {call:?} happened, and said that nothing was written");
+                }
+                Err(Error::InDoubt { .. }) => {}
+                Err(other) => return Err(Failure::new(format_args!("{when}, {call:?} gave {other:?}"))),
+            }
+            nth += 1;
+            check!(nth < MANY, "{call:?} has no end of operations");
+        }
+        check!(nth > 0, "no operation of {call:?} could be made to fail");
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! What a run of the suite can be told.
+
+use proptest::test_runner::{Config, RngSeed};
+
+/// What is drawn at random, and how much of it. The defaults are fixed, so that a saver gets the same verdict each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// The seed of random programs, and of the moments at which processes are killed. Default: 1.
+    pub seed: u64,
+    /// How many random programs are tried. Default: 128.
+    pub programs: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { seed: 1, programs: 128 }
+    }
+}
+
+impl Settings {
+    /// The defaults, or what `PROPTEST_RNG_SEED` and `PROPTEST_CASES` say.
+    pub fn from_env() -> Self {
+        fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
+            std::env::var(name).ok()?.parse().ok()
+        }
+        let default = Self::default();
+        Self {
+            seed: number("PROPTEST_RNG_SEED").unwrap_or(default.seed),
+            programs: number("PROPTEST_CASES").unwrap_or(default.programs),
+        }
+    }
+
+    pub(crate) fn proptest(self) -> Config {
+        Config {
+            cases: self.programs,
+            rng_seed: RngSeed::Fixed(self.seed),
+            failure_persistence: None,
+            ..Config::default()
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Looking at a whole database, row by row, and deleting what nothing refers to.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use threadkeep::{Error, Result};
+
+use crate::codec::{Place, join_key};
+use crate::commit::Store;
+use crate::directory::{self, ChainKey, Scope, ThreadKey};
+use crate::element::{self, Elements, SPACES};
+use crate::manifest::Run;
+use crate::names::Names;
+use crate::pack;
+use crate::record::{CheckpointRecord, Entry, NameKey, Ordinal, TaskRecord};
+use crate::rows;
+use crate::sql::{Db, integer, text};
+use crate::used::Used;
+
+const INTEGRITY: &str = "PRAGMA integrity_check(100)";
+const CHAINS: &str = "SELECT DISTINCT key >> 32 FROM checkpoint";
+const THREADS: &str = "SELECT DISTINCT key >> 32 FROM element";
+const DROP_CHECKPOINTS: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
+const DROP_ELEMENTS: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The thread and namespace it is in, as far as that can be told.
+    pub scope: Option<(String, String)>,
+    /// The table and key.
+    pub place: String,
+    /// What was found.
+    pub what: String,
+    /// Whether it only takes space: nothing refers to it, and [`crate::SqliteSaver::sweep`] deletes it.
+    pub orphan: bool,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((thread, namespace)) = &self.scope {
+            write!(f, "thread {thread}, ")?;
+            if !namespace.is_empty() {
+                write!(f, "namespace {namespace}, ")?;
+            }
+        }
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+/// Everything that is wrong with the database.
+pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
+    let mut check = Check { db, names, found: Vec::new() };
+    check.integrity()?;
+    for (place, error) in pack::broken_dictionaries(db)? {
+        check.broken(None, place, &error);
+    }
+    let scopes = check.scopes()?;
+    let known: HashSet<u32> = scopes.iter().map(|scope| scope.key).collect();
+    for (statement, table) in [(CHAINS, "checkpoint"), (THREADS, "element")] {
+        for scope in numbers(db, statement)?.into_iter().filter(|scope| !known.contains(scope)) {
+            let what = "rows of a thread or namespace that is not there";
+            check.report(None, format!("table {table}, scope {scope}"), what, true);
+        }
+    }
+    for thread in scopes.iter().filter(|scope| scope.owner == 0) {
+        let chains: Vec<&Scope> = scopes.iter().filter(|scope| scope.owner == thread.key).collect();
+        check.thread(thread, &chains)?;
+    }
+    Ok(check.found)
+}
+
+fn numbers(db: &Db, statement: &str) -> Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    db.each(statement, [], |row| {
+        numbers.extend(u32::try_from(integer(row, 0)?).ok());
+        Ok(())
+    })?;
+    Ok(numbers)
+}
+
+struct Check<'a> {
+    db: &'a Db,
+    names: &'a Names,
+    found: Vec<Finding>,
+}
+
+/// A decoded row of a chain.
+type Row = (CheckpointRecord, Vec<TaskRecord>);
+
+impl Check<'_> {
+    fn report(
+        &mut self,
+        scope: Option<(&str, &str)>,
+        place: impl fmt::Display,
+        what: impl fmt::Display,
+        orphan: bool,
+    ) {
+        let scope = scope.map(|(thread, namespace)| (thread.to_owned(), namespace.to_owned()));
+        let (place, what) = (place.to_string(), what.to_string());
+        self.found.push(Finding { scope, place, what, orphan });
+    }
+
+    fn broken(&mut self, scope: Option<(&str, &str)>, place: Place, error: &Error) {
+        let reason = match error {
+            Error::Corrupt { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        };
+        self.report(scope, place, reason, false);
+    }
+
+    fn integrity(&mut self) -> Result<()> {
+        let mut lines = Vec::new();
+        self.db.each(INTEGRITY, [], |row| {
+            lines.push(text(row, 0)?.to_owned());
+            Ok(())
+        })?;
+        for line in lines.into_iter().filter(|line| line != "ok") {
+            self.report(None, "the file", line, false);
+        }
+        Ok(())
+    }
+
+    fn scopes(&mut self) -> Result<Vec<Scope>> {
+        let (mut scopes, mut broken) = (Vec::new(), Vec::new());
+        directory::each(self.db, |place, scope| match scope {
+            Ok(scope) => scopes.push(scope),
+            Err(error) => broken.push((place, error)),
+        })?;
+        for (place, error) in broken {
+            self.broken(None, place, &error);
+        }
+        let threads: HashSet<u32> =
+            scopes.iter().filter(|scope| scope.owner == 0).map(|scope| scope.key).collect();
+        for scope in scopes.iter().filter(|scope| scope.owner != 0 && !threads.contains(&scope.owner)) {
+            let what = format!("namespace {:?} of a thread that is not there", scope.text);
+            self.report(None, format!("table scope, key {}", scope.key), what, true);
+        }
+        Ok(scopes)
+    }
+
+    fn thread(&mut self, thread: &Scope, chains: &[&Scope]) -> Result<()> {
+        let mut there: [Vec<u32>; 3] = Default::default();
+        let mut broken = Vec::new();
+        element::each(self.db, thread.key, |place, element| match element {
+            Ok((space, seq)) => there[space as usize].push(seq),
+            Err(error) => broken.push((place, error)),
+        })?;
+        // A broken element is told once, and not again by everything that refers to it.
+        let mut silent: [HashSet<u32>; 3] = Default::default();
+        for (place, error) in &broken {
+            self.broken(Some((&thread.text, "")), *place, error);
+            if let Some((space, seq)) = element::space_of(*place) {
+                silent[space as usize].insert(seq);
+            }
+        }
+        let mut used = Used::default();
+        let mut complete = broken.is_empty();
+        for chain in chains {
+            complete &= self.chain(thread, chain, &mut used)?;
+        }
+        for space in SPACES {
+            let have: HashSet<u32> = there[space as usize].iter().copied().collect();
+            let runs = used.runs(space);
+            for seq in runs.iter().flat_map(|run| run.seqs()) {
+                if !have.contains(&seq) && !silent[space as usize].contains(&seq) {
+                    let place = element::place(thread.key, space, seq);
+                    self.report(Some((&thread.text, "")), place, "the row is missing", false);
+                }
+            }
+            let orphans = have.iter().filter(|seq| !contains(&runs, **seq)).count();
+            // What a broken row referred to is not known.
+            if complete && orphans > 0 {
+                let what = format!("{orphans} elements that nothing refers to");
+                self.report(Some((&thread.text, "")), format!("table element, space {space:?}"), what, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at a namespace. Answers whether everything that it refers to is noted.
+    fn chain(&mut self, thread: &Scope, chain: &Scope, used: &mut Used) -> Result<bool> {
+        let scope = Some((thread.text.as_str(), chain.text.as_str()));
+        let (mut all, mut broken) = (HashMap::new(), Vec::new());
+        let mut last = None;
+        rows::each(self.db, chain.key, |place, row| {
+            let decoded = row.and_then(|row| Ok((row.ordinal, row.id, row.record()?, row.tasks()?)));
+            match decoded {
+                Ok((ordinal, id, record, tasks)) => {
+                    if last.replace(id) >= Some(id) {
+                        broken.push((
+                            place,
+                            place.corrupt("its id is not greater than that of the one before it"),
+                        ));
+                    }
+                    all.insert(ordinal, (record, tasks));
+                }
+                Err(error) => broken.push((place, error)),
+            }
+        })?;
+        if all.is_empty() && broken.is_empty() {
+            self.report(scope, format!("table scope, key {}", chain.key), "it has no checkpoints", true);
+        }
+        let mut elements = Elements::new(self.db, thread.key);
+        let mut complete = broken.is_empty();
+        for (place, error) in &broken {
+            self.broken(scope, *place, error);
+        }
+        let mut ordinals: Vec<&Ordinal> = all.keys().collect();
+        ordinals.sort_unstable();
+        for ordinal in ordinals {
+            let place = rows::place(chain.key, *ordinal);
+            let (record, tasks) = &all[ordinal];
+            for what in self.references(&all, record, tasks)? {
+                self.report(scope, place, what, false);
+            }
+            if let Err(error) = used.note(record, tasks, &mut elements) {
+                complete = false;
+                self.report(scope, place, error, false);
+            }
+        }
+        Ok(complete)
+    }
+
+    /// What a row refers to in its chain and in the table of names, and is not there.
+    fn references(
+        &self,
+        all: &HashMap<Ordinal, Row>,
+        record: &CheckpointRecord,
+        tasks: &[TaskRecord],
+    ) -> Result<Vec<String>> {
+        let mut missing = Vec::new();
+        let parent = record.parent.map(|parent| (parent, all.get(&parent)));
+        if let Some((ordinal, None)) = parent {
+            missing.push(format!("its parent, ordinal {ordinal}, is missing"));
+        }
+        if let Some((_, Some((_, rows)))) = parent {
+            for place in record.applied.iter().filter(|place| **place as usize >= rows.len()) {
+                missing.push(format!("the writes of a task that it applied are missing (number {place})"));
+            }
+        }
+        let mut names: HashSet<NameKey> = record.next.iter().copied().collect();
+        for (name, entry) in &record.channels {
+            names.insert(*name);
+            if let Entry::At(origin) = entry {
+                let holder = all.get(origin).and_then(|(holder, _)| holder.entry(*name));
+                if !matches!(holder, Some(Entry::Own(..))) {
+                    missing.push(format!("what it took over from ordinal {origin} is missing"));
+                }
+            }
+        }
+        names.extend(record.counters.iter().map(|(name, _)| *name));
+        for task in tasks {
+            names.insert(task.node);
+            names.extend(task.writes.iter().map(|write| write.channel));
+        }
+        for name in names {
+            match self.names.text(self.db, name) {
+                Ok(_) => {}
+                Err(error @ Error::Corrupt { .. }) => missing.push(error.to_string()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(missing)
+    }
+}
+
+fn contains(runs: &[Run], seq: u32) -> bool {
+    let behind = runs.partition_point(|run| run.start <= seq);
+    behind > 0 && seq < runs[behind - 1].end()
+}
+
+impl Store {
+    /// Deletes what nothing refers to.
+    pub(crate) fn sweep(&mut self) -> Result<()> {
+        self.forget();
+        let mut scopes: Vec<Scope> = Vec::new();
+        let mut broken = None;
+        directory::each(&self.db, |_, scope| match scope {
+            Ok(scope) => scopes.push(scope),
+            Err(error) => broken = Some(error),
+        })?;
+        if let Some(error) = broken {
+            return Err(error);
+        }
+        let threads: HashSet<ThreadKey> =
+            scopes.iter().filter(|scope| scope.owner == 0).map(|scope| scope.key).collect();
+        let lost = |scope: &&Scope| scope.owner != 0 && !threads.contains(&scope.owner);
+        for chain in scopes.iter().filter(lost) {
+            directory::drop_chain(&self.db, chain.key)?;
+        }
+        let chains: HashSet<ChainKey> = scopes
+            .iter()
+            .filter(|scope| scope.owner != 0 && threads.contains(&scope.owner))
+            .map(|scope| scope.key)
+            .collect();
+        for (statement, drop, known) in
+            [(CHAINS, DROP_CHECKPOINTS, &chains), (THREADS, DROP_ELEMENTS, &threads)]
+        {
+            for scope in numbers(&self.db, statement)?.into_iter().filter(|scope| !known.contains(scope)) {
+                self.db.execute(drop, [join_key(scope, 0), join_key(scope, u32::MAX)])?;
+            }
+        }
+        for thread in threads {
+            let mut used = Used::default();
+            let mut elements = Elements::new(&self.db, thread);
+            let mut left = false;
+            for chain in scopes.iter().filter(|scope| scope.owner == thread) {
+                let rows = rows::all(&self.db, chain.key)?;
+                for row in &rows {
+                    used.note(&row.record()?, &row.tasks()?, &mut elements)?;
+                }
+                if rows.is_empty() {
+                    directory::drop_chain(&self.db, chain.key)?;
+                }
+                left |= !rows.is_empty();
+            }
+            used.keep_only(&self.db, thread)?;
+            if !left {
+                directory::drop_thread(&self.db, thread)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! The bytes of elements as they are stored: compressed where that pays, with the database's dictionary if it has one.
+//!
+//! Messages are short and alike: alone they compress to 0.4 of their size, with a dictionary of their like to 0.3 and
+//! less.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io::Read as _;
+
+use bytes::Bytes;
+use rusqlite::params;
+use threadkeep::{Error, Result};
+use zstd::bulk::{Compressor, Decompressor};
+
+use crate::codec::{Decoder, Malformed, Place, put_uint, seal, unseal};
+use crate::error::unavailable;
+use crate::sql::{Db, blob, integer};
+
+const NEWEST: &str = "SELECT key, body FROM dictionary ORDER BY key DESC LIMIT 1";
+const FIND: &str = "SELECT key, body FROM dictionary WHERE key = ?1";
+const ALL: &str = "SELECT key, body FROM dictionary";
+const ADD: &str = "INSERT INTO dictionary (key, body) VALUES (?1, ?2)";
+
+const LEVEL: i32 = 3;
+/// Shorter ones are stored as they are.
+const SHORTEST: usize = 48;
+/// Up to so many bytes are unpacked in one go; a larger number is not believed before that many bytes came out.
+const AT_ONCE: usize = 1 << 20;
+
+// The first byte of an element.
+const RAW: u8 = 0;
+const ZSTD: u8 = 1;
+const ZSTD_WITH_DICTIONARY: u8 = 2;
+
+/// The number of a dictionary.
+type DictionaryKey = u32;
+
+/// Packs and unpacks the elements of one connection.
+pub(crate) struct Packer {
+    enabled: bool,
+    with: Option<With>,
+    dictionaries: HashMap<DictionaryKey, Unpacker>,
+}
+
+/// What elements are packed with.
+struct With {
+    dictionary: Option<DictionaryKey>,
+    compressor: Compressor<'static>,
+}
+
+struct Unpacker {
+    bytes: Vec<u8>,
+    decompressor: Decompressor<'static>,
+}
+
+impl Packer {
+    /// A packer that compresses, or one that only reads what is compressed.
+    pub(crate) fn new(enabled: bool) -> Self {
+        Self { enabled, with: None, dictionaries: HashMap::new() }
+    }
+
+    /// Looks for a dictionary again when something is packed the next time.
+    pub(crate) fn forget(&mut self) {
+        self.with = None;
+    }
+
+    /// The stored form of `bytes`.
+    pub(crate) fn pack(&mut self, db: &Db, bytes: &[u8]) -> Result<Vec<u8>> {
+        if self.enabled && bytes.len() >= SHORTEST {
+            let with = match &mut self.with {
+                Some(with) => with,
+                none => none.insert(With::newest(db)?),
+            };
+            let mut body = Vec::with_capacity(bytes.len() / 2);
+            match with.dictionary {
+                None => body.push(ZSTD),
+                Some(number) => {
+                    body.push(ZSTD_WITH_DICTIONARY);
+                    put_uint(&mut body, number);
+                }
+            }
+            put_uint(&mut body, bytes.len() as u64);
+            body.extend_from_slice(&with.compressor.compress(bytes).map_err(failed)?);
+            if body.len() < bytes.len() - bytes.len() / 16 {
+                return Ok(body);
+            }
+        }
+        let mut body = Vec::with_capacity(bytes.len() + 1);
+        body.push(RAW);
+        body.extend_from_slice(bytes);
+        Ok(body)
+    }
+
+    /// The bytes of a stored form. Whoever reads them checks their hash.
+    pub(crate) fn unpack(&mut self, db: &Db, place: Place, body: &[u8]) -> Result<Bytes> {
+        let malformed = |reason: Malformed| place.corrupt(reason);
+        let mut decoder = Decoder::new(body);
+        let dictionary = match decoder.byte().map_err(malformed)? {
+            RAW => return Ok(Bytes::copy_from_slice(decoder.rest())),
+            ZSTD => None,
+            ZSTD_WITH_DICTIONARY => Some(decoder.u32().map_err(malformed)?),
+            _ => return Err(place.corrupt("unknown codec")),
+        };
+        let length = decoder.uint().map_err(malformed)?;
+        let length = usize::try_from(length).map_err(|_| place.corrupt("the length is out of range"))?;
+        let unpacker = self.unpacker(db, dictionary)?;
+        let bytes = unpacker.unpack(length, decoder.rest()).map_err(|error| place.corrupt(error))?;
+        if bytes.len() != length {
+            return Err(place.corrupt("the element does not have its length"));
+        }
+        Ok(bytes.into())
+    }
+
+    fn unpacker(&mut self, db: &Db, dictionary: Option<DictionaryKey>) -> Result<&mut Unpacker> {
+        // Numbers of dictionaries count from 1.
+        let number = dictionary.unwrap_or(0);
+        Ok(match self.dictionaries.entry(number) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                let missing = || place(number).corrupt("the row is missing");
+                let bytes = match dictionary {
+                    None => Vec::new(),
+                    Some(number) => find(db, FIND, params![number])?.ok_or_else(missing)?.1,
+                };
+                let decompressor = Decompressor::with_dictionary(&bytes).map_err(failed)?;
+                unknown.insert(Unpacker { bytes, decompressor })
+            }
+        })
+    }
+}
+
+impl With {
+    /// The newest dictionary, if there is one.
+    fn newest(db: &Db) -> Result<Self> {
+        let newest = find(db, NEWEST, [])?;
+        let bytes = newest.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+        let compressor = Compressor::with_dictionary(LEVEL, bytes).map_err(failed)?;
+        Ok(Self { dictionary: newest.map(|(number, _)| number), compressor })
+    }
+}
+
+impl Unpacker {
+    fn unpack(&mut self, length: usize, frame: &[u8]) -> std::io::Result<Vec<u8>> {
+        if length <= AT_ONCE {
+            return self.decompressor.decompress(frame, length);
+        }
+        let mut bytes = Vec::with_capacity(AT_ONCE);
+        let reader = zstd::stream::read::Decoder::with_dictionary(frame, &self.bytes)?;
+        reader.take(length as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Whether the database has a dictionary.
+pub(crate) fn has_dictionary(db: &Db) -> Result<bool> {
+    find(db, NEWEST, []).map(|found| found.is_some())
+}
+
+/// Stores a dictionary, unless somebody else has stored one meanwhile, and uses it from now on.
+pub(crate) fn add_dictionary(db: &Db, bytes: &[u8]) -> Result<()> {
+    if !has_dictionary(db)? {
+        let place = place(1);
+        db.execute(ADD, params![place.key, seal(place, b"", bytes.to_vec())])?;
+    }
+    db.forget_dictionary();
+    Ok(())
+}
+
+/// The dictionaries that are damaged.
+pub(crate) fn broken_dictionaries(db: &Db) -> Result<Vec<(Place, Error)>> {
+    let mut broken = Vec::new();
+    db.each(ALL, [], |row| {
+        let place = Place::new("dictionary", integer(row, 0)?);
+        broken.extend(unseal(place, b"", blob(row, 1)?).err().map(|error| (place, error)));
+        Ok(())
+    })?;
+    Ok(broken)
+}
+
+fn find(db: &Db, sql: &str, params: impl rusqlite::Params) -> Result<Option<(DictionaryKey, Vec<u8>)>> {
+    db.one(sql, params, |row| {
+        let place = Place::new("dictionary", integer(row, 0)?);
+        let number = u32::try_from(place.key).map_err(|_| place.corrupt("the key is out of range"))?;
+        Ok((number, unseal(place, b"", blob(row, 1)?)?.to_vec()))
+    })
+}
+
+fn place(number: DictionaryKey) -> Place {
+    Place::new("dictionary", number)
+}
+
+fn failed(error: std::io::Error) -> Error {
+    unavailable(format!("zstd: {error}"))
+}

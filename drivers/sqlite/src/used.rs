@@ -1,0 +1,89 @@
+//! Which elements of a thread are referred to.
+
+use std::collections::HashSet;
+
+use threadkeep::Result;
+
+use crate::directory::ThreadKey;
+use crate::element::{self, Elements, SPACES, Space};
+use crate::manifest::{Manifest, Run, SEQ_LIMIT};
+use crate::record::{CheckpointRecord, Entry, Form, Kept, Rest, TaskRecord};
+use crate::sql::Db;
+
+/// The elements that rows refer to, by space. The checkpoints of a thread mostly name the same runs.
+#[derive(Default)]
+pub(crate) struct Used([HashSet<Run>; 3]);
+
+impl Used {
+    /// Notes what a checkpoint and the tasks that ran from it refer to.
+    pub(crate) fn note(
+        &mut self,
+        record: &CheckpointRecord,
+        tasks: &[TaskRecord],
+        elements: &mut Elements<'_>,
+    ) -> Result<()> {
+        for (_, entry) in &record.channels {
+            if let Entry::Own(_, Kept::Value(form) | Kept::Snapshot(form)) = entry {
+                self.form(form, elements)?;
+            }
+        }
+        for write in tasks.iter().flat_map(|task| &task.writes) {
+            self.form(&write.value, elements)?;
+        }
+        if let Rest::Shared(seq) = record.extra.rest {
+            self.add(Space::Metadata, [Run { start: seq, len: 1 }]);
+        }
+        for (_, manifest) in &record.extra.maps {
+            self.manifest(Space::Metadata, manifest, elements)?;
+        }
+        Ok(())
+    }
+
+    fn form(&mut self, form: &Form, elements: &mut Elements<'_>) -> Result<()> {
+        match form {
+            Form::Plain(_) | Form::Tiny(_) => {}
+            Form::Shared(seq) => self.add(Space::Values, [Run { start: *seq, len: 1 }]),
+            Form::List(manifest) => self.manifest(Space::Values, manifest, elements)?,
+        }
+        Ok(())
+    }
+
+    fn manifest(&mut self, space: Space, manifest: &Manifest, elements: &mut Elements<'_>) -> Result<()> {
+        self.add(Space::Chunks, manifest.chunks.iter().copied());
+        let runs = elements.runs(manifest)?;
+        self.add(space, runs);
+        Ok(())
+    }
+
+    fn add(&mut self, space: Space, runs: impl IntoIterator<Item = Run>) {
+        self.0[space as usize].extend(runs);
+    }
+
+    /// The noted sequence numbers of a space as runs that do not touch, in order.
+    pub(crate) fn runs(&self, space: Space) -> Vec<Run> {
+        let mut noted: Vec<Run> = self.0[space as usize].iter().copied().collect();
+        noted.sort_unstable_by_key(|run| run.start);
+        let mut runs: Vec<Run> = Vec::new();
+        for run in noted {
+            match runs.last_mut() {
+                Some(last) if run.start <= last.end() => last.len = last.len.max(run.end() - last.start),
+                _ => runs.push(run),
+            }
+        }
+        runs
+    }
+
+    /// Deletes what was not noted. Answers how many elements that were.
+    pub(crate) fn keep_only(&self, db: &Db, thread: ThreadKey) -> Result<usize> {
+        let mut dropped = 0;
+        for space in SPACES {
+            let mut next = 0;
+            for run in self.runs(space) {
+                dropped += element::drop_range(db, thread, space, next, run.start)?;
+                next = run.end();
+            }
+            dropped += element::drop_range(db, thread, space, next, SEQ_LIMIT)?;
+        }
+        Ok(dropped)
+    }
+}

@@ -1,0 +1,152 @@
+//! The way back and forth between the modes: what the mismatch error tells an operator to do ("materialize and convert
+//! its checkpoints").
+//!
+//! A thread is converted in one atomic change; a pass over many threads can be stopped and begun anew, since a thread that
+//! is converted already has nothing left to change. Ids, versions, lineage, metadata and rows stay as they are. It may be
+//! done while gateways run: a run that goes on meanwhile in the old mode writes as it did, and a later pass converts
+//! what it wrote.
+
+use std::collections::BTreeMap;
+
+use crate::cadence::{Due, advance};
+use crate::channel::ChannelTable;
+use crate::checkpoint::{CheckpointTuple, Stored};
+use crate::deletion::Lineage;
+use crate::error::{Error, Result};
+use crate::id::ThreadId;
+use crate::metadata::Counters;
+use crate::mode::ChannelMode;
+use crate::replay::{Replay, Values};
+use crate::saver::{Place, Rewrite, Saver, ThreadImage};
+
+/// What a conversion did, or would do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Conversion {
+    /// The checkpoints of the thread.
+    pub checkpoints: usize,
+    /// Those that are stored in another way afterwards.
+    pub changed: usize,
+}
+
+/// Plans the conversion of a thread to the mode of `table`, with its channels and cadence.
+///
+/// - To `full`, every checkpoint refers to its complete values, and carries neither marker nor counters.
+/// - To `delta`, checkpoints store snapshots as often as the cadence asks, and changes between them. A head, and what a
+///   delta checkpoint was made from already, keeps its complete values, so that a writer that saw it goes on safely.
+///
+/// # Errors
+/// [`Error::BrokenLineage`] if a value cannot be replayed.
+pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<Rewrite> {
+    let lineage = Lineage::new(image);
+    let mut replay = Replay::new(&lineage, table);
+    let mut converted: BTreeMap<Place, CheckpointTuple> = BTreeMap::new();
+    let heads = lineage.heads();
+    let mut put = Vec::new();
+    for (place, tuple) in &image.checkpoints {
+        let values = replay.values(place, tuple)?;
+        let mut new = tuple.clone();
+        match table.mode() {
+            ChannelMode::Full => to_full(&mut new, &values),
+            ChannelMode::Delta if tuple.metadata.is_delta() => {}
+            ChannelMode::Delta => {
+                let parent = tuple.parent.and_then(|id| converted.get(&(place.0.clone(), id)));
+                let seen = heads.get(&place.0) == Some(&place.1)
+                    || lineage.children(place).iter().any(|child| child.metadata.is_delta());
+                to_delta(&mut new, parent, &values, &mut replay, table, seen)?;
+            }
+        }
+        if new != *tuple {
+            put.push(new.clone());
+        }
+        converted.insert(place.clone(), new);
+    }
+    Ok(Rewrite { put, ..Rewrite::default() })
+}
+
+fn to_full(tuple: &mut CheckpointTuple, values: &Values) {
+    for (name, entry) in &mut tuple.checkpoint.channels {
+        match &entry.stored {
+            Stored::Snapshot(value) => entry.stored = Stored::Value(value.clone()),
+            Stored::Sentinel => {
+                if let Some(value) = values.get(name) {
+                    entry.stored = Stored::Value(value.clone());
+                }
+            }
+            Stored::Value(_) | Stored::Held => {}
+        }
+    }
+    tuple.metadata.delta_marker = false;
+    tuple.metadata.counters.clear();
+}
+
+fn to_delta(
+    tuple: &mut CheckpointTuple,
+    parent: Option<&CheckpointTuple>,
+    values: &Values,
+    replay: &mut Replay<'_>,
+    table: &ChannelTable,
+    complete: bool,
+) -> Result<()> {
+    tuple.metadata.delta_marker = true;
+    let duration_only = tuple.metadata.is_duration_only();
+    for name in table.delta_channels() {
+        let Some(entry) = tuple.checkpoint.channels.get_mut(name) else { continue };
+        let above = parent.and_then(|parent| Some((parent, parent.checkpoint.channels.get(name)?)));
+        let (stored, counters) = match above {
+            // Nothing to count from: there is no parent, or it does not have the channel.
+            None => (None, None),
+            Some((parent, held)) if duration_only && held.version == entry.version => {
+                (Some(held.stored.clone()), parent.metadata.counters.get(name).copied())
+            }
+            Some((parent, held)) => {
+                let counted = parent.metadata.counters.get(name).copied().unwrap_or_default();
+                let since = if held.stored == Stored::Sentinel { counted } else { Counters::default() };
+                let due = advance(since, held.version != entry.version, table.frequency());
+                match due {
+                    Due::Counters(counters)
+                        if replay.gives(parent, &tuple.checkpoint.applied, name, values)? =>
+                    {
+                        (Some(Stored::Sentinel), Some(counters))
+                    }
+                    _ => (None, None),
+                }
+            }
+        };
+        let sentinel = stored == Some(Stored::Sentinel);
+        entry.stored = match (stored, values.get(name)) {
+            (Some(stored), _) if !(sentinel && complete) => stored,
+            (_, Some(value)) => Stored::Snapshot(value.clone()),
+            (stored, None) => stored.unwrap_or_else(|| entry.stored.clone()),
+        };
+        if let (Some(counters), Stored::Sentinel) = (counters, &entry.stored) {
+            tuple.metadata.counters.insert(name.clone(), counters);
+        }
+    }
+    Ok(())
+}
+
+/// How often a conversion is planned anew because somebody wrote to the thread.
+const ATTEMPTS: usize = 8;
+
+/// Converts a thread to the mode of `table` ([`plan_conversion`]), in one atomic change. Repeating it is safe: it goes on
+/// with what is not converted yet.
+///
+/// # Errors
+/// [`Error::Stale`] if somebody keeps writing to the thread; those of [`plan_conversion`] and of the saver.
+pub async fn convert(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Conversion> {
+    let mut last = Error::Stale { thread: thread.clone() };
+    for _ in 0..ATTEMPTS {
+        let image = saver.read_thread(thread).await?;
+        let rewrite = plan_conversion(&image, table)?;
+        let done = Conversion { checkpoints: image.checkpoints.len(), changed: rewrite.put.len() };
+        if rewrite.is_empty() {
+            return Ok(done);
+        }
+        match saver.rewrite_thread(thread, &image.revision, rewrite).await {
+            Ok(()) => return Ok(done),
+            Err(error @ (Error::Stale { .. } | Error::InDoubt { .. })) => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}

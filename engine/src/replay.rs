@@ -1,0 +1,107 @@
+//! The values of every checkpoint of a thread, each made from its parent's: a pass over a whole thread costs what its
+//! checkpoints changed.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::channel::ChannelTable;
+use crate::checkpoint::{CheckpointTuple, Stored, Write};
+use crate::deletion::Lineage;
+use crate::error::{Error, Result};
+use crate::id::{ChannelName, TaskId};
+use crate::saver::Place;
+use crate::value::ChannelValue;
+
+/// The values of a checkpoint.
+pub(crate) type Values = BTreeMap<ChannelName, ChannelValue>;
+
+/// The values of every checkpoint of a thread, made one from the other: each costs what it changed.
+pub(crate) struct Replay<'a> {
+    lineage: &'a Lineage<'a>,
+    table: &'a ChannelTable,
+    done: HashMap<Place, Values>,
+}
+
+impl<'a> Replay<'a> {
+    pub(crate) fn new(lineage: &'a Lineage<'a>, table: &'a ChannelTable) -> Self {
+        Self { lineage, table, done: HashMap::new() }
+    }
+
+    /// The complete values at a checkpoint whose parent was asked for before it.
+    pub(crate) fn values(&mut self, place: &Place, tuple: &CheckpointTuple) -> Result<Values> {
+        let mut values = Values::new();
+        for (name, entry) in &tuple.checkpoint.channels {
+            let value = match &entry.stored {
+                Stored::Value(value) | Stored::Snapshot(value) => Some(value.clone()),
+                Stored::Held => None,
+                Stored::Sentinel => {
+                    let parent = self.lineage.parent(tuple).ok_or_else(|| {
+                        let missing =
+                            format!("channel {name} is stored as changes, and its parent is missing");
+                        Error::broken(&tuple.thread, tuple.checkpoint.id, missing)
+                    })?;
+                    self.next(parent, &tuple.checkpoint.applied, name)?
+                }
+            };
+            if let Some(mut value) = value {
+                if let ChannelValue::List(list) = &mut value {
+                    list.rebase(entry.version);
+                }
+                values.insert(name.clone(), value);
+            }
+        }
+        self.done.insert(place.clone(), values.clone());
+        Ok(values)
+    }
+
+    /// The value of a channel after `parent`, when these tasks were applied.
+    fn next(
+        &self,
+        parent: &CheckpointTuple,
+        applied: &[TaskId],
+        name: &ChannelName,
+    ) -> Result<Option<ChannelValue>> {
+        let behaviour = self.table.behaviour(name).ok_or_else(|| {
+            Error::InvalidInput(format!(
+                "thread {}: channel {name} is stored as changes, and this program does not know how to replay it",
+                parent.thread
+            ))
+        })?;
+        let mut writes: Vec<&Write> = Vec::new();
+        for task in applied {
+            let row = parent.writes.iter().find(|row| row.task == *task).ok_or_else(|| {
+                Error::broken(
+                    &parent.thread,
+                    parent.checkpoint.id,
+                    format!("the writes of task {task} are missing"),
+                )
+            })?;
+            writes.extend(row.writes.iter().filter(|write| write.channel == *name));
+        }
+        let place = (parent.namespace.clone(), parent.checkpoint.id);
+        let current = if parent.checkpoint.channels.contains_key(name) {
+            let value = self.done.get(&place).and_then(|values| values.get(name).cloned());
+            Some(value.ok_or_else(|| {
+                let missing = format!("the value of channel {name} cannot be told");
+                Error::broken(&parent.thread, parent.checkpoint.id, missing)
+            })?)
+        } else {
+            None
+        };
+        behaviour.apply(name, current, &writes)
+    }
+
+    /// Whether replaying these tasks on `parent` gives the value.
+    pub(crate) fn gives(
+        &self,
+        parent: &CheckpointTuple,
+        applied: &[TaskId],
+        name: &ChannelName,
+        values: &Values,
+    ) -> Result<bool> {
+        match self.next(parent, applied, name) {
+            Ok(replayed) => Ok(replayed.as_ref() == values.get(name)),
+            Err(Error::InvalidUpdate(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! An element row.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| threadkeep_sqlite::fuzzing::element(data));

@@ -1,0 +1,194 @@
+//! What becomes of the value of `command.resume`.
+//!
+//! | The thread stands | The value |
+//! |---|---|
+//! | before or behind a breakpoint, or where a run was interrupted: it has nodes to run next | the run goes on; the value answers nothing there, and is kept as a pending `__resume__` row of the checkpoint that the run goes on from |
+//! | at a question that `ask_clarification` asked | is the answer: a text becomes the next human message, an object with nothing but `messages` these messages, anything else is refused |
+//! | anywhere else, or has no checkpoint | is refused |
+//!
+//! So a value is never dropped. No value (`null`) means to go on without one. The question is asked by a tool message
+//! that ends the run, so its answer is the next human message, and clients that send it as `input` do the same thing.
+//!
+//! It is looked at twice: when the run is created, so that clients get a 4xx, and when it starts, because what went
+//! before it may have moved the thread; then the run fails.
+
+use serde_json::Value as Json;
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::checkpoint::{RESUME_CHANNEL, TaskWrites, Write};
+use threadkeep::id::{TaskId, ThreadId};
+use threadkeep::state::{StateAccessor, StateSnapshot};
+use threadkeep::value::ChannelValue;
+
+use super::request::Resume;
+use crate::model::message::{kind, tool_calls};
+use crate::tools::ASK_CLARIFICATION;
+
+/// The node and the task under which a value that answers nothing is kept. There is one a checkpoint; a later value
+/// takes its place.
+const RESUME_NODE: &str = "__resume__";
+const RESUME_TASK: TaskId = TaskId::from_bytes([0; 16]);
+
+/// Why a value is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ResumeError {
+    /// There is no question and nothing to go on with.
+    #[error("Thread {0} waits for no answer: send messages as input instead of command.resume")]
+    NothingWaits(ThreadId),
+    /// There is a question, and the value is no answer to it.
+    #[error(
+        "Thread {0} waits for the answer to a question: command.resume must be a text or an object with messages"
+    )]
+    NoAnswer(ThreadId),
+    /// The state, which would tell, cannot be read or written.
+    #[error(transparent)]
+    State(#[from] threadkeep::Error),
+}
+
+/// What a resumed run does.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Resumed<'a> {
+    /// It starts with these messages.
+    Answer(&'a [Json]),
+    /// It goes on from here with the nodes that are next, and the value is to be [kept](keep).
+    GoOn(&'a StateSnapshot),
+}
+
+/// What `resume` means to a thread in this state.
+///
+/// # Errors
+/// [`ResumeError`].
+pub(crate) fn resolve<'a>(
+    thread: &ThreadId,
+    state: Option<&'a StateSnapshot>,
+    resume: &'a Resume,
+) -> Result<Resumed<'a>, ResumeError> {
+    let Some(state) = state else { return Err(ResumeError::NothingWaits(thread.clone())) };
+    if !state.next.is_empty() {
+        return Ok(Resumed::GoOn(state));
+    }
+    let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
+    if !asks(messages.as_array().map_or(&[], Vec::as_slice)) {
+        return Err(ResumeError::NothingWaits(thread.clone()));
+    }
+    let answer = resume.messages.as_deref().filter(|messages| !messages.is_empty());
+    answer.map(Resumed::Answer).ok_or_else(|| ResumeError::NoAnswer(thread.clone()))
+}
+
+/// Whether a conversation ends with a question to the user.
+fn asks(messages: &[Json]) -> bool {
+    let Some(last) = messages.iter().rposition(|message| kind(message) != "tool") else { return false };
+    let results = &messages[last + 1..];
+    !tool_calls(&messages[last]).is_empty()
+        && results.iter().any(|result| result["name"] == ASK_CLARIFICATION && result["status"] != "error")
+}
+
+/// Keeps a value that answers nothing, on the checkpoint that the run goes on from.
+///
+/// # Errors
+/// The saver's.
+pub(crate) async fn keep(
+    accessor: &StateAccessor,
+    state: &StateSnapshot,
+    value: &Json,
+) -> threadkeep::Result<()> {
+    let value = ChannelValue::from_json(value)?;
+    let write = Write { channel: RESUME_CHANNEL.into(), value, overwrite: false };
+    let row = TaskWrites { task: RESUME_TASK, node: RESUME_NODE.into(), index: 0, writes: vec![write] };
+    accessor.saver().put_writes(&state.key, &row).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::request::{Interrupts, RunInput, RunOptions, RunRequest, StreamMode};
+    use super::super::tests::{Gateway, ask, options};
+    use super::*;
+    use crate::store::RunStatus;
+
+    fn call() -> Json {
+        json!({"type": "ai", "content": "", "tool_calls": [{"name": ASK_CLARIFICATION, "id": "c", "args": {}}]})
+    }
+
+    fn result(name: &str, status: &str) -> Json {
+        json!({"type": "tool", "name": name, "status": status, "tool_call_id": "c", "content": "?"})
+    }
+
+    fn human() -> Json {
+        json!({"type": "human", "content": "hi"})
+    }
+
+    #[test]
+    fn a_conversation_asks_if_it_ends_with_an_unanswered_question() {
+        let asked = result(ASK_CLARIFICATION, "success");
+        assert!(asks(&[human(), call(), asked.clone()]));
+        assert!(asks(&[human(), call(), asked.clone(), result("ls", "success")]), "beside another tool");
+        assert!(!asks(&[]));
+        assert!(!asks(&[human()]));
+        assert!(!asks(&[human(), call()]), "the question was not asked yet");
+        assert!(!asks(&[human(), call(), result(ASK_CLARIFICATION, "error")]));
+        assert!(!asks(&[human(), call(), asked.clone(), human()]), "answered");
+        assert!(!asks(&[human(), call(), result("ls", "success")]));
+        assert!(!asks(&[human(), asked]), "nobody called the tool");
+    }
+
+    fn resuming(value: Json) -> RunRequest {
+        let input = RunInput::Resume(Resume { messages: None, value });
+        RunRequest { input, ..ask("") }
+    }
+
+    /// What is kept on a checkpoint.
+    async fn kept(gateway: &Gateway, at: &StateSnapshot) -> Vec<Json> {
+        let read = gateway.app.accessor().get(&at.key.thread, Some(at.key.id)).await.unwrap().unwrap();
+        let writes = read.writes.iter().flat_map(|row| &row.writes);
+        let kept = writes.filter(|write| write.channel.as_str() == RESUME_CHANNEL);
+        kept.map(|write| write.value.to_json().unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_value_that_answers_nothing_is_kept_where_the_run_went_on() {
+        let script = json!({"rules": [
+            {"answers": [{"tool_calls": [{"name": "ls"}]}, {"text": "done"}]},
+        ]});
+        for mode in ["full", "delta"] {
+            let gateway = Gateway::start(mode, &script).await;
+            let stopping = || RunOptions {
+                interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
+                interrupt_after: Interrupts::Nodes(vec!["tools".to_owned()]),
+                ..options([StreamMode::Values])
+            };
+            gateway.run(RunRequest { options: stopping(), ..ask("go") }).await;
+            let before_tools = gateway.head().await.unwrap();
+            assert_eq!(kept(&gateway, &before_tools).await, [] as [Json; 0]);
+
+            let value = json!({"approved": true, "by": ["me"]});
+            let (_, row) = gateway.run(RunRequest { options: stopping(), ..resuming(value.clone()) }).await;
+            assert_eq!(row.status, RunStatus::Success);
+            assert_eq!(kept(&gateway, &before_tools).await, [value]);
+            let after_tools = gateway.head().await.unwrap();
+            let history = gateway.history().await;
+            let children = history.iter().filter(|state| state.parent == Some(before_tools.key.id));
+            assert_eq!(
+                children.map(|state| state.metadata.step).collect::<Vec<_>>(),
+                [2],
+                "it went on from there"
+            );
+            assert_eq!(kept(&gateway, &after_tools).await, [] as [Json; 0]);
+
+            let (_, row) = gateway.run(resuming(json!("yes"))).await;
+            assert_eq!(row.status, RunStatus::Success);
+            assert_eq!(kept(&gateway, &after_tools).await, [json!("yes")]);
+            let head = gateway.head().await.unwrap();
+            let texts = head.json("messages").unwrap().unwrap();
+            assert_eq!(
+                (texts.as_array().unwrap().len(), &texts[3]["content"]),
+                (4, &json!("done")),
+                "{mode}"
+            );
+
+            let state = gateway.app.accessor();
+            keep(state, &after_tools, &json!("no")).await.unwrap();
+            assert_eq!(kept(&gateway, &after_tools).await, [json!("no")], "the later value takes its place");
+        }
+    }
+}

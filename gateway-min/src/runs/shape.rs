@@ -1,0 +1,235 @@
+//! What runs leave in the store, row by row: the checkpoints of fixed scripts, and that mode and cadence change nothing
+//! of what they say.
+
+use std::collections::HashMap;
+
+use regex::Regex;
+use serde_json::{Value as Json, json};
+use threadkeep::checkpoint::{CheckpointTuple, TaskWrites};
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{ListQuery, Load};
+use threadkeep::state::StateSnapshot;
+
+use super::tests::{Gateway, ask};
+
+/// The word that a question contains, and what the model answers to it.
+fn script() -> Json {
+    let waits = "until [ -e flag ]; do sleep 0.01; done; rm flag; echo slow";
+    json!({"rules": [
+        {"when": {"contains": ["one tool"]}, "answers": [
+            {"text": "One.", "tool_calls": [{"name": "ls", "id": "a"}]}, {"text": "done"},
+        ]},
+        {"when": {"contains": ["two tools"]}, "answers": [
+            {"text": "Two.", "tool_calls": [
+                {"name": "bash", "id": "slow", "args": {"command": waits}},
+                {"name": "write_file", "id": "fast", "args": {"path": "flag", "content": "x"}},
+            ]},
+            {"text": "done"},
+        ]},
+        {"when": {"contains": ["bad tool"]}, "answers": [
+            {"text": "Bad.", "tool_calls": [{"name": "read_file", "id": "a", "args": {"path": "missing"}}]},
+            {"text": "done"},
+        ]},
+        {"when": {"contains": ["bad model"]}, "answers": [{"error": {"kind": "fatal", "message": "no"}}]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+impl Gateway {
+    /// Every checkpoint of the thread, oldest first.
+    async fn stored(&self) -> Vec<CheckpointTuple> {
+        let query = ListQuery {
+            thread: ThreadId::from("t"),
+            namespace: None,
+            before: None,
+            limit: None,
+            filter: serde_json::Map::new(),
+            load: Load::All,
+        };
+        let mut tuples = self.app.accessor().saver().list(&query).await.unwrap();
+        tuples.reverse();
+        tuples
+    }
+}
+
+/// A checkpoint on one line: step, source, what is next, the tasks whose writes made it, and the rows of the tasks that
+/// ran from it.
+fn line(tuple: &CheckpointTuple, made_by: &[TaskWrites]) -> String {
+    let row = |row: &TaskWrites| {
+        let channels: Vec<&str> = row.writes.iter().map(|write| write.channel.as_str()).collect();
+        format!("{}#{}({})", row.node, row.index, channels.join("+"))
+    };
+    let applied = tuple.checkpoint.applied.iter().map(|task| {
+        let row = made_by.iter().find(|row| row.task == *task).expect("a row of the parent");
+        format!("{}#{}", row.node, row.index)
+    });
+    let applied: Vec<String> = applied.collect();
+    let next: Vec<&str> = tuple.checkpoint.next.iter().map(threadkeep::id::NodeName::as_str).collect();
+    let rows: Vec<String> = tuple.writes.iter().map(row).collect();
+    let (step, source) = (tuple.metadata.step, json!(tuple.metadata.source));
+    let source = source.as_str().unwrap();
+    format!("{step} {source} next[{}] by[{}] rows[{}]", next.join(" "), applied.join(" "), rows.join(" "))
+}
+
+/// The lines of a thread, after a check that it is one unbroken chain with ids in order.
+fn shape(tuples: &[CheckpointTuple]) -> Vec<String> {
+    assert_eq!(tuples[0].parent, None);
+    for pair in tuples.windows(2) {
+        assert_eq!(pair[1].parent, Some(pair[0].checkpoint.id), "the chain is broken");
+        assert!(pair[1].checkpoint.id > pair[0].checkpoint.id, "ids do not increase");
+        assert_eq!(pair[1].metadata.step, pair[0].metadata.step + 1);
+    }
+    let parents = std::iter::once([].as_slice()).chain(tuples.iter().map(|tuple| tuple.writes.as_slice()));
+    tuples.iter().zip(parents).map(|(tuple, made_by)| line(tuple, made_by)).collect()
+}
+
+/// What two turns leave on a thread without checkpoints: first the lines of the first, then those of the second.
+async fn turns(mode: &str, question: &str) -> [Vec<String>; 2] {
+    let gateway = Gateway::start(mode, &script()).await;
+    gateway.run(ask(question)).await;
+    let first = gateway.stored().await.len();
+    gateway.run(ask(question)).await;
+    let mut lines = shape(&gateway.stored().await);
+    let second = lines.split_off(first);
+    [lines, second]
+}
+
+/// The first turn of a thread has no parent on which its input's row could stand, and its last answer brings the title.
+#[tokio::test]
+async fn each_kind_of_turn_leaves_exactly_these_checkpoints_and_rows() {
+    let no_tool = [
+        vec![
+            "-1 input next[model] by[] rows[model#0(messages+title)]",
+            "0 loop next[] by[model#0] rows[]",
+            "1 update next[] by[] rows[__input__#0(messages)]",
+        ],
+        vec![
+            "2 input next[model] by[__input__#0] rows[model#0(messages)]",
+            "3 loop next[] by[model#0] rows[]",
+            "4 update next[] by[] rows[]",
+        ],
+    ];
+    let one_tool = [
+        vec![
+            "-1 input next[model] by[] rows[model#0(messages)]",
+            "0 loop next[tools] by[model#0] rows[tools#0(messages)]",
+            "1 loop next[model] by[tools#0] rows[model#0(messages+title)]",
+            "2 loop next[] by[model#0] rows[]",
+            "3 update next[] by[] rows[__input__#0(messages)]",
+        ],
+        vec![
+            "4 input next[model] by[__input__#0] rows[model#0(messages)]",
+            "5 loop next[tools] by[model#0] rows[tools#0(messages)]",
+            "6 loop next[model] by[tools#0] rows[model#0(messages)]",
+            "7 loop next[] by[model#0] rows[]",
+            "8 update next[] by[] rows[]",
+        ],
+    ];
+    // The second call is done first: its row stands first, and is applied second.
+    let two_tools = [
+        vec![
+            "-1 input next[model] by[] rows[model#0(messages)]",
+            "0 loop next[tools tools] by[model#0] rows[tools#1(messages) tools#0(messages)]",
+            "1 loop next[model] by[tools#0 tools#1] rows[model#0(messages+title)]",
+            "2 loop next[] by[model#0] rows[]",
+            "3 update next[] by[] rows[__input__#0(messages)]",
+        ],
+        vec![
+            "4 input next[model] by[__input__#0] rows[model#0(messages)]",
+            "5 loop next[tools tools] by[model#0] rows[tools#1(messages) tools#0(messages)]",
+            "6 loop next[model] by[tools#0 tools#1] rows[model#0(messages)]",
+            "7 loop next[] by[model#0] rows[]",
+            "8 update next[] by[] rows[]",
+        ],
+    ];
+    // A failed run is not noted.
+    let bad_model = [
+        vec![
+            "-1 input next[model] by[] rows[model#0(messages+title)]",
+            "0 loop next[] by[model#0] rows[__input__#0(messages)]",
+        ],
+        vec![
+            "1 input next[model] by[__input__#0] rows[model#0(messages)]",
+            "2 loop next[] by[model#0] rows[]",
+        ],
+    ];
+    for (question, expected) in [
+        ("hello", &no_tool),
+        ("one tool", &one_tool),
+        ("two tools", &two_tools),
+        ("bad tool", &one_tool),
+        ("bad model", &bad_model),
+    ] {
+        for mode in ["full", "delta"] {
+            assert_eq!(turns(mode, question).await, *expected, "{question}, {mode}");
+        }
+    }
+}
+
+/// The state at every checkpoint, oldest first, with each id replaced by its number of appearance.
+fn states(history: &[StateSnapshot]) -> Vec<String> {
+    let uuid = Regex::new("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap();
+    let mut seen = HashMap::new();
+    let state = |state: &StateSnapshot| {
+        let values = Json::Object(state.values().unwrap()).to_string();
+        let next: Vec<&str> = state.next.iter().map(threadkeep::id::NodeName::as_str).collect();
+        let text = format!("{} {next:?} {values}", state.metadata.step);
+        let masked = uuid.replace_all(&text, |found: &regex::Captures<'_>| {
+            let next = seen.len();
+            format!("<{}>", seen.entry(found[0].to_owned()).or_insert(next))
+        });
+        masked.into_owned()
+    };
+    history.iter().map(state).collect()
+}
+
+/// The contents of the messages of a state.
+fn contents(values: &Json) -> Vec<String> {
+    let messages = values["messages"].as_array().unwrap();
+    messages.iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_and_cadence() {
+    let questions = ["hello", "two tools", "bad model", "one tool", "bad tool", "two tools", "bye"];
+    let settings = [("full", 3), ("delta", 1), ("delta", 2), ("delta", 10), ("delta", 1000)];
+    let mut expected: Option<Vec<String>> = None;
+    for (mode, frequency) in settings {
+        let gateway = Gateway::start_at(mode, frequency, &script()).await;
+        let mut live = Vec::new();
+        for question in questions {
+            let (frames, _) = gateway.run(ask(question)).await;
+            live.extend(frames.into_iter().filter(|(name, _)| name == "values").map(|(_, values)| values));
+        }
+        let mut history = gateway.history().await;
+        history.reverse();
+
+        // As it was live: every superstep showed its state.
+        let steps = history.iter().filter(|state| !state.metadata.is_duration_only());
+        let read: Vec<Json> = steps.map(|state| Json::Object(state.values().unwrap())).collect();
+        assert_eq!(
+            read.iter().map(contents).collect::<Vec<_>>(),
+            live.iter().map(contents).collect::<Vec<_>>(),
+            "{mode} {frequency}"
+        );
+        let results: Vec<&Json> = read.last().unwrap()["messages"].as_array().unwrap().iter().collect();
+        let calls: Vec<&str> =
+            results.iter().filter_map(|message| message["tool_call_id"].as_str()).collect();
+        assert_eq!(calls, ["slow", "fast", "a", "a", "slow", "fast"], "in the order of the calls");
+
+        // One by one as in one pass.
+        for state in &history {
+            let alone = gateway.app.accessor().get(&state.key.thread, Some(state.key.id)).await.unwrap();
+            assert_eq!(alone.unwrap().values().unwrap(), state.values().unwrap());
+        }
+        let snapshots = history.iter().filter(|state| state.metadata.counters.is_empty()).count();
+        match (mode, frequency) {
+            ("delta", 1) => assert_eq!(snapshots, history.len()),
+            ("delta", _) => assert!(snapshots < history.len(), "sentinels are read as well"),
+            _ => assert_eq!(snapshots, history.len()),
+        }
+
+        let states = states(&history);
+        assert_eq!(&states, expected.get_or_insert(states.clone()), "{mode} {frequency}");
+    }
+}

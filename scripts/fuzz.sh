@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs each fuzz target for SECONDS seconds (default 60), or only those that are named.
+# What fails is kept in fuzz/artifacts: put it into fuzz/corpus with its fix, and every test run looks at it. New inputs
+# that are merely interesting stay in fuzz/target.
+set -euo pipefail
+seconds=${FUZZ_SECONDS:-60}
+cd "$(dirname "$0")/../fuzz"
+if ! rustup toolchain list | grep -q '^nightly'; then
+    echo "fuzzing needs a nightly toolchain; install one with: rustup toolchain install nightly --profile minimal" >&2
+    exit 1
+fi
+command -v cargo-fuzz > /dev/null || cargo install --locked cargo-fuzz@0.13.2
+# Two copies of a constant in the bundled SQLite are no fault of ours.
+export ASAN_OPTIONS="detect_odr_violation=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+[ $# -gt 0 ] || set -- $(cargo +nightly fuzz list --fuzz-dir .)
+for target in "$@"; do
+    printf '\n== %s, %s s\n' "$target" "$seconds"
+    corpus=corpus/${target%_sqlite} # The two targets of programs share one.
+    [ -d "$corpus" ] || corpus=corpus/$target
+    mkdir -p "target/corpus/$target"
+    cargo +nightly fuzz run --fuzz-dir . "$target" "target/corpus/$target" "$corpus" \
+        -- -max_total_time="$seconds" -timeout=30 -rss_limit_mb=4096 -print_final_stats=1
+done

@@ -4,15 +4,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
+use threadkeep::cache::{CachedSaver, HistoryCache, MemoryCache};
 use threadkeep::channel::{Behaviour, Fold, Schema};
 use threadkeep::id::{CheckpointId, IdSource, NodeName, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::Saver;
+use threadkeep::saver::{Load, Saver};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::{Error, Result};
@@ -138,10 +140,16 @@ fn schema() -> Schema {
 /// A store under test; reopening one on disk reads everything back from the file.
 enum Store {
     Memory(MemorySaver),
+    Cached(MemorySaver, Arc<dyn HistoryCache>),
     Sqlite { dir: tempfile::TempDir, saver: Arc<SqliteSaver> },
 }
 
 impl Store {
+    fn cached(max_entries: usize) -> Self {
+        let cache = MemoryCache::new(NonZeroUsize::new(max_entries).unwrap());
+        Self::Cached(MemorySaver::default(), Arc::new(cache))
+    }
+
     fn sqlite() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let saver = Self::open(dir.path());
@@ -163,6 +171,7 @@ impl Store {
     fn accessor(&self, mode: ChannelMode, frequency: u64) -> StateAccessor {
         let saver: Arc<dyn Saver> = match self {
             Self::Memory(saver) => Arc::new(saver.clone()),
+            Self::Cached(saver, cache) => Arc::new(CachedSaver::new(Arc::new(saver.clone()), cache.clone())),
             Self::Sqlite { saver, .. } => saver.clone(),
         };
         let table = schema().compile(mode, frequency).unwrap();
@@ -264,8 +273,19 @@ impl Run {
             (None, Err(Error::InvalidUpdate(_))) => {}
             (model, got) => panic!("the model says {model:?}, the engine {got:?}, after {op:?}"),
         }
+        self.warm_reads_equal_cold_reads().await;
         // A step on the head by somebody else than the writer makes the writer stale.
         self.writer = StepWriter::open(&self.accessor, &self.thread, None).await.unwrap();
+    }
+
+    /// What the accessor remembers of the head is what one that remembers nothing reads.
+    async fn warm_reads_equal_cold_reads(&self) {
+        for load in [Load::All, Load::None, Load::Only(["messages".into(), "title".into()].into())] {
+            let warm = self.accessor.get_loading(&self.thread, None, load.clone()).await.unwrap();
+            let reader = self.store.accessor(self.mode.0, self.mode.1);
+            let cold = reader.get_loading(&self.thread, None, load).await.unwrap();
+            assert_eq!(warm, cold);
+        }
     }
 
     async fn reopen_as(&mut self, mode: (ChannelMode, u64)) {
@@ -304,7 +324,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
-async fn every_mode_agrees(store: fn() -> Store, ops: &[Op]) {
+async fn every_mode_agrees(store: impl Fn() -> Store, ops: &[Op]) {
     let deltas = [1, 2, 3, 10, 1000].map(|k| (ChannelMode::Delta, k));
     for mode in [(ChannelMode::Full, 10)].into_iter().chain(deltas) {
         let mut run = Run::new(store(), mode).await;
@@ -343,6 +363,13 @@ proptest! {
     #[test]
     fn every_mode_and_cadence_gives_the_naive_state_at_every_checkpoint_in_memory(ops in programs(40)) {
         block_on(every_mode_agrees(|| Store::Memory(MemorySaver::default()), &ops));
+    }
+
+    #[test]
+    fn every_mode_and_cadence_gives_the_naive_state_at_every_checkpoint_through_a_history_cache(
+        ops in programs(40), entries in 1..4_usize
+    ) {
+        block_on(every_mode_agrees(|| Store::cached(entries), &ops));
     }
 
     #[test]

@@ -1,23 +1,26 @@
 //! The gateway's parts, put together: configuration, stores, locks, models. The one place that chooses a driver.
 
 use std::collections::HashMap;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
+use threadkeep::cache::{CachedSaver, HistoryCache, MemoryCache};
 use threadkeep::channel::Schema;
 use threadkeep::id::IdSource;
-use threadkeep::mode::ModeRegister;
+use threadkeep::mode::{ChannelMode, ModeRegister};
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_memory::MemorySaver;
+use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
 use crate::agent::{AgentError, LeadAgent};
-use crate::config::{Backend, Config, ConfigHandle, SqliteSynchronous};
+use crate::config::{Backend, CheckpointCacheType, Config, ConfigHandle, SqliteSynchronous};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
@@ -41,6 +44,9 @@ pub enum StartError {
     /// The gateway's own records.
     #[error("the gateway's records cannot be opened: {0}")]
     Records(#[from] StoreError),
+    /// The history cache's Redis.
+    #[error("database.checkpoint_cache.redis_url: {0}")]
+    HistoryCache(#[from] InvalidUrl),
     /// The configured backend is not part of this build.
     #[error("database.backend '{0}' is not part of this build; use 'sqlite' or 'memory'")]
     Backend(&'static str),
@@ -91,6 +97,7 @@ impl App {
             }
             Backend::Postgres => return Err(StartError::Backend("postgres")),
         };
+        let saver = with_history_cache(saver, &current)?;
         let grace =
             TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
         let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
@@ -226,6 +233,26 @@ impl App {
             sqlite.close().await;
         }
     }
+}
+
+/// The saver with the configured history cache before it. Only delta mode has histories to cache.
+fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn Saver>, StartError> {
+    let section = &config.database.checkpoint_cache;
+    let max_entries = NonZeroUsize::new(section.max_entries);
+    let (ChannelMode::Delta, Some(max_entries)) = (settings::mode(config), max_entries) else {
+        return Ok(saver);
+    };
+    let cache: Arc<dyn HistoryCache> = match section.kind {
+        CheckpointCacheType::Memory => Arc::new(MemoryCache::new(max_entries)),
+        CheckpointCacheType::Redis => {
+            let settings = threadkeep_redis::Settings {
+                key_prefix: settings::history_cache_prefix(&config.database),
+                ttl_seconds: NonZeroU64::new(section.ttl_seconds),
+            };
+            Arc::new(RedisCache::open(section.redis_url.expose(), settings)?)
+        }
+    };
+    Ok(Arc::new(CachedSaver::new(saver, cache)))
 }
 
 async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use threadkeep::mode::ChannelMode;
 
-use crate::config::{self, CheckpointChannelMode, Config, RunEventsBackend};
+use crate::app::CHECKPOINT_FILE;
+use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend};
 use crate::model::{ModelKind, ModelSettings};
 use crate::store::{EventBackend, StoreError};
 use crate::tools::ToolSettings;
@@ -16,6 +17,37 @@ pub(crate) fn mode(config: &Config) -> ChannelMode {
         CheckpointChannelMode::Full => ChannelMode::Full,
         CheckpointChannelMode::Delta => ChannelMode::Delta,
     }
+}
+
+/// What stands before every key of the Redis history cache: as configured, or made from what names the database. Users
+/// and passwords are no part of it, so changing them keeps the cache.
+pub(crate) fn history_cache_prefix(database: &Database) -> String {
+    let configured = &database.checkpoint_cache.key_prefix;
+    if !configured.is_empty() {
+        return configured.clone();
+    }
+    let identity = match database.backend {
+        // Another one in each process.
+        Backend::Memory => vec![uuid::Uuid::new_v4().to_string()],
+        Backend::Sqlite => {
+            let path = database.sqlite_dir.join(CHECKPOINT_FILE);
+            vec![std::path::absolute(&path).unwrap_or(path).display().to_string()]
+        }
+        Backend::Postgres => {
+            let url = database.postgres_url.as_ref().and_then(|url| url.expose().parse().ok());
+            let url: tokio_postgres::Config = url.unwrap_or_default();
+            let ports = if url.get_ports().is_empty() { &[5432] } else { url.get_ports() };
+            let ports = ports.iter().map(u16::to_string);
+            let hosts = url.get_hosts().iter().map(|host| format!("{host:?}"));
+            let names = [url.get_dbname(), database.postgres_schema.as_deref()];
+            hosts.chain(ports).chain(names.map(|name| name.unwrap_or_default().to_owned())).collect()
+        }
+    };
+    let mut hasher = blake3::Hasher::new();
+    for part in &identity {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    format!("threadkeep:{}:", &hasher.finalize().to_hex()[..16])
 }
 
 pub(crate) fn event_backend(config: &Config) -> Result<EventBackend, StoreError> {
@@ -60,5 +92,49 @@ pub(crate) fn model(config: &config::Model) -> ModelSettings {
         when_thinking_disabled: config.when_thinking_disabled.as_map().clone(),
         stream_chunk_timeout: Duration::from_secs_f64(config.stream_chunk_timeout),
         ..ModelSettings::new(config.name.clone(), kind, config.model.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::config::Secret;
+
+    fn postgres(url: &str) -> Database {
+        Database { backend: Backend::Postgres, postgres_url: Some(Secret::new(url)), ..Database::default() }
+    }
+
+    #[test]
+    fn each_database_has_a_prefix_of_its_own_whoever_logs_in() {
+        let sqlite =
+            |dir: &str| Database { backend: Backend::Sqlite, sqlite_dir: dir.into(), ..Database::default() };
+        let in_schema = Database { postgres_schema: Some("s".into()), ..postgres("postgres://h/d") };
+        let databases = [
+            sqlite("/a"),
+            sqlite("/b"),
+            postgres("postgres://h/d"),
+            postgres("postgres://h/e"),
+            postgres("postgres://i/d"),
+            postgres("postgres://h:5433/d"),
+            in_schema,
+            Database::default(),
+            Database::default(),
+        ];
+        let prefixes: BTreeSet<String> = databases.iter().map(history_cache_prefix).collect();
+        assert_eq!(prefixes.len(), databases.len(), "a memory database is another one each time");
+        assert_eq!(history_cache_prefix(&sqlite("/a")), history_cache_prefix(&sqlite("/a")));
+        for same in ["postgres://u:p@h/d", "postgresql://v:q@h/d", "host=h dbname=d user=u password=p"] {
+            let prefix = history_cache_prefix(&postgres(same));
+            assert_eq!(prefix, history_cache_prefix(&postgres("postgres://h/d")), "{same}");
+        }
+    }
+
+    #[test]
+    fn a_configured_prefix_is_taken_as_it_is() {
+        let mut database = Database::default();
+        database.checkpoint_cache.key_prefix = "mine:".into();
+        assert_eq!(history_cache_prefix(&database), "mine:");
     }
 }

@@ -154,6 +154,21 @@ impl<'a> HistoryWalk<'a> {
         Ok(self.open.is_empty())
     }
 
+    /// The channels whose path is not complete yet.
+    pub fn open(&self) -> impl Iterator<Item = &ChannelName> {
+        self.open.iter()
+    }
+
+    /// Completes the path of a channel by one that is known: `known` ends at the checkpoint that would be visited next.
+    pub fn join(&mut self, channel: &ChannelName, known: ChannelHistory) {
+        if self.open.remove(channel)
+            && let Some(history) = self.done.get_mut(channel)
+        {
+            history.seed = known.seed;
+            history.steps.extend(known.steps.into_iter().rev());
+        }
+    }
+
     /// Records the writes that `id` applied, out of the rows under its parent.
     ///
     /// # Errors

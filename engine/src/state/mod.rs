@@ -3,6 +3,7 @@
 mod plan;
 mod rewind;
 mod snapshot;
+mod warm;
 
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ pub(crate) use plan::{Plan, Step, plan};
 pub use rewind::RollbackPoint;
 pub(crate) use snapshot::Channel;
 pub use snapshot::{StateSnapshot, TaskView};
+use warm::WarmHeads;
 
 use crate::channel::ChannelTable;
 use crate::checkpoint::{
@@ -25,12 +27,16 @@ use crate::mode::{gate, gate_tuple};
 use crate::saver::{CheckpointSelector, ListQuery, Load, Saver, StepCommit};
 
 /// Reads and writes the state of threads, with the channels, mode and cadence of a [`ChannelTable`]. Cloning is cheap.
+///
+/// It remembers the values of the heads that it read or wrote last (a few, bounded by their bytes), so that going on with
+/// a thread costs one small read however long the thread is. The clones of an accessor share that memory.
 #[derive(Clone)]
 pub struct StateAccessor {
     saver: Arc<dyn Saver>,
     table: Arc<ChannelTable>,
     ids: Arc<IdSource>,
     namespace: Namespace,
+    warm: WarmHeads,
 }
 
 /// A change of state from outside a run.
@@ -62,7 +68,7 @@ pub struct HistoryQuery {
 impl StateAccessor {
     /// An accessor of the root namespace.
     pub fn new(saver: Arc<dyn Saver>, table: Arc<ChannelTable>, ids: Arc<IdSource>) -> Self {
-        Self { saver, table, ids, namespace: Namespace::root() }
+        Self { saver, table, ids, namespace: Namespace::root(), warm: WarmHeads::default() }
     }
 
     /// The same accessor for another namespace.
@@ -76,7 +82,7 @@ impl StateAccessor {
         &self.table
     }
 
-    /// The saver, for what is not state: existence checks and deletion.
+    /// The saver, for what is not state: existence checks, rewriting, pending writes.
     pub fn saver(&self) -> &Arc<dyn Saver> {
         &self.saver
     }
@@ -108,10 +114,35 @@ impl StateAccessor {
         at: Option<CheckpointId>,
         load: Load,
     ) -> Result<Option<StateSnapshot>> {
-        let tuple = self.saver.get(&self.selector(thread, at, load.clone())).await?;
+        if load != Load::None
+            && let Some(warm) = self.warm.find(thread, &self.namespace, at)
+        {
+            let Some(tuple) = self.tuple(thread, at, Load::None).await? else {
+                self.warm.forget(thread);
+                return Ok(None);
+            };
+            if warm.is_of(&tuple) {
+                return Ok(Some(warm.complete(tuple, &load)));
+            }
+        }
+        let tuples = self.tuple(thread, at, load.clone()).await?.into_iter().collect();
+        let state = materialize(&*self.saver, &self.table, tuples, &load).await?.pop();
+        if let (Some(head), None) = (&state, at) {
+            self.warm.keep(head, &self.table);
+        }
+        Ok(state)
+    }
+
+    /// What the saver has of a checkpoint, past the gate.
+    async fn tuple(
+        &self,
+        thread: &ThreadId,
+        at: Option<CheckpointId>,
+        load: Load,
+    ) -> Result<Option<CheckpointTuple>> {
+        let tuple = self.saver.get(&self.selector(thread, at, load)).await?;
         gate_tuple(self.table.mode(), tuple.as_ref())?;
-        let tuples: Vec<CheckpointTuple> = tuple.into_iter().collect();
-        Ok(materialize(&*self.saver, &self.table, tuples, &load).await?.pop())
+        Ok(tuple)
     }
 
     /// The gate alone, on a checkpoint or the head, before anything is written; returns whether it exists.
@@ -119,9 +150,7 @@ impl StateAccessor {
     /// # Errors
     /// [`Error::ModeMismatch`], and the saver's.
     pub async fn check(&self, thread: &ThreadId, at: Option<CheckpointId>) -> Result<bool> {
-        let tuple = self.saver.get(&self.selector(thread, at, Load::None)).await?;
-        gate_tuple(self.table.mode(), tuple.as_ref())?;
-        Ok(tuple.is_some())
+        Ok(self.tuple(thread, at, Load::None).await?.is_some())
     }
 
     /// A page of history, newest first, materialized in one pass.
@@ -175,8 +204,7 @@ impl StateAccessor {
     /// [`Error::NotFound`] if `at` does not exist, [`Error::ModeMismatch`] from the gate (nothing is written),
     /// [`Error::InvalidUpdate`], [`Error::Conflict`] if the head moved meanwhile, and the saver's.
     pub async fn update(&self, thread: &ThreadId, update: Update) -> Result<StateSnapshot> {
-        let head = self.saver.get(&self.selector(thread, None, Load::None)).await?;
-        gate_tuple(self.table.mode(), head.as_ref())?;
+        let head = self.tuple(thread, None, Load::None).await?;
         let head = head.map(|tuple| tuple.checkpoint.id);
         let base = self.get(thread, update.at.or(head)).await?;
         if let (None, Some(checkpoint)) = (&base, update.at) {
@@ -242,7 +270,18 @@ impl StateAccessor {
             Err(Error::InDoubt { .. }) => self.saver.commit(plan.commit).await?,
             other => other?,
         };
+        self.warm.keep(&plan.state, &self.table);
         Ok(plan.state)
+    }
+
+    /// Deletes everything of a thread, in every namespace.
+    ///
+    /// # Errors
+    /// The saver's.
+    pub async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        let deleted = self.saver.delete_thread(thread).await;
+        self.warm.forget(thread);
+        deleted
     }
 }
 

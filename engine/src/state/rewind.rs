@@ -78,7 +78,7 @@ impl StateAccessor {
         extra: Map<String, Json>,
     ) -> Result<Option<StateSnapshot>> {
         let Some(captured) = &point.0 else {
-            self.saver.delete_thread(thread).await?;
+            self.delete_thread(thread).await?;
             return Ok(None);
         };
         let (base, head, writes) = match self.table.mode() {

@@ -132,6 +132,8 @@ pub struct ListValue {
     places: Option<HashMap<Arc<str>, usize>>,
     base: Option<Version>,
     parts: Vec<Part>,
+    /// The bytes of all elements.
+    bytes: usize,
 }
 
 impl ListValue {
@@ -143,6 +145,11 @@ impl ListValue {
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.elements.is_empty()
+    }
+
+    /// The bytes of all elements together. Known without looking at them.
+    pub fn bytes_len(&self) -> usize {
+        self.bytes
     }
 
     /// The elements in order.
@@ -171,6 +178,7 @@ impl ListValue {
         if let (Some(places), Some(id)) = (&mut self.places, element.id()) {
             places.entry(id.clone()).or_insert(self.elements.len());
         }
+        self.bytes += element.bytes().len();
         self.elements.push_back(element);
         match self.parts.last_mut() {
             Some(Part::New { len }) => *len += 1,
@@ -180,9 +188,8 @@ impl ListValue {
 
     /// Puts `element` in the place of the one at `index`, which must have the same id. Equal bytes change nothing.
     pub fn replace(&mut self, index: usize, element: Element) {
-        if self.elements.get(index).is_none_or(|old| *old == element) {
-            return;
-        }
+        let Some(old) = self.elements.get(index).filter(|old| **old != element) else { return };
+        self.bytes = self.bytes - old.bytes().len() + element.bytes().len();
         self.elements.set(index, element);
         self.splice_part(index, Some(Part::New { len: 1 }));
     }
@@ -190,7 +197,7 @@ impl ListValue {
     /// Removes the element at `index`.
     pub fn remove(&mut self, index: usize) {
         if index < self.elements.len() {
-            self.elements.remove(index);
+            self.bytes -= self.elements.remove(index).bytes().len();
             self.places = None;
             self.splice_part(index, None);
         }
@@ -271,7 +278,8 @@ impl FromIterator<Element> for ListValue {
     fn from_iter<I: IntoIterator<Item = Element>>(elements: I) -> Self {
         let elements: Vector<Element> = elements.into_iter().collect();
         let parts = if elements.is_empty() { Vec::new() } else { vec![Part::New { len: elements.len() }] };
-        Self { elements, places: None, base: None, parts }
+        let bytes = elements.iter().map(|element| element.bytes().len()).sum();
+        Self { elements, places: None, base: None, parts, bytes }
     }
 }
 
@@ -360,6 +368,7 @@ mod tests {
                     prop_assert_eq!(list.position(e.id().unwrap()), Some(i));
                 }
                 prop_assert_eq!(list.position("absent"), None);
+                prop_assert_eq!(list.bytes_len(), model.iter().map(|e| e.bytes().len()).sum::<usize>());
             }
         }
     }

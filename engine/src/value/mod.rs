@@ -104,9 +104,7 @@ impl ChannelValue {
     pub fn encoded_len(&self) -> usize {
         match self {
             Self::Plain(encoded) => encoded.bytes.len(),
-            Self::List(list) => {
-                msgpack::array_header_len(list.len()) + list.iter().map(|e| e.bytes().len()).sum::<usize>()
-            }
+            Self::List(list) => msgpack::array_header_len(list.len()) + list.bytes_len(),
         }
     }
 }

@@ -283,6 +283,20 @@ impl CheckpointCache {
     }
 }
 
+impl CheckpointCache {
+    /// Refuses what the embedded client and the console cannot use: their checkpoints are read synchronously, and only
+    /// the memory cache serves that (service reference, "Database checkpoint settings").
+    ///
+    /// # Errors
+    /// [`ConfigError::SyncRedisCache`].
+    pub fn check_sync(&self) -> Result<(), ConfigError> {
+        match self.kind {
+            CheckpointCacheType::Memory => Ok(()),
+            CheckpointCacheType::Redis => Err(ConfigError::SyncRedisCache),
+        }
+    }
+}
+
 impl CheckpointCacheType {
     fn read(node: &Node<'_>) -> Self {
         match node.text("type").as_deref() {

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::error::SYNC_REDIS_CHECKPOINT_CACHE;
 use super::super::testing::{Project, load, load_error, logged};
 use super::super::{Config, Loaded};
 use super::*;
@@ -288,6 +289,14 @@ fn an_unknown_cache_type_is_an_error_in_the_reference_words() {
     assert!(error.contains("database.checkpoint_cache.type: Unknown checkpoint cache type: disk"), "{error}");
     let error = load_error("database: {checkpoint_cache: {type: 5}}\n");
     assert!(error.contains("database.checkpoint_cache.type: must be a text"), "{error}");
+}
+
+#[test]
+fn only_the_memory_cache_serves_the_embedded_client() {
+    let cache = |kind| CheckpointCache { kind, ..CheckpointCache::default() };
+    assert!(cache(CheckpointCacheType::Memory).check_sync().is_ok());
+    let error = cache(CheckpointCacheType::Redis).check_sync().unwrap_err();
+    assert_eq!(error.to_string(), SYNC_REDIS_CHECKPOINT_CACHE);
 }
 
 #[test]

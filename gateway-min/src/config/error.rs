@@ -27,6 +27,10 @@ pub fn unknown_checkpoint_cache_type(name: &str) -> String {
     format!("Unknown checkpoint cache type: {name}")
 }
 
+/// The error for a Redis history cache where only the memory one is supported. Text of the service reference, Messages.
+pub const SYNC_REDIS_CHECKPOINT_CACHE: &str = "database.checkpoint_cache.type 'redis' is not supported on the sync \
+     checkpointer path (TUI/embedded); use 'memory'.";
+
 /// The warning that `accessor_graph_max` is unusable. The default is used instead, as the service reference
 /// says under "Database checkpoint settings".
 pub(super) fn accessor_graph_max_unusable(default: usize) -> String {
@@ -107,6 +111,9 @@ pub enum ConfigError {
         /// The dotted path of the key that uses it.
         key: String,
     },
+    /// The history cache is in Redis, and an embedded client is to use it.
+    #[error("{SYNC_REDIS_CHECKPOINT_CACHE}")]
+    SyncRedisCache,
     /// One or more values are not allowed.
     #[error("invalid configuration{}:\n  {}", in_file(path.as_deref()), listed(problems))]
     Invalid {
@@ -179,6 +186,10 @@ mod tests {
         assert_eq!(
             flat_cadence_key_carried("5"),
             "database.checkpoint_delta_snapshot_frequency is deprecated; use database.checkpoint_delta.snapshot_frequency instead. Carried the legacy value (5) forward."
+        );
+        assert_eq!(
+            ConfigError::SyncRedisCache.to_string(),
+            "database.checkpoint_cache.type 'redis' is not supported on the sync checkpointer path (TUI/embedded); use 'memory'."
         );
         assert_eq!(unknown_checkpoint_cache_type("disk"), "Unknown checkpoint cache type: disk");
     }

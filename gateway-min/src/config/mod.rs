@@ -40,8 +40,8 @@ pub use database::{
 };
 pub use environment::Environment;
 pub use error::{
-    BOTH_CADENCE_KEYS, ConfigError, FLAT_CADENCE_KEY_IGNORED, Origin, Problem, flat_cadence_key_carried,
-    unknown_checkpoint_cache_type,
+    BOTH_CADENCE_KEYS, ConfigError, FLAT_CADENCE_KEY_IGNORED, Origin, Problem, SYNC_REDIS_CHECKPOINT_CACHE,
+    flat_cadence_key_carried, unknown_checkpoint_cache_type,
 };
 pub use find::{CONFIG_PATH_VARIABLE, PROJECT_ROOT_VARIABLE, STATE_DIR_VARIABLE};
 pub use handle::ConfigHandle;

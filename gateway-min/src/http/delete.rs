@@ -100,7 +100,7 @@ async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiErro
         // Such an id could name a directory outside.
         "Skipped local data cleanup for legacy thread ID".to_owned()
     };
-    let deleted = app.accessor().saver().delete_thread(thread).await;
+    let deleted = app.accessor().delete_thread(thread).await;
     deleted.map(|()| message).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
 }
 

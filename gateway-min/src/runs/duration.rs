@@ -145,12 +145,17 @@ pub(crate) async fn newest_notes(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::collections::BTreeSet;
+    use std::sync::{Arc, Mutex};
 
     use threadkeep::channel::Schema;
-    use threadkeep::checkpoint::{TaskWrites, Write};
-    use threadkeep::id::IdSource;
+    use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
+    use threadkeep::id::{ChannelName, CheckpointId, IdSource};
     use threadkeep::mode::ChannelMode;
+    use threadkeep::saver::{
+        Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+        ThreadImage,
+    };
     use threadkeep::state::Update;
     use threadkeep::value::ChannelValue;
     use threadkeep_memory::MemorySaver;
@@ -243,6 +248,136 @@ mod tests {
         assert!(a.unwrap().is_some() && b.unwrap().is_some());
         let head = accessor.get(&thread, None).await.unwrap().unwrap();
         assert_eq!(head.metadata.extra[RUN_DURATIONS], json!({"a": 1, "b": 2}));
+    }
+
+    /// Lets somebody else commit in front of the next commit.
+    struct Crowded {
+        inner: MemorySaver,
+        others: Mutex<Vec<StepCommit>>,
+    }
+
+    #[async_trait::async_trait]
+    impl Saver for Crowded {
+        async fn get(&self, at: &CheckpointSelector) -> threadkeep::Result<Option<CheckpointTuple>> {
+            self.inner.get(at).await
+        }
+
+        async fn list(&self, query: &ListQuery) -> threadkeep::Result<Vec<CheckpointTuple>> {
+            self.inner.list(query).await
+        }
+
+        async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> threadkeep::Result<()> {
+            self.inner.put_writes(at, task).await
+        }
+
+        async fn commit(&self, step: StepCommit) -> threadkeep::Result<CheckpointKey> {
+            let other = self.others.lock().unwrap().pop();
+            if let Some(other) = other {
+                self.inner.commit(other).await?;
+            }
+            self.inner.commit(step).await
+        }
+
+        async fn delta_history(
+            &self,
+            at: &CheckpointKey,
+            channels: &BTreeSet<ChannelName>,
+            reach: Option<CheckpointId>,
+        ) -> threadkeep::Result<DeltaHistory> {
+            self.inner.delta_history(at, channels, reach).await
+        }
+
+        async fn delete_thread(&self, thread: &ThreadId) -> threadkeep::Result<()> {
+            self.inner.delete_thread(thread).await
+        }
+
+        async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> threadkeep::Result<Vec<ThreadId>> {
+            self.inner.threads(after, limit).await
+        }
+
+        async fn read_thread(&self, thread: &ThreadId) -> threadkeep::Result<ThreadImage> {
+            self.inner.read_thread(thread).await
+        }
+
+        async fn rewrite_thread(
+            &self,
+            thread: &ThreadId,
+            expected: &Revision,
+            rewrite: Rewrite,
+        ) -> threadkeep::Result<()> {
+            self.inner.rewrite_thread(thread, expected, rewrite).await
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            self.inner.capabilities()
+        }
+    }
+
+    /// A commit that writes a title on the head, not yet carried out.
+    async fn titling(saver: &MemorySaver, thread: &ThreadId) -> StepCommit {
+        let head = saver.get(&CheckpointSelector::head(thread)).await.unwrap().unwrap();
+        let ids = IdSource::default();
+        let mut checkpoint = head.checkpoint.clone();
+        checkpoint.id = ids.checkpoint_after(Some(head.checkpoint.id));
+        checkpoint.applied.clear();
+        for entry in checkpoint.channels.values_mut() {
+            entry.stored = Stored::Held;
+        }
+        let value = ChannelValue::from_json(&json!("a title")).unwrap();
+        let title = ChannelEntry { version: ids.version_after(None), stored: Stored::Value(value) };
+        checkpoint.channels.insert("title".into(), title);
+        StepCommit {
+            thread: thread.clone(),
+            namespace: head.namespace,
+            parent: Some(head.checkpoint.id),
+            expected_head: Some(head.checkpoint.id),
+            checkpoint,
+            metadata: head.metadata,
+            writes: Vec::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_title_that_comes_between_is_noted_on() {
+        let thread = ThreadId::from("t");
+        let memory = MemorySaver::default();
+        let crowded = Arc::new(Crowded { inner: memory.clone(), others: Mutex::default() });
+        let table = Arc::new(Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap());
+        let accessor = StateAccessor::new(crowded.clone(), table, Arc::new(IdSource::default()));
+        accessor.create(&thread, Map::new()).await.unwrap();
+        say(&accessor, &thread, "one").await;
+        let title = titling(&memory, &thread).await;
+        crowded.others.lock().unwrap().push(title.clone());
+        let noted = note(&accessor, &thread, &notes("r", 4, "one")).await.unwrap().unwrap();
+        assert_eq!(
+            noted.parent,
+            Some(title.checkpoint.id),
+            "the note is on the checkpoint that came between"
+        );
+        let read = accessor.get(&thread, None).await.unwrap().unwrap();
+        assert_eq!(read.json("title").unwrap(), Some(json!("a title")));
+        assert_eq!(read.key.id, noted.key.id);
+    }
+
+    /// Rows of a superstep that failed half way hang on the head, and are no part of what the note repeats.
+    #[tokio::test]
+    async fn a_note_on_leftover_rows_repeats_the_head_and_nothing_else() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            accessor.create(&thread, Map::new()).await.unwrap();
+            let head = say(&accessor, &thread, "one").await;
+            let message = json!([{"type": "ai", "content": "left over", "id": "two"}]);
+            let writes = vec![accessor.write("messages", message, false).unwrap()];
+            let row = TaskWrites { task: accessor.ids().task(), node: "n".into(), index: 0, writes };
+            accessor.saver().put_writes(&head.key, &row).await.unwrap();
+            let noted = note(&accessor, &thread, &notes("r", 1, "one")).await.unwrap().unwrap();
+            for at in [None, Some(noted.key.id), Some(head.key.id)] {
+                let read = accessor.get(&thread, at).await.unwrap().unwrap();
+                assert_eq!(read.values().unwrap(), head.values().unwrap(), "{mode}");
+            }
+            let next = say(&accessor, &thread, "three").await;
+            assert_eq!(next.json("messages").unwrap().unwrap().as_array().unwrap().len(), 2, "{mode}");
+        }
     }
 
     #[test]

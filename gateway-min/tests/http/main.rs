@@ -8,6 +8,8 @@ mod delete;
 mod events;
 mod gate;
 mod history;
+mod history_cache;
+mod retention;
 mod run_cancel;
 mod run_checks;
 mod run_events;

@@ -1,0 +1,59 @@
+//! The conformance suite on the memory saver with a history cache before it.
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use async_trait::async_trait;
+use threadkeep::cache::{CachedSaver, MemoryCache};
+use threadkeep::saver::Saver;
+use threadkeep_conformance::{BoxError, Claim, Damage, Factory};
+use threadkeep_memory::MemorySaver;
+
+/// Paths in the cache. The suite has more channels and threads than that, so paths also go.
+const ENTRIES: usize = 4;
+
+struct Cached;
+
+/// A store, and the cache of the process that has it open: handles share it, and it is gone with the last of them.
+struct Place {
+    saver: MemorySaver,
+    cache: Mutex<Weak<MemoryCache>>,
+}
+
+#[async_trait]
+impl Factory for Cached {
+    type Place = Place;
+
+    fn name(&self) -> &'static str {
+        "cached-memory"
+    }
+
+    fn claims(&self) -> &'static [Claim] {
+        &[Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink]
+    }
+
+    async fn create(&self) -> Result<Place, BoxError> {
+        Ok(Place { saver: MemorySaver::new(), cache: Mutex::default() })
+    }
+
+    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+        let mut known = place.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = ENTRIES.try_into()?;
+        let cache = known.upgrade().unwrap_or_else(|| Arc::new(MemoryCache::new(entries)));
+        *known = Arc::downgrade(&cache);
+        Ok(Arc::new(CachedSaver::new(Arc::new(place.saver.clone()), cache)))
+    }
+
+    async fn damage(&self, place: &Place, damage: &Damage) -> Result<(), BoxError> {
+        let done = match damage {
+            Damage::LoseCheckpoint(key) => place.saver.lose_checkpoint(key),
+            Damage::LoseWrites(at, task) => place.saver.lose_writes(at, *task),
+            Damage::LoseParentLink(key) => place.saver.lose_parent_link(key),
+        };
+        if done { Ok(()) } else { Err(format!("there is nothing to lose: {damage:?}").into()) }
+    }
+}
+
+fn main() -> ExitCode {
+    threadkeep_conformance::main(Cached)
+}

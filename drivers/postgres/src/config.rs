@@ -1,0 +1,151 @@
+//! How a database is reached.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use threadkeep::{Error, Result};
+use tokio_postgres::config::SslMode;
+use tokio_postgres_rustls::MakeRustlsConnect;
+use url::Url;
+
+/// The settings of a [`crate::PostgresSaver`].
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The schema that the tables are in. Default: `public`.
+    pub schema: String,
+    /// How many connections may be open. At least 2; default 8. Reads take one each; commits share half of them, so
+    /// that any number of threads can commit at the same time.
+    pub connections: usize,
+    /// How long an operation waits for a connection, and tries again when the server goes away, before it is
+    /// [`Error::Unavailable`] or [`Error::InDoubt`]. Default: 10 seconds; zero tries once.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { schema: "public".to_owned(), connections: 8, patience: Duration::from_secs(10) }
+    }
+}
+
+impl Options {
+    /// The schema as it stands in statements.
+    pub(crate) fn quoted_schema(&self) -> Result<String> {
+        let fits = (1..=63).contains(&self.schema.len()) && !self.schema.contains('\0');
+        if fits {
+            Ok(format!("\"{}\"", self.schema.replace('"', "\"\"")))
+        } else {
+            Err(Error::InvalidInput(format!("{:?} cannot be the name of a schema", self.schema)))
+        }
+    }
+}
+
+/// Where a server is and how to talk to it.
+pub(crate) struct Target {
+    pub(crate) config: tokio_postgres::Config,
+    pub(crate) tls: MakeRustlsConnect,
+}
+
+impl Target {
+    /// Takes a URL or a `key=value` text apart. TLS is used with `sslmode=require`, and then always checked.
+    pub(crate) fn parse(address: &str, patience: Duration) -> Result<Self> {
+        let (address, roots) = split_root_certificate(address);
+        let mut config: tokio_postgres::Config = address.parse().map_err(|error| {
+            Error::InvalidInput(format!("the address of the database cannot be read: {error}"))
+        })?;
+        if config.get_ssl_mode() == SslMode::Prefer {
+            config.ssl_mode(SslMode::Disable);
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("threadkeep");
+        }
+        if config.get_connect_timeout().is_none() && !patience.is_zero() {
+            config.connect_timeout(patience);
+        }
+        let roots =
+            if config.get_ssl_mode() == SslMode::Disable { RootCertStore::empty() } else { trusted(roots)? };
+        Ok(Self { config, tls: MakeRustlsConnect::new(client(roots)?) })
+    }
+}
+
+/// Takes what only we understand out of a URL: the file of the trusted certificate; and the modes of libpq that mean
+/// what `require` means here.
+fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
+    let Ok(mut url) = Url::parse(address) else { return (address.to_owned(), None) };
+    let mut roots = None;
+    let mut kept = Vec::new();
+    for (key, value) in url.query_pairs() {
+        match (&*key, &*value) {
+            ("sslrootcert", path) => roots = Some(PathBuf::from(path)),
+            ("sslmode", "verify-ca" | "verify-full") => {
+                kept.push(("sslmode".to_owned(), "require".to_owned()));
+            }
+            _ => kept.push((key.into_owned(), value.into_owned())),
+        }
+    }
+    url.set_query(None);
+    if !kept.is_empty() {
+        url.query_pairs_mut().extend_pairs(kept);
+    }
+    (url.into(), roots)
+}
+
+/// The certificates that a server's own must come from: those in the file, else those of the system.
+fn trusted(file: Option<PathBuf>) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    let Some(file) = file else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        return Ok(roots);
+    };
+    let wrong = |why: String| Error::InvalidInput(format!("sslrootcert {}: {why}", file.display()));
+    let certificates = CertificateDer::pem_file_iter(&file).map_err(|error| wrong(error.to_string()))?;
+    for certificate in certificates {
+        let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
+        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+    }
+    if roots.is_empty() { Err(wrong("there is no certificate in it".to_owned())) } else { Ok(roots) }
+}
+
+fn client(roots: RootCertStore) -> Result<ClientConfig> {
+    let provider = rustls::crypto::ring::default_provider();
+    let builder = ClientConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| Error::InvalidInput(format!("TLS: {error}")))?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tls_is_used_only_when_required() {
+        let mode = |address: &str| Target::parse(address, Duration::ZERO).unwrap().config.get_ssl_mode();
+        assert_eq!(mode("postgres://u@h/d"), SslMode::Disable);
+        assert_eq!(mode("postgres://u@h/d?sslmode=prefer"), SslMode::Disable);
+        assert_eq!(mode("postgres://u@h/d?sslmode=require"), SslMode::Require);
+        assert_eq!(mode("postgres://u@h/d?sslmode=verify-full&application_name=x"), SslMode::Require);
+        assert_eq!(mode("host=h user=u sslmode=require"), SslMode::Require);
+    }
+
+    #[test]
+    fn a_bad_address_is_refused_without_telling_the_password() {
+        for address in [
+            "postgres://u:hunter2@h/d?nonsense=1",
+            "postgres://u:hunter2@h/d?sslrootcert=/none&sslmode=require",
+        ] {
+            let error = Target::parse(address, Duration::ZERO).err().unwrap();
+            assert!(matches!(error, Error::InvalidInput(_)), "{error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"));
+        }
+    }
+
+    #[test]
+    fn a_schema_is_quoted() {
+        let quoted =
+            |schema: &str| Options { schema: schema.to_owned(), ..Options::default() }.quoted_schema();
+        assert_eq!(quoted("a\"b"), Ok("\"a\"\"b\"".to_owned()));
+        assert!(quoted("").is_err() && quoted("a\0b").is_err() && quoted(&"x".repeat(64)).is_err());
+    }
+}

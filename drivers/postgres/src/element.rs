@@ -1,0 +1,136 @@
+//! Elements: each distinct one of a thread is stored once, and checked against its hash on every read.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use threadkeep::id::ThreadId;
+use threadkeep::value::{Element, ElementHash};
+use threadkeep::{Error, Result};
+
+use crate::error::corrupt;
+use crate::manifest::{Manifest, Run, SEQ_LIMIT, chunk_runs, push_run};
+
+/// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Space {
+    /// Elements of lists, and large values.
+    Values = 0,
+    /// What is needed to understand a checkpoint: names, metadata, chunks of manifests.
+    Structure = 1,
+    /// Entries of large maps in metadata.
+    Entries = 2,
+}
+
+pub(crate) const SPACES: [Space; 3] = [Space::Values, Space::Structure, Space::Entries];
+
+impl Space {
+    /// The sequence number of the `n`-th element.
+    pub(crate) fn seq(self, n: u32) -> i64 {
+        (self as i64) << 32 | i64::from(n)
+    }
+
+    /// The first and last sequence number of a run.
+    pub(crate) fn bounds(self, run: Run) -> [i64; 2] {
+        [self.seq(run.start), self.seq(run.end() - 1)]
+    }
+
+    /// The space and number that a sequence number means.
+    pub(crate) fn split(seq: i64) -> Option<(Self, u32)> {
+        let space = SPACES.get(usize::try_from(seq >> 32).ok()?)?;
+        u32::try_from(seq & 0xffff_ffff).ok().filter(|n| *n < SEQ_LIMIT).map(|n| (*space, n))
+    }
+}
+
+/// What a thread has stored, for the writer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Index {
+    numbers: [HashMap<ElementHash, u32>; 3],
+    /// The next number of each space.
+    pub(crate) next: [u32; 3],
+}
+
+impl Index {
+    /// How many elements it knows.
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.iter().map(HashMap::len).sum()
+    }
+
+    /// The number of the element with this hash, if it is stored.
+    pub(crate) fn find(&self, space: Space, hash: &ElementHash) -> Option<u32> {
+        self.numbers[space as usize].get(hash).copied()
+    }
+
+    /// Notes an element that is stored.
+    pub(crate) fn note(&mut self, space: Space, n: u32, hash: ElementHash) {
+        self.numbers[space as usize].insert(hash, n);
+    }
+
+    /// The numbers that are in use, in no order.
+    pub(crate) fn stored(&self, space: Space) -> impl Iterator<Item = u32> {
+        self.numbers[space as usize].values().copied()
+    }
+}
+
+/// The elements of a thread that one read has loaded.
+#[derive(Debug)]
+pub(crate) struct Elements {
+    thread: ThreadId,
+    loaded: HashMap<i64, Element>,
+}
+
+impl Elements {
+    pub(crate) fn new(thread: &ThreadId) -> Self {
+        Self { thread: thread.clone(), loaded: HashMap::new() }
+    }
+
+    /// Takes over a row.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the bytes do not have their hash.
+    pub(crate) fn add(&mut self, seq: i64, hash: ElementHash, bytes: &[u8]) -> Result<()> {
+        if Element::hash_of(bytes) != hash {
+            return Err(self.corrupt(seq, "the element does not have its hash"));
+        }
+        self.loaded.insert(seq, Element::from_checked(Bytes::copy_from_slice(bytes), hash));
+        Ok(())
+    }
+
+    /// Takes over what another read of the same thread has loaded.
+    pub(crate) fn join(&mut self, more: Self) {
+        self.loaded.extend(more.loaded);
+    }
+
+    /// One element.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if its row is missing.
+    pub(crate) fn get(&self, space: Space, n: u32) -> Result<&Element> {
+        let seq = space.seq(n);
+        self.loaded.get(&seq).ok_or_else(|| self.corrupt(seq, "the row is missing"))
+    }
+
+    /// The elements of these runs, in order.
+    pub(crate) fn all(&self, space: Space, runs: &[Run]) -> impl Iterator<Item = Result<&Element>> {
+        runs.iter().flat_map(|run| run.seqs()).map(move |n| self.get(space, n))
+    }
+
+    /// The runs of a manifest, chunks unpacked.
+    pub(crate) fn runs(&self, manifest: &Manifest) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        for n in manifest.chunks.iter().flat_map(|run| run.seqs()) {
+            let chunk = chunk_runs(self.get(Space::Structure, n)?.bytes())
+                .map_err(|reason| self.corrupt(Space::Structure.seq(n), reason))?;
+            for run in chunk {
+                push_run(&mut runs, run);
+            }
+        }
+        for run in &manifest.tail {
+            push_run(&mut runs, *run);
+        }
+        Ok(runs)
+    }
+
+    pub(crate) fn corrupt(&self, seq: i64, reason: impl std::fmt::Display) -> Error {
+        corrupt("element", &self.thread, format_args!("seq {seq}"), reason)
+    }
+}

@@ -1,0 +1,128 @@
+//! What the server and the connection report, as the errors of the saver contract; the fixed texts with their remedies.
+
+use std::error::Error as _;
+use std::fmt;
+
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
+use tokio_postgres::error::{DbError, SqlState};
+
+/// The saver's name in errors and reports.
+pub(crate) const SAVER: &str = "postgres";
+
+/// The tables are missing, or of an older format.
+pub(crate) const NOT_SET_UP: &str = "the tables are missing or of an older version; run threadkeep_postgres::setup as their owner, then retry";
+/// The role may not do what the saver does.
+pub(crate) const NOT_ALLOWED: &str =
+    "the role lacks a right; it needs USAGE on the schema and SELECT, INSERT, UPDATE, DELETE on its tables";
+/// The server has no room.
+pub(crate) const FULL: &str = "the server's disk is full; free some space, then retry";
+/// The server is a standby.
+pub(crate) const READ_ONLY: &str =
+    "the server takes no writes; connect to the primary, for example with target_session_attrs=read-write";
+/// The thread was changed under every attempt.
+pub(crate) const BUSY: &str = "the thread was deleted and made anew again and again meanwhile; retry";
+/// The pool is closed.
+pub(crate) const CLOSED: &str = "the store is closed; open it again";
+
+/// Why an operation did not come to an end.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// Trying again would not help.
+    Final(Error),
+    /// The connection or the server went away, or the statement met another one; another attempt may succeed.
+    Again {
+        reason: String,
+        /// Whether a statement that was sent may have been carried out.
+        in_doubt: bool,
+    },
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl From<tokio_postgres::Error> for Trouble {
+    fn from(error: tokio_postgres::Error) -> Self {
+        if let Some(reported) = error.as_db_error() {
+            return from_server(reported);
+        }
+        let of_the_network = error.source().is_some_and(<dyn std::error::Error>::is::<std::io::Error>);
+        if error.is_closed() || of_the_network {
+            return Self::Again { reason: told(&error), in_doubt: true };
+        }
+        Self::Final(unavailable(told(&error)))
+    }
+}
+
+/// What the server reported.
+fn from_server(error: &DbError) -> Trouble {
+    let code = error.code();
+    let text = format!("{} ({})", error.message(), code.code());
+    let with = |remedy: &str| Trouble::Final(unavailable(format!("{remedy} ({text})")));
+    match *code {
+        SqlState::T_R_SERIALIZATION_FAILURE
+        | SqlState::T_R_DEADLOCK_DETECTED
+        | SqlState::LOCK_NOT_AVAILABLE => Trouble::Again { reason: text, in_doubt: false },
+        SqlState::TOO_MANY_CONNECTIONS | SqlState::CANNOT_CONNECT_NOW => {
+            Trouble::Again { reason: text, in_doubt: false }
+        }
+        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => {
+            with(NOT_SET_UP)
+        }
+        SqlState::INSUFFICIENT_PRIVILEGE => with(NOT_ALLOWED),
+        SqlState::DISK_FULL => with(FULL),
+        SqlState::READ_ONLY_SQL_TRANSACTION => with(READ_ONLY),
+        // A row where none may be: the thread's own row is wrong about what there is.
+        SqlState::UNIQUE_VIOLATION | SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => {
+            Trouble::Final(Error::corrupt(error.table().unwrap_or("the database"), text))
+        }
+        // Our statements compute with nothing but what is stored.
+        _ if code.code().starts_with("22") => Trouble::Final(Error::corrupt("a row of the database", text)),
+        SqlState::PROGRAM_LIMIT_EXCEEDED => {
+            Trouble::Final(Error::InvalidInput(format!("a value is too large for Postgres: {text}")))
+        }
+        // Whoever ends the session (an administrator, a crash, a pooler) may do so after the commit.
+        _ if error.severity() != "ERROR" || code.code().starts_with("08") => match *code {
+            SqlState::INVALID_PASSWORD
+            | SqlState::INVALID_AUTHORIZATION_SPECIFICATION
+            | SqlState::INVALID_CATALOG_NAME => Trouble::Final(unavailable(text)),
+            _ => Trouble::Again { reason: text, in_doubt: true },
+        },
+        _ => Trouble::Final(unavailable(text)),
+    }
+}
+
+/// An error with its causes. Neither of them has a password in it.
+fn told(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// An error after which the caller may try again: nothing was written.
+pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
+    Error::Unavailable { saver: SAVER, reason: reason.into() }
+}
+
+/// An error that leaves open whether something was written.
+pub(crate) fn in_doubt(reason: impl Into<String>) -> Error {
+    Error::InDoubt { saver: SAVER, reason: reason.into() }
+}
+
+/// A row of a thread that is not as it should be.
+pub(crate) fn corrupt(
+    table: &str,
+    thread: &ThreadId,
+    row: impl fmt::Display,
+    reason: impl fmt::Display,
+) -> Error {
+    Error::corrupt(format!("table threadkeep_{table}, thread {thread}, {row}"), reason)
+}

@@ -1,0 +1,409 @@
+//! Manifests: which elements a list has, as runs of their sequence numbers.
+//!
+//! A list that only grows is one run. A list whose elements were replaced again and again is thousands of runs; they
+//! are packed into *chunks*, which are stored as elements of their own, so that the manifest of a list of any length
+//! stays small and a change costs what it changes.
+
+use std::sync::Arc;
+
+use threadkeep::value::Part;
+
+use crate::codec::{Decoder, Malformed, put_int, put_len, put_uint};
+
+/// Runs in a chunk. A manifest keeps between one and two chunks' worth of runs unpacked: the end of a list changes
+/// most.
+const CHUNK: usize = 8;
+/// Sequence numbers end below this.
+pub(crate) const SEQ_LIMIT: u32 = 1 << 30;
+
+/// Consecutive sequence numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Run {
+    pub(crate) start: u32,
+    pub(crate) len: u32,
+}
+
+impl Run {
+    pub(crate) fn end(self) -> u32 {
+        self.start + self.len
+    }
+
+    pub(crate) fn seqs(self) -> impl Iterator<Item = u32> {
+        self.start..self.end()
+    }
+}
+
+/// Appends one sequence number or run to `runs`, joining it to the last one where it continues it.
+pub(crate) fn push_run(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last) if last.end() == run.start => last.len += run.len,
+        _ => runs.push(run),
+    }
+}
+
+/// A manifest as it is stored: runs of chunks, then runs of elements.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    pub(crate) chunks: Vec<Run>,
+    pub(crate) tail: Vec<Run>,
+}
+
+/// Appends runs behind their count.
+pub(crate) fn put_runs(out: &mut Vec<u8>, runs: &[Run]) {
+    put_len(out, runs.len());
+    let mut expected = 0;
+    for run in runs {
+        put_int(out, i64::from(run.start) - i64::from(expected));
+        put_uint(out, run.len);
+        expected = run.end();
+    }
+}
+
+/// Reads what [`put_runs`] wrote.
+pub(crate) fn take_runs(decoder: &mut Decoder<'_>) -> Result<Vec<Run>, Malformed> {
+    let count = decoder.count()?;
+    let mut runs = Vec::with_capacity(count);
+    let mut expected = 0;
+    for _ in 0..count {
+        let start = i64::from(expected).checked_add(decoder.int()?);
+        let start = start.and_then(|start| u32::try_from(start).ok());
+        let run = Run { start: start.ok_or(Malformed("a run starts out of range"))?, len: decoder.u32()? };
+        if run.len == 0 || u64::from(run.start) + u64::from(run.len) > u64::from(SEQ_LIMIT) {
+            return Err(Malformed("a run is empty or ends out of range"));
+        }
+        expected = run.end();
+        runs.push(run);
+    }
+    Ok(runs)
+}
+
+/// The bytes of a chunk.
+pub(crate) fn chunk_bytes(runs: &[Run]) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_runs(&mut out, runs);
+    out
+}
+
+/// The runs of a chunk.
+pub(crate) fn chunk_runs(bytes: &[u8]) -> Result<Vec<Run>, Malformed> {
+    let mut decoder = Decoder::new(bytes);
+    let runs = take_runs(&mut decoder)?;
+    decoder.finish()?;
+    Ok(runs)
+}
+
+/// A stored chunk and what it holds.
+#[derive(Debug, Clone)]
+struct Chunk {
+    seq: u32,
+    runs: Arc<[Run]>,
+    len: usize,
+}
+
+/// A manifest whose chunks are in memory: what the writer remembers of a list that it stored, to make the manifest of
+/// the list's next version without looking at its elements again.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shape {
+    chunks: Vec<Chunk>,
+    tail: Vec<Run>,
+    len: usize,
+}
+
+impl Shape {
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The sequence number of the element at `index`. Looks from the end, where lists change.
+    pub(crate) fn seq_at(&self, index: usize) -> Option<u32> {
+        let mut end = self.len;
+        let tail = self.tail.iter().rev();
+        let packed = self.chunks.iter().rev();
+        for run in tail {
+            let start = end - run.len as usize;
+            if (start..end).contains(&index) {
+                return u32::try_from(index - start).ok().map(|offset| run.start + offset);
+            }
+            end = start;
+        }
+        for chunk in packed {
+            let start = end - chunk.len;
+            if (start..end).contains(&index) {
+                let mut offset = index - start;
+                for run in &*chunk.runs {
+                    if offset < run.len as usize {
+                        return u32::try_from(offset).ok().map(|offset| run.start + offset);
+                    }
+                    offset -= run.len as usize;
+                }
+            }
+            end = start;
+        }
+        None
+    }
+
+    /// As it is stored.
+    pub(crate) fn manifest(&self) -> Manifest {
+        let mut chunks = Vec::new();
+        for chunk in &self.chunks {
+            push_run(&mut chunks, Run { start: chunk.seq, len: 1 });
+        }
+        Manifest { chunks, tail: self.tail.clone() }
+    }
+}
+
+/// Makes a [`Shape`] from parts of another one and from new sequence numbers, in the list's order.
+#[derive(Debug, Default)]
+pub(crate) struct Builder {
+    /// Chunks taken over whole, each behind the runs (to be packed) that stand before it.
+    packed: Vec<(Vec<Run>, Chunk)>,
+    tail: Vec<Run>,
+}
+
+impl Builder {
+    /// Appends one element.
+    pub(crate) fn push(&mut self, seq: u32) {
+        push_run(&mut self.tail, Run { start: seq, len: 1 });
+    }
+
+    /// Appends the elements `start .. start + len` of `base`.
+    pub(crate) fn take(&mut self, base: &Shape, start: usize, len: usize) {
+        let (mut skip, mut left) = (start, len);
+        for chunk in &base.chunks {
+            if skip == 0 && left >= chunk.len {
+                left -= chunk.len;
+                self.packed.push((std::mem::take(&mut self.tail), chunk.clone()));
+            } else if left > 0 {
+                self.take_runs(&chunk.runs, &mut skip, &mut left);
+            }
+        }
+        self.take_runs(&base.tail, &mut skip, &mut left);
+    }
+
+    fn take_runs(&mut self, runs: &[Run], skip: &mut usize, left: &mut usize) {
+        for run in runs {
+            let len = run.len as usize;
+            let skipped = len.min(*skip);
+            *skip -= skipped;
+            let taken = (len - skipped).min(*left);
+            *left -= taken;
+            // Both are at most the length of a run.
+            if let (Ok(skipped), Ok(taken @ 1..)) = (u32::try_from(skipped), u32::try_from(taken)) {
+                push_run(&mut self.tail, Run { start: run.start + skipped, len: taken });
+            }
+        }
+    }
+
+    /// The finished shape. `store` stores the bytes of a new chunk and answers its sequence number.
+    pub(crate) fn finish<E>(self, mut store: impl FnMut(&[u8]) -> Result<u32, E>) -> Result<Shape, E> {
+        let mut shape = Shape::default();
+        let mut pack = |shape: &mut Shape, runs: &[Run]| {
+            let seq = store(&chunk_bytes(runs))?;
+            let len = total(runs);
+            shape.len += len;
+            shape.chunks.push(Chunk { seq, runs: runs.into(), len });
+            Ok(())
+        };
+        for (before, chunk) in self.packed {
+            for runs in before.chunks(CHUNK) {
+                pack(&mut shape, runs)?;
+            }
+            shape.len += chunk.len;
+            shape.chunks.push(chunk);
+        }
+        let mut tail = &self.tail[..];
+        while tail.len() > 2 * CHUNK {
+            let (full, rest) = tail.split_at(CHUNK);
+            pack(&mut shape, full)?;
+            tail = rest;
+        }
+        shape.len += total(tail);
+        shape.tail = tail.to_vec();
+        Ok(shape)
+    }
+}
+
+fn total(runs: &[Run]) -> usize {
+    runs.iter().map(|run| run.len as usize).sum()
+}
+
+/// Checks that `parts` can be cut out of a list of `len` elements, and that none of the cuts is empty.
+pub(crate) fn parts_fit(parts: &[Part], len: usize) -> bool {
+    parts.iter().all(|part| match *part {
+        Part::Base { start, len: count } => {
+            count > 0 && start.checked_add(count).is_some_and(|end| end <= len)
+        }
+        Part::New { .. } => true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Stores chunks in a vector and reads shapes back through their stored form.
+    #[derive(Default)]
+    struct Chunks(Vec<Vec<u8>>);
+
+    impl Chunks {
+        fn finish(&mut self, builder: Builder) -> Shape {
+            let store = |bytes: &[u8]| -> Result<u32, Infallible> {
+                let at = self.0.iter().position(|have| have == bytes);
+                Ok(u32::try_from(at.unwrap_or_else(|| {
+                    self.0.push(bytes.to_vec());
+                    self.0.len() - 1
+                }))
+                .unwrap())
+            };
+            let Ok(shape) = builder.finish(store);
+            shape
+        }
+
+        fn seqs(&self, shape: &Shape) -> Vec<u32> {
+            let manifest = shape.manifest();
+            let mut out = Vec::new();
+            put_runs(&mut out, &manifest.chunks);
+            put_runs(&mut out, &manifest.tail);
+            let mut decoder = Decoder::new(&out);
+            let chunks = take_runs(&mut decoder).unwrap();
+            let tail = take_runs(&mut decoder).unwrap();
+            decoder.finish().unwrap();
+            let packed = chunks
+                .into_iter()
+                .flat_map(Run::seqs)
+                .flat_map(|seq| chunk_runs(&self.0[seq as usize]).unwrap());
+            packed.chain(tail).flat_map(Run::seqs).collect()
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Push,
+        Jump,
+        Replace(usize),
+        Remove(usize),
+        Reorder(usize, usize),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            6 => Just(Op::Push),
+            3 => Just(Op::Jump),
+            3 => any::<usize>().prop_map(Op::Replace),
+            2 => any::<usize>().prop_map(Op::Remove),
+            1 => (any::<usize>(), any::<usize>()).prop_map(|(a, b)| Op::Reorder(a, b)),
+        ];
+        prop::collection::vec(op, 0..150)
+    }
+
+    proptest! {
+        /// Whatever is cut out of a shape and put together again, the stored manifest tells the same elements.
+        #[test]
+        fn a_shape_is_the_list_it_was_made_of(ops in ops()) {
+            let mut chunks = Chunks::default();
+            let mut shape = Shape::default();
+            let mut model: Vec<u32> = Vec::new();
+            let mut next = 0;
+            for op in ops {
+                let len = model.len();
+                let mut builder = Builder::default();
+                match op {
+                    Op::Push | Op::Jump => {
+                        next += if matches!(op, Op::Jump) { 2 } else { 1 };
+                        builder.take(&shape, 0, len);
+                        builder.push(next);
+                        model.push(next);
+                    }
+                    Op::Replace(i) if len > 0 => {
+                        let i = i % len;
+                        next += 1;
+                        builder.take(&shape, 0, i);
+                        builder.push(next);
+                        builder.take(&shape, i + 1, len - i - 1);
+                        model[i] = next;
+                    }
+                    Op::Remove(i) if len > 0 => {
+                        let i = i % len;
+                        builder.take(&shape, 0, i);
+                        builder.take(&shape, i + 1, len - i - 1);
+                        model.remove(i);
+                    }
+                    Op::Reorder(a, b) if len > 0 => {
+                        let (a, b) = (a % len, b % len);
+                        let (a, b) = (a.min(b), a.max(b));
+                        builder.take(&shape, a, b - a);
+                        builder.take(&shape, 0, a);
+                        builder.take(&shape, b, len - b);
+                        model[..b].rotate_left(a);
+                    }
+                    _ => continue,
+                }
+                shape = chunks.finish(builder);
+                prop_assert_eq!(shape.len(), model.len());
+                prop_assert_eq!(chunks.seqs(&shape), model.clone());
+                for (i, seq) in model.iter().enumerate() {
+                    prop_assert_eq!(shape.seq_at(i), Some(*seq));
+                }
+                prop_assert_eq!(shape.seq_at(model.len()), None);
+                prop_assert!(shape.tail.len() <= 2 * CHUNK);
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            let _ = chunk_runs(&bytes);
+        }
+    }
+
+    #[test]
+    fn an_append_only_list_is_one_run_and_a_much_edited_one_stays_small() {
+        let mut chunks = Chunks::default();
+        let (mut plain, mut edited) = (Shape::default(), Shape::default());
+        for step in 0..4000_u32 {
+            let mut builder = Builder::default();
+            builder.take(&plain, 0, plain.len());
+            builder.push(step);
+            plain = chunks.finish(builder);
+            let mut builder = Builder::default();
+            builder.take(&edited, 0, edited.len());
+            builder.push(2 * step);
+            edited = chunks.finish(builder);
+        }
+        assert_eq!(plain.manifest(), Manifest { chunks: vec![], tail: vec![Run { start: 0, len: 4000 }] });
+        let manifest = edited.manifest();
+        assert_eq!(manifest.chunks.len(), 1, "chunks of one list follow each other");
+        assert!(manifest.tail.len() <= 2 * CHUNK);
+        assert_eq!(chunks.0.len() * CHUNK + manifest.tail.len(), 4000, "each run was packed once");
+    }
+
+    #[test]
+    fn an_edit_in_the_middle_repacks_one_chunk() {
+        let mut chunks = Chunks::default();
+        let mut builder = Builder::default();
+        for seq in 0..1000 {
+            builder.push(2 * seq);
+        }
+        let shape = chunks.finish(builder);
+        let before = chunks.0.len();
+        let mut builder = Builder::default();
+        builder.take(&shape, 0, 500);
+        builder.push(5000);
+        builder.take(&shape, 501, 499);
+        let edited = chunks.finish(builder);
+        assert_eq!(edited.len(), 1000);
+        assert_eq!(chunks.0.len(), before + 1);
+    }
+
+    #[test]
+    fn parts_beyond_the_base_do_not_fit() {
+        assert!(parts_fit(&[Part::Base { start: 2, len: 3 }, Part::New { len: 9 }], 5));
+        assert!(!parts_fit(&[Part::Base { start: 2, len: 4 }], 5));
+        assert!(!parts_fit(&[Part::Base { start: usize::MAX, len: 2 }], 5));
+        assert!(!parts_fit(&[Part::Base { start: 0, len: 0 }], 5));
+    }
+}

@@ -1,0 +1,160 @@
+//! Connections: one of its own for a read or a transaction, shared ones for single statements.
+//!
+//! A shared connection carries many statements at a time: each is sent at once and answered in turn, so commits of many
+//! threads do not wait for a round trip of each other.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
+use futures::future::join;
+use threadkeep::Result;
+use tokio::sync::OnceCell;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
+
+use crate::config::{Options, Target};
+use crate::error::{CLOSED, Trouble, unavailable};
+
+/// A parameter of a statement with its type, so that no statement has to be prepared first: nothing is kept in a
+/// session, and a pooler may give each transaction another one.
+pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// A connection that statements share. Whoever has it first opens it.
+type Lane = OnceCell<Object>;
+
+/// The connections of a saver.
+pub(crate) struct Connections {
+    pool: Pool,
+    lanes: Mutex<Vec<Weak<Lane>>>,
+    /// How many connections may be shared; the rest is for reads.
+    width: usize,
+}
+
+impl Connections {
+    pub(crate) fn new(target: Target, options: &Options) -> Result<Self> {
+        let size = options.connections.max(2);
+        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = Manager::from_config(target.config, target.tls, recycling);
+        let mut pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1);
+        if !options.patience.is_zero() {
+            pool = pool.wait_timeout(Some(options.patience)).create_timeout(Some(options.patience));
+        }
+        let pool = pool.build().map_err(|error| unavailable(error.to_string()))?;
+        Ok(Self { pool, lanes: Mutex::default(), width: size / 2 })
+    }
+
+    /// A connection of one's own.
+    pub(crate) async fn own(&self) -> Result<Object, Trouble> {
+        self.pool.get().await.map_err(|error| match error {
+            // Nothing was sent on it yet.
+            PoolError::Backend(error) => match Trouble::from(error) {
+                Trouble::Again { reason, .. } => Trouble::Again { reason, in_doubt: false },
+                done @ Trouble::Final(_) => done,
+            },
+            PoolError::Closed => unavailable(CLOSED).into(),
+            error => unavailable(format!("no connection to the database: {error}")).into(),
+        })
+    }
+
+    /// A connection that other statements may be using.
+    pub(crate) async fn shared(&self) -> Result<Shared, Trouble> {
+        let lane = self.lane();
+        lane.get_or_try_init(|| self.own()).await?;
+        Ok(Shared(lane))
+    }
+
+    fn lane(&self) -> Arc<Lane> {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut usable = Vec::with_capacity(lanes.len());
+        lanes.retain(|lane| {
+            let lane = lane.upgrade().filter(|lane| lane.get().is_none_or(|client| !client.is_closed()));
+            let keep = lane.is_some();
+            usable.extend(lane);
+            keep
+        });
+        if usable.len() < self.width {
+            let lane = Arc::new(Lane::new());
+            lanes.push(Arc::downgrade(&lane));
+            return lane;
+        }
+        usable.into_iter().min_by_key(Arc::strong_count).unwrap_or_default()
+    }
+
+    /// Closes the connections as they come back; nobody gets one any more.
+    pub(crate) fn close(&self) {
+        self.pool.close();
+    }
+}
+
+/// A shared connection, held while a statement runs on it.
+pub(crate) struct Shared(Arc<Lane>);
+
+impl Shared {
+    /// Runs one statement.
+    pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+        let client = self.0.get().ok_or_else(|| unavailable(CLOSED))?;
+        Ok(client.query_typed(statement, params).await?)
+    }
+}
+
+/// A transaction on a connection of its own. Dropping it before its end closes the connection, so that nobody gets one
+/// with a transaction in it.
+pub(crate) struct Transaction {
+    object: Option<Object>,
+    ended: AtomicBool,
+}
+
+impl Transaction {
+    /// A transaction that is still to begin.
+    pub(crate) fn on(object: Object) -> Self {
+        Self { object: Some(object), ended: AtomicBool::new(false) }
+    }
+
+    /// Begins; `first` is asked in the same round trip.
+    pub(crate) async fn begin<T>(
+        &self,
+        first: impl Future<Output = Result<T, Trouble>>,
+    ) -> Result<T, Trouble> {
+        let begin = self.client()?.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED");
+        let (begun, asked) = join(begin, first).await;
+        begun?;
+        asked
+    }
+
+    /// Commits; `last` is done before, in the same round trip.
+    pub(crate) async fn commit<T>(
+        &self,
+        last: impl Future<Output = Result<T, Trouble>>,
+    ) -> Result<T, Trouble> {
+        let (done, committed) = join(last, self.client()?.batch_execute("COMMIT")).await;
+        // If the last statement failed, the commit is a rollback.
+        let done = done?;
+        committed?;
+        self.ended.store(true, Ordering::Relaxed);
+        Ok(done)
+    }
+
+    /// Ends the transaction without having changed anything.
+    pub(crate) async fn roll_back(&self) -> Result<(), Trouble> {
+        self.client()?.batch_execute("ROLLBACK").await?;
+        self.ended.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The connection; it is there until the end.
+    pub(crate) fn client(&self) -> Result<&Client, Trouble> {
+        match &self.object {
+            Some(object) => Ok(object),
+            None => Err(unavailable(CLOSED).into()),
+        }
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if let (Some(object), false) = (self.object.take(), *self.ended.get_mut()) {
+            drop(Object::take(object));
+        }
+    }
+}

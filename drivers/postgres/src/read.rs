@@ -1,0 +1,300 @@
+//! The reading methods of the contract: one statement for rows and structure, a second one for values.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use threadkeep::saver::fallback::HistoryWalk;
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, ThreadImage};
+use threadkeep::{Error, Result};
+use tokio_postgres::types::Type;
+
+use crate::element::Space;
+use crate::error::{BUSY, Trouble, unavailable};
+use crate::keys;
+use crate::manifest::Run;
+use crate::pool::Param;
+use crate::record::Kept;
+use crate::rows::{Mark, Node, Snapshot, thread_name};
+use crate::store::Store;
+use crate::view::{Values, metadata};
+
+/// How often a read may find that its thread was deleted or rewritten between its two statements.
+const ROUNDS: usize = 8;
+/// Rows that a listing with a filter reads at first; each further page has four times as many.
+const PAGE: usize = 64;
+
+impl Store {
+    /// The contract's `get`.
+    pub(crate) async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>, Trouble> {
+        let (thread, ns) = (keys::of_thread(&at.thread), keys::of_namespace(&at.namespace));
+        let id = at.id.map(keys::uuid);
+        let mut params: Vec<Param<'_>> = vec![(&thread, Type::UUID), (&ns, Type::BYTEA)];
+        let statement = match &id {
+            Some(id) => {
+                params.push((id, Type::UUID));
+                &self.sql.by_id
+            }
+            None => &self.sql.head,
+        };
+        self.made(&at.thread, statement, &params, |snapshot, values| {
+            let node = match at.id {
+                Some(id) => snapshot.nodes.get(&ns).and_then(|nodes| nodes.get(&id)),
+                None => snapshot.head(&at.thread, &ns)?,
+            };
+            node.map(|node| values.tuple(&at.thread, &at.namespace, node, &at.load)).transpose()
+        })
+        .await
+    }
+
+    /// The contract's `list`.
+    pub(crate) async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>, Trouble> {
+        if query.limit == Some(0) {
+            return Ok(Vec::new());
+        }
+        for _ in 0..ROUNDS {
+            let Some((snapshot, chosen)) = self.choose(query).await? else { continue };
+            let made = self.with_values(&query.thread, snapshot, |snapshot, values| {
+                // From the oldest on, so that a list which grew is made from the one before it.
+                let tuples = chosen.iter().rev().filter_map(|(ns, id)| {
+                    let namespace = &snapshot.heads.get(ns)?.0;
+                    let node = snapshot.nodes.get(ns)?.get(id)?;
+                    Some(values.tuple(&query.thread, namespace, node, &query.load))
+                });
+                let mut tuples = tuples.collect::<Result<Vec<_>>>()?;
+                tuples.reverse();
+                Ok(tuples)
+            });
+            if let Some(tuples) = made.await? {
+                return Ok(tuples);
+            }
+        }
+        Err(unavailable(BUSY).into())
+    }
+
+    /// The checkpoints that match a query, newest first, and a snapshot that has them. None if the thread was rewritten
+    /// between two pages.
+    async fn choose(
+        &self,
+        query: &ListQuery,
+    ) -> Result<Option<(Snapshot, Vec<(Vec<u8>, CheckpointId)>)>, Trouble> {
+        let thread = keys::of_thread(&query.thread);
+        let ns = query.namespace.as_ref().map(keys::of_namespace);
+        let limit = query.limit.unwrap_or(usize::MAX);
+        // Without a filter every row matches.
+        let mut page = if query.filter.is_empty() { limit } else { PAGE };
+        let mut before = query.before.map(|id| (keys::uuid(id), Vec::new()));
+        let mut all = Snapshot::absent(&query.thread);
+        let mut chosen = Vec::new();
+        for first in std::iter::once(true).chain(std::iter::repeat(false)) {
+            let (id, behind) = before.unzip();
+            let rows = i64::try_from(page).ok();
+            let params: [Param<'_>; 5] = [
+                (&thread, Type::UUID),
+                (&ns, Type::BYTEA),
+                (&id, Type::UUID),
+                (&behind, Type::BYTEA),
+                (&rows, Type::INT8),
+            ];
+            let snapshot = Snapshot::of(&query.thread, &self.query(&self.sql.newest, &params).await?)?;
+            let mut newest: Vec<(CheckpointId, &Vec<u8>, &Node)> = Vec::new();
+            for (ns, nodes) in &snapshot.nodes {
+                newest.extend(nodes.iter().map(|(id, node)| (*id, ns, node)));
+            }
+            newest.sort_unstable_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)));
+            for (id, ns, node) in &newest {
+                if chosen.len() < limit && metadata(node, &snapshot.elements)?.matches(&query.filter) {
+                    chosen.push(((*ns).clone(), *id));
+                }
+            }
+            let rest = newest.last().filter(|_| newest.len() >= page);
+            let rest = rest.map(|(id, ns, _)| (keys::uuid(*id), (*ns).clone()));
+            if !first && epoch(&all) != epoch(&snapshot) {
+                return Ok(None);
+            }
+            if first && query.before.is_none() {
+                check_heads(&query.thread, &snapshot, rest.as_ref().map(|(id, _)| keys::id(*id)))?;
+            }
+            all = all.joined(snapshot);
+            before = rest;
+            if before.is_none() || chosen.len() >= limit {
+                break;
+            }
+            page *= 4;
+        }
+        check_parents(&query.thread, &all, before.map(|(id, _)| keys::id(id)))?;
+        Ok(Some((all, chosen)))
+    }
+
+    /// The contract's `delta_history`.
+    pub(crate) async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory, Trouble> {
+        let (thread, ns) = (keys::of_thread(&at.thread), keys::of_namespace(&at.namespace));
+        let (id, until) = (keys::uuid(at.id), keys::uuid(reach.unwrap_or(at.id)));
+        let params: [Param<'_>; 4] =
+            [(&thread, Type::UUID), (&ns, Type::BYTEA), (&id, Type::UUID), (&until, Type::UUID)];
+        self.made(&at.thread, &self.sql.lineage, &params, |snapshot, values| {
+            let none = BTreeMap::new();
+            let nodes = snapshot.nodes.get(&ns).unwrap_or(&none);
+            history(at, channels, reach, nodes, values)
+        })
+        .await
+    }
+
+    /// The contract's `read_thread`.
+    pub(crate) async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage, Trouble> {
+        let (key, no_namespace) = (keys::of_thread(thread), None::<Vec<u8>>);
+        let params: [Param<'_>; 2] = [(&key, Type::UUID), (&no_namespace, Type::BYTEA)];
+        self.made(thread, &self.sql.all, &params, |snapshot, values| {
+            let Some(row) = &snapshot.thread else { return Ok(ThreadImage::absent(thread)) };
+            check_heads(thread, snapshot, None)?;
+            check_parents(thread, snapshot, None)?;
+            let mut checkpoints = BTreeMap::new();
+            for (ns, nodes) in &snapshot.nodes {
+                let Some((namespace, _)) = snapshot.heads.get(ns) else { continue };
+                for (id, node) in nodes {
+                    let tuple = values.tuple(thread, namespace, node, &Load::All)?;
+                    checkpoints.insert((namespace.clone(), *id), tuple);
+                }
+            }
+            Ok(ThreadImage { thread: thread.clone(), revision: revision(row.mark), checkpoints })
+        })
+        .await
+    }
+
+    /// The contract's `threads`.
+    pub(crate) async fn threads_after(
+        &self,
+        after: Option<&ThreadId>,
+        limit: usize,
+    ) -> Result<Vec<ThreadId>, Trouble> {
+        let after = after.map(|thread| thread.as_str().as_bytes());
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows = self.query(&self.sql.threads, &[(&after, Type::BYTEA), (&limit, Type::INT8)]).await?;
+        Ok(rows.iter().map(thread_name).collect::<Result<_>>()?)
+    }
+
+    /// Reads a thread by one statement, and makes of it what `make` says.
+    async fn made<T>(
+        &self,
+        thread: &ThreadId,
+        statement: &str,
+        params: &[Param<'_>],
+        make: impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync,
+    ) -> Result<T, Trouble> {
+        for _ in 0..ROUNDS {
+            let snapshot = Snapshot::of(thread, &self.query(statement, params).await?)?;
+            if let Some(made) = self.with_values(thread, snapshot, &make).await? {
+                return Ok(made);
+            }
+        }
+        Err(unavailable(BUSY).into())
+    }
+
+    /// Loads the values that `make` wants and has it make something of them. None if the thread was deleted or rewritten
+    /// since the snapshot: then elements may be gone, or numbers mean others.
+    async fn with_values<T>(
+        &self,
+        thread: &ThreadId,
+        mut snapshot: Snapshot,
+        make: impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync,
+    ) -> Result<Option<T>, Trouble> {
+        let mut values = Values::collecting(&snapshot.elements);
+        let made = make(&snapshot, &mut values)?;
+        let wanted = values.wanted();
+        if wanted.is_empty() {
+            return Ok(Some(made));
+        }
+        let loaded = self.elements(thread, &wanted).await?;
+        if epoch(&loaded) != epoch(&snapshot) {
+            return Ok(None);
+        }
+        snapshot.elements.join(loaded.elements);
+        let mut values = Values::loaded(&snapshot.elements);
+        Ok(Some(make(&snapshot, &mut values)?))
+    }
+
+    async fn elements(&self, thread: &ThreadId, runs: &[Run]) -> Result<Snapshot, Trouble> {
+        let key = keys::of_thread(thread);
+        let (first, last): (Vec<i64>, Vec<i64>) =
+            runs.iter().map(|run| Space::Values.bounds(*run)).map(|[first, last]| (first, last)).unzip();
+        let params: [Param<'_>; 3] =
+            [(&key, Type::UUID), (&first, Type::INT8_ARRAY), (&last, Type::INT8_ARRAY)];
+        Ok(Snapshot::of(thread, &self.query(&self.sql.elements, &params).await?)?)
+    }
+}
+
+/// What the contract calls the revision of a thread.
+pub(crate) fn revision(mark: Mark) -> Revision {
+    Revision::new([mark.epoch.to_le_bytes(), mark.revision.to_le_bytes()].concat())
+}
+
+fn epoch(snapshot: &Snapshot) -> Option<i64> {
+    snapshot.thread.as_ref().map(|row| row.mark.epoch)
+}
+
+/// Checks that no head is missing among the newest checkpoints: those behind `floor`, or all.
+fn check_heads(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
+    for (ns, (_, head)) in &snapshot.heads {
+        if floor.is_none_or(|floor| *head > floor) {
+            snapshot.head(thread, ns)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no parent is missing among these checkpoints, which are all there are behind `floor`, or at all.
+fn check_parents(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
+    for nodes in snapshot.nodes.values() {
+        for node in nodes.values() {
+            let parent = node.record.parent.filter(|parent| floor.is_none_or(|floor| *parent > floor));
+            if let Some(parent) = parent.filter(|parent| !nodes.contains_key(parent)) {
+                return Err(Error::broken(thread, node.id, format!("its parent {parent} is missing")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn history(
+    at: &CheckpointKey,
+    channels: &BTreeSet<ChannelName>,
+    reach: Option<CheckpointId>,
+    nodes: &BTreeMap<CheckpointId, Node>,
+    values: &mut Values<'_>,
+) -> Result<DeltaHistory> {
+    let mut child =
+        nodes.get(&at.id).ok_or_else(|| Error::NotFound { thread: at.thread.clone(), checkpoint: at.id })?;
+    let mut walk = HistoryWalk::new(at, channels, reach);
+    loop {
+        let Node { id, record, .. } = child;
+        let complete = walk.visit(*id, record.parent.is_none(), |channel, wanted| {
+            let Some(entry) = record.channels.get(channel) else { return Ok(None) };
+            let stored = match entry.kept {
+                Kept::Value(_) | Kept::Snapshot(_) if !wanted => Stored::Held,
+                _ => values.stored(&at.namespace, channel, entry)?,
+            };
+            Ok(Some(ChannelEntry { version: entry.version, stored }))
+        })?;
+        if complete {
+            return Ok(walk.finish());
+        }
+        let parent = record.parent.ok_or_else(|| walk.no_seed(*id))?;
+        let parent = nodes.get(&parent).ok_or_else(|| walk.no_parent(*id, parent))?;
+        let mut rows = Vec::with_capacity(record.applied.len());
+        for task in parent.tasks.iter().filter(|task| record.applied.contains(&task.task)) {
+            rows.push(values.task(task, |channel| channels.contains(channel))?);
+        }
+        walk.apply(*id, &record.applied, &rows)?;
+        child = parent;
+    }
+}
+
+/// The namespace of a key, which has a head.
+pub(crate) fn namespace_of<'s>(snapshot: &'s Snapshot, ns: &[u8]) -> Option<&'s Namespace> {
+    snapshot.heads.get(ns).map(|(namespace, _)| namespace)
+}

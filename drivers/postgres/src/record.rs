@@ -1,0 +1,492 @@
+//! What the bodies of checkpoint rows hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use threadkeep::id::{ChannelName, CheckpointId, NodeName, TaskId, Version};
+use threadkeep::metadata::{Counters, Source};
+
+use crate::codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
+use crate::element::Space;
+use crate::manifest::{Manifest, Run, SEQ_LIMIT, put_runs, take_runs};
+
+/// The version of all forms, in the high half of their first byte.
+const FORM_VERSION: u8 = 1;
+
+/// How a value is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// The bytes themselves.
+    Plain(Bytes),
+    /// A list element that holds the whole value.
+    Shared(u32),
+    /// A list, with the bytes of its elements.
+    Tiny(Vec<Bytes>),
+    /// A list of stored elements.
+    List(Manifest),
+}
+
+/// What a checkpoint stores for a channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) version: Version,
+    pub(crate) kept: Kept,
+}
+
+/// An entry without its version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// A delta channel between snapshots. The checkpoint at which its path begins: with the nearest stored value, or as the
+    /// first one behind which the channel was written.
+    Sentinel(CheckpointId),
+    Value(Form),
+    Snapshot(Form),
+}
+
+/// How `extra` metadata is stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Extra {
+    /// The object without the keys in `maps`.
+    pub(crate) rest: Rest,
+    /// Large objects, each by the entries that it has.
+    pub(crate) maps: Vec<(String, Vec<Run>)>,
+}
+
+/// An object: none, its bytes, or the structure element that holds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Rest {
+    #[default]
+    Empty,
+    Inline(Bytes),
+    Shared(u32),
+}
+
+/// A checkpoint, with values as [`Form`]s.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CheckpointRecord {
+    pub(crate) parent: Option<CheckpointId>,
+    pub(crate) source: Source,
+    pub(crate) step: i64,
+    pub(crate) delta_marker: bool,
+    pub(crate) next: Vec<NodeName>,
+    pub(crate) applied: Vec<TaskId>,
+    pub(crate) parents: Vec<(String, CheckpointId)>,
+    pub(crate) counters: BTreeMap<ChannelName, Counters>,
+    pub(crate) extra: Extra,
+    pub(crate) channels: BTreeMap<ChannelName, Entry>,
+}
+
+// The low half of the first byte: the source and the marker.
+const SOURCE: u8 = 3;
+const DELTA_MARKER: u8 = 1 << 2;
+
+// The second byte: how `rest` is stored, and what is there at all.
+const REST: u8 = 3;
+const REST_INLINE: u8 = 1;
+const REST_SHARED: u8 = 2;
+const HAS_MAPS: u8 = 1 << 2;
+const HAS_PARENTS: u8 = 1 << 3;
+const HAS_COUNTERS: u8 = 1 << 4;
+const KNOWN_FLAGS: u8 = REST | HAS_MAPS | HAS_PARENTS | HAS_COUNTERS;
+
+// The byte of an entry: what it is, and the form of its value.
+const KIND: u8 = 3;
+const SENTINEL: u8 = 1;
+const VALUE: u8 = 2;
+const SNAPSHOT: u8 = 3;
+// The byte of a write has the form too.
+const OVERWRITE: u8 = 1;
+
+// The form of a value, in bits 3 to 5 of the byte in front.
+const PLAIN: u8 = 0;
+const SHARED: u8 = 1 << 3;
+const TINY: u8 = 2 << 3;
+const RUN: u8 = 3 << 3;
+const RUNS: u8 = 4 << 3;
+const FORM: u8 = 7 << 3;
+
+impl CheckpointRecord {
+    /// The names that the body refers to by number, in order.
+    pub(crate) fn names(&self) -> BTreeSet<&ChannelName> {
+        self.channels.keys().chain(self.counters.keys()).collect()
+    }
+
+    /// The oldest checkpoint from which a sentinel is replayed; none if there is no sentinel.
+    pub(crate) fn seed(&self) -> Option<CheckpointId> {
+        let seeds = self.channels.values().filter_map(|entry| match entry.kept {
+            Kept::Sentinel(seed) => Some(seed),
+            _ => None,
+        });
+        seeds.min()
+    }
+
+    /// The structure element that holds `extra`, if one does.
+    pub(crate) fn extra_element(&self) -> Option<u32> {
+        match self.extra.rest {
+            Rest::Shared(n) => Some(n),
+            _ => None,
+        }
+    }
+
+    /// The bytes of the body.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let source = match self.source {
+            Source::Input => 0,
+            Source::Loop => 1,
+            Source::Update => 2,
+            Source::Fork => 3,
+        };
+        let marker = if self.delta_marker { DELTA_MARKER } else { 0 };
+        let flag = |is: bool, flag| if is { flag } else { 0 };
+        let rest = match &self.extra.rest {
+            Rest::Empty => 0,
+            Rest::Inline(_) => REST_INLINE,
+            Rest::Shared(_) => REST_SHARED,
+        };
+        let flags = rest
+            | flag(!self.extra.maps.is_empty(), HAS_MAPS)
+            | flag(!self.parents.is_empty(), HAS_PARENTS)
+            | flag(!self.counters.is_empty(), HAS_COUNTERS);
+        let names: BTreeMap<&ChannelName, u64> = self.names().into_iter().zip(0..).collect();
+        let number = |name| names.get(name).copied().unwrap_or_default();
+        let mut out = vec![FORM_VERSION << 4 | marker | source, flags];
+        put_int(&mut out, self.step);
+        put_len(&mut out, self.next.len());
+        for node in &self.next {
+            put_bytes(&mut out, node.as_str().as_bytes());
+        }
+        put_len(&mut out, self.applied.len());
+        for task in &self.applied {
+            out.extend_from_slice(task.as_bytes());
+        }
+        if flags & HAS_PARENTS != 0 {
+            put_len(&mut out, self.parents.len());
+            for (namespace, id) in &self.parents {
+                put_bytes(&mut out, namespace.as_bytes());
+                out.extend_from_slice(id.as_bytes());
+            }
+        }
+        if flags & HAS_COUNTERS != 0 {
+            put_len(&mut out, self.counters.len());
+            for (channel, counters) in &self.counters {
+                put_uint(&mut out, number(channel));
+                put_uint(&mut out, counters.updates);
+                put_uint(&mut out, counters.supersteps);
+            }
+        }
+        // A shared one is named by a column of the row.
+        if let Rest::Inline(bytes) = &self.extra.rest {
+            put_bytes(&mut out, bytes);
+        }
+        if flags & HAS_MAPS != 0 {
+            put_len(&mut out, self.extra.maps.len());
+            for (key, runs) in &self.extra.maps {
+                put_bytes(&mut out, key.as_bytes());
+                put_runs(&mut out, runs);
+            }
+        }
+        put_len(&mut out, self.channels.len());
+        for (channel, entry) in &self.channels {
+            put_uint(&mut out, number(channel));
+            let tag = match &entry.kept {
+                Kept::Sentinel(_) => SENTINEL,
+                Kept::Value(form) => VALUE | form_bits(form),
+                Kept::Snapshot(form) => SNAPSHOT | form_bits(form),
+            };
+            out.push(tag);
+            put_uint(&mut out, entry.version.counter);
+            out.extend_from_slice(&entry.version.random.to_le_bytes());
+            match &entry.kept {
+                Kept::Sentinel(seed) => out.extend_from_slice(seed.as_bytes()),
+                Kept::Value(form) | Kept::Snapshot(form) => put_form(&mut out, form),
+            }
+        }
+        out
+    }
+
+    /// Reads a body whose columns say that it has this parent, these names and this element with metadata.
+    pub(crate) fn decode(
+        bytes: &[u8],
+        parent: Option<CheckpointId>,
+        names: &[ChannelName],
+        extra: Option<u32>,
+    ) -> Result<Self, Malformed> {
+        let mut decoder = Decoder::new(bytes);
+        let first = known_version(decoder.byte()?)?;
+        let flags = decoder.byte()?;
+        if first & !(DELTA_MARKER | SOURCE) != 0 || flags & !KNOWN_FLAGS != 0 {
+            return Err(Malformed("unknown flags"));
+        }
+        let source = match first & SOURCE {
+            0 => Source::Input,
+            1 => Source::Loop,
+            2 => Source::Update,
+            _ => Source::Fork,
+        };
+        let step = decoder.int()?;
+        let next =
+            (0..decoder.count()?).map(|_| decoder.text().map(NodeName::from)).collect::<Result<_, _>>()?;
+        let applied = (0..decoder.count()?)
+            .map(|_| decoder.array().map(TaskId::from_bytes))
+            .collect::<Result<_, _>>()?;
+        let mut parents = Vec::new();
+        if flags & HAS_PARENTS != 0 {
+            for _ in 0..decoder.count()? {
+                let namespace = decoder.text()?.to_owned();
+                parents.push((namespace, CheckpointId::from_bytes(decoder.array()?)));
+            }
+        }
+        let name =
+            |number: u32| names.get(number as usize).cloned().ok_or(Malformed("a channel has no name"));
+        let mut counters = BTreeMap::new();
+        if flags & HAS_COUNTERS != 0 {
+            for _ in 0..decoder.count()? {
+                let channel = name(decoder.u32()?)?;
+                counters.insert(channel, Counters { updates: decoder.uint()?, supersteps: decoder.uint()? });
+            }
+        }
+        let rest = match (flags & REST, extra) {
+            (0, None) => Rest::Empty,
+            (REST_INLINE, None) => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
+            (REST_SHARED, Some(n)) => Rest::Shared(n),
+            _ => return Err(Malformed("unknown form of metadata")),
+        };
+        let mut maps = Vec::new();
+        if flags & HAS_MAPS != 0 {
+            for _ in 0..decoder.count()? {
+                let key = decoder.text()?.to_owned();
+                maps.push((key, take_runs(&mut decoder)?));
+            }
+        }
+        let mut channels = BTreeMap::new();
+        for _ in 0..decoder.count()? {
+            let channel = name(decoder.u32()?)?;
+            let tag = decoder.byte()?;
+            let version = Version { counter: decoder.uint()?, random: u64::from_le_bytes(decoder.array()?) };
+            let kept = match tag & KIND {
+                SENTINEL if tag == SENTINEL => Kept::Sentinel(CheckpointId::from_bytes(decoder.array()?)),
+                VALUE => Kept::Value(take_form(&mut decoder, tag)?),
+                SNAPSHOT => Kept::Snapshot(take_form(&mut decoder, tag)?),
+                _ => return Err(Malformed("unknown kind of entry")),
+            };
+            if tag & !(KIND | FORM) != 0 {
+                return Err(Malformed("unknown flags"));
+            }
+            channels.insert(channel, Entry { version, kept });
+        }
+        decoder.finish()?;
+        Ok(Self {
+            parent,
+            source,
+            step,
+            delta_marker: first & DELTA_MARKER != 0,
+            next,
+            applied,
+            parents,
+            counters,
+            extra: Extra { rest, maps },
+            channels,
+        })
+    }
+
+    /// The forms of the stored values.
+    pub(crate) fn forms(&self) -> impl Iterator<Item = &Form> {
+        self.channels.values().filter_map(|entry| match &entry.kept {
+            Kept::Sentinel(_) => None,
+            Kept::Value(form) | Kept::Snapshot(form) => Some(form),
+        })
+    }
+}
+
+/// The bytes of the element that lists the names of channels.
+pub(crate) fn encode_names<'a>(names: impl ExactSizeIterator<Item = &'a ChannelName>) -> Vec<u8> {
+    let mut out = vec![FORM_VERSION << 4];
+    put_len(&mut out, names.len());
+    for name in names {
+        put_bytes(&mut out, name.as_str().as_bytes());
+    }
+    out
+}
+
+/// Reads what [`encode_names`] wrote.
+pub(crate) fn decode_names(bytes: &[u8]) -> Result<Vec<ChannelName>, Malformed> {
+    let mut decoder = Decoder::new(bytes);
+    if known_version(decoder.byte()?)? != 0 {
+        return Err(Malformed("unknown flags"));
+    }
+    let names =
+        (0..decoder.count()?).map(|_| decoder.text().map(ChannelName::from)).collect::<Result<_, _>>()?;
+    decoder.finish()?;
+    Ok(names)
+}
+
+/// A task that ran from a checkpoint. The tasks of a checkpoint are one column of its row, in the order in which they
+/// were stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TaskRecord {
+    pub(crate) task: TaskId,
+    pub(crate) node: NodeName,
+    pub(crate) index: u32,
+    pub(crate) writes: Vec<WriteRecord>,
+}
+
+/// One write of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WriteRecord {
+    pub(crate) channel: ChannelName,
+    pub(crate) overwrite: bool,
+    pub(crate) value: Form,
+}
+
+/// The bytes of the tasks of a checkpoint.
+pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
+    let mut out = vec![FORM_VERSION << 4];
+    put_len(&mut out, tasks.len());
+    for task in tasks {
+        out.extend_from_slice(task.task.as_bytes());
+        put_bytes(&mut out, task.node.as_str().as_bytes());
+        put_uint(&mut out, task.index);
+        put_len(&mut out, task.writes.len());
+        for write in &task.writes {
+            put_bytes(&mut out, write.channel.as_str().as_bytes());
+            out.push(form_bits(&write.value) | if write.overwrite { OVERWRITE } else { 0 });
+            put_form(&mut out, &write.value);
+        }
+    }
+    out
+}
+
+/// Reads what [`encode_tasks`] wrote.
+pub(crate) fn decode_tasks(bytes: &[u8]) -> Result<Vec<TaskRecord>, Malformed> {
+    let mut decoder = Decoder::new(bytes);
+    if known_version(decoder.byte()?)? != 0 {
+        return Err(Malformed("unknown flags"));
+    }
+    let mut tasks = Vec::new();
+    for _ in 0..decoder.count()? {
+        let task = TaskId::from_bytes(decoder.array()?);
+        let node = decoder.text()?.into();
+        let index = decoder.u32()?;
+        let mut writes = Vec::new();
+        for _ in 0..decoder.count()? {
+            let channel = decoder.text()?.into();
+            let tag = decoder.byte()?;
+            if tag & !(OVERWRITE | FORM) != 0 {
+                return Err(Malformed("unknown flags"));
+            }
+            let value = take_form(&mut decoder, tag)?;
+            writes.push(WriteRecord { channel, overwrite: tag & OVERWRITE != 0, value });
+        }
+        tasks.push(TaskRecord { task, node, index, writes });
+    }
+    decoder.finish()?;
+    Ok(tasks)
+}
+
+/// The body of a thread's row.
+pub(crate) fn encode_next(next: [u32; 3]) -> Vec<u8> {
+    let mut out = vec![FORM_VERSION << 4];
+    for number in next {
+        put_uint(&mut out, number);
+    }
+    out
+}
+
+/// Reads what [`encode_next`] wrote.
+pub(crate) fn decode_next(bytes: &[u8]) -> Result<[u32; 3], Malformed> {
+    let mut decoder = Decoder::new(bytes);
+    if known_version(decoder.byte()?)? != 0 {
+        return Err(Malformed("unknown flags"));
+    }
+    let next = [decoder.u32()?, decoder.u32()?, decoder.u32()?];
+    decoder.finish()?;
+    Ok(next)
+}
+
+/// The first and last sequence numbers of the elements without which a row cannot be understood, beside its names and
+/// the element of its metadata.
+pub(crate) fn needs(record: &CheckpointRecord, tasks: &[TaskRecord]) -> Vec<i64> {
+    let of_tasks = tasks.iter().flat_map(|task| &task.writes).map(|write| &write.value);
+    let chunks = record.forms().chain(of_tasks).filter_map(|form| match form {
+        Form::List(manifest) => Some(&manifest.chunks),
+        _ => None,
+    });
+    let chunks = chunks.flatten().map(|run| Space::Structure.bounds(*run));
+    let entries = record.extra.maps.iter().flat_map(|(_, runs)| runs);
+    let entries = entries.map(|run| Space::Entries.bounds(*run));
+    let all: BTreeSet<[i64; 2]> = chunks.chain(entries).collect();
+    all.into_iter().flatten().collect()
+}
+
+fn known_version(first: u8) -> Result<u8, Malformed> {
+    if first >> 4 == FORM_VERSION { Ok(first & 0x0f) } else { Err(Malformed("unknown version of the row")) }
+}
+
+fn form_bits(form: &Form) -> u8 {
+    match form {
+        Form::Plain(_) => PLAIN,
+        Form::Shared(_) => SHARED,
+        Form::Tiny(_) => TINY,
+        Form::List(manifest) if single_run(manifest).is_some() => RUN,
+        Form::List(_) => RUNS,
+    }
+}
+
+fn single_run(manifest: &Manifest) -> Option<Run> {
+    match (&manifest.chunks[..], &manifest.tail[..]) {
+        ([], [run]) => Some(*run),
+        _ => None,
+    }
+}
+
+fn put_form(out: &mut Vec<u8>, form: &Form) {
+    match form {
+        Form::Plain(bytes) => put_bytes(out, bytes),
+        Form::Shared(n) => put_uint(out, *n),
+        Form::Tiny(elements) => {
+            put_len(out, elements.len());
+            for element in elements {
+                put_bytes(out, element);
+            }
+        }
+        Form::List(manifest) => {
+            if let Some(run) = single_run(manifest) {
+                put_uint(out, run.start);
+                put_uint(out, run.len);
+            } else {
+                put_runs(out, &manifest.chunks);
+                put_runs(out, &manifest.tail);
+            }
+        }
+    }
+}
+
+fn take_form(decoder: &mut Decoder<'_>, tag: u8) -> Result<Form, Malformed> {
+    Ok(match tag & FORM {
+        PLAIN => Form::Plain(Bytes::copy_from_slice(decoder.bytes()?)),
+        SHARED => {
+            let n = decoder.u32()?;
+            if n >= SEQ_LIMIT {
+                return Err(Malformed("a sequence number is out of range"));
+            }
+            Form::Shared(n)
+        }
+        TINY => {
+            let count = decoder.count()?;
+            let elements = (0..count).map(|_| decoder.bytes().map(Bytes::copy_from_slice));
+            Form::Tiny(elements.collect::<Result<_, _>>()?)
+        }
+        RUN => {
+            let run = Run { start: decoder.u32()?, len: decoder.u32()? };
+            if run.len == 0 || u64::from(run.start) + u64::from(run.len) > u64::from(SEQ_LIMIT) {
+                return Err(Malformed("a run is empty or ends out of range"));
+            }
+            Form::List(Manifest { chunks: Vec::new(), tail: vec![run] })
+        }
+        RUNS => Form::List(Manifest { chunks: take_runs(decoder)?, tail: take_runs(decoder)? }),
+        _ => return Err(Malformed("unknown form of a value")),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+//! Changing what is stored of a thread: the contract's `rewrite_thread`.
+//!
+//! Rows that stay keep what they refer to by number. Only sentinels are looked at anew: their paths may begin elsewhere
+//! now. At the end, elements that no row refers to are deleted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use futures::future::join;
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::id::{CheckpointId, Namespace, ThreadId};
+use threadkeep::saver::{Outline, Revision, Rewrite};
+use threadkeep::value::Element;
+use threadkeep::{Error, Result};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
+
+use crate::change::{Change, Removal};
+use crate::draft::Draft;
+use crate::element::{SPACES, Space};
+use crate::error::{BUSY, Trouble, corrupt, unavailable};
+use crate::keys;
+use crate::manifest::{Run, chunk_runs, push_run};
+use crate::plan::{described, kept, new_task, seed_of};
+use crate::pool::{Param, Transaction};
+use crate::read::{namespace_of, revision};
+use crate::record::{CheckpointRecord, Entry, Form, Kept, TaskRecord};
+use crate::rows::{Mark, Node, Snapshot};
+use crate::store::{Store, known};
+use crate::thread::ThreadState;
+
+/// How often a thread may be made or deleted between looking and writing.
+const ROUNDS: usize = 8;
+
+impl Store {
+    /// One attempt. `to` is the mark of the rewritten thread, by which a repeated attempt knows that an earlier one was
+    /// carried out.
+    pub(crate) async fn rewrite(
+        &self,
+        thread: &ThreadId,
+        expected: &Revision,
+        rewrite: &Rewrite,
+        to: Mark,
+        repeated: bool,
+    ) -> Result<(), Trouble> {
+        let slot = self.threads.slot(thread);
+        let mut held = slot.hold(&self.threads).await;
+        // It is not put back: numbers that are known may be gone afterwards.
+        let mut state = held.take().unwrap_or_else(ThreadState::absent);
+        for _ in 0..ROUNDS {
+            let transaction = Transaction::on(self.connections.own().await?);
+            let client = transaction.client()?;
+            let rows = transaction.begin(self.look_at_all(client, thread, &state)).await?;
+            let snapshot = Snapshot::of(thread, &rows)?;
+            state = ThreadState::found(Some(state), &snapshot);
+            let leaves_nothing = rewrite.put.is_empty() && snapshot.nodes.is_empty();
+            if repeated && (state.mark == Some(to) || (state.mark.is_none() && leaves_nothing)) {
+                return transaction.roll_back().await;
+            }
+            let change = match plan(thread, &state, &snapshot, expected, rewrite, to) {
+                Ok(Planned::Change(change)) => change,
+                Ok(Planned::Nothing) => return transaction.roll_back().await,
+                Ok(Planned::Removal) => {
+                    return transaction.commit(self.delete_in(client, thread)).await;
+                }
+                Err(error) => {
+                    transaction.roll_back().await?;
+                    return Err(error.into());
+                }
+            };
+            if transaction.commit(change.write_in(&self.sql, client)).await? {
+                return Ok(());
+            }
+        }
+        Err(unavailable(BUSY).into())
+    }
+
+    /// The contract's `delete_thread`.
+    pub(crate) async fn delete_thread(&self, thread: &ThreadId) -> Result<(), Trouble> {
+        let slot = self.threads.slot(thread);
+        let mut held = slot.hold(&self.threads).await;
+        held.take();
+        let transaction = Transaction::on(self.connections.own().await?);
+        let client = transaction.client()?;
+        transaction.begin(transaction.commit(self.delete_in(client, thread))).await
+    }
+
+    /// Removes a thread. Each statement sees what was there when it began; the first one waits for whoever writes to the
+    /// thread, so the others see all that was written.
+    async fn delete_in(&self, client: &Client, thread: &ThreadId) -> Result<(), Trouble> {
+        let statements = self.sql.delete.replace("$1", &format!("'{}'", keys::of_thread(thread)));
+        Ok(client.batch_execute(&statements).await?)
+    }
+
+    async fn look_at_all(
+        &self,
+        client: &Client,
+        thread: &ThreadId,
+        state: &ThreadState,
+    ) -> Result<Vec<Row>, Trouble> {
+        let (key, no_namespace) = (keys::of_thread(thread), None::<Vec<u8>>);
+        let (epoch, next) = known(state);
+        let lock: [Param<'_>; 1] = [(&key, Type::UUID)];
+        let look: [Param<'_>; 4] = [
+            (&key, Type::UUID),
+            (&no_namespace, Type::BYTEA),
+            (&epoch, Type::INT8),
+            (&next, Type::INT8_ARRAY),
+        ];
+        let (locked, rows) =
+            join(client.query_typed(&self.sql.lock, &lock), client.query_typed(&self.sql.look_at_all, &look))
+                .await;
+        locked?;
+        Ok(rows?)
+    }
+}
+
+/// What a rewrite comes to.
+enum Planned {
+    Nothing,
+    /// The thread goes as a whole.
+    Removal,
+    Change(Box<Change>),
+}
+
+fn plan(
+    thread: &ThreadId,
+    state: &ThreadState,
+    snapshot: &Snapshot,
+    expected: &Revision,
+    rewrite: &Rewrite,
+    to: Mark,
+) -> Result<Planned> {
+    if state.mark.map_or_else(Revision::absent, revision) != *expected {
+        return Err(Error::Stale { thread: thread.clone() });
+    }
+    let mut stored = BTreeMap::new();
+    for (ns, nodes) in &snapshot.nodes {
+        let Some(namespace) = namespace_of(snapshot, ns) else { continue };
+        stored.extend(nodes.iter().map(|(id, node)| ((namespace.clone(), *id), node)));
+    }
+    rewrite.check(thread, stored.iter().map(|(place, node)| (place.clone(), outline(node))).collect())?;
+    if rewrite.is_empty() {
+        return Ok(Planned::Nothing);
+    }
+
+    let mut draft = Draft::new(state);
+    let puts: BTreeMap<_, _> =
+        rewrite.put.iter().map(|tuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple)).collect();
+    let places: BTreeSet<_> = stored.keys().chain(puts.keys()).cloned().collect();
+    let mut left: BTreeMap<(Namespace, CheckpointId), (Node, u32)> = BTreeMap::new();
+    // Parents come before their children.
+    for place in places.into_iter().filter(|place| !rewrite.remove.contains(place)) {
+        let parent = |id: Option<CheckpointId>| Some(&left.get(&(place.0.clone(), id?))?.0);
+        let node = match (puts.get(&place), stored.get(&place)) {
+            (Some(tuple), _) => put(&mut draft, tuple, parent(tuple.parent))?,
+            (None, Some(node)) => stay(node, parent(node.record.parent)),
+            (None, None) => continue,
+        };
+        let names = draft.names(&node.record)?;
+        left.insert(place, (node, names));
+    }
+    if left.is_empty() {
+        return Ok(Planned::Removal);
+    }
+
+    let drafted = draft.done();
+    let mut used = Used::new(thread, snapshot, &drafted.elements);
+    let mut change = Change::new(thread, state.mark, to, &drafted);
+    let mut heads: BTreeMap<&Namespace, CheckpointId> = BTreeMap::new();
+    for (place, (node, names)) in &left {
+        used.note(node, *names)?;
+        if stored.get(place) != Some(&node) {
+            change.put(&place.0, node, *names);
+        }
+        heads.insert(&place.0, place.1);
+    }
+    for (namespace, head) in &heads {
+        change.head(namespace, keys::uuid(*head));
+    }
+    if state.mark.is_some() {
+        let dead = used.dead(state);
+        let headless = snapshot.heads.values().filter(|(namespace, _)| !heads.contains_key(namespace));
+        change.remove(Removal {
+            ns: rewrite.remove.iter().map(|(namespace, _)| keys::of_namespace(namespace)).collect(),
+            ids: rewrite.remove.iter().map(|(_, id)| keys::uuid(*id)).collect(),
+            first: dead.iter().map(|[first, _]| *first).collect(),
+            last: dead.iter().map(|[_, last]| *last).collect(),
+            headless: headless.map(|(namespace, _)| keys::of_namespace(namespace)).collect(),
+        });
+    }
+    Ok(Planned::Change(Box::new(change)))
+}
+
+fn outline(node: &Node) -> Outline {
+    Outline {
+        parent: node.record.parent,
+        applied: node.record.applied.clone(),
+        tasks: node.tasks.iter().map(|task| task.task).collect(),
+    }
+}
+
+/// A checkpoint that is put.
+fn put(draft: &mut Draft<'_>, tuple: &CheckpointTuple, parent: Option<&Node>) -> Result<Node> {
+    let mut channels = BTreeMap::new();
+    for (channel, entry) in &tuple.checkpoint.channels {
+        let kept = kept(draft, &tuple.namespace, channel, entry.version, &entry.stored, parent)?;
+        channels.insert(channel.clone(), Entry { version: entry.version, kept });
+    }
+    let record = CheckpointRecord {
+        parent: tuple.parent,
+        next: tuple.checkpoint.next.clone(),
+        applied: tuple.checkpoint.applied.clone(),
+        channels,
+        ..described(draft, &tuple.metadata)?
+    };
+    let tasks = tuple.writes.iter().map(|task| new_task(draft, task)).collect::<Result<Vec<TaskRecord>>>()?;
+    Ok(Node { id: tuple.checkpoint.id, record, tasks })
+}
+
+/// A checkpoint that is neither removed nor put.
+fn stay(node: &Node, parent: Option<&Node>) -> Node {
+    let mut node = node.clone();
+    if let Some(parent) = parent {
+        for (channel, entry) in &mut node.record.channels {
+            if let Kept::Sentinel(seed) = &mut entry.kept {
+                *seed = seed_of(parent, channel);
+            }
+        }
+    }
+    node
+}
+
+/// The elements that rows refer to.
+struct Used<'a> {
+    thread: &'a ThreadId,
+    snapshot: &'a Snapshot,
+    drafted: HashMap<i64, &'a Element>,
+    numbers: [BTreeSet<u32>; 3],
+    /// Runs that were noted already: the checkpoints of a thread mostly name the same ones.
+    seen: BTreeSet<(usize, u32, u32)>,
+}
+
+impl<'a> Used<'a> {
+    fn new(thread: &'a ThreadId, snapshot: &'a Snapshot, drafted: &'a [(i64, Element)]) -> Self {
+        let drafted = drafted.iter().map(|(seq, element)| (*seq, element)).collect();
+        Self { thread, snapshot, drafted, numbers: Default::default(), seen: BTreeSet::new() }
+    }
+
+    fn note(&mut self, node: &Node, names: u32) -> Result<()> {
+        self.add(Space::Structure, Run { start: names, len: 1 });
+        if let Some(n) = node.record.extra_element() {
+            self.add(Space::Structure, Run { start: n, len: 1 });
+        }
+        for run in node.record.extra.maps.iter().flat_map(|(_, runs)| runs) {
+            self.add(Space::Entries, *run);
+        }
+        let writes = node.tasks.iter().flat_map(|task| &task.writes).map(|write| &write.value);
+        for form in node.record.forms().chain(writes) {
+            match form {
+                Form::Plain(_) | Form::Tiny(_) => {}
+                Form::Shared(n) => {
+                    self.add(Space::Values, Run { start: *n, len: 1 });
+                }
+                Form::List(manifest) => {
+                    for run in &manifest.tail {
+                        self.add(Space::Values, *run);
+                    }
+                    for run in &manifest.chunks {
+                        if self.add(Space::Structure, *run) {
+                            for n in run.seqs() {
+                                self.chunk(n)?;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn chunk(&mut self, n: u32) -> Result<()> {
+        let seq = Space::Structure.seq(n);
+        let element = match self.drafted.get(&seq) {
+            Some(element) => *element,
+            None => self.snapshot.elements.get(Space::Structure, n)?,
+        };
+        let wrong = |reason| corrupt("element", self.thread, format_args!("seq {seq}"), reason);
+        for run in chunk_runs(element.bytes()).map_err(wrong)? {
+            self.add(Space::Values, run);
+        }
+        Ok(())
+    }
+
+    /// Notes a run; answers whether it is a new one.
+    fn add(&mut self, space: Space, run: Run) -> bool {
+        let new = self.seen.insert((space as usize, run.start, run.len));
+        if new {
+            self.numbers[space as usize].extend(run.seqs());
+        }
+        new
+    }
+
+    /// First and last numbers of the runs of stored elements that nothing refers to.
+    fn dead(&self, state: &ThreadState) -> Vec<[i64; 2]> {
+        let mut all = Vec::new();
+        for space in SPACES {
+            let used = &self.numbers[space as usize];
+            let dead: BTreeSet<u32> = state.index.stored(space).filter(|n| !used.contains(n)).collect();
+            let mut runs = Vec::new();
+            for n in dead {
+                push_run(&mut runs, Run { start: n, len: 1 });
+            }
+            all.extend(runs.into_iter().map(|run| space.bounds(run)));
+        }
+        all
+    }
+}

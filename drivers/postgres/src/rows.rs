@@ -1,0 +1,279 @@
+//! Rows of the tables: decoded and checked as they come, sealed as they go.
+
+use std::collections::BTreeMap;
+
+use threadkeep::id::{CheckpointId, Namespace, ThreadId};
+use threadkeep::{Error, Result};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::codec::{Malformed, Seal};
+use crate::element::{Elements, Space};
+use crate::error::corrupt;
+use crate::keys;
+use crate::record::{
+    CheckpointRecord, TaskRecord, decode_names, decode_next, decode_tasks, encode_next, encode_tasks,
+};
+
+/// What tells whether a thread was changed: see the module `schema`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) epoch: i64,
+    pub(crate) revision: i64,
+}
+
+impl Mark {
+    /// The mark of a thread that is made or rewritten.
+    pub(crate) fn new() -> Self {
+        Self { epoch: rand::random(), revision: 0 }
+    }
+
+    /// The mark after another write.
+    pub(crate) fn next(self) -> Self {
+        Self { revision: self.revision + 1, ..self }
+    }
+}
+
+/// The row of a thread.
+#[derive(Debug, Clone)]
+pub(crate) struct ThreadRow {
+    pub(crate) mark: Mark,
+    pub(crate) next: [u32; 3],
+}
+
+impl ThreadRow {
+    fn seal(key: Uuid, name: &[u8], mark: Mark) -> Seal {
+        let seal = Seal::of("thread").and(key.as_bytes()).and(name);
+        seal.and(&mark.epoch.to_le_bytes()).and(&mark.revision.to_le_bytes())
+    }
+
+    /// The sealed body.
+    pub(crate) fn body(&self, thread: &ThreadId) -> Vec<u8> {
+        Self::seal(keys::of_thread(thread), thread.as_str().as_bytes(), self.mark)
+            .close(encode_next(self.next))
+    }
+
+    fn open(key: Uuid, name: &[u8], mark: Mark, body: &[u8]) -> Result<Self, Malformed> {
+        let next = decode_next(Self::seal(key, name, mark).open(body)?)?;
+        Ok(Self { mark, next })
+    }
+}
+
+/// The id of a thread, out of the row `(id, epoch, revision, name, body)`.
+pub(crate) fn thread_name(row: &Row) -> Result<ThreadId> {
+    let key: Uuid = column(row, 0)?;
+    let mark = Mark { epoch: column(row, 1)?, revision: column(row, 2)? };
+    let (name, body): (&[u8], &[u8]) = (column(row, 3)?, column(row, 4)?);
+    let wrong = |reason: Malformed| Error::corrupt(format!("table threadkeep_thread, id {key}"), reason);
+    ThreadRow::open(key, name, mark, body).map_err(wrong)?;
+    std::str::from_utf8(name).map(ThreadId::from).map_err(|_| wrong(Malformed("the name is not UTF-8")))
+}
+
+/// The seal of the row that names the newest checkpoint of a namespace.
+pub(crate) fn head_sum(thread: Uuid, ns: &[u8], name: &[u8], head: Uuid) -> Vec<u8> {
+    Seal::of("head").and(thread.as_bytes()).and(ns).and(name).and(head.as_bytes()).close(Vec::new())
+}
+
+/// The row of a checkpoint, decoded.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Node {
+    pub(crate) id: CheckpointId,
+    pub(crate) record: CheckpointRecord,
+    pub(crate) tasks: Vec<TaskRecord>,
+}
+
+/// The columns of a checkpoint's row that its body's seal covers.
+struct Covered<'a> {
+    thread: Uuid,
+    ns: &'a [u8],
+    id: Uuid,
+    parent: Option<Uuid>,
+    seed: Option<Uuid>,
+    names: u32,
+    extra: Option<u32>,
+}
+
+impl Covered<'_> {
+    fn seal(&self) -> Seal {
+        let number = |n: u32| i64::from(n).to_le_bytes();
+        let seal = Seal::of("checkpoint").and(self.thread.as_bytes()).and(self.ns).and(self.id.as_bytes());
+        let seal = seal.and_maybe(self.parent.as_ref().map(|id| &id.as_bytes()[..]));
+        let seal = seal.and_maybe(self.seed.as_ref().map(|id| &id.as_bytes()[..]));
+        seal.and(&number(self.names)).and_maybe(self.extra.map(number).as_ref().map(|n| &n[..]))
+    }
+
+    fn tasks_seal(&self) -> Seal {
+        Seal::of("checkpoint").and(b"tasks").and(self.thread.as_bytes()).and(self.ns).and(self.id.as_bytes())
+    }
+}
+
+impl Node {
+    /// The sealed body, and the sealed tasks if there are any.
+    pub(crate) fn bodies(&self, thread: Uuid, ns: &[u8], names: u32) -> (Vec<u8>, Option<Vec<u8>>) {
+        let covered = Covered {
+            thread,
+            ns,
+            id: keys::uuid(self.id),
+            parent: self.record.parent.map(keys::uuid),
+            seed: self.record.seed().map(keys::uuid),
+            names,
+            extra: self.record.extra_element(),
+        };
+        let tasks = (!self.tasks.is_empty()).then(|| covered.tasks_seal().close(encode_tasks(&self.tasks)));
+        (covered.seal().close(self.record.encode()), tasks)
+    }
+}
+
+/// What a statement found of a thread, as it was at one moment. Every row has been checked.
+pub(crate) struct Snapshot {
+    pub(crate) thread: Option<ThreadRow>,
+    /// The newest checkpoints, by namespace.
+    pub(crate) heads: BTreeMap<Vec<u8>, (Namespace, CheckpointId)>,
+    /// The checkpoints that were asked for, by namespace and id.
+    pub(crate) nodes: BTreeMap<Vec<u8>, BTreeMap<CheckpointId, Node>>,
+    pub(crate) elements: Elements,
+    /// Sequence numbers and hashes of stored elements, if they were asked for.
+    pub(crate) hashes: Vec<(Space, u32, [u8; 16])>,
+}
+
+// What a row of the one shape that all statements on a thread return is about.
+const THREAD: i32 = 0;
+const HEAD: i32 = 1;
+const CHECKPOINT: i32 = 2;
+const ELEMENT: i32 = 3;
+const HASH: i32 = 4;
+
+impl Snapshot {
+    /// A snapshot of a thread that is not there.
+    pub(crate) fn absent(thread: &ThreadId) -> Self {
+        Self {
+            thread: None,
+            heads: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            elements: Elements::new(thread),
+            hashes: Vec::new(),
+        }
+    }
+
+    /// Takes apart the rows `(kind, ns, k1, k2, k3, n1, n2, b1, b2)` of a statement of module `sql`.
+    pub(crate) fn of(thread: &ThreadId, rows: &[Row]) -> Result<Self> {
+        let mut this = Self::absent(thread);
+        let key = keys::of_thread(thread);
+        let mut checkpoints = Vec::new();
+        for row in rows {
+            match column::<i32>(row, 0)? {
+                THREAD => {
+                    let mark = Mark { epoch: column(row, 5)?, revision: column(row, 6)? };
+                    let (name, body): (&[u8], &[u8]) = (column(row, 7)?, column(row, 8)?);
+                    let wrong = |reason| corrupt("thread", thread, "its row", reason);
+                    if name != thread.as_str().as_bytes() {
+                        return Err(wrong(Malformed("it has the name of another thread")));
+                    }
+                    this.thread = Some(ThreadRow::open(key, name, mark, body).map_err(wrong)?);
+                }
+                HEAD => {
+                    let (ns, head): (&[u8], Uuid) = (column(row, 1)?, column(row, 2)?);
+                    let (name, sum): (&[u8], &[u8]) = (column(row, 7)?, column(row, 8)?);
+                    let text =
+                        std::str::from_utf8(name).ok().filter(|_| *sum == head_sum(key, ns, name, head));
+                    let text = text.ok_or_else(|| {
+                        corrupt("head", thread, format_args!("head {head}"), "the checksum does not match")
+                    })?;
+                    this.heads.insert(ns.to_vec(), (text.into(), keys::id(head)));
+                }
+                CHECKPOINT => checkpoints.push(row),
+                ELEMENT => {
+                    let hash: Uuid = column(row, 2)?;
+                    this.elements.add(column(row, 5)?, *hash.as_bytes(), column(row, 7)?)?;
+                }
+                HASH => {
+                    let (seq, hash): (i64, Uuid) = (column(row, 5)?, column(row, 2)?);
+                    let (space, n) = Space::split(seq)
+                        .ok_or_else(|| this.elements.corrupt(seq, "the number is out of range"))?;
+                    this.hashes.push((space, n, *hash.as_bytes()));
+                }
+                kind => {
+                    return Err(Error::corrupt("an answer of the database", format!("unknown kind {kind}")));
+                }
+            }
+        }
+        for row in checkpoints {
+            this.add_checkpoint(thread, key, row)?;
+        }
+        this.check_owners(thread)?;
+        Ok(this)
+    }
+
+    /// What two pages of the same epoch found.
+    pub(crate) fn joined(mut self, more: Self) -> Self {
+        self.thread = more.thread.or(self.thread);
+        for (ns, nodes) in more.nodes {
+            self.nodes.entry(ns).or_default().extend(nodes);
+        }
+        self.heads.extend(more.heads);
+        self.elements.join(more.elements);
+        self
+    }
+
+    fn add_checkpoint(&mut self, thread: &ThreadId, key: Uuid, row: &Row) -> Result<()> {
+        let (ns, id): (&[u8], Uuid) = (column(row, 1)?, column(row, 2)?);
+        let number = |n: i64| u32::try_from(n).map_err(|_| Malformed("a number is out of range"));
+        let (names, extra): (i64, Option<i64>) = (column(row, 5)?, column(row, 6)?);
+        let wrong = |reason| corrupt("checkpoint", thread, format_args!("checkpoint {id}"), reason);
+        let covered = Covered {
+            thread: key,
+            ns,
+            id,
+            parent: column(row, 3)?,
+            seed: column(row, 4)?,
+            names: number(names).map_err(wrong)?,
+            extra: extra.map(number).transpose().map_err(wrong)?,
+        };
+        let body = covered.seal().open(column(row, 7)?).map_err(wrong)?;
+        let names = self.elements.get(Space::Structure, covered.names)?;
+        let names = decode_names(names.bytes())
+            .map_err(|reason| self.elements.corrupt(Space::Structure.seq(covered.names), reason))?;
+        let parent = covered.parent.map(keys::id);
+        let record = CheckpointRecord::decode(body, parent, &names, covered.extra).map_err(wrong)?;
+        let tasks: Option<&[u8]> = column(row, 8)?;
+        let tasks = tasks.map(|tasks| decode_tasks(covered.tasks_seal().open(tasks)?)).transpose();
+        let tasks = tasks.map_err(wrong)?.unwrap_or_default();
+        let id = keys::id(id);
+        self.nodes.entry(ns.to_vec()).or_default().insert(id, Node { id, record, tasks });
+        Ok(())
+    }
+
+    /// A row without the one that it belongs to is damage: a thread or namespace is never unknown because a row of it
+    /// was lost.
+    fn check_owners(&self, thread: &ThreadId) -> Result<()> {
+        if self.thread.is_none() && !(self.heads.is_empty() && self.nodes.is_empty()) {
+            return Err(corrupt(
+                "thread",
+                thread,
+                "its row",
+                "it is missing, and others of the thread are there",
+            ));
+        }
+        match self.nodes.keys().find(|ns| !self.heads.contains_key(*ns)) {
+            Some(ns) => {
+                Err(corrupt("head", thread, format_args!("namespace key {ns:02x?}"), "the row is missing"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The checkpoint that is the head of a namespace.
+    ///
+    /// # Errors
+    /// [`Error::BrokenLineage`] if it is not there.
+    pub(crate) fn head(&self, thread: &ThreadId, ns: &[u8]) -> Result<Option<&Node>> {
+        let Some((_, head)) = self.heads.get(ns) else { return Ok(None) };
+        let node = self.nodes.get(ns).and_then(|nodes| nodes.get(head));
+        node.map(Some).ok_or_else(|| Error::broken(thread, *head, "it is the newest one, and it is missing"))
+    }
+}
+
+fn column<'r, T: tokio_postgres::types::FromSql<'r>>(row: &'r Row, index: usize) -> Result<T> {
+    row.try_get(index)
+        .map_err(|error| Error::corrupt("an answer of the database", format!("column {index}: {error}")))
+}

@@ -1,0 +1,172 @@
+//! The saver.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use async_trait::async_trait;
+use futures::FutureExt;
+use threadkeep::Result;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage,
+};
+
+use crate::config::{Options, Target};
+use crate::error::SAVER;
+use crate::keys;
+use crate::plan;
+use crate::pool::Connections;
+use crate::rows::Mark;
+use crate::schema;
+use crate::sql::Sql;
+use crate::store::{Store, Wanted};
+use crate::thread::Threads;
+
+/// A store of checkpoints in a Postgres database.
+///
+/// Its futures must run in a tokio runtime with time and I/O. Any number of processes may work on the same database; each commit
+/// tells whether its head is still the one that the caller saw.
+pub struct PostgresSaver {
+    schema: String,
+    store: Store,
+}
+
+impl fmt::Debug for PostgresSaver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresSaver").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+impl PostgresSaver {
+    /// Connects to the database at `address`: a URL (`postgres://user:password@host:port/database`), or `key=value`
+    /// pairs. The tables must be there: see [`crate::setup`].
+    ///
+    /// The connection is encrypted with `sslmode=require`, and then the server's certificate is checked, against the file in
+    /// `sslrootcert`, or else the system's certificates.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::NewerFormat`] if a newer version of this program made the tables;
+    /// [`threadkeep::Error::InvalidInput`] for an address or schema name that cannot be right;
+    /// [`threadkeep::Error::Unavailable`] if the server does not answer or the tables are missing.
+    pub async fn connect(address: &str, options: Options) -> Result<Self> {
+        let quoted = options.quoted_schema()?;
+        let target = Target::parse(address, options.patience)?;
+        let store = Store {
+            sql: Sql::new(&quoted),
+            connections: Connections::new(target, &options)?,
+            threads: Threads::default(),
+            patience: options.patience,
+        };
+        let check = || async { schema::check(&**store.connections.own().await?, &options, &quoted).await };
+        store.reading(|| check().boxed()).await?;
+        Ok(Self { schema: options.schema, store })
+    }
+
+    /// Closes the connections: those in use when what they are used for is done. Later calls are
+    /// [`threadkeep::Error::Unavailable`].
+    pub fn close(&self) {
+        self.store.connections.close();
+    }
+}
+
+#[async_trait]
+impl Saver for PostgresSaver {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.store.reading(|| self.store.get(at).boxed()).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.store.reading(|| self.store.list(query).boxed()).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        let ns = keys::of_namespace(&at.namespace);
+        let put = || async {
+            let wanted = Wanted { thread: &at.thread, namespace: &at.namespace, ids: vec![at.id] };
+            self.store
+                .write(
+                    wanted,
+                    |state| {
+                        let head =
+                            state.heads.peek(&at.namespace)?.as_ref().filter(|head| head.id == at.id)?;
+                        plan::put_writes(at, task, state, Some(head), true).ok().flatten()
+                    },
+                    |state, snapshot| {
+                        let node = snapshot.nodes.get(&ns).and_then(|nodes| nodes.get(&at.id));
+                        let is_head = snapshot.heads.get(&ns).is_some_and(|(_, head)| *head == at.id);
+                        plan::put_writes(at, task, state, node, is_head)
+                    },
+                )
+                .await
+        };
+        self.store.writing(|_| put().boxed()).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        step.validate()?;
+        let ns = keys::of_namespace(&step.namespace);
+        let first = step.parent.is_none() && step.expected_head.is_none();
+        let commit = || async {
+            let ids = [Some(step.checkpoint.id), step.parent].into_iter().flatten().collect();
+            let wanted = Wanted { thread: &step.thread, namespace: &step.namespace, ids };
+            self.store
+                .write(
+                    wanted,
+                    |state| match state.heads.peek(&step.namespace) {
+                        Some(head) => {
+                            let head = head.as_deref();
+                            let parent = head.filter(|head| Some(head.id) == step.parent);
+                            plan::commit(&step, state, head, parent).ok()
+                        }
+                        // A first checkpoint is mostly that of a new thread.
+                        None if first && state.mark.is_none() => plan::commit(&step, state, None, None).ok(),
+                        None => None,
+                    },
+                    |state, snapshot| {
+                        let nodes = snapshot.nodes.get(&ns);
+                        let node = |id| nodes.and_then(|nodes| nodes.get(&id));
+                        if node(step.checkpoint.id).is_some() {
+                            return Ok(None);
+                        }
+                        let parent = step.parent.and_then(node);
+                        plan::commit(&step, state, snapshot.head(&step.thread, &ns)?, parent).map(Some)
+                    },
+                )
+                .await
+        };
+        self.store.writing(|_| commit().boxed()).await?;
+        Ok(step.key())
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        self.store.reading(|| self.store.delta_history(at, channels, reach).boxed()).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.store.writing(|_| self.store.delete_thread(thread).boxed()).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.store.reading(|| self.store.threads_after(after, limit).boxed()).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.store.reading(|| self.store.read_thread(thread).boxed()).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        let to = Mark::new();
+        self.store.writing(|again| self.store.rewrite(thread, expected, &rewrite, to, again).boxed()).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { name: SAVER, durable: true, shared_elements: true }
+    }
+}

@@ -1,0 +1,243 @@
+//! The tables, their migrations, and the check that a database has them.
+//!
+//! # Format, version 1
+//!
+//! | table | key | holds |
+//! |---|---|---|
+//! | `threadkeep_format` | | the version of the format |
+//! | `threadkeep_thread` | thread | its id, its revision, a sealed body: the next sequence number of each space |
+//! | `threadkeep_head` | thread, namespace | the namespace's text, the newest checkpoint, a seal |
+//! | `threadkeep_checkpoint` | thread, namespace, id | a sealed body, and sealed: the tasks that ran from it |
+//! | `threadkeep_element` | thread, sequence number | bytes, and the hash that they have |
+//!
+//! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: a NUL
+//! byte is a character like others.
+//!
+//! ## Keys
+//!
+//! The key of a thread is the first sixteen bytes of BLAKE3 of its id, that of a namespace the same of its text, and
+//! nothing for the root. Sequence numbers are `space << 32 | number`; each space counts from 0 and never uses a number
+//! twice while the thread lives. Spaces: 0 values and elements of lists, 1 names, metadata and chunks of manifests,
+//! 2 entries of metadata maps.
+//!
+//! ## Revisions
+//!
+//! `epoch` is drawn at random when a thread is made and when it is rewritten, `revision` counts the other writes. Every
+//! write names the two that it found: that is the fence. Under one epoch nothing but the tasks of a checkpoint ever
+//! changes, and no row goes away.
+//!
+//! ## Rows
+//!
+//! Numbers are LEB128 varints, signed ones in zigzag form. A *sealed* body ends with four bytes of BLAKE3 over the
+//! name of the table (without prefix), the other columns of the row, each behind its length (eight bytes, low ones
+//! first), and the body. A column that may be null is preceded by a column of one byte: 1, or 0 and nothing behind it. Integers
+//! are covered as eight bytes, low ones first.
+//!
+//! * thread: covers id, name, epoch, revision. Body: the next number of each space.
+//! * head: covers thread, namespace, name, head. The body is empty.
+//! * checkpoint, body: covers thread, namespace, id, parent, seed, names, extra. `names` is the element that lists the
+//!   channels; `extra` the one that holds large metadata; `seed` the oldest checkpoint from which a sentinel of this one
+//!   is replayed; `needs` (not covered, for what is missing is noticed) the first and last number of each run of elements of
+//!   spaces 1 and 2 that are needed to understand the row. The body: version byte with source and delta marker, flags,
+//!   step, next nodes, applied tasks, `parents` and counters if flagged, small or large `extra`, and every channel with its
+//!   version and what is stored: a sentinel with its own seed, or a value.
+//! * checkpoint, `tasks`: covers "tasks", thread, namespace, id. Of each task its id, node, index and writes. It is
+//!   added to when a task is stored.
+//! * element: the hash is the first sixteen bytes of BLAKE3 of the bytes; it is checked on every read.
+//!
+//! ## Values
+//!
+//! A value up to 32 bytes stands where it is used. A larger one is cut: each element of a list is a row of
+//! `threadkeep_element`, stored once in a thread, and the value is a *manifest*: runs of sequence numbers, so that an
+//! append-only list of any length takes a few bytes. Runs beyond sixteen are packed by eights into chunks, which are
+//! elements themselves.
+
+use futures::FutureExt;
+use futures::future::join;
+use threadkeep::{Error, Result};
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::config::{Options, Target};
+use crate::error::{NOT_SET_UP, Trouble, unavailable};
+
+/// The newest format that this driver reads, and the one that it writes.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What leads from each version to the next; the first one from nothing. `{s}` is the schema.
+const MIGRATIONS: [&str; FORMAT_VERSION as usize] = ["
+CREATE TABLE {s}.threadkeep_thread (
+    id uuid PRIMARY KEY, epoch bigint NOT NULL, revision bigint NOT NULL, name bytea NOT NULL, body bytea NOT NULL
+) WITH (fillfactor = 50);
+CREATE INDEX threadkeep_thread_name ON {s}.threadkeep_thread (substring(name, 1, 512));
+CREATE TABLE {s}.threadkeep_head (
+    thread uuid NOT NULL, ns bytea NOT NULL, head uuid NOT NULL, name bytea NOT NULL, sum bytea NOT NULL,
+    PRIMARY KEY (thread, ns)
+) WITH (fillfactor = 70);
+CREATE TABLE {s}.threadkeep_checkpoint (
+    thread uuid NOT NULL, id uuid NOT NULL, parent uuid, seed uuid, names int NOT NULL, extra int,
+    ns bytea NOT NULL, body bytea NOT NULL, tasks bytea, needs bigint[],
+    PRIMARY KEY (thread, ns, id)
+);
+CREATE TABLE {s}.threadkeep_element (
+    thread uuid NOT NULL, hash uuid NOT NULL, seq bigint NOT NULL, body bytea NOT NULL,
+    PRIMARY KEY (thread, seq)
+);
+"];
+
+/// Creates the tables in the database at `address`, or brings them to the newest format. Run it once, as the role that
+/// is to own them; any number of processes may do so at the same time. The schema is created if it is missing.
+///
+/// # Errors
+/// [`Error::NewerFormat`] if a newer version of this program made them; [`Error::Unavailable`] if the server cannot be reached or
+/// the role may not create them; [`Error::InvalidInput`] for a wrong address or schema name.
+pub async fn setup(address: &str, options: &Options) -> Result<()> {
+    migrate(address, options, FORMAT_VERSION).await
+}
+
+/// [`setup`], up to a version.
+async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
+    let schema = options.quoted_schema()?;
+    let Target { config, tls } = Target::parse(address, options.patience)?;
+    let done = async {
+        let (client, connection) = config.connect(tls).await?;
+        let work = async {
+            let migrated = apply(&client, options, &schema, version).await;
+            // The connection ends when nobody can ask it any more.
+            drop(client);
+            migrated
+        };
+        // An error of the connection shows in what runs on it.
+        join(work, connection.map(|_| ())).await.0
+    };
+    done.await.map_err(|trouble| match trouble {
+        Trouble::Final(error) => error,
+        Trouble::Again { reason, .. } => unavailable(format!("{reason}; run setup again")),
+    })
+}
+
+async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -> Result<(), Trouble> {
+    client.batch_execute("BEGIN").await?;
+    // Held until the end of the transaction: the others wait, and then find the work done.
+    client.batch_execute(&format!("SELECT pg_advisory_xact_lock({})", lock_key(&options.schema))).await?;
+    let literal = format!("'{}'", options.schema.replace('\'', "''"));
+    let there = format!("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = {literal}");
+    if first_column(client, &there).await?.is_none() {
+        client.batch_execute(&format!("CREATE SCHEMA {schema}")).await?;
+    }
+    client
+        .batch_execute(&format!(
+            "CREATE TABLE IF NOT EXISTS {schema}.threadkeep_format (version int NOT NULL)"
+        ))
+        .await?;
+    let have = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
+    let have = have.map_or(Ok(0), |have| known(&options.schema, &have))?;
+    for migration in MIGRATIONS.iter().take(version as usize).skip(have as usize) {
+        client.batch_execute(&migration.replace("{s}", schema)).await?;
+    }
+    if have < version {
+        let set = format!(
+            "DELETE FROM {schema}.threadkeep_format; INSERT INTO {schema}.threadkeep_format VALUES ({version})"
+        );
+        client.batch_execute(&set).await?;
+    }
+    client.batch_execute("COMMIT").await?;
+    Ok(())
+}
+
+/// Checks that the tables are there, in the format that this driver knows.
+pub(crate) async fn check(client: &Client, options: &Options, schema: &str) -> Result<(), Trouble> {
+    let asked = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
+    match asked.map(|have| known(&options.schema, &have)).transpose()? {
+        Some(FORMAT_VERSION) => Ok(()),
+        _ => Err(unavailable(NOT_SET_UP).into()),
+    }
+}
+
+fn known(schema: &str, version: &str) -> Result<u32> {
+    let store = || format!("schema {schema}");
+    let found: u32 =
+        version.parse().map_err(|_| Error::corrupt(store(), format!("format version {version}")))?;
+    if found > FORMAT_VERSION {
+        return Err(Error::NewerFormat { store: store(), found, supported: FORMAT_VERSION });
+    }
+    Ok(found)
+}
+
+/// The text in the first column of the first row.
+async fn first_column(client: &Client, query: &str) -> Result<Option<String>, Trouble> {
+    let messages = client.simple_query(query).await?;
+    Ok(messages.into_iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    }))
+}
+
+/// The advisory lock of a schema's migrations.
+fn lock_key(schema: &str) -> i64 {
+    let mut key = [0; 8];
+    let hash = blake3::hash(format!("threadkeep migrations of {schema}").as_bytes());
+    key.copy_from_slice(&hash.as_bytes()[..8]);
+    i64::from_le_bytes(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use threadkeep_testing::{Database, postgres};
+    use tokio_postgres::NoTls;
+
+    use super::*;
+
+    /// Every column, index, constraint and setting that the tables of a database have.
+    async fn shape(database: &Database) -> Vec<String> {
+        let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let tables = "SELECT concat_ws(' ', c.relname, c.reloptions::text, a.attnum::text, a.attname, a.atttypid::regtype::text,
+                             a.attnotnull::text, a.attstorage::text, pg_get_indexdef(c.oid))
+                      FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+                      WHERE c.relnamespace = 'public'::regnamespace AND a.attnum > 0 ORDER BY 1";
+        let version = "SELECT 'version ' || version FROM threadkeep_format";
+        let mut lines = Vec::new();
+        for query in [tables, version] {
+            lines.extend(client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)));
+        }
+        lines
+    }
+
+    async fn database() -> Database {
+        postgres().unwrap().database().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_older_version_becomes_what_a_fresh_one_is() {
+        let options = Options::default();
+        let fresh = database().await;
+        setup(fresh.url(), &options).await.unwrap();
+        let expected = shape(&fresh).await;
+        assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
+        assert!(expected.len() > 25, "{expected:?}");
+        for version in 0..=FORMAT_VERSION {
+            let old = database().await;
+            migrate(old.url(), &options, version).await.unwrap();
+            for time in ["once", "twice"] {
+                setup(old.url(), &options).await.unwrap();
+                assert_eq!(shape(&old).await, expected, "from version {version}, {time}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_migration_that_fails_leaves_nothing_behind() {
+        let database = database().await;
+        let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        // Stands where the last table is to be.
+        client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
+        let error = setup(database.url(), &Options::default()).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'";
+        let left: Vec<String> = client.query(left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+        assert_eq!(left, ["threadkeep_element"]);
+        client.batch_execute("DROP VIEW threadkeep_element").await.unwrap();
+        setup(database.url(), &Options::default()).await.unwrap();
+    }
+}

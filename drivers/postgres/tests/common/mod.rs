@@ -1,0 +1,30 @@
+//! What the driver's tests share.
+#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+
+pub mod damage;
+pub mod proxy;
+pub mod talk;
+
+use std::time::Duration;
+
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::{Database, postgres};
+
+/// A database with the tables in it.
+pub async fn database() -> Database {
+    let database = postgres().unwrap().database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    database
+}
+
+/// A saver that waits as long as the tests of a loaded machine need.
+pub async fn open(url: &str) -> PostgresSaver {
+    let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+    PostgresSaver::connect(url, options).await.unwrap()
+}
+
+/// A saver that tries everything once.
+pub async fn open_impatient(url: &str) -> PostgresSaver {
+    let options = Options { patience: Duration::ZERO, ..Options::default() };
+    PostgresSaver::connect(url, options).await.unwrap()
+}

@@ -1,0 +1,180 @@
+//! A proxy before Postgres that counts requests, and can cut the connection at any of them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use url::Url;
+
+/// When a request that is cut is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// The server never sees it.
+    Before,
+    /// The server has carried it out; the client does not learn it.
+    After,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Requests that were passed on: each ends with a Sync, or is a simple query.
+    requests: AtomicUsize,
+    /// Bytes of these requests.
+    bytes: AtomicUsize,
+    /// The number of the request that is cut, and when.
+    cut: Mutex<Option<(usize, Cut)>>,
+    done: AtomicUsize,
+}
+
+/// The proxy. It ends with its runtime.
+pub struct Proxy {
+    url: String,
+    state: Arc<State>,
+}
+
+impl Proxy {
+    /// A proxy before the server at `url`.
+    pub async fn before(url: &str) -> Self {
+        let mut url = Url::parse(url).unwrap();
+        let server = (url.host_str().unwrap().to_owned(), url.port().unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        url.set_port(Some(listener.local_addr().unwrap().port())).unwrap();
+        let state = Arc::<State>::default();
+        let shared = state.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (server, state) = (server.clone(), shared.clone());
+                tokio::spawn(async move {
+                    if let Ok(server) = TcpStream::connect(server).await {
+                        server.set_nodelay(true).unwrap();
+                        client.set_nodelay(true).unwrap();
+                        pass(client, server, state).await;
+                    }
+                });
+            }
+        });
+        Self { url: url.into(), state }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Requests passed on so far.
+    pub fn requests(&self) -> usize {
+        self.state.requests.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of requests passed on so far.
+    pub fn bytes(&self) -> usize {
+        self.state.bytes.load(Ordering::SeqCst)
+    }
+
+    /// Cuts the connection at the `nth` request from now on.
+    pub fn cut(&self, nth: usize, cut: Cut) {
+        *self.state.cut.lock().unwrap() = Some((self.requests() + nth, cut));
+        self.state.done.store(0, Ordering::SeqCst);
+    }
+
+    /// Cuts nothing any more. Answers whether something was cut.
+    pub fn mend(&self) -> bool {
+        *self.state.cut.lock().unwrap() = None;
+        self.state.done.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl State {
+    /// Counts a request; tells whether it is the one to cut.
+    fn next(&self) -> Option<Cut> {
+        let number = self.requests.fetch_add(1, Ordering::SeqCst);
+        let mut planned = self.cut.lock().unwrap();
+        match *planned {
+            Some((nth, cut)) if nth == number => {
+                *planned = None;
+                self.done.fetch_add(1, Ordering::SeqCst);
+                Some(cut)
+            }
+            _ => None,
+        }
+    }
+}
+
+async fn pass(client: TcpStream, server: TcpStream, state: Arc<State>) {
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    // For each request that waits for its answer: whether the answer is to be lost.
+    let waiting = Arc::new(Mutex::new(VecDeque::from([false])));
+    let forth = requests(from_client, to_server, state, waiting.clone());
+    let back = answers(from_server, to_client, waiting);
+    // Both sockets close when either direction ends.
+    tokio::select! { () = forth => {}, () = back => {} }
+}
+
+/// Reads a message: its type, unless it is the first one of a client, and the rest.
+async fn message(from: &mut (impl AsyncRead + Unpin), typed: bool) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; if typed { 5 } else { 4 }];
+    from.read_exact(&mut bytes).await.ok()?;
+    let len = u32::from_be_bytes(bytes[bytes.len() - 4..].try_into().unwrap()) as usize;
+    let start = bytes.len();
+    bytes.resize(start + len - 4, 0);
+    from.read_exact(&mut bytes[start..]).await.ok()?;
+    Some(bytes)
+}
+
+async fn requests(
+    mut client: OwnedReadHalf,
+    mut server: OwnedWriteHalf,
+    state: Arc<State>,
+    waiting: Arc<Mutex<VecDeque<bool>>>,
+) {
+    let Some(startup) = message(&mut client, false).await else { return };
+    if server.write_all(&startup).await.is_err() {
+        return;
+    }
+    let mut request = Vec::new();
+    while let Some(message) = message(&mut client, true).await {
+        let kind = message[0];
+        request.extend(message);
+        match kind {
+            b'S' | b'Q' => {
+                let cut = state.next();
+                if cut == Some(Cut::Before) {
+                    return;
+                }
+                waiting.lock().unwrap().push_back(cut.is_some());
+                state.bytes.fetch_add(request.len(), Ordering::SeqCst);
+            }
+            b'p' | b'X' => {}
+            _ => continue,
+        }
+        if server.write_all(&std::mem::take(&mut request)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn answers(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, waiting: Arc<Mutex<VecDeque<bool>>>) {
+    let mut answer = Vec::new();
+    while let Some(message) = message(&mut server, true).await {
+        let kind = message[0];
+        answer.extend(message);
+        match kind {
+            b'Z' => {
+                let lost = waiting.lock().unwrap().pop_front().unwrap_or(false);
+                if lost {
+                    return;
+                }
+            }
+            // What is asked for a password, and what ends a session.
+            b'R' | b'E' => {}
+            _ => continue,
+        }
+        if client.write_all(&std::mem::take(&mut answer)).await.is_err() {
+            return;
+        }
+    }
+    let _ = client.write_all(&answer).await;
+}

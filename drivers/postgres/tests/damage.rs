@@ -1,0 +1,197 @@
+//! A flipped byte in any column of any row is noticed, or changes nothing that is read.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::damage::connect;
+use common::talk::{MESSAGES, Talk, message, note};
+use common::{database, open};
+use serde_json::json;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple};
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Saver, ThreadImage};
+use threadkeep::{Error, Result};
+use threadkeep_postgres::PostgresSaver;
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+/// Everything that can be read of a thread.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    head: Result<Option<CheckpointTuple>>,
+    each: Vec<Result<Option<CheckpointTuple>>>,
+    list: Result<Vec<CheckpointTuple>>,
+    history: Result<DeltaHistory>,
+    image: Result<ThreadImage>,
+    threads: Result<Vec<ThreadId>>,
+}
+
+async fn see(saver: &PostgresSaver, keys: &[CheckpointKey]) -> Seen {
+    let thread = &keys[0].thread;
+    let mut each = Vec::new();
+    for key in keys {
+        each.push(saver.get(&CheckpointSelector::at(key)).await);
+    }
+    Seen {
+        head: saver.get(&CheckpointSelector::head(thread)).await,
+        each,
+        list: saver.list(&ListQuery { namespace: None, ..ListQuery::new(thread) }).await,
+        history: saver.delta_history(keys.last().unwrap(), &[MESSAGES.into()].into(), None).await,
+        image: saver.read_thread(thread).await,
+        threads: saver.threads(None, 10).await,
+    }
+}
+
+/// The same, or an error that says what is wrong.
+fn noticed<T: PartialEq>(found: &Result<T>, expected: &Result<T>) -> bool {
+    found == expected || matches!(found, Err(Error::Corrupt { .. } | Error::BrokenLineage { .. }))
+}
+
+fn check(what: &str, column: &str, found: &Seen, expected: &Seen) {
+    assert!(noticed(&found.head, &expected.head), "{what}: head {:?}", found.head);
+    assert!(noticed(&found.list, &expected.list), "{what}: list {:?}", found.list);
+    assert!(noticed(&found.image, &expected.image), "{what}: image {:?}", found.image);
+    assert!(noticed(&found.threads, &expected.threads), "{what}: threads {:?}", found.threads);
+    // A checkpoint with another key is not there under its own.
+    let keyed = matches!(column, "checkpoint.thread" | "checkpoint.ns" | "checkpoint.id");
+    for (found, expected) in found.each.iter().zip(&expected.each) {
+        assert!(noticed(found, expected) || (keyed && *found == Ok(None)), "{what}: get {found:?}");
+    }
+    let gone = keyed && matches!(found.history, Err(Error::NotFound { .. }));
+    assert!(gone || noticed(&found.history, &expected.history), "{what}: history {:?}", found.history);
+}
+
+/// The columns of all tables, and how to change a byte of one: `$1` is its place, `$2` what it becomes.
+const COLUMNS: [(&str, &str); 21] = [
+    ("thread.id", "uuid"),
+    ("thread.epoch", "bigint"),
+    ("thread.revision", "bigint"),
+    ("thread.name", "bytea"),
+    ("thread.body", "bytea"),
+    ("head.thread", "uuid"),
+    ("head.ns", "bytea"),
+    ("head.head", "uuid"),
+    ("head.name", "bytea"),
+    ("head.sum", "bytea"),
+    ("checkpoint.thread", "uuid"),
+    ("checkpoint.id", "uuid"),
+    ("checkpoint.parent", "uuid"),
+    ("checkpoint.seed", "uuid"),
+    ("checkpoint.names", "int"),
+    ("checkpoint.extra", "int"),
+    ("checkpoint.ns", "bytea"),
+    ("checkpoint.body", "bytea"),
+    ("checkpoint.tasks", "bytea"),
+    ("checkpoint.needs", "bigint[]"),
+    ("element.hash", "uuid"),
+];
+const MORE: [(&str, &str); 3] =
+    [("element.thread", "uuid"), ("element.seq", "bigint"), ("element.body", "bytea")];
+
+/// A column's bytes as `bytea`, and back.
+fn casts(kind: &str) -> (&'static str, &'static str) {
+    match kind {
+        "uuid" => ("uuid_send", "encode($1, 'hex')::uuid"),
+        "int" => ("int4send", "('x' || encode($1, 'hex'))::bit(32)::int"),
+        "bigint" => ("int8send", "('x' || encode($1, 'hex'))::bit(64)::bigint"),
+        _ => ("", "$1"),
+    }
+}
+
+async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey], expected: &Seen) -> usize {
+    let mut flips = 0;
+    for (name, kind) in COLUMNS.into_iter().chain(MORE) {
+        let (table, column) = name.split_once('.').unwrap();
+        let (send, back) = casts(kind);
+        if kind == "bigint[]" {
+            flips += flip_needs(client, saver, keys, expected).await;
+            continue;
+        }
+        let select = format!(
+            "SELECT ctid::text, {send}({column}) FROM threadkeep_{table} WHERE {column} IS NOT NULL ORDER BY ctid"
+        );
+        let update = format!(
+            "UPDATE threadkeep_{table} SET {column} = {back} WHERE ctid = $2::text::tid RETURNING ctid::text"
+        );
+        let rows = client.query(&select, &[]).await.unwrap();
+        assert!(!rows.is_empty(), "no row has {name}");
+        for row in rows {
+            let (mut place, bytes): (String, Vec<u8>) = (row.get(0), row.get(1));
+            // Long cells are alike everywhere.
+            let step = bytes.len().div_ceil(10).max(1);
+            for at in (flips % step..bytes.len()).step_by(step) {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << (flips % 8);
+                flips += 1;
+                let moved = client.query_one(&update, &[&damaged, &place]).await;
+                if moved.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
+                    // The key of another row: the server itself would notice.
+                    continue;
+                }
+                place = moved.unwrap().get(0);
+                let what = format!("byte {at} of {} in {name}", bytes.len());
+                check(&what, name, &see(saver, keys).await, expected);
+                place = client.query_one(&update, &[&bytes, &place]).await.unwrap().get(0);
+            }
+        }
+    }
+    flips
+}
+
+/// `needs` has no checksum: what it should name and does not is missed, what it names besides does no harm.
+async fn flip_needs(
+    client: &Client,
+    saver: &PostgresSaver,
+    keys: &[CheckpointKey],
+    expected: &Seen,
+) -> usize {
+    let select = "SELECT ctid::text, needs FROM threadkeep_checkpoint WHERE needs IS NOT NULL";
+    let update =
+        "UPDATE threadkeep_checkpoint SET needs = $1 WHERE ctid = $2::text::tid RETURNING ctid::text";
+    let rows = client.query(select, &[]).await.unwrap();
+    assert!(!rows.is_empty(), "no row has needs");
+    let mut flips = 0;
+    for row in rows {
+        let (mut place, needs): (String, Vec<i64>) = (row.get(0), row.get(1));
+        for at in 0..needs.len() {
+            for bit in [0, 1, 5, 31, 32, 33, 63] {
+                let mut damaged = needs.clone();
+                damaged[at] ^= 1 << bit;
+                place = client.query_one(update, &[&damaged, &place]).await.unwrap().get(0);
+                check(&format!("bit {bit} of {at} in needs"), "", &see(saver, keys).await, expected);
+                place = client.query_one(update, &[&needs, &place]).await.unwrap().get(0);
+                flips += 1;
+            }
+        }
+    }
+    flips
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
+    let database = database().await;
+    let saver = open(database.url()).await;
+    let mut talk = Talk::delta("t", 3);
+    let mut keys = Vec::new();
+    for n in 0..4 {
+        let mut step = talk.say(&message(n, 60));
+        step.metadata.extra.insert("run".into(), json!("a text that does not fit in the row itself"));
+        if n == 2 {
+            let map: serde_json::Map<_, _> = (0..9).map(|n| (n.to_string(), json!(n))).collect();
+            step.metadata.extra.insert("map".into(), map.into());
+        }
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+        keys.push(talk.key());
+    }
+    let mut nested = Talk::new("t").say(&note(9));
+    nested.namespace = "nested".into();
+    saver.commit(nested).await.unwrap();
+
+    let client = connect(database.url()).await;
+    let expected = see(&saver, &keys).await;
+    assert!(expected.image.as_ref().unwrap().checkpoints.len() == 5);
+    let flips = flip_each(&client, &saver, &keys, &expected).await;
+    assert!(flips > 500, "{flips} flips");
+    assert_eq!(see(&saver, &keys).await, expected, "after all is as it was");
+}

@@ -1,0 +1,218 @@
+#![doc = include_str!("../README.md")]
+
+mod codec;
+mod outage;
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult};
+use threadkeep::cache::{CachedHistory, HistoryCache, HistoryKey};
+use threadkeep::id::ThreadId;
+use tokio::sync::Mutex;
+
+use crate::outage::Outage;
+
+/// How long a call may take, connecting included. A slower answer is no answer: reading the thread is as quick.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How entries are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Stands before every key. Two stores in one Redis must have two prefixes.
+    pub key_prefix: String,
+    /// How long what is known of a thread is kept after it was written to the cache last, in seconds; none is until the
+    /// server needs the room.
+    pub ttl_seconds: Option<NonZeroU64>,
+}
+
+/// A URL that names no Redis.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the Redis URL cannot be used ({0}); it is redis://[user:password@]host[:port][/database], or rediss:// for TLS"
+)]
+pub struct InvalidUrl(String);
+
+/// The history cache in a Redis server.
+///
+/// What is known of a thread is one hash, `{prefix}{thread}`, with fields for each namespace and channel. It expires as a
+/// whole, and purging a thread is one deletion.
+pub struct RedisCache {
+    client: Client,
+    address: String,
+    settings: Settings,
+    /// Shared by all calls, with how many broke before it. Locked while it is being made, so that all calls make one.
+    connection: Mutex<Option<(u64, MultiplexedConnection)>>,
+    outage: Outage,
+}
+
+impl fmt::Debug for RedisCache {
+    /// Shows no URL: it may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, settings, .. } = self;
+        f.debug_struct("RedisCache")
+            .field("address", address)
+            .field("settings", settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RedisCache {
+    /// A cache in the server at `url`. Nothing is asked of the server yet; it need not be there.
+    ///
+    /// # Errors
+    /// [`InvalidUrl`]; the text does not have the URL.
+    pub fn open(url: &str, settings: Settings) -> Result<Self, InvalidUrl> {
+        let client = Client::open(url).map_err(|error| InvalidUrl(error.category().to_owned()))?;
+        let address = client.get_connection_info().addr().to_string();
+        Ok(Self { client, address, settings, connection: Mutex::default(), outage: Outage::default() })
+    }
+
+    fn hash(&self, thread: &ThreadId) -> String {
+        format!("{}{thread}", self.settings.key_prefix)
+    }
+
+    /// Runs commands; none if the server does not answer, or refuses. Never takes much longer than [`PATIENCE`].
+    async fn run<T: FromRedisValue>(&self, commands: &Pipeline) -> Option<T> {
+        if !self.outage.may_ask() {
+            return None;
+        }
+        let answer = tokio::time::timeout(PATIENCE, self.ask(commands)).await;
+        let error = match answer {
+            Ok(Ok(answer)) => {
+                self.outage.answered(&self.address);
+                return Some(answer);
+            }
+            Ok(Err(error)) => error,
+            Err(_) => (ErrorKind::Io, "no answer in time").into(),
+        };
+        match Failure::of(error) {
+            Failure::Refused(reason) => self.outage.refused(&self.address, &reason),
+            Failure::Away(reason) => {
+                self.outage.failed(&self.address, &reason);
+                self.connection.lock().await.take();
+            }
+        }
+        None
+    }
+
+    async fn ask<T: FromRedisValue>(&self, commands: &Pipeline) -> RedisResult<T> {
+        let (number, mut connection) = self.connect(None).await?;
+        match commands.query_async(&mut connection).await {
+            // The server, or something between, ends connections that were idle. That is no outage.
+            Err(error) if error.is_io_error() && !error.is_timeout() => {
+                let (_, mut connection) = self.connect(Some(number)).await?;
+                commands.query_async(&mut connection).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// The connection, with its number; another one than the one that broke.
+    async fn connect(&self, broken: Option<u64>) -> RedisResult<(u64, MultiplexedConnection)> {
+        let mut shared = self.connection.lock().await;
+        if let Some((number, connection)) = &*shared
+            && broken.is_none_or(|broken| broken < *number)
+        {
+            return Ok((*number, connection.clone()));
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let number = broken.map_or(0, |broken| broken + 1);
+        *shared = Some((number, connection.clone()));
+        Ok((number, connection))
+    }
+}
+
+/// Why a call failed, in words that hold nothing of what is stored.
+enum Failure {
+    /// The server answered, and will not do it.
+    Refused(String),
+    /// There is no answer, or one that says that there will be none for a while.
+    Away(String),
+}
+
+impl Failure {
+    fn of(error: RedisError) -> Self {
+        let category = error.category().to_owned();
+        match error.kind() {
+            ErrorKind::Io => return Self::Away(error.to_string()),
+            ErrorKind::UnexpectedReturnType | ErrorKind::Parse => return Self::Refused(category),
+            _ => {}
+        }
+        let code = error.into_server_errors().and_then(|errors| Some(errors.first()?.1.code().to_owned()));
+        match code.as_deref() {
+            None | Some("LOADING" | "MASTERDOWN" | "NOAUTH" | "NOPERM") => {
+                Self::Away(code.unwrap_or(category))
+            }
+            Some(code) => Self::Refused(code.to_owned()),
+        }
+    }
+}
+
+/// The names of the fields of a channel. The length keeps namespace and channel apart.
+struct Fields {
+    path: String,
+    seed: String,
+    /// The name of the seed that is there.
+    seed_name: String,
+}
+
+impl Fields {
+    fn of(key: &HistoryKey) -> Self {
+        let (namespace, channel) = (key.namespace.as_str(), key.channel.as_str());
+        let name = |kind| format!("{kind}:{}:{namespace}:{channel}", namespace.len());
+        Self { path: name("path"), seed: name("seed"), seed_name: name("name") }
+    }
+}
+
+#[async_trait]
+impl HistoryCache for RedisCache {
+    async fn get(&self, key: &HistoryKey) -> Option<CachedHistory> {
+        let (hash, fields) = (self.hash(&key.thread), Fields::of(key));
+        let mut commands = redis::pipe();
+        commands.cmd("HMGET").arg(&hash).arg(&fields.path).arg(&fields.seed);
+        let ((path, seed),): ((Option<Vec<u8>>, Option<Vec<u8>>),) = self.run(&commands).await?;
+        let known = codec::open(key, &path?, seed.as_deref());
+        if known.is_none() {
+            // Taken away whole, or a damaged seed would stay as long as the one to put has the same name.
+            let mut commands = redis::pipe();
+            commands.cmd("HDEL").arg(hash).arg(fields.path).arg(fields.seed).arg(fields.seed_name).ignore();
+            let _: Option<()> = self.run(&commands).await;
+        }
+        known
+    }
+
+    async fn put(&self, key: &HistoryKey, path: &CachedHistory) {
+        let Some(sealed) = codec::seal(key, path) else { return };
+        let (hash, fields) = (self.hash(&key.thread), Fields::of(key));
+        let mut commands = redis::pipe();
+        commands.cmd("HGET").arg(&hash).arg(&fields.seed_name);
+        let Some((there,)) = self.run::<(Option<Vec<u8>>,)>(&commands).await else { return };
+
+        let mut commands = redis::pipe();
+        commands.atomic();
+        let set = commands.cmd("HSET").arg(&hash).arg(fields.path).arg(sealed.path);
+        if let Some(seed) = sealed.seed.filter(|seed| there.as_ref() != Some(&seed.name)) {
+            set.arg(fields.seed_name).arg(seed.name).arg(fields.seed).arg(seed.bytes);
+        }
+        set.ignore();
+        match self.settings.ttl_seconds {
+            Some(ttl) => commands.cmd("EXPIRE").arg(&hash).arg(ttl.get()).ignore(),
+            // An entry of an earlier setting may have had an end.
+            None => commands.cmd("PERSIST").arg(&hash).ignore(),
+        };
+        let _: Option<()> = self.run(&commands).await;
+    }
+
+    async fn purge(&self, thread: &ThreadId) {
+        let mut commands = redis::pipe();
+        commands.cmd("UNLINK").arg(self.hash(thread)).ignore();
+        let _: Option<()> = self.run(&commands).await;
+    }
+}

@@ -1,0 +1,44 @@
+//! The conformance suite on a saver with the history cache in Redis before it.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use threadkeep::cache::CachedSaver;
+use threadkeep::saver::Saver;
+use threadkeep_conformance::{BoxError, Factory};
+use threadkeep_memory::MemorySaver;
+use threadkeep_redis::{RedisCache, Settings};
+
+struct Cached;
+
+struct Place {
+    saver: MemorySaver,
+    settings: Settings,
+}
+
+// Nothing is claimed of damage: what lies behind a path that is known is not looked at again, and this cache outlives
+// the process that knew it.
+#[async_trait]
+impl Factory for Cached {
+    type Place = Place;
+
+    fn name(&self) -> &'static str {
+        "cached-redis"
+    }
+
+    async fn create(&self) -> Result<Place, BoxError> {
+        let key_prefix = format!("conformance:{}:", uuid::Uuid::new_v4());
+        let settings = Settings { key_prefix, ttl_seconds: 600.try_into().ok() };
+        Ok(Place { saver: MemorySaver::new(), settings })
+    }
+
+    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+        let cache = RedisCache::open(threadkeep_testing::redis()?.url(), place.settings.clone())?;
+        Ok(Arc::new(CachedSaver::new(Arc::new(place.saver.clone()), Arc::new(cache))))
+    }
+}
+
+fn main() -> ExitCode {
+    threadkeep_conformance::main(Cached)
+}

@@ -1,0 +1,54 @@
+//! The conformance suite on the SQLite saver with a history cache before it.
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use async_trait::async_trait;
+use tempfile::TempDir;
+use threadkeep::cache::{CachedSaver, MemoryCache};
+use threadkeep::saver::Saver;
+use threadkeep_conformance::{BoxError, Claim, Factory};
+use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
+
+/// Paths in the cache. The suite has more channels and threads than that, so paths also go.
+const ENTRIES: usize = 4;
+
+struct Cached;
+
+/// A store, and the cache of the process that has it open: handles share it, and it is gone with the last of them.
+struct Place {
+    dir: TempDir,
+    cache: Mutex<Weak<MemoryCache>>,
+}
+
+#[async_trait]
+impl Factory for Cached {
+    type Place = Place;
+
+    fn name(&self) -> &'static str {
+        "cached-sqlite"
+    }
+
+    fn claims(&self) -> &'static [Claim] {
+        &[Claim::Durable]
+    }
+
+    async fn create(&self) -> Result<Place, BoxError> {
+        Ok(Place { dir: tempfile::tempdir()?, cache: Mutex::default() })
+    }
+
+    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+        // The suite ends no machine, so a flush per commit would only take time.
+        let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
+        let saver = SqliteSaver::open_async(place.dir.path().join("checkpoints.db"), options).await?;
+        let mut known = place.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = ENTRIES.try_into()?;
+        let cache = known.upgrade().unwrap_or_else(|| Arc::new(MemoryCache::new(entries)));
+        *known = Arc::downgrade(&cache);
+        Ok(Arc::new(CachedSaver::new(Arc::new(saver), cache)))
+    }
+}
+
+fn main() -> ExitCode {
+    threadkeep_conformance::main(Cached)
+}

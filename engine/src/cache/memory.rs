@@ -1,0 +1,63 @@
+//! The history cache in memory.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use lru::LruCache;
+
+use super::{CachedHistory, HistoryCache, HistoryKey};
+use crate::id::ThreadId;
+
+/// A bounded number of paths, of which the one that was not used for the longest time goes first. Values are shared with
+/// their readers, not copied.
+pub struct MemoryCache {
+    // Without a bound of its own, for it would reserve room for all of it at once.
+    paths: Mutex<LruCache<HistoryKey, CachedHistory>>,
+    max_entries: NonZeroUsize,
+}
+
+impl MemoryCache {
+    /// A cache of so many paths.
+    pub fn new(max_entries: NonZeroUsize) -> Self {
+        Self { paths: Mutex::new(LruCache::unbounded()), max_entries }
+    }
+
+    // Each change is whole before anything can fail, so a poisoned lock guards nothing half done.
+    fn lock(&self) -> MutexGuard<'_, LruCache<HistoryKey, CachedHistory>> {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for MemoryCache {
+    /// Shows no content: it is what people said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryCache({} of {} paths)", self.lock().len(), self.max_entries)
+    }
+}
+
+#[async_trait]
+impl HistoryCache for MemoryCache {
+    async fn get(&self, key: &HistoryKey) -> Option<CachedHistory> {
+        self.lock().get(key).cloned()
+    }
+
+    async fn put(&self, key: &HistoryKey, path: &CachedHistory) {
+        let mut paths = self.lock();
+        // What goes is dropped behind the lock: a long path takes a while.
+        let old = paths.put(key.clone(), path.clone());
+        let gone = if paths.len() > self.max_entries.get() { paths.pop_lru() } else { None };
+        drop(paths);
+        drop((old, gone));
+    }
+
+    async fn purge(&self, thread: &ThreadId) {
+        let mut paths = self.lock();
+        let keys: Vec<HistoryKey> =
+            paths.iter().map(|(key, _)| key).filter(|key| key.thread == *thread).cloned().collect();
+        let gone: Vec<_> = keys.iter().map(|key| paths.pop(key)).collect();
+        drop(paths);
+        drop(gone);
+    }
+}

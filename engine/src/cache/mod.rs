@@ -1,0 +1,60 @@
+//! The history cache: the paths of delta channels that were resolved last, so that the next checkpoint of a run is
+//! resolved from the one before it (service reference, "Database checkpoint settings").
+//!
+//! [`CachedSaver`] puts a [`HistoryCache`] before any saver. A cache only affects performance: every answer is what the
+//! saver alone would give, whatever the cache has, lost or mixed up.
+
+mod memory;
+mod saver;
+
+use async_trait::async_trait;
+
+pub use memory::MemoryCache;
+pub use saver::CachedSaver;
+
+use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
+use crate::saver::ChannelHistory;
+
+/// A channel of a namespace of a thread. A cache keeps one path for each: the one that was resolved last.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HistoryKey {
+    /// The thread.
+    pub thread: ThreadId,
+    /// The namespace in it.
+    pub namespace: Namespace,
+    /// The channel in that.
+    pub channel: ChannelName,
+}
+
+/// The path of a channel up to a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CachedHistory {
+    /// The checkpoint at which the path ends.
+    pub checkpoint: CheckpointId,
+    /// The version that the channel has there. It is drawn anew for each write, so it tells a checkpoint of a deleted
+    /// thread from one that was made anew under the same id.
+    pub version: Version,
+    /// The path from the nearest complete value.
+    pub history: ChannelHistory,
+}
+
+impl CachedHistory {
+    /// Whether it ends at this checkpoint, where the channel has this version.
+    fn ends_at(&self, checkpoint: CheckpointId, version: Version) -> bool {
+        self.checkpoint == checkpoint && self.version == version
+    }
+}
+
+/// Where resolved paths are kept. None of this can fail: a cache that is out of order has nothing, and says so in its
+/// log once.
+#[async_trait]
+pub trait HistoryCache: Send + Sync {
+    /// The path that was put last for `key`, if it is still there and whole. It may be of any age.
+    async fn get(&self, key: &HistoryKey) -> Option<CachedHistory>;
+
+    /// Keeps a path in the place of the one before.
+    async fn put(&self, key: &HistoryKey, path: &CachedHistory);
+
+    /// Forgets a thread in every namespace.
+    async fn purge(&self, thread: &ThreadId);
+}

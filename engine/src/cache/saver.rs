@@ -1,0 +1,222 @@
+//! A saver with a history cache before it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::{CachedHistory, HistoryCache, HistoryKey};
+use crate::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
+use crate::error::Result;
+use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
+use crate::saver::fallback::HistoryWalk;
+use crate::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage,
+};
+
+/// How many checkpoints behind the one that is asked for a known path may end. Beyond, one read of the saver is quicker.
+const NEAR: usize = 8;
+
+/// A saver that resolves the path of a checkpoint from the path that was resolved before it, if that ends at most a few
+/// supersteps back: a read of each checkpoint between them, in the place of a walk back to the last snapshot.
+///
+/// Every answer is the inner saver's. A known path is used only where the inner saver still has the checkpoint at which
+/// it ends, with a sentinel of the same version; whatever is amiss on the way, the inner saver is asked and reports it.
+/// What lies behind a known path is not looked at again.
+///
+/// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
+/// checkpoints and rows, as the deletion of runs does, leaves the paths of what stays, and so the entries; unless nothing
+/// stays.
+pub struct CachedSaver {
+    inner: Arc<dyn Saver>,
+    cache: Arc<dyn HistoryCache>,
+}
+
+impl fmt::Debug for CachedSaver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachedSaver").finish_non_exhaustive()
+    }
+}
+
+impl CachedSaver {
+    /// Puts a cache before a saver. All savers of one store may share a cache; two stores must not.
+    pub fn new(inner: Arc<dyn Saver>, cache: Arc<dyn HistoryCache>) -> Self {
+        Self { inner, cache }
+    }
+
+    async fn tuple(
+        &self,
+        at: &CheckpointKey,
+        id: CheckpointId,
+        channels: &BTreeSet<ChannelName>,
+    ) -> Result<Option<CheckpointTuple>> {
+        let key = CheckpointKey { id, ..at.clone() };
+        let selector = CheckpointSelector::at(&key).loading(Load::Only(channels.clone()));
+        self.inner.get(&selector).await
+    }
+
+    /// What the cache has of the channels that need a path to `target`, as far as it ends there or before.
+    async fn known(
+        &self,
+        at: &CheckpointKey,
+        target: &CheckpointTuple,
+        channels: &BTreeSet<ChannelName>,
+    ) -> BTreeMap<ChannelName, CachedHistory> {
+        let mut known = BTreeMap::new();
+        for (channel, _) in sentinels(target, channels) {
+            let path = self.cache.get(&history_key(at, channel)).await;
+            known.extend(path.filter(|path| path.checkpoint <= at.id).map(|path| (channel.clone(), path)));
+        }
+        known
+    }
+
+    /// The paths to `target`, made from known ones; `None` if they do not suffice, or something is amiss.
+    async fn extend(
+        &self,
+        at: &CheckpointKey,
+        target: &CheckpointTuple,
+        channels: &BTreeSet<ChannelName>,
+        known: &BTreeMap<ChannelName, CachedHistory>,
+    ) -> Result<Option<DeltaHistory>> {
+        let mut walk = HistoryWalk::new(at, channels, None);
+        let mut between = None;
+        for _ in 0..=NEAR {
+            let child: &CheckpointTuple = between.as_ref().unwrap_or(target);
+            let id = child.checkpoint.id;
+            for (channel, version) in sentinels(child, channels) {
+                if let Some(path) = known.get(channel).filter(|path| path.ends_at(id, version)) {
+                    walk.join(channel, path.history.clone());
+                }
+            }
+            let root = child.parent.is_none();
+            if walk.visit(id, root, |channel, _| Ok(child.checkpoint.channels.get(channel).cloned()))? {
+                return Ok(Some(walk.finish()));
+            }
+            let ahead = |channel| known.get(channel).is_some_and(|path| path.checkpoint < id);
+            let Some(parent) = child.parent.filter(|_| walk.open().all(ahead)) else { return Ok(None) };
+            let Some(parent) = self.tuple(at, parent, channels).await? else { return Ok(None) };
+            if walk.apply(id, &child.checkpoint.applied, &parent.writes).is_err() {
+                return Ok(None);
+            }
+            between = Some(parent);
+        }
+        Ok(None)
+    }
+
+    /// Whether the paths of all checkpoints that stay are as before: the rewrite only removes checkpoints and rows.
+    async fn keeps_paths(&self, rewrite: &Rewrite) -> bool {
+        for put in &rewrite.put {
+            let Ok(Some(stored)) = self.inner.get(&CheckpointSelector::at(&put.key())).await else {
+                return false;
+            };
+            let same = stored.parent == put.parent && stored.checkpoint == put.checkpoint;
+            if !same || !put.writes.iter().all(|row| stored.writes.contains(row)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether a thread has a checkpoint in one of these namespaces.
+    async fn has_any(&self, thread: &ThreadId, namespaces: BTreeSet<Namespace>) -> bool {
+        for namespace in namespaces {
+            let head = CheckpointSelector { namespace, ..CheckpointSelector::head(thread) };
+            if let Ok(Some(_)) = self.inner.get(&head.loading(Load::None)).await {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn history_key(at: &CheckpointKey, channel: &ChannelName) -> HistoryKey {
+    HistoryKey { thread: at.thread.clone(), namespace: at.namespace.clone(), channel: channel.clone() }
+}
+
+/// The channels of which a checkpoint stores a sentinel, with their versions.
+fn sentinels<'a>(
+    tuple: &'a CheckpointTuple,
+    channels: &'a BTreeSet<ChannelName>,
+) -> impl Iterator<Item = (&'a ChannelName, Version)> {
+    let entries = tuple.checkpoint.channels.iter().filter(|(name, _)| channels.contains(*name));
+    entries.filter(|(_, entry)| entry.stored == Stored::Sentinel).map(|(name, entry)| (name, entry.version))
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)] // A method with a plain default would hide the inner saver's better one.
+impl Saver for CachedSaver {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.inner.get(at).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.inner.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.inner.put_writes(at, task).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        self.inner.commit(step).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        // The path of a page goes past the nearest values; one read of the saver serves all of it.
+        let target = match reach {
+            Some(reach) if reach < at.id => None,
+            _ => self.tuple(at, at.id, channels).await?,
+        };
+        let Some(target) = target else { return self.inner.delta_history(at, channels, reach).await };
+        let known = self.known(at, &target, channels).await;
+        let paths = match self.extend(at, &target, channels, &known).await? {
+            Some(paths) => paths,
+            None => self.inner.delta_history(at, channels, reach).await?,
+        };
+        for (channel, version) in sentinels(&target, channels) {
+            let is_known = known.get(channel).is_some_and(|path| path.ends_at(at.id, version));
+            if let Some(history) = paths.get(channel).filter(|_| !is_known) {
+                let path = CachedHistory { checkpoint: at.id, version, history: history.clone() };
+                self.cache.put(&history_key(at, channel), &path).await;
+            }
+        }
+        Ok(paths)
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        let deleted = self.inner.delete_thread(thread).await;
+        // Also after an error: it may be deleted all the same.
+        self.cache.purge(thread).await;
+        deleted
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.inner.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.inner.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        let namespaces = rewrite.remove.iter().map(|(namespace, _)| namespace.clone()).collect();
+        let keeps_paths = self.keeps_paths(&rewrite).await;
+        let rewritten = self.inner.rewrite_thread(thread, expected, rewrite).await;
+        // Also after an error: it may have happened all the same.
+        if !keeps_paths || !self.has_any(thread, namespaces).await {
+            self.cache.purge(thread).await;
+        }
+        rewritten
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}

@@ -1,0 +1,213 @@
+//! The heads that were read or written last, so that a run which goes on with a thread need not read its values again.
+//!
+//! What a checkpoint holds never changes, so a state is as good as the one that a read makes, as long as the saver still
+//! has that checkpoint: every use begins with a read of it without values, which also brings what does change (the rows
+//! of tasks that ran from it) and the metadata that the gate looks at.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+
+use super::{Channel, StateSnapshot};
+use crate::channel::ChannelTable;
+use crate::checkpoint::CheckpointTuple;
+use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use crate::metadata::Counters;
+use crate::saver::Load;
+use crate::value::ChannelValue;
+
+/// Heads that are remembered.
+const HEADS: usize = 64;
+/// The bytes of all their values together.
+const BYTES: usize = 64 << 20;
+/// What an element of a list takes in memory besides its bytes.
+const ELEMENT: usize = 192;
+
+/// The values of a head.
+#[derive(Clone)]
+pub(super) struct Warm {
+    id: CheckpointId,
+    delta_marker: bool,
+    counters: BTreeMap<ChannelName, Counters>,
+    channels: BTreeMap<ChannelName, Channel>,
+}
+
+impl Warm {
+    /// The values of a state, if it has all of them.
+    fn of(state: &StateSnapshot, table: &ChannelTable) -> Option<Self> {
+        let complete = |(name, channel): (&ChannelName, &Channel)| {
+            channel.value.is_some() || table.behaviour(name).is_none()
+        };
+        state.channels.iter().all(complete).then(|| Self {
+            id: state.key.id,
+            delta_marker: state.metadata.delta_marker,
+            counters: state.metadata.counters.clone(),
+            channels: state.channels.clone(),
+        })
+    }
+
+    /// Whether these are the values of the checkpoint that a saver has now. The id alone does not tell: a thread may
+    /// have been deleted and made anew, or converted.
+    pub(super) fn is_of(&self, tuple: &CheckpointTuple) -> bool {
+        let stored = tuple.checkpoint.channels.iter().map(|(name, entry)| (name, entry.version));
+        self.id == tuple.checkpoint.id
+            && self.delta_marker == tuple.metadata.delta_marker
+            && self.counters == tuple.metadata.counters
+            && self.channels.iter().map(|(name, channel)| (name, channel.version)).eq(stored)
+    }
+
+    /// The state that a read with `load` would give.
+    pub(super) fn complete(self, tuple: CheckpointTuple, load: &Load) -> StateSnapshot {
+        let mut channels = self.channels;
+        for (name, channel) in &mut channels {
+            if !load.wants(name) {
+                *channel = Channel { version: channel.version, value: None, complete: true };
+            }
+        }
+        StateSnapshot {
+            key: tuple.key(),
+            parent: tuple.parent,
+            metadata: tuple.metadata,
+            next: tuple.checkpoint.next,
+            applied: tuple.checkpoint.applied,
+            writes: tuple.writes,
+            channels,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let bytes = |value: &ChannelValue| match value {
+            ChannelValue::Plain(encoded) => encoded.bytes.len(),
+            ChannelValue::List(list) => list.bytes_len() + list.len() * ELEMENT,
+        };
+        self.channels.values().filter_map(|channel| channel.value.as_ref()).map(bytes).sum()
+    }
+}
+
+type Place = (ThreadId, Namespace);
+
+/// The heads of the threads that were used last. Cloning makes another handle on the same memory.
+#[derive(Clone)]
+pub(super) struct WarmHeads(Arc<Mutex<Heads>>);
+
+struct Heads {
+    states: LruCache<Place, Warm>,
+    bytes: usize,
+}
+
+impl Default for WarmHeads {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Heads { states: LruCache::unbounded(), bytes: 0 })))
+    }
+}
+
+impl fmt::Debug for WarmHeads {
+    /// Shows no content: it is what people said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = self.lock();
+        write!(f, "WarmHeads({} heads, {} bytes)", heads.states.len(), heads.bytes)
+    }
+}
+
+impl WarmHeads {
+    // Each change is whole before anything can fail, so a poisoned lock guards nothing half done.
+    fn lock(&self) -> MutexGuard<'_, Heads> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is remembered of a checkpoint; of the head, if there is no id.
+    pub(super) fn find(
+        &self,
+        thread: &ThreadId,
+        namespace: &Namespace,
+        id: Option<CheckpointId>,
+    ) -> Option<Warm> {
+        let mut heads = self.lock();
+        let warm = heads.states.get(&(thread.clone(), namespace.clone()))?;
+        id.is_none_or(|id| id == warm.id).then(|| warm.clone())
+    }
+
+    /// Remembers a head in the place of the one before.
+    pub(super) fn keep(&self, head: &StateSnapshot, table: &ChannelTable) {
+        let Some(warm) = Warm::of(head, table) else { return };
+        let place = (head.key.thread.clone(), head.key.namespace.clone());
+        // Dropped behind the lock: a long thread takes a while.
+        let _old = self.lock().keep(place, warm, BYTES);
+    }
+
+    /// Forgets a thread in every namespace.
+    pub(super) fn forget(&self, thread: &ThreadId) {
+        let _old = self.lock().forget(thread);
+    }
+}
+
+impl Heads {
+    fn keep(&mut self, place: Place, warm: Warm, limit: usize) -> Vec<Warm> {
+        self.bytes += warm.bytes();
+        let mut old: Vec<Warm> = self.states.put(place, warm).into_iter().collect();
+        let mut bytes = self.bytes - old.iter().map(Warm::bytes).sum::<usize>();
+        while bytes > limit || self.states.len() > HEADS {
+            let Some((_, warm)) = self.states.pop_lru() else { break };
+            bytes -= warm.bytes();
+            old.push(warm);
+        }
+        self.bytes = bytes;
+        old
+    }
+
+    fn forget(&mut self, thread: &ThreadId) -> Vec<Warm> {
+        let gone: Vec<Place> =
+            self.states.iter().map(|(place, _)| place).filter(|(of, _)| of == thread).cloned().collect();
+        let old: Vec<Warm> = gone.iter().filter_map(|place| self.states.pop(place)).collect();
+        self.bytes -= old.iter().map(Warm::bytes).sum::<usize>();
+        old
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::id::Version;
+
+    fn warm(bytes: usize) -> Warm {
+        let value = ChannelValue::from_json(&json!("x".repeat(bytes))).unwrap();
+        let channel =
+            Channel { version: Version { counter: 1, random: 1 }, value: Some(value), complete: true };
+        Warm {
+            id: CheckpointId::from_bytes([1; 16]),
+            delta_marker: false,
+            counters: BTreeMap::new(),
+            channels: [("c".into(), channel)].into(),
+        }
+    }
+
+    fn place(n: usize) -> Place {
+        (format!("t{n}").as_str().into(), Namespace::root())
+    }
+
+    #[test]
+    fn the_memory_is_bounded_by_heads_and_by_bytes_and_counts_what_it_holds() {
+        let heads = WarmHeads::default();
+        let mut heads = heads.lock();
+        let one = warm(100).bytes();
+        for n in 0..HEADS + 3 {
+            heads.keep(place(n), warm(100), usize::MAX);
+        }
+        assert_eq!((heads.states.len(), heads.bytes), (HEADS, HEADS * one));
+        assert!(heads.states.peek(&place(2)).is_none() && heads.states.peek(&place(3)).is_some());
+
+        heads.keep(place(5), warm(100), usize::MAX);
+        assert_eq!(heads.bytes, HEADS * one, "a head takes the place of the one before");
+        heads.keep(place(200), warm(100), 3 * one);
+        assert_eq!((heads.states.len(), heads.bytes), (3, 3 * one));
+        assert!(heads.states.peek(&place(200)).is_some() && heads.states.peek(&place(5)).is_some());
+        assert_eq!(heads.forget(&place(5).0).len(), 1);
+        assert_eq!((heads.states.len(), heads.bytes), (2, 2 * one));
+        heads.keep(place(0), warm(4000), 3 * one);
+        assert_eq!((heads.states.len(), heads.bytes), (0, 0), "a head above the bound is not kept");
+    }
+}

@@ -1,0 +1,81 @@
+//! The history cache as it is configured (`database.checkpoint_cache`).
+
+use redis::AsyncCommands as _;
+use serde_json::{Value, json};
+use threadkeep_testing::Redis;
+
+use crate::support::{Gateway, Setup, texts};
+
+/// A gateway on SQLite with this cache.
+fn setup(mode: &'static str, cache: Value) -> Setup {
+    let database = json!({
+        "backend": "sqlite",
+        "sqlite_synchronous": "normal",
+        "checkpoint_channel_mode": mode,
+        "checkpoint_delta": {"snapshot_frequency": 1000},
+        "checkpoint_cache": cache,
+    });
+    Setup { sections: json!({ "database": database }), ..Setup::on("sqlite", mode) }
+}
+
+/// Two turns, which a process that was started afterwards reads.
+async fn two_turns(setup: Setup) -> Gateway {
+    let mode = setup.mode;
+    let gateway = setup.start().await;
+    gateway.create("t").await;
+    gateway.ask("t", "one").await;
+    gateway.ask("t", "two").await;
+    let gateway = gateway.reopen(mode).await;
+    for _ in 0..2 {
+        let state = gateway.state("t").await;
+        assert_eq!(texts(&state), ["one", "You said: one", "two", "You said: two"]);
+    }
+    gateway
+}
+
+fn prefix() -> String {
+    format!("gateway:{}:", uuid::Uuid::new_v4())
+}
+
+#[tokio::test]
+async fn in_delta_mode_the_redis_cache_has_what_was_read_and_nothing_of_a_deleted_thread() {
+    let url = threadkeep_testing::redis().unwrap().url();
+    let mut redis = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let redis_cache =
+        |prefix: &str| json!({"type": "redis", "redis_url": url, "key_prefix": prefix, "ttl_seconds": 600});
+    let ours = prefix();
+    let gateway = two_turns(setup("delta", redis_cache(&ours))).await;
+    let key = format!("{ours}t");
+    let life: i64 = redis.ttl(&key).await.unwrap();
+    assert!((1..=600).contains(&life), "{life}");
+    // Damage is a miss: a process that finds it reads the thread itself.
+    let () = redis.hset(&key, "seed:0::messages", "damaged").await.unwrap();
+    let gateway = gateway.reopen("delta").await;
+    assert_eq!(texts(&gateway.state("t").await).len(), 4);
+    gateway.delete("/api/threads/t").await.ok();
+    assert!(!redis.exists::<_, bool>(&key).await.unwrap());
+
+    let full = prefix();
+    two_turns(setup("full", redis_cache(&full))).await;
+    let off = prefix();
+    let mut cache = redis_cache(&off);
+    cache["max_entries"] = json!(0);
+    two_turns(setup("delta", cache)).await;
+    for unused in [full, off] {
+        assert!(!redis.exists::<_, bool>(format!("{unused}t")).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_whose_redis_is_away_starts_and_answers() {
+    let server = Redis::start().unwrap();
+    server.crash().unwrap();
+    two_turns(setup("delta", json!({"type": "redis", "redis_url": server.url()}))).await;
+}
+
+#[tokio::test]
+async fn the_memory_cache_and_none_give_the_same_answers() {
+    for entries in [128, 1, 0] {
+        two_turns(setup("delta", json!({"type": "memory", "max_entries": entries}))).await;
+    }
+}

@@ -1,0 +1,65 @@
+//! The gateway deletes no checkpoint by itself: it only offers the means to an operator.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::support::{Gateway, MODES, Setup, id};
+
+async fn checkpoints(gateway: &Gateway) -> BTreeSet<String> {
+    gateway.history("t").await.iter().map(|entry| id(entry).to_owned()).collect()
+}
+
+#[tokio::test]
+async fn no_turn_read_or_restart_deletes_a_checkpoint() {
+    for mode in MODES {
+        let mut gateway = Setup::on("sqlite", mode).start().await;
+        gateway.create("t").await;
+        let mut seen = checkpoints(&gateway).await;
+        assert_eq!(seen.len(), 1, "the first checkpoint of a thread");
+        for turn in 1..=20 {
+            gateway.ask("t", &format!("question {turn}")).await;
+            let now = checkpoints(&gateway).await;
+            assert!(now.is_superset(&seen), "turn {turn} in {mode} deleted {:?}", seen.difference(&now));
+            assert_eq!(now.len(), 1 + 3 * turn, "input, answer and duration note");
+            seen = now;
+            if turn % 7 == 0 {
+                gateway = gateway.reopen(mode).await;
+            }
+        }
+        let rows = gateway.rows().await;
+        for _ in 0..3 {
+            gateway.state("t").await;
+            assert_eq!(checkpoints(&gateway).await, seen);
+        }
+        assert_eq!(gateway.rows().await, rows, "reading changes no row");
+    }
+}
+
+/// Outside the operator's commands nothing even names what deletes checkpoints.
+#[test]
+fn only_the_operators_commands_name_a_deletion() {
+    fn look(dir: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                if !path.ends_with("src/ops") {
+                    look(&path, found);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let names = [
+                    "deletion::enforce",
+                    "plan_retention",
+                    "deletion::prune",
+                    "delete_for_runs",
+                    "rewrite_thread(",
+                ];
+                let named = names.iter().filter(|name| text.contains(**name));
+                found.extend(named.map(|name| format!("{}: {name}", path.display())));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    look(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+    assert_eq!(found, Vec::<String>::new());
+}

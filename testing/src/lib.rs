@@ -1,0 +1,77 @@
+#![doc = include_str!("../README.md")]
+
+mod pgbouncer;
+mod postgres;
+mod redis;
+mod supervisor;
+mod tools;
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+pub use pgbouncer::PgBouncer;
+pub use postgres::{Database, Postgres};
+pub use redis::Redis;
+
+/// Any error of a server that does not start or does not answer.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// The result of everything here.
+pub type Result<T, E = BoxError> = std::result::Result<T, E>;
+
+/// The Postgres of this test process: `THREADKEEP_POSTGRES_TEST_URL` if that is set, else a private one.
+///
+/// # Errors
+/// If there is no server and none can be started; the text says what to install.
+pub fn postgres() -> Result<&'static Postgres> {
+    static SHARED: Shared<Postgres> = Shared::new();
+    SHARED.get_or_start(|| match tools::variable("THREADKEEP_POSTGRES_TEST_URL")? {
+        Some(url) => Postgres::at(&url),
+        None => Postgres::start(),
+    })
+}
+
+/// The PgBouncer of this test process, in transaction mode before [`postgres`]: `THREADKEEP_PGBOUNCER_TEST_URL` if that
+/// is set, else a private one.
+///
+/// # Errors
+/// As [`postgres`].
+pub fn pgbouncer() -> Result<&'static PgBouncer> {
+    static SHARED: Shared<PgBouncer> = Shared::new();
+    SHARED.get_or_start(|| match tools::variable("THREADKEEP_PGBOUNCER_TEST_URL")? {
+        Some(url) => PgBouncer::at(&url),
+        None => PgBouncer::start(postgres()?),
+    })
+}
+
+/// The Redis of this test process: `THREADKEEP_REDIS_TEST_URL` if that is set, else a private one. Tests share its keys, so each
+/// uses a prefix of its own.
+///
+/// # Errors
+/// As [`postgres`].
+pub fn redis() -> Result<&'static Redis> {
+    static SHARED: Shared<Redis> = Shared::new();
+    SHARED.get_or_start(|| match tools::variable("THREADKEEP_REDIS_TEST_URL")? {
+        Some(url) => Ok(Redis::at(&url)),
+        None => Redis::start(),
+    })
+}
+
+/// A server that is started once in a process. A failure is not remembered: the next test tries again.
+struct Shared<T> {
+    starting: Mutex<()>,
+    server: OnceLock<T>,
+}
+
+impl<T> Shared<T> {
+    const fn new() -> Self {
+        Self { starting: Mutex::new(()), server: OnceLock::new() }
+    }
+
+    fn get_or_start(&self, start: impl FnOnce() -> Result<T>) -> Result<&T> {
+        let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = self.server.get() {
+            return Ok(server);
+        }
+        let server = start()?;
+        Ok(self.server.get_or_init(|| server))
+    }
+}

@@ -1,0 +1,83 @@
+//! Redis.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::Result;
+use crate::supervisor::Supervisor;
+use crate::tools::{Tool, User, find, free_port, password};
+
+/// A Redis server without persistence.
+pub struct Redis {
+    url: String,
+    private: Option<Private>,
+}
+
+struct Private {
+    supervisor: Supervisor,
+    port: u16,
+}
+
+impl Redis {
+    /// The server at a URL.
+    pub(crate) fn at(url: &str) -> Self {
+        Self { url: url.to_owned(), private: None }
+    }
+
+    /// Starts a private server with a password, on a port of the loopback interface.
+    ///
+    /// # Errors
+    /// If it cannot be started; the text says why, or what to install.
+    pub fn start() -> Result<Self> {
+        let [redis] = find([Tool { name: "redis-server", package: "redis-server" }])?;
+        let user = User::for_servers()?;
+        let directory = user.directory()?;
+        let (port, password) = (free_port()?, password());
+        let settings = format!(
+            "bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave \"\"\nappendonly no\ndaemonize no\n"
+        );
+        user.write(&directory.path().join("settings"), &settings)?;
+        let supervisor = Supervisor::new(user, directory, "KILL", &redis, &["settings"])?;
+        let url = format!("redis://:{password}@127.0.0.1:{port}/0");
+        let server = Self { url, private: Some(Private { supervisor, port }) };
+        server.resume()?;
+        Ok(server)
+    }
+
+    /// The URL of the server.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Ends the server without notice; what it held is gone.
+    ///
+    /// # Errors
+    /// If the server is not private.
+    pub fn crash(&self) -> Result<()> {
+        self.private()?.supervisor.stop()
+    }
+
+    /// Starts the server again after [`Self::crash`], empty, on the same port.
+    ///
+    /// # Errors
+    /// If the server is not private or does not come up.
+    pub fn resume(&self) -> Result<()> {
+        let Private { supervisor, port } = self.private()?;
+        supervisor.start(|| answers(*port).unwrap_or(false))
+    }
+
+    fn private(&self) -> Result<&Private> {
+        self.private.as_ref().ok_or_else(|| "this needs a private server: Redis::start()".into())
+    }
+}
+
+/// Whether the server answers; that it wants a password is an answer, that it is still loading is none.
+fn answers(port: u16) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"PING\r\n")?;
+    let mut answer = [0; 7];
+    stream.read_exact(&mut answer)?;
+    Ok(answer.starts_with(b"+PONG") || answer.starts_with(b"-NOAUTH"))
+}

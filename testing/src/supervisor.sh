@@ -1,0 +1,23 @@
+# Runs a server for as long as somebody holds our standard input open, then removes its directory.
+# Arguments: the directory, the signal that ends the server, its command. Orders on standard input: "start", "stop"; each
+# is answered by a line.
+directory=$1
+signal=$2
+shift 2
+child=
+stop() {
+    if [ -n "$child" ]; then
+        kill -s "$signal" "$child" 2> /dev/null
+        wait "$child" 2> /dev/null
+        child=
+    fi
+}
+while read -r order; do
+    case $order in
+        start) "$@" >> "$directory/log" 2>&1 < /dev/null & child=$! ;;
+        stop) stop ;;
+    esac
+    echo "$order"
+done
+stop
+rm -rf "$directory"

@@ -1,0 +1,132 @@
+//! The servers start, are private, and end with whoever holds them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+
+use threadkeep_testing::{Postgres, Redis, pgbouncer, postgres, redis};
+use tokio_postgres::{Client, NoTls};
+use url::Url;
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn number(client: &Client, query: &str) -> i64 {
+    client.query_one(query, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn each_database_is_empty_and_is_dropped_with_its_handle() {
+    let (one, two) =
+        (postgres().unwrap().database().await.unwrap(), postgres().unwrap().database().await.unwrap());
+    let client = connect(one.url()).await;
+    client.batch_execute("CREATE TABLE t (n bigint); INSERT INTO t VALUES (7)").await.unwrap();
+    assert_eq!(number(&client, "SELECT n FROM t").await, 7);
+    let other = connect(two.url()).await;
+    let tables = "SELECT count(*) FROM pg_tables WHERE tablename = 't'";
+    assert_eq!(number(&other, tables).await, 0);
+    let named = format!("SELECT count(*) FROM pg_database WHERE datname = '{}'", one.name());
+    assert_eq!(number(&other, &named).await, 1);
+    drop(one);
+    assert_eq!(number(&other, &named).await, 0, "also while a session was open");
+}
+
+#[tokio::test]
+async fn the_pooler_leads_to_the_same_database_and_keeps_no_session() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let url = pgbouncer().unwrap().url(&database);
+    assert_ne!(url, database.url());
+    let through = connect(&url).await;
+    through.batch_execute("CREATE TABLE t (n bigint); INSERT INTO t VALUES (9)").await.unwrap();
+    assert_eq!(number(&connect(database.url()).await, "SELECT n FROM t").await, 9);
+    through.batch_execute("BEGIN").await.unwrap();
+    let other = connect(&url).await;
+    let [a, b] = [&through, &other].map(|client| client.query_typed("SELECT pg_backend_pid()", &[]));
+    let (a, b) = (a.await.unwrap()[0].get::<_, i32>(0), b.await.unwrap()[0].get::<_, i32>(0));
+    assert_ne!(a, b, "a transaction has its server connection to itself");
+}
+
+#[tokio::test]
+async fn a_crashed_postgres_comes_back_with_what_it_had() {
+    let server = Postgres::start().unwrap();
+    let database = server.database().await.unwrap();
+    let client = connect(database.url()).await;
+    client.batch_execute("CREATE TABLE t (n bigint); INSERT INTO t VALUES (11)").await.unwrap();
+    server.crash().unwrap();
+    assert!(tokio_postgres::connect(database.url(), NoTls).await.is_err());
+    server.resume().unwrap();
+    assert_eq!(number(&connect(database.url()).await, "SELECT n FROM t").await, 11);
+    assert!(server.certificate().unwrap().exists());
+}
+
+#[tokio::test]
+async fn a_server_and_its_directory_end_with_the_handle() {
+    let server = Postgres::start().unwrap();
+    let url = server.url("postgres");
+    let certificate = server.certificate().unwrap();
+    let directory = certificate.parent().and_then(Path::parent).unwrap().to_owned();
+    assert!(directory.exists());
+    drop(server);
+    assert!(!directory.exists());
+    assert!(tokio_postgres::connect(&url, NoTls).await.is_err());
+}
+
+fn ask_redis(url: &str, command: &str) -> std::io::Result<String> {
+    let url = Url::parse(url).unwrap();
+    let mut stream = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap_or(6379)))?;
+    let auth = url.password().map(|password| format!("AUTH {password}\r\n")).unwrap_or_default();
+    stream.write_all(format!("{auth}{command}\r\nQUIT\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn redis_answers_and_a_crashed_one_comes_back_empty() {
+    assert!(ask_redis(redis().unwrap().url(), "PING").unwrap().contains("+PONG"));
+    let server = Redis::start().unwrap();
+    ask_redis(server.url(), "SET key kept").unwrap();
+    assert!(ask_redis(server.url(), "GET key").unwrap().contains("kept"));
+    server.crash().unwrap();
+    assert!(ask_redis(server.url(), "GET key").is_err());
+    server.resume().unwrap();
+    assert!(ask_redis(server.url(), "GET key").unwrap().contains("$-1"));
+}
+
+#[test]
+fn a_server_ends_with_its_process_however_that_ends() {
+    let Some(file) = std::env::var_os("THREADKEEP_TESTING_CHILD") else {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let name = "a_server_ends_with_its_process_however_that_ends";
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env("THREADKEEP_TESTING_CHILD", file.path())
+            .spawn()
+            .unwrap();
+        let url = loop {
+            let text = std::fs::read_to_string(file.path()).unwrap();
+            if let Some(url) = text.strip_suffix('\n') {
+                break url.to_owned();
+            }
+            assert!(child.try_wait().unwrap().is_none(), "the child ended too early");
+            std::thread::yield_now();
+        };
+        assert!(ask_redis(&url, "PING").unwrap().contains("+PONG"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        while ask_redis(&url, "PING").is_ok() {
+            std::thread::yield_now();
+        }
+        return;
+    };
+    let server = Redis::start().unwrap();
+    std::fs::write(file, format!("{}\n", server.url())).unwrap();
+    loop {
+        std::thread::park();
+    }
+}

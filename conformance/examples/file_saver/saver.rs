@@ -23,11 +23,11 @@ use threadkeep::value::{ChannelValue, Codec, Encoded};
 use threadkeep::{Error, Result};
 use tokio::task::{JoinError, spawn_blocking};
 
-/// The saver's name, in errors and reports.
 pub(crate) const NAME: &str = "file";
 
 /// A checkpoint as a file holds it, in MessagePack. How things are stored is the saver's business alone.
 #[derive(Serialize, Deserialize)]
+#[allow(clippy::type_complexity, reason = "rows of a file, named where they are made")]
 struct Record {
     namespace: Namespace,
     id: CheckpointId,

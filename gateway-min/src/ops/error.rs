@@ -71,9 +71,6 @@ pub(crate) enum OpsError {
         "database.backend 'memory' keeps checkpoints in the gateway's process only; there is no store to open"
     )]
     InMemory,
-    /// The backend is not part of this build.
-    #[error("this build has no Postgres driver; name an SQLite database with --sqlite FILE")]
-    NoPostgres,
     /// The thread is not in the store.
     #[error("there is no thread {thread} in {store}{near}")]
     NoThread {

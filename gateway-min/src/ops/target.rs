@@ -11,11 +11,12 @@ use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::mode::{ChannelMode, DEFAULT_SNAPSHOT_FREQUENCY};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
 use threadkeep::state::StateAccessor;
+use threadkeep_postgres::{Options as PostgresOptions, PostgresSaver};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use super::error::{OpsError, Result};
 use crate::app::{CHECKPOINT_FILE, sqlite_options};
-use crate::config::{Backend, Config, LoadOptions};
+use crate::config::{Backend, Config, LoadOptions, Secret};
 use crate::store::{DATABASE_FILE, Store, StoreOptions, ThreadRow};
 
 /// Threads that are asked for at a time.
@@ -65,6 +66,7 @@ pub(crate) struct Target {
     pub(crate) saver: Arc<dyn Saver>,
     /// What only SQLite can do.
     pub(crate) sqlite: Option<Arc<SqliteSaver>>,
+    postgres: Option<Arc<PostgresSaver>>,
     /// The gateway's records, if they are there.
     pub(crate) records: Option<Store>,
     /// The channels in delta mode: they read what either mode wrote.
@@ -74,8 +76,8 @@ pub(crate) struct Target {
 impl Target {
     /// Opens the store that the arguments name.
     pub(crate) async fn open(args: &StoreArgs) -> Result<Self> {
-        if args.postgres.is_some() {
-            return Err(OpsError::NoPostgres);
+        if let Some(url) = &args.postgres {
+            return Self::postgres(url, DEFAULT_SNAPSHOT_FREQUENCY).await;
         }
         if let Some(path) = &args.sqlite {
             return Self::sqlite(path, Options::default(), DEFAULT_SNAPSHOT_FREQUENCY).await;
@@ -85,7 +87,11 @@ impl Target {
         let config = loading.map_err(std::io::Error::from)??.config;
         match config.database.backend {
             Backend::Memory => Err(OpsError::InMemory),
-            Backend::Postgres => Err(OpsError::NoPostgres),
+            Backend::Postgres => {
+                // The configuration is refused without one.
+                let url = config.database.postgres_url.as_ref().map_or("", Secret::expose);
+                Self::postgres(url, config.snapshot_frequency()).await
+            }
             Backend::Sqlite => {
                 let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
                 Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await
@@ -102,7 +108,21 @@ impl Target {
             name: path.display().to_string(),
             saver: saver.clone(),
             sqlite: Some(saver),
+            postgres: None,
             records: records(&path.with_file_name(DATABASE_FILE)).await,
+            table: Arc::new(table(ChannelMode::Delta, frequency)?),
+        })
+    }
+
+    async fn postgres(url: &str, frequency: u64) -> Result<Self> {
+        let postgres = PostgresSaver::connect(url, PostgresOptions::default()).await?;
+        let postgres = Arc::new(postgres);
+        Ok(Self {
+            name: postgres_name(url),
+            saver: postgres.clone(),
+            sqlite: None,
+            postgres: Some(postgres),
+            records: None,
             table: Arc::new(table(ChannelMode::Delta, frequency)?),
         })
     }
@@ -114,6 +134,9 @@ impl Target {
         }
         if let Some(sqlite) = self.sqlite {
             sqlite.close().await;
+        }
+        if let Some(postgres) = self.postgres {
+            postgres.close();
         }
     }
 
@@ -268,6 +291,18 @@ async fn records(path: &Path) -> Option<Store> {
     }
 }
 
+/// Which Postgres database a URL names, without what is secret in it.
+fn postgres_name(url: &str) -> String {
+    let Ok(config) = url.parse::<tokio_postgres::Config>() else { return "Postgres".to_owned() };
+    let host = config.get_hosts().first().map(|host| match host {
+        tokio_postgres::config::Host::Tcp(name) => name.clone(),
+        #[cfg(unix)]
+        tokio_postgres::config::Host::Unix(path) => path.display().to_string(),
+    });
+    let part = |part: Option<&str>| part.unwrap_or("default").to_owned();
+    format!("Postgres {}, database {}", part(host.as_deref()), part(config.get_dbname()))
+}
+
 /// What an id that is not there might have been meant to be.
 fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> String {
     let mut ids: Vec<(usize, String)> = ids.map(|id| (distance(wanted, &id), id)).collect();
@@ -307,6 +342,13 @@ mod tests {
         {
             assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
         }
+    }
+
+    #[test]
+    fn the_name_of_a_postgres_database_has_no_secrets() {
+        let name = postgres_name("postgres://ann:hidden@db.example:5433/threads?sslmode=require");
+        assert_eq!(name, "Postgres db.example, database threads");
+        assert_eq!(postgres_name("postgres://%"), "Postgres");
     }
 
     #[test]

@@ -39,7 +39,14 @@ pub(crate) struct VacuumCommand {
 impl VacuumCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let Some(sqlite) = &target.sqlite else {
-            out.line("There is nothing to do: autovacuum makes the space of deleted rows usable again.")?;
+            let why = "autovacuum makes the space of deleted rows usable again";
+            if self.json {
+                out.json(
+                    &json!({"database": target.name, "bytes_before": null, "bytes_after": null, "note": why}),
+                )?;
+            } else {
+                out.line(format!("{}: there is nothing to do, {why}.", one_line(&target.name)))?;
+            }
             return Ok(());
         };
         let before = sqlite.file_size().await?;

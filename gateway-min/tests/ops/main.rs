@@ -6,4 +6,5 @@ mod deleting;
 mod errors;
 mod looking;
 mod moving;
+mod postgres;
 mod store;

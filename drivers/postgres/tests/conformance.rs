@@ -5,11 +5,13 @@ mod common;
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use common::damage;
+use common::proxy::{Cut, Proxy};
 use threadkeep::saver::Saver;
-use threadkeep_conformance::{BoxError, Claim, Damage, Factory};
+use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing, child};
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Database, pgbouncer, postgres};
 
@@ -18,7 +20,7 @@ struct Postgres {
 }
 
 impl Postgres {
-    fn address(&self, database: &Database) -> Result<String, BoxError> {
+    fn url(&self, database: &Database) -> Result<String, BoxError> {
         Ok(if self.pooled { pgbouncer()?.url(database) } else { database.url().to_owned() })
     }
 }
@@ -32,18 +34,42 @@ impl Factory for Postgres {
     }
 
     fn claims(&self) -> &'static [Claim] {
-        &[Claim::Durable, Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink]
+        &[
+            Claim::Durable,
+            Claim::LoseCheckpoint,
+            Claim::LoseWrites,
+            Claim::LoseParentLink,
+            Claim::Killable,
+            Claim::FailOperations,
+        ]
     }
 
     async fn create(&self) -> Result<Database, BoxError> {
         let database = postgres()?.database().await?;
-        setup(&self.address(&database)?, &Options::default()).await?;
+        setup(&self.url(&database)?, &Options::default()).await?;
         Ok(database)
     }
 
     async fn open(&self, place: &Database) -> Result<Arc<dyn Saver>, BoxError> {
+        self.open_at(&self.url(place)?).await
+    }
+
+    fn address(&self, place: &Database) -> Result<String, BoxError> {
+        self.url(place)
+    }
+
+    async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
         let options = Options { connections: 4, ..Options::default() };
-        Ok(Arc::new(PostgresSaver::connect(&self.address(place)?, options).await?))
+        Ok(Arc::new(PostgresSaver::connect(address, options).await?))
+    }
+
+    async fn open_failing(&self, place: &Database, nth: u32) -> Result<Failing, BoxError> {
+        let proxy = Proxy::before(&self.url(place)?).await;
+        let options = Options { connections: 4, patience: Duration::ZERO, ..Options::default() };
+        let saver = Arc::new(PostgresSaver::connect(proxy.url(), options).await?);
+        // Each request is cut off twice: before the server sees it, and before its answer comes back.
+        proxy.cut((nth / 2) as usize, if nth % 2 == 0 { Cut::Before } else { Cut::After });
+        Ok(Failing { saver, failed: proxy.was_cut() })
     }
 
     async fn damage(&self, place: &Database, damage: &Damage) -> Result<(), BoxError> {
@@ -60,6 +86,9 @@ fn main() -> ExitCode {
         let mut this = Command::new(std::env::current_exe().expect("this program has a path"));
         let done = this.args(std::env::args_os().skip(1)).env(PROGRAMS.0, PROGRAMS.1).status();
         return if done.is_ok_and(|status| status.success()) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    if let Some(code) = child(&Postgres { pooled: true }) {
+        return code;
     }
     let direct = threadkeep_conformance::main(Postgres { pooled: false });
     let pooled = threadkeep_conformance::main(Postgres { pooled: true });

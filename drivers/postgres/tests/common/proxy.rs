@@ -1,7 +1,7 @@
 //! A proxy before Postgres that counts requests, and can cut the connection at any of them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -26,7 +26,7 @@ struct State {
     bytes: AtomicUsize,
     /// The number of the request that is cut, and when.
     cut: Mutex<Option<(usize, Cut)>>,
-    done: AtomicUsize,
+    done: Arc<AtomicBool>,
 }
 
 /// The proxy. It ends with its runtime.
@@ -76,13 +76,18 @@ impl Proxy {
     /// Cuts the connection at the `nth` request from now on.
     pub fn cut(&self, nth: usize, cut: Cut) {
         *self.state.cut.lock().unwrap() = Some((self.requests() + nth, cut));
-        self.state.done.store(0, Ordering::SeqCst);
+        self.state.done.store(false, Ordering::SeqCst);
+    }
+
+    /// Set when the planned cut is made.
+    pub fn was_cut(&self) -> Arc<AtomicBool> {
+        self.state.done.clone()
     }
 
     /// Cuts nothing any more. Answers whether something was cut.
     pub fn mend(&self) -> bool {
         *self.state.cut.lock().unwrap() = None;
-        self.state.done.load(Ordering::SeqCst) > 0
+        self.state.done.load(Ordering::SeqCst)
     }
 }
 
@@ -94,7 +99,7 @@ impl State {
         match *planned {
             Some((nth, cut)) if nth == number => {
                 *planned = None;
-                self.done.fetch_add(1, Ordering::SeqCst);
+                self.done.store(true, Ordering::SeqCst);
                 Some(cut)
             }
             _ => None,

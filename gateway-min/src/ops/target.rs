@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use threadkeep::cache::CachedSaver;
 use threadkeep::channel::{ChannelTable, Schema};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
@@ -14,7 +15,8 @@ use threadkeep::state::StateAccessor;
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use super::error::{OpsError, Result};
-use crate::app::{CHECKPOINT_FILE, sqlite_options};
+use super::purge::PurgeOnly;
+use crate::app::{CHECKPOINT_FILE, redis_cache, sqlite_options};
 use crate::config::{Backend, Config, LoadOptions};
 use crate::store::{DATABASE_FILE, Store, StoreOptions, ThreadRow};
 
@@ -88,7 +90,12 @@ impl Target {
             Backend::Postgres => Err(OpsError::NoPostgres),
             Backend::Sqlite => {
                 let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
-                Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await
+                let mut target =
+                    Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await?;
+                if let Some(cache) = redis_cache(&config)? {
+                    target.saver = Arc::new(CachedSaver::new(target.saver, Arc::new(PurgeOnly(cache))));
+                }
+                Ok(target)
             }
         }
     }

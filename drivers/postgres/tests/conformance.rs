@@ -68,7 +68,7 @@ impl Factory for Postgres {
         let options = Options { connections: 4, patience: Duration::ZERO, ..Options::default() };
         let saver = Arc::new(PostgresSaver::connect(proxy.url(), options).await?);
         // Each request is cut off twice: before the server sees it, and before its answer comes back.
-        proxy.cut((nth / 2) as usize, if nth % 2 == 0 { Cut::Before } else { Cut::After });
+        proxy.cut((nth / 2) as usize, if nth.is_multiple_of(2) { Cut::Before } else { Cut::After });
         Ok(Failing { saver, failed: proxy.was_cut() })
     }
 

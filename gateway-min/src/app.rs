@@ -256,13 +256,17 @@ fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn 
 }
 
 async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
-    let options = Options {
+    let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
+    Ok(SqliteSaver::open_async(path, sqlite_options(config)).await?)
+}
+
+/// How the configuration wants the checkpoint database to be opened.
+pub(crate) fn sqlite_options(config: &Config) -> Options {
+    Options {
         synchronous: match config.database.sqlite_synchronous {
             SqliteSynchronous::Full => Synchronous::Full,
             SqliteSynchronous::Normal => Synchronous::Normal,
         },
         ..Options::default()
-    };
-    let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
-    Ok(SqliteSaver::open_async(path, options).await?)
+    }
 }

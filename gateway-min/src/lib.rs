@@ -8,6 +8,7 @@ pub mod config;
 pub mod fuzzing;
 pub mod http;
 pub mod model;
+pub mod ops;
 pub mod runs;
 mod serialize;
 mod settings;

@@ -13,6 +13,7 @@ use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::config::{ConfigHandle, LoadOptions};
 use threadkeep_gateway::http;
+use threadkeep_gateway::ops::{self, OpsCommand};
 use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
 
@@ -32,8 +33,18 @@ Examples:
   threadkeep serve                              serve on http://127.0.0.1:8001
   threadkeep serve --config prod.yaml --port 80 with a configuration of your own
   RUST_LOG=debug threadkeep serve               say more on stderr
+  threadkeep threads list                       the threads in the gateway's store
+  threadkeep prune plan --all --keep since:30d  what would go, and why
 
-Exit codes: 0 after an orderly stop, 1 after an error, 2 for a wrong command line."
+The commands but serve work on the store of the configuration (--config) or on one that is named (--sqlite), whether a
+gateway runs or not. Each has a --help of its own, with examples.
+
+Exit codes:
+  0  done; what was looked at is clean
+  1  an error; each thread was changed whole or not at all
+  2  a wrong command line
+  3  verify found violations
+  4  nothing was changed, because nobody confirmed it"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -54,14 +65,18 @@ enum Command {
         #[arg(long, env = "GATEWAY_PORT", default_value_t = 8001)]
         port: u16,
     },
+    #[command(flatten)]
+    Ops(OpsCommand),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // The results of a command are its output; a server's log is what it has to say.
+    let level = if matches!(cli.command, Command::Ops(_)) { "warn" } else { "info" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
@@ -69,10 +84,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match cli.command {
-        Command::Serve { config, host, port } => runtime.block_on(serve(config, SocketAddr::new(host, port))),
+        Command::Serve { config, host, port } => {
+            runtime.block_on(serve(config, SocketAddr::new(host, port))).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Ops(command) => Ok(runtime.block_on(ops::run(&command)).into()),
     }
 }
 

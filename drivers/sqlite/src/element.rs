@@ -16,6 +16,8 @@ use crate::stats::Counters;
 const ADD: &str = "INSERT INTO element (key, hash, body) VALUES (?1, ?2, ?3)";
 const RANGE: &str = "SELECT key, hash, body FROM element WHERE key BETWEEN ?1 AND ?2";
 const HASHES: &str = "SELECT key, hash FROM element WHERE key BETWEEN ?1 AND ?2";
+const STORED: &str =
+    "SELECT coalesce(sum(length(hash) + length(body)), 0) FROM element WHERE key BETWEEN ?1 AND ?2";
 const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
 /// Unwanted elements that a range scan reads over rather than starting anew behind them.
@@ -47,6 +49,12 @@ fn keys_of(thread: ThreadKey) -> [i64; 2] {
 /// Deletes every element of a thread.
 pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
     db.execute(DROP, keys_of(thread)).map(|_| ())
+}
+
+/// Bytes in the elements of a thread.
+pub(crate) fn stored_bytes(db: &Db, thread: ThreadKey) -> Result<u64> {
+    let bytes = db.one(STORED, keys_of(thread), |row| integer(row, 0))?;
+    Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
 
 /// Deletes the elements of a space from one sequence number up to another, which stays. Answers how many there were.

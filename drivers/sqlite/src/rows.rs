@@ -17,6 +17,8 @@ const ADD: &str = "INSERT INTO checkpoint (key, id, body) VALUES (?1, ?2, ?3)";
 const SET_TASKS: &str = "UPDATE checkpoint SET tasks = ?2 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE checkpoint SET body = ?2 WHERE key = ?1";
 const REMOVE: &str = "DELETE FROM checkpoint WHERE key = ?1";
+const STORED: &str = "SELECT coalesce(sum(length(id) + length(body) + coalesce(length(tasks), 0)), 0)
+    FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 const DROP: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 
 /// Tells the checksum of the tasks from that of the body, whose context is the id.
@@ -161,6 +163,13 @@ pub(crate) fn remove(db: &Db, chain: ChainKey, ordinal: Ordinal) -> Result<()> {
 /// Deletes every checkpoint of a chain.
 pub(crate) fn drop_chain(db: &Db, chain: ChainKey) -> Result<()> {
     db.execute(DROP, [join_key(chain, 0), join_key(chain, Ordinal::MAX)]).map(|_| ())
+}
+
+/// Bytes in the checkpoints of a chain.
+pub(crate) fn stored_bytes(db: &Db, chain: ChainKey) -> Result<u64> {
+    let keys = [join_key(chain, 0), join_key(chain, Ordinal::MAX)];
+    let bytes = db.one(STORED, keys, |row| integer(row, 0))?;
+    Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
 
 /// The table and key of a checkpoint.

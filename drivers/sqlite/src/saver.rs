@@ -23,6 +23,7 @@ use crate::directory;
 use crate::error::{CLOSED, LOST, SAVER, in_doubt, unavailable};
 use crate::read;
 use crate::reader::Readers;
+use crate::space::{self, FileSize, Vacuum};
 use crate::sql::Db;
 use crate::stats::{Counters, Stats};
 use crate::writer::{self, Command, Message};
@@ -89,6 +90,56 @@ impl SqliteSaver {
             // It has answered, so this takes no time; it only fails if the thread panicked.
             let _ = tokio::task::spawn_blocking(move || writer.join()).await;
         }
+    }
+
+    /// How much room the database takes.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::Unavailable`] if the store is closed or busy.
+    pub async fn file_size(&self) -> Result<FileSize> {
+        self.readers.run(|db, _| FileSize::of(db)).await
+    }
+
+    /// Bytes that the rows of a thread take: its checkpoints, what ran from them, and its elements. 0 for a thread that is
+    /// not there.
+    ///
+    /// # Errors
+    /// As [`Self::file_size`].
+    pub async fn stored_bytes(&self, thread: &ThreadId) -> Result<u64> {
+        let thread = thread.clone();
+        self.readers
+            .run(move |db, _| match directory::find_thread(db, &thread)? {
+                Some(key) => space::of_thread(db, key),
+                None => Ok(0),
+            })
+            .await
+    }
+
+    /// Gives back at most `pages` free pages, in a transaction of its own between those of other writers, and answers
+    /// what is left to give. Does nothing if the database cannot ([`FileSize::incremental`]). The file itself gets
+    /// smaller when the write-ahead log is moved into it, at the latest when the store is closed.
+    ///
+    /// # Errors
+    /// As a commit: [`threadkeep::Error::Unavailable`], [`threadkeep::Error::InDoubt`]. Nothing of what is stored changes
+    /// in any case.
+    pub async fn vacuum(&self, pages: u32) -> Result<FileSize> {
+        self.give_back(Vacuum::Pages(pages)).await
+    }
+
+    /// Writes the database anew without free pages, and so that from then on [`Self::vacuum`] can give pages back. Takes
+    /// the lock for as long as it lasts: other writers wait, in other processes until their `busy_timeout`. Takes up to
+    /// twice the room of the database meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::vacuum`].
+    pub async fn vacuum_fully(&self) -> Result<FileSize> {
+        self.give_back(Vacuum::Fully).await
+    }
+
+    async fn give_back(&self, vacuum: Vacuum) -> Result<FileSize> {
+        let (reply, outcome) = oneshot::channel();
+        self.queue.send(Message::Vacuum(vacuum, reply)).await.map_err(|_| unavailable(CLOSED))?;
+        outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 
     /// What was counted since the store was opened.

@@ -2,7 +2,8 @@
 //!
 //! # On-disk format, version 2
 //!
-//! An SQLite database in WAL mode with [`APPLICATION_ID`] and, as `user_version`, the [`FORMAT_VERSION`].
+//! An SQLite database in WAL mode with [`APPLICATION_ID`] and, as `user_version`, the [`FORMAT_VERSION`]. `auto_vacuum` is
+//! INCREMENTAL; databases of earlier versions may be without.
 //!
 //! | table | key | holds |
 //! |---|---|---|
@@ -101,9 +102,16 @@ pub(crate) fn prepare(conn: &Connection, store: &str) -> Result<()> {
         return Err(unavailable(format!("SQLite {version} is too old; build with 3.51.3 or newer")));
     }
     let failed = |error| from_sqlite(store, &error);
-    let found = known(identify(conn).map_err(failed)?, store)?;
+    // In one transaction: somebody else may create the tables right now.
+    conn.execute_batch("BEGIN").map_err(failed)?;
+    let found = identify(conn).map_err(failed);
+    let ended = conn.execute_batch("ROLLBACK").map_err(failed);
+    let found = known(found?, store)?;
+    ended?;
     if let Found::Empty = found {
         conn.pragma_update(None, "page_size", PAGE_SIZE).map_err(failed)?;
+        // Free pages can be given back bit by bit, for a page of pointers in every three thousand.
+        conn.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(failed)?;
     }
     let journal: String =
         conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)).map_err(failed)?;

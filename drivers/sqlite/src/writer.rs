@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::commit::{Store, Work};
 use crate::config::Options;
 use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
+use crate::space::{self, FileSize, Vacuum};
 use crate::sql::Db;
 use crate::stats::Counters;
 use crate::train::Trainer;
@@ -32,6 +33,8 @@ const BACK: &str = "ROLLBACK TO command";
 pub(crate) enum Message {
     /// Carry out a command, then answer.
     Work(Command),
+    /// Give back free room, then answer what is left of it.
+    Vacuum(Vacuum, oneshot::Sender<Result<FileSize>>),
     /// Do what is queued before this, close the database, and answer.
     Close(oneshot::Sender<()>),
 }
@@ -76,14 +79,14 @@ struct Writer {
 impl Writer {
     /// Works until it is told to close, or nobody can send any more.
     fn run(mut self) {
+        let mut next = None;
         let closing = loop {
-            let closing = match self.queue.blocking_recv() {
-                Some(Message::Work(first)) => self.batch(first),
-                Some(Message::Close(reply)) => Some(reply),
+            match next.take().or_else(|| self.queue.blocking_recv()) {
+                Some(Message::Work(first)) => next = self.batch(first),
+                // Whoever does not wait any more does not learn it.
+                Some(Message::Vacuum(vacuum, reply)) => drop(reply.send(self.vacuum(vacuum))),
+                Some(Message::Close(reply)) => break Some(reply),
                 None => break None,
-            };
-            if closing.is_some() {
-                break closing;
             }
         };
         if !self.poisoned
@@ -98,15 +101,15 @@ impl Writer {
         }
     }
 
-    /// Carries out `first` and what else is queued. Answers who wants to close, if that came up.
-    fn batch(&mut self, first: Command) -> Option<oneshot::Sender<()>> {
+    /// Carries out `first` and what else is queued. Answers the message behind them that is no command, if there is one.
+    fn batch(&mut self, first: Command) -> Option<Message> {
         let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin() };
         // The queue is read after the lock was taken: whoever came while it was awaited takes part.
-        let (mut commands, mut closing) = (vec![first], None);
-        while closing.is_none() && commands.len() < BATCH {
+        let (mut commands, mut behind) = (vec![first], None);
+        while behind.is_none() && commands.len() < BATCH {
             match self.queue.try_recv() {
                 Ok(Message::Work(command)) => commands.push(command),
-                Ok(Message::Close(reply)) => closing = Some(reply),
+                Ok(other) => behind = Some(other),
                 Err(_) => break,
             }
         }
@@ -129,7 +132,26 @@ impl Writer {
                 }
             }
         }
-        closing
+        behind
+    }
+
+    /// Gives back free room.
+    fn vacuum(&mut self, vacuum: Vacuum) -> Result<FileSize> {
+        if self.poisoned {
+            return Err(unavailable(POISONED));
+        }
+        match vacuum {
+            Vacuum::Pages(pages) => {
+                self.begin()?;
+                if let Err(error) = space::give_back(&self.store.db, pages) {
+                    self.roll_back();
+                    return Err(nothing_kept(error));
+                }
+                self.commit()?;
+            }
+            Vacuum::Fully => space::write_anew(&self.store.db)?,
+        }
+        FileSize::of(&self.store.db)
     }
 
     /// Takes the write lock.
@@ -157,19 +179,23 @@ impl Writer {
                 }
             }
         }
-        if let Err(failed) = self.store.db.commit() {
-            self.roll_back();
-            // A full disk is no sign of damage: the next commit overwrites what this one left of itself. After any
-            // other failure the file system may have dropped what it had taken.
-            if failed.disk_full {
-                return Err(in_doubt(format!("{}; {FULL}", failed.reason)));
-            }
-            self.poisoned = true;
-            tracing::error!(reason = failed.reason, "a commit failed; the store must be reopened");
-            return Err(in_doubt(failed.reason));
-        }
+        self.commit()?;
         self.counters.transactions.add(1);
         Ok(results)
+    }
+
+    /// Commits the open transaction.
+    fn commit(&mut self) -> Result<()> {
+        let Err(failed) = self.store.db.commit() else { return Ok(()) };
+        self.roll_back();
+        // A full disk is no sign of damage: the next commit overwrites what this one left of itself. After any
+        // other failure the file system may have dropped what it had taken.
+        if failed.disk_full {
+            return Err(in_doubt(format!("{}; {FULL}", failed.reason)));
+        }
+        self.poisoned = true;
+        tracing::error!(reason = failed.reason, "a commit failed; the store must be reopened");
+        Err(in_doubt(failed.reason))
     }
 
     /// Carries out one command whole or not at all.

@@ -125,12 +125,13 @@ impl DeletionPlan {
 /// How often a pass is planned anew because somebody wrote to the thread.
 const ATTEMPTS: usize = 8;
 
-/// Reads, plans and stores, until nobody wrote in between. Answers the plan that was carried out.
+/// Reads, plans and stores, until nobody wrote in between. Answers the thread as it was and the plan that was carried
+/// out on it; a plan that changes nothing is not stored.
 ///
 /// # Errors
 /// [`Error::Stale`] if somebody wrote each time; those of `plan` and of the saver. Then nothing was changed, unless it
 /// is [`Error::InDoubt`].
-pub(crate) async fn carry_out(
+pub async fn carry_out(
     saver: &dyn Saver,
     thread: &ThreadId,
     plan: impl Fn(&ThreadImage) -> Result<DeletionPlan>,

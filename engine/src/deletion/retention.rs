@@ -207,9 +207,7 @@ pub async fn enforce(
     policy.cap()?;
     let (before, plan) = carry_out(saver, thread, |image| plan_retention(image, policy, table)).await?;
     let stats = |image: &ThreadImage| if collect_stats { Stats::of(image).to_map() } else { BTreeMap::new() };
-    let mut after = before.clone();
-    after.checkpoints.retain(|place, _| !plan.rewrite.remove.contains(place));
-    after.checkpoints.extend(plan.rewrite.put.iter().map(|tuple| (place(tuple), tuple.clone())));
+    let after = before.after(&plan.rewrite);
     Ok(RetentionReport {
         thread_id: thread.clone(),
         protected_head_ids: heads(&Lineage::new(&before)),

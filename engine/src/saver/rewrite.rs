@@ -52,6 +52,17 @@ impl ThreadImage {
     pub fn absent(thread: &ThreadId) -> Self {
         Self { thread: thread.clone(), revision: Revision::absent(), checkpoints: BTreeMap::new() }
     }
+
+    /// The thread as a change leaves it. The revision is the one before the change.
+    pub fn after(&self, rewrite: &Rewrite) -> Self {
+        let mut after = self.clone();
+        after.checkpoints.retain(|place, _| !rewrite.remove.contains(place));
+        let put = rewrite.put.iter();
+        after
+            .checkpoints
+            .extend(put.map(|tuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple.clone())));
+        after
+    }
 }
 
 /// A change of what is stored of a thread.

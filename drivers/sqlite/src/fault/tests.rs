@@ -357,6 +357,40 @@ async fn a_full_disk_is_unavailable_and_the_store_goes_on_when_there_is_room() {
     assert_eq!(all(&saver, &other).await.len(), 2);
 }
 
+#[tokio::test]
+async fn a_vacuum_with_a_failing_statement_changes_nothing_that_is_stored() {
+    for (how, statement) in [
+        (How::NotDone, "PRAGMA incremental"),
+        (How::RolledBack, "PRAGMA incremental"),
+        (How::NotDone, "BEGIN"),
+    ] {
+        let store = Opened::new();
+        let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
+        store.say(&mut talk, 0).await;
+        for number in 0..100 {
+            store.say(&mut other, number).await;
+        }
+        store.saver.delete_thread(&other.thread).await.unwrap();
+        let (before, size) = (all(&store.saver, &talk).await, store.saver.file_size().await.unwrap());
+        store.faults().arm(0, how, statement);
+        let error = store.saver.vacuum(2).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        assert!(store.faults().disarm());
+        assert_eq!(store.saver.file_size().await.unwrap(), size);
+        store.say(&mut talk, 1).await;
+        assert!(store.saver.vacuum(2).await.unwrap().bytes < size.bytes);
+        store.faults().arm(0, How::NotDone, "COMMIT");
+        let error = store.saver.vacuum(2).await.unwrap_err();
+        assert!(matches!(error, Error::InDoubt { .. }), "{error}");
+        assert!(
+            matches!(store.saver.vacuum(2).await, Err(Error::Unavailable { reason, .. }) if reason == POISONED)
+        );
+        let after = all(&store.reopen(), &talk).await;
+        assert_eq!(after.len(), 2);
+        assert_eq!(after[1].checkpoint, before[0].checkpoint);
+    }
+}
+
 /// A commit whose caller does not wait for it happens all the same, in its order.
 #[tokio::test]
 async fn a_dropped_future_does_not_cancel_its_command() {

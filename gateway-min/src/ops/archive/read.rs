@@ -1,0 +1,371 @@
+//! Reading a thread from a file. Everything is checked before anything is handed out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, Read as _};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Map, Value as Json};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
+use threadkeep::metadata::{Counters, Metadata};
+use threadkeep::saver::Place;
+use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
+
+use super::ArchiveError;
+use super::format::{
+    Append, ChannelPart, CheckpointLine, ElementLine, FORMAT, Form, Header, Line, MetadataPart, Record,
+    Source, StoredName, TaskPart, VERSION, entries_of, hex,
+};
+
+/// The longest line, in bytes. A line holds one value at most that is larger than a few words.
+const MAX_LINE: u64 = 512 << 20;
+/// The most elements in lists and maps that are not those of the list before: a small file cannot fill the memory.
+const MAX_PLACES: u64 = 64 << 20;
+
+/// What a file holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Archive {
+    /// The thread's id when it was exported.
+    pub thread: ThreadId,
+    /// Where it was exported from.
+    pub source: Source,
+    /// What the gateway knew of it.
+    pub record: Option<Record>,
+    /// Its checkpoints, by namespace and id.
+    pub checkpoints: Vec<CheckpointTuple>,
+}
+
+/// Reads a file and checks all of it.
+///
+/// # Errors
+/// [`ArchiveError`] naming the line.
+pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
+    let mut lines = Lines { from, hash: blake3::Hasher::new(), number: 0, text: Vec::new() };
+    let Header { thread, source, record, .. } = header(&mut lines)?;
+    let mut reader = Reader {
+        thread: thread.as_str().into(),
+        elements: HashMap::new(),
+        places: 0,
+        lists: HashMap::new(),
+        checkpoints: Vec::new(),
+        count: 0,
+        tasks: 0,
+    };
+    loop {
+        let before = lines.hash.finalize().to_hex();
+        if !lines.next()? {
+            return Err(ArchiveError::Truncated { lines: lines.number });
+        }
+        let number = lines.number;
+        let wrong = |reason: String| ArchiveError::Line { line: number, reason };
+        match lines.parse()? {
+            Line::Header(_) => return Err(wrong("a second header".to_owned())),
+            Line::Element(line) => reader.element(&line).map_err(wrong)?,
+            Line::Checkpoint(line) => reader.checkpoint(*line).map_err(wrong)?,
+            Line::End(end) => {
+                if end.blake3 != before.as_str() {
+                    return Err(ArchiveError::Altered { line: number });
+                }
+                let found = (reader.count, reader.checkpoints.len() as u64, reader.tasks);
+                if (end.elements, end.checkpoints, end.tasks) != found {
+                    return Err(wrong("the counts in 'end' are not those of the lines".to_owned()));
+                }
+                if lines.next()? {
+                    let reason = "a line behind 'end'".to_owned();
+                    return Err(ArchiveError::Line { line: lines.number, reason });
+                }
+                let Reader { thread, checkpoints, .. } = reader;
+                return Ok(Archive { thread, source, record, checkpoints });
+            }
+        }
+    }
+}
+
+fn header(lines: &mut Lines<impl BufRead>) -> Result<Header, ArchiveError> {
+    let not_ours = |reason: String| ArchiveError::NotOurs { reason };
+    if !lines.next()? {
+        return Err(not_ours("the file is empty".to_owned()));
+    }
+    // A newer header may have more keys; its version says so before they are looked at.
+    let text: Json = serde_json::from_slice(&lines.text).map_err(|error| not_ours(error.to_string()))?;
+    let found = &text["header"];
+    if found["format"] != FORMAT {
+        return Err(not_ours("it has no such format".to_owned()));
+    }
+    match found["version"].as_u64() {
+        Some(VERSION) => {}
+        Some(found) if found > VERSION => return Err(ArchiveError::NewerVersion { found }),
+        _ => return Err(not_ours("it has no version".to_owned())),
+    }
+    match lines.parse()? {
+        Line::Header(header) => Ok(header),
+        _ => Err(not_ours("it is another line".to_owned())),
+    }
+}
+
+/// The lines of a file, one at a time.
+struct Lines<R> {
+    from: R,
+    /// Of all lines that were read.
+    hash: blake3::Hasher,
+    number: u64,
+    text: Vec<u8>,
+}
+
+impl<R: BufRead> Lines<R> {
+    /// Reads the next line; false at the end of the file.
+    fn next(&mut self) -> Result<bool, ArchiveError> {
+        self.text.clear();
+        let line = self.number + 1;
+        let read = self.from.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut self.text);
+        let read = read.map_err(|cause| ArchiveError::Io { line, cause })?;
+        if read == 0 {
+            return Ok(false);
+        }
+        if self.text.last() != Some(&b'\n') {
+            return Err(if read as u64 > MAX_LINE {
+                ArchiveError::Line { line, reason: format!("it is longer than {MAX_LINE} bytes") }
+            } else {
+                ArchiveError::Truncated { lines: self.number }
+            });
+        }
+        self.number = line;
+        self.hash.update(&self.text);
+        Ok(true)
+    }
+
+    fn parse(&self) -> Result<Line, ArchiveError> {
+        serde_json::from_slice(&self.text)
+            .map_err(|error| ArchiveError::Line { line: self.number, reason: error.to_string() })
+    }
+}
+
+struct Reader {
+    thread: ThreadId,
+    /// The elements that were told, for each channel and each map of their own.
+    elements: HashMap<String, Vec<Element>>,
+    places: u64,
+    /// The lists that were told, for those that go on where one ended.
+    lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
+    checkpoints: Vec<CheckpointTuple>,
+    count: u64,
+    tasks: u64,
+}
+
+impl Reader {
+    fn element(&mut self, line: &ElementLine) -> Result<(), String> {
+        let elements = self.elements.entry(line.of.clone()).or_default();
+        if line.n as usize != elements.len() {
+            return Err(format!("element {} of {} where {} comes next", line.n, line.of, elements.len()));
+        }
+        let element = match &line.value {
+            Form::Json(json) => Element::from_json(json).map_err(|error| error.to_string())?,
+            Form::Msgpack(text) => Element::from_bytes(bytes(text)?),
+            _ => return Err(format!("element {} of {} is neither json nor msgpack", line.n, line.of)),
+        };
+        if hex(element.hash()) != line.hash {
+            return Err(format!("element {} of {} does not have its hash", line.n, line.of));
+        }
+        elements.push(element);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// The elements of a run, all of which were told before.
+    fn run(&mut self, of: &str, (start, count): (u32, u32)) -> Result<&[Element], String> {
+        self.places += u64::from(count);
+        if self.places > MAX_PLACES {
+            return Err(format!("the lists of the file have more than {MAX_PLACES} elements of their own"));
+        }
+        let (from, to) = (start as usize, start as usize + count as usize);
+        let elements = self.elements.get(of).and_then(|elements| elements.get(from..to));
+        elements.ok_or_else(|| format!("elements {from} to {to} of {of} are not there"))
+    }
+
+    fn list(
+        &mut self,
+        channel: &ChannelName,
+        mut list: ListValue,
+        runs: &[(u32, u32)],
+    ) -> Result<ListValue, String> {
+        for run in runs {
+            for element in self.run(channel.as_str(), *run)? {
+                list.push(element.clone());
+            }
+        }
+        Ok(list)
+    }
+
+    fn value(&mut self, channel: &ChannelName, form: Form) -> Result<ChannelValue, String> {
+        let value = match form {
+            Form::List(runs) => {
+                return self.list(channel, ListValue::default(), &runs).map(ChannelValue::List);
+            }
+            Form::Append(_) => return Err("only the value of a channel goes on from another one".to_owned()),
+            Form::Map(_) => return Err("a map stands in metadata only".to_owned()),
+            Form::Json(json) => ChannelValue::from_json(&json).map_err(|error| error.to_string())?,
+            Form::Msgpack(text) => plain(bytes(&text)?)?,
+            Form::Element(n) => {
+                let element = self.run(channel.as_str(), (n, 1))?.first().ok_or("no such element")?;
+                plain(element.bytes().clone())?
+            }
+        };
+        match value {
+            ChannelValue::List(_) => Err("a list comes as runs of elements".to_owned()),
+            value @ ChannelValue::Plain(_) => Ok(value),
+        }
+    }
+
+    /// The value of a channel. A list that goes on from another one shares its elements.
+    fn channel(
+        &mut self,
+        (namespace, name): (&Namespace, &ChannelName),
+        version: Version,
+        form: Form,
+    ) -> Result<ChannelValue, String> {
+        let key = |version| (namespace.clone(), name.clone(), version);
+        let list = match form {
+            Form::Append(Append { to, list }) => {
+                let above = version_of(&to)?;
+                let base = self.lists.get(&key(above)).cloned();
+                let mut base = base.ok_or_else(|| format!("channel {name} has no list of version {to}"))?;
+                base.rebase(above);
+                self.list(name, base, &list)?
+            }
+            form => match self.value(name, form)? {
+                ChannelValue::List(list) => list,
+                plain @ ChannelValue::Plain(_) => return Ok(plain),
+            },
+        };
+        self.lists.insert(key(version), list.clone());
+        Ok(list.into())
+    }
+
+    fn extra(&mut self, key: &str, form: Form) -> Result<Json, String> {
+        match form {
+            Form::Json(json) => Ok(json),
+            Form::Map(runs) => {
+                let (of, mut map) = (entries_of(key), Map::new());
+                for run in runs {
+                    for element in self.run(&of, run)? {
+                        let entry = element.to_json().map_err(|error| error.to_string())?;
+                        match entry {
+                            Json::Array(pair) => match <[Json; 2]>::try_from(pair) {
+                                Ok([Json::String(key), value]) if !map.contains_key(&key) => {
+                                    map.insert(key, value);
+                                }
+                                _ => return Err("an entry of a map is no new key with its value".to_owned()),
+                            },
+                            _ => return Err("an entry of a map is no array".to_owned()),
+                        }
+                    }
+                }
+                Ok(Json::Object(map))
+            }
+            form => self.value(&key.into(), form)?.to_json().map_err(|error| error.to_string()),
+        }
+    }
+
+    fn checkpoint(&mut self, line: CheckpointLine) -> Result<(), String> {
+        let id: CheckpointId = parsed("id", &line.id)?;
+        let namespace = Namespace::from(line.namespace);
+        let place: Place = (namespace.clone(), id);
+        let last = self.checkpoints.last().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id));
+        if last.is_some_and(|last| last >= place) {
+            return Err(format!("checkpoint {id} does not come behind the one before it"));
+        }
+        let mut channels = BTreeMap::new();
+        for (name, ChannelPart { version, stored, value }) in line.channels {
+            let version = version_of(&version)?;
+            let name = ChannelName::from(name);
+            let value = value.map(|form| self.channel((&namespace, &name), version, form)).transpose()?;
+            let stored = match (stored, value) {
+                (StoredName::Value, Some(value)) => Stored::Value(value),
+                (StoredName::Snapshot, Some(value)) => Stored::Snapshot(value),
+                (StoredName::Sentinel, None) => Stored::Sentinel,
+                (StoredName::Sentinel, Some(_)) => {
+                    return Err(format!("channel {name}: a sentinel with a value"));
+                }
+                (_, None) => return Err(format!("channel {name} has no value")),
+            };
+            channels.insert(name, ChannelEntry { version, stored });
+        }
+        let applied = line.applied.iter().map(|task| parsed("applied", task)).collect::<Result<_, _>>()?;
+        let tuple = CheckpointTuple {
+            thread: self.thread.clone(),
+            namespace,
+            checkpoint: Checkpoint {
+                id,
+                channels,
+                next: line.next.into_iter().map(Into::into).collect(),
+                applied,
+            },
+            parent: line.parent.map(|parent| parsed("parent", &parent)).transpose()?,
+            metadata: self.metadata(line.metadata)?,
+            writes: line.tasks.into_iter().map(|task| self.task(task)).collect::<Result<_, _>>()?,
+        };
+        self.tasks += tuple.writes.len() as u64;
+        self.checkpoints.push(tuple);
+        Ok(())
+    }
+
+    fn metadata(&mut self, part: MetadataPart) -> Result<Metadata, String> {
+        let parents = part.parents.into_iter().map(|(ns, id)| Ok((ns.into(), parsed("parents", &id)?)));
+        let parents = parents.collect::<Result<_, String>>()?;
+        let counters = part.counters.into_iter();
+        let counters = counters
+            .map(|(name, (updates, supersteps))| (name.into(), Counters { updates, supersteps }))
+            .collect();
+        let extra = part.extra.into_iter().map(|(key, form)| {
+            let value = self.extra(&key, form)?;
+            Ok((key, value))
+        });
+        let extra = extra.collect::<Result<_, String>>()?;
+        Ok(Metadata {
+            source: part.source,
+            step: part.step,
+            parents,
+            delta_marker: part.delta_marker,
+            counters,
+            extra,
+        })
+    }
+
+    fn task(&mut self, part: TaskPart) -> Result<TaskWrites, String> {
+        let writes = part.writes.into_iter().map(|write| {
+            let channel = ChannelName::from(write.channel);
+            Ok(Write { value: self.value(&channel, write.value)?, channel, overwrite: write.overwrite })
+        });
+        let writes = writes.collect::<Result<_, String>>()?;
+        Ok(TaskWrites {
+            task: parsed("task", &part.task)?,
+            node: part.node.into(),
+            index: part.index,
+            writes,
+        })
+    }
+}
+
+fn plain(bytes: bytes::Bytes) -> Result<ChannelValue, String> {
+    ChannelValue::from_encoded(Encoded { codec: Codec::MessagePack, bytes })
+        .map_err(|error| error.to_string())
+}
+
+fn bytes(text: &str) -> Result<bytes::Bytes, String> {
+    BASE64.decode(text).map(Into::into).map_err(|error| format!("msgpack is no base64: {error}"))
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(what: &str, text: &str) -> Result<T, String> {
+    text.parse().map_err(|error| format!("{what} '{text}': {error}"))
+}
+
+fn version_of(text: &str) -> Result<Version, String> {
+    let version = || {
+        let (counter, random) = text.split_once('.')?;
+        let random = u64::from_str_radix(random, 16).ok().filter(|_| random.len() == 16)?;
+        let version = Version { counter: counter.parse().ok()?, random };
+        (version.to_string() == text).then_some(version)
+    };
+    version().ok_or_else(|| format!("version '{text}' is not 32 digits, a dot and 16 hexadecimal digits"))
+}

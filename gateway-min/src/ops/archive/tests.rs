@@ -1,0 +1,313 @@
+//! Random threads survive the file in both modes; a file that is not as it was written is refused.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::channel::Schema;
+use threadkeep::checkpoint::{CheckpointTuple, Stored};
+use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
+use threadkeep::metadata::{DURATION_NODE, Source as MadeBy};
+use threadkeep::mode::ChannelMode;
+use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
+use threadkeep::state::StateAccessor;
+use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::{ChannelValue, Codec, Element, Encoded};
+use threadkeep_memory::MemorySaver;
+
+use super::{Archive, ArchiveError, Record, Source, read, write};
+
+#[derive(Debug, Clone)]
+enum Op {
+    /// A superstep from the head or an older checkpoint.
+    Step { nested: bool, at: Option<usize>, value: Json, repeated: bool },
+    /// A duration note with a map of so many entries.
+    Annotate(u16),
+    /// A task whose row stays pending.
+    Abandon(Json),
+}
+
+fn any_json() -> impl Strategy<Value = Json> {
+    let leaf = prop_oneof![
+        Just(Json::Null),
+        any::<bool>().prop_map(Json::from),
+        any::<i64>().prop_map(Json::from),
+        any::<u64>().prop_map(Json::from),
+        any::<f64>().prop_filter("finite", |number| number.is_finite()).prop_map(Json::from),
+        ".{0,90}".prop_map(Json::from),
+    ];
+    leaf.prop_recursive(3, 24, 5, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Json::from),
+            prop::collection::btree_map(".{0,6}", inner, 0..5)
+                .prop_map(|map| Json::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => (prop::bool::weighted(0.2), prop::option::weighted(0.2, any::<usize>()), any_json(), any::<bool>())
+            .prop_map(|(nested, at, value, repeated)| Op::Step { nested, at, value, repeated }),
+        1 => (0..60_u16).prop_map(Op::Annotate),
+        1 => any_json().prop_map(Op::Abandon),
+    ]
+}
+
+async fn thread(ops: &[Op], mode: ChannelMode) -> ThreadImage {
+    let saver: Arc<dyn Saver> = Arc::new(MemorySaver::default());
+    let table = Arc::new(Schema::thread_state().compile(mode, 3).unwrap());
+    let accessor = StateAccessor::new(saver.clone(), table, Arc::new(IdSource::default()));
+    let id = ThreadId::from("t");
+    accessor.create(&id, Map::new()).await.unwrap();
+    let mut ids: Vec<CheckpointId> = Vec::new();
+    for (number, op) in ops.iter().enumerate() {
+        match op {
+            Op::Step { nested, at, value, repeated } => {
+                let accessor =
+                    accessor.clone().in_namespace(if *nested { "inner|1".into() } else { Namespace::root() });
+                let at = at.filter(|_| !nested && !ids.is_empty()).map(|at| ids[at % ids.len()]);
+                let mut writer = StepWriter::open(&accessor, &id, at).await.unwrap();
+                let message = if *repeated { 0 } else { number };
+                let messages =
+                    json!([{"type": "ai", "id": format!("m{message}"), "content": value.to_string()}]);
+                let writes = vec![
+                    writer.write("messages", messages, false).unwrap(),
+                    writer.write("thread_data", value.clone(), false).unwrap(),
+                ];
+                let task = writer.start_task(&"model".into(), 0);
+                writer.finish_task(task, writes, Durability::WithCommit).await.unwrap();
+                let extra = Map::from_iter([("free".to_owned(), value.clone())]);
+                let state = writer.commit(MadeBy::Loop, vec!["next".into()], extra).await.unwrap();
+                if !nested {
+                    ids.push(state.key.id);
+                }
+            }
+            Op::Annotate(entries) => {
+                let head = accessor.get(&id, None).await.unwrap().unwrap();
+                let map: Map<String, Json> =
+                    (0..*entries).map(|n| (format!("run-{n}"), json!(n / 7))).collect();
+                let extra = json!({"run_durations": map, "writes": {DURATION_NODE: {"run_ids": []}}});
+                ids.push(accessor.annotate(&head, extra.as_object().unwrap().clone()).await.unwrap().key.id);
+            }
+            Op::Abandon(value) => {
+                let mut writer = StepWriter::open(&accessor, &id, None).await.unwrap();
+                let writes = vec![writer.write("thread_data", value.clone(), true).unwrap()];
+                let task = writer.start_task(&"lost".into(), 1);
+                writer.finish_task(task, writes, Durability::Now).await.unwrap();
+            }
+        }
+    }
+    saver.read_thread(&id).await.unwrap()
+}
+
+fn source() -> Source {
+    Source { program: "threadkeep test".to_owned(), saver: "memory".to_owned() }
+}
+
+fn exported(image: &ThreadImage) -> Vec<u8> {
+    let mut file = Vec::new();
+    let record = Record {
+        title: Some("a title".to_owned()),
+        owner: None,
+        assistant: Some("lead_agent".to_owned()),
+        metadata: Map::from_iter([("pinned".to_owned(), json!(true))]),
+    };
+    let written = write(image, source(), Some(record), &mut file).unwrap();
+    assert_eq!(written.bytes, file.len() as u64);
+    assert_eq!(written.checkpoints, image.checkpoints.len() as u64);
+    file
+}
+
+/// Puts what was read into an empty store and answers the thread there.
+async fn imported(archive: Archive) -> ThreadImage {
+    let saver = MemorySaver::default();
+    let rewrite = Rewrite { put: archive.checkpoints, ..Rewrite::default() };
+    saver.rewrite_thread(&archive.thread, &Revision::absent(), rewrite).await.unwrap();
+    saver.read_thread(&archive.thread).await.unwrap()
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_thread_survives_the_file(ops in prop::collection::vec(op(), 0..14), delta in any::<bool>()) {
+        let mode = if delta { ChannelMode::Delta } else { ChannelMode::Full };
+        run(async {
+            let image = thread(&ops, mode).await;
+            let file = exported(&image);
+            let archive = read(&file[..]).unwrap();
+            assert_eq!(archive.record.as_ref().unwrap().title.as_deref(), Some("a title"));
+            let again = imported(archive).await;
+            assert!(again.checkpoints == image.checkpoints, "the imported thread is another one");
+            assert!(exported(&again) == file, "the second file is another one");
+        });
+    }
+
+    #[test]
+    fn a_file_with_a_changed_byte_is_refused(ops in prop::collection::vec(op(), 1..4), at in any::<prop::sample::Index>(), bit in 0..8) {
+        let file = run(async { exported(&thread(&ops, ChannelMode::Delta).await) });
+        let mut changed = file.clone();
+        changed[at.index(file.len())] ^= 1_u8 << bit;
+        prop_assert!(read(&changed[..]).is_err(), "{}", at.index(file.len()));
+    }
+}
+
+fn steps(count: usize) -> Vec<Op> {
+    let step = |n: usize| Op::Step {
+        nested: false,
+        at: None,
+        value: json!({"n": n, "text": "x".repeat(80)}),
+        repeated: false,
+    };
+    (0..count).map(step).collect()
+}
+
+#[test]
+fn a_file_that_was_cut_off_anywhere_is_refused() {
+    let file = run(async { exported(&thread(&steps(3), ChannelMode::Full).await) });
+    for len in 0..file.len() {
+        let error = read(&file[..len]).unwrap_err();
+        let cut = matches!(error, ArchiveError::Truncated { .. } | ArchiveError::NotOurs { .. });
+        assert!(cut, "{len}: {error}");
+    }
+}
+
+/// The file grows by what a checkpoint adds, in full mode too, and so do maps that grow by an entry a run.
+#[test]
+fn a_long_thread_is_not_quadratic() {
+    let size = |count: usize| {
+        let mut ops = steps(count);
+        for (number, at) in (0..count).rev().enumerate() {
+            ops.insert(at, Op::Annotate(u16::try_from(20 + count - number).unwrap()));
+        }
+        run(async { exported(&thread(&ops, ChannelMode::Full).await) }).len()
+    };
+    let (short, long) = (size(40), size(160));
+    assert!(long < short * 5, "{short} bytes for 40 steps, {long} for 160");
+}
+
+#[test]
+fn values_that_json_does_not_give_back_keep_their_bytes() {
+    let mut image = run(thread(&steps(2), ChannelMode::Full));
+    let raw: Vec<(&str, Vec<u8>)> = vec![
+        ("bin", vec![0xc4, 2, 0xff, 0x00]),
+        ("ext", vec![0xd4, 5, 9]),
+        ("f32", vec![0xca, 0x3f, 0x80, 0, 0]),
+        ("wide", vec![0xcf, 0, 0, 0, 0, 0, 0, 0, 1]),
+        ("nan", vec![0xcb, 0x7f, 0xf8, 0, 0, 0, 0, 0, 0]),
+        ("twice", vec![0x82, 0xa1, b'a', 1, 0xa1, b'a', 2]),
+        ("long", [vec![0xc5, 0, 200], vec![7; 200]].concat()),
+        ("deep", [[0x81, 0xa1, b'a'].repeat(110), vec![1]].concat()),
+    ];
+    let (_, tuple) = image.checkpoints.iter_mut().next_back().unwrap();
+    let entry = tuple.checkpoint.channels["thread_data"].clone();
+    for (name, bytes) in &raw {
+        let encoded = Encoded { codec: Codec::MessagePack, bytes: bytes.clone().into() };
+        let mut entry = entry.clone();
+        entry.stored = Stored::Value(ChannelValue::Plain(encoded));
+        tuple.checkpoint.channels.insert((*name).into(), entry.clone());
+        let list = [Element::from_bytes(bytes.clone().into())].into_iter().collect();
+        entry.stored = Stored::Value(ChannelValue::List(list));
+        tuple.checkpoint.channels.insert(format!("list of {name}").into(), entry);
+    }
+    let deep = (0..100).fold(json!(1), |inner, _| json!({ "a": inner }));
+    tuple.metadata.extra.insert("deep".to_owned(), deep);
+    let archive = read(&exported(&image)[..]).unwrap();
+    let tuples: Vec<CheckpointTuple> = image.checkpoints.values().cloned().collect();
+    assert!(archive.checkpoints == tuples);
+}
+
+/// The file with one line changed and everything else made to fit again.
+fn edited(file: &[u8], line: usize, edit: impl Fn(&mut Json)) -> Vec<u8> {
+    let text = String::from_utf8(file.to_vec()).unwrap();
+    let mut lines: Vec<Json> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    edit(&mut lines[line]);
+    let mut out = Vec::new();
+    let mut hash = blake3::Hasher::new();
+    for line in &mut lines {
+        if line.get("end").is_some() {
+            line["end"]["blake3"] = json!(hash.finalize().to_hex().as_str());
+        }
+        let text = format!("{line}\n");
+        hash.update(text.as_bytes());
+        out.extend(text.into_bytes());
+    }
+    out
+}
+
+/// A change of a line.
+type Edit = Box<dyn Fn(&mut Json)>;
+
+/// Puts these keys into a channel of a checkpoint line.
+fn channel(name: &'static str, part: Json) -> Edit {
+    Box::new(move |line| {
+        let channel = line["checkpoint"]["channels"][name].as_object_mut().unwrap();
+        channel.extend(part.as_object().unwrap().clone());
+    })
+}
+
+/// Puts a value where the pointer says.
+fn set(path: &'static str, value: Json) -> Edit {
+    Box::new(move |line| *line.pointer_mut(path).unwrap() = value.clone())
+}
+
+#[test]
+fn each_thing_that_can_be_wrong_names_its_line() {
+    let file = run(async { exported(&thread(&steps(3), ChannelMode::Delta).await) });
+    assert!(read(&edited(&file, 0, |_| {})[..]).is_ok(), "an edit of nothing is none");
+    let text = String::from_utf8(file.clone()).unwrap();
+    let line = |kind: &str| text.lines().position(|line| line.starts_with(&format!("{{\"{kind}\""))).unwrap();
+    let last = text.lines().count() - 1;
+    let (element, checkpoint) = (line("element"), last - 1);
+    let nowhere = format!("{:032}.{:016x}", 9, 9);
+    let cases: Vec<(usize, Edit, &str)> = vec![
+        (element, set("/element/n", json!(7)), "where 0 comes next"),
+        (element, set("/element/value", json!({"json": 1})), "does not have its hash"),
+        (element, set("/element", json!({"more": 1})), "unknown field `more`"),
+        (checkpoint, set("/checkpoint/id", json!("x")), "id 'x'"),
+        (
+            checkpoint,
+            set("/checkpoint/id", json!("00000000-0000-7000-8000-000000000000")),
+            "does not come behind",
+        ),
+        (checkpoint, channel("messages", json!({"version": "1.2"})), "version '1.2'"),
+        (
+            checkpoint,
+            channel("messages", json!({"stored": "sentinel", "value": {"list": []}})),
+            "a sentinel with a value",
+        ),
+        (
+            checkpoint,
+            channel("messages", json!({"stored": "value", "value": {"append": {"to": nowhere, "list": []}}})),
+            "has no list of version",
+        ),
+        (checkpoint, channel("thread_data", json!({"value": {"element": 999}})), "are not there"),
+        (
+            checkpoint,
+            channel("thread_data", json!({"value": {"list": [[0, 4_000_000_000_u32]]}})),
+            "of their own",
+        ),
+        (checkpoint, channel("thread_data", json!({"value": {"json": [1]}})), "runs of elements"),
+        (checkpoint, channel("thread_data", json!({"value": {"map": []}})), "in metadata only"),
+        (checkpoint, channel("thread_data", json!({"value": null})), "has no value"),
+        (last, set("/end/checkpoints", json!(1)), "the counts in 'end'"),
+    ];
+    for (at, edit, says) in cases {
+        let error = read(&edited(&file, at, edit)[..]).unwrap_err();
+        let number = at as u64 + 1;
+        assert!(matches!(&error, ArchiveError::Line { line, .. } if *line == number), "{error}");
+        assert!(error.to_string().contains(says), "{error} does not say {says}");
+    }
+    let newer = read(&edited(&file, 0, |line| line["header"]["version"] = json!(2))[..]).unwrap_err();
+    assert!(matches!(newer, ArchiveError::NewerVersion { found: 2 }), "{newer}");
+    let more = [&file[..], b"{}\n"].concat();
+    assert!(read(&more[..]).unwrap_err().to_string().contains("behind 'end'"));
+    assert!(matches!(read(&b"hello\n"[..]).unwrap_err(), ArchiveError::NotOurs { .. }));
+    let altered = text.replacen("\"step\":0", "\"step\":9", 1);
+    assert!(matches!(read(altered.as_bytes()).unwrap_err(), ArchiveError::Altered { .. }));
+}

@@ -1,0 +1,104 @@
+//! `threadkeep convert`: threads from delta to full mode and back.
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use threadkeep::convert::{Conversion, convert, plan_conversion};
+use threadkeep::mode::ChannelMode;
+
+use super::error::Result;
+use super::output::{Columns, Out, bytes, count};
+use super::progress::Progress;
+use super::target::{StoreArgs, Target, Threads, persistently, table};
+use super::threads::stored;
+
+/// Convert threads to the other mode.
+///
+/// A process in full mode refuses a thread with delta checkpoints; converted to full, its whole history is read. Each
+/// thread is converted in one atomic change, gateways may run, and a pass that was stopped goes on where it was. Nothing is
+/// lost: every checkpoint keeps its state, its id and its rows.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  threadkeep convert --thread my-thread --to full --dry-run
+  threadkeep convert --all --to full
+  threadkeep convert --all --to delta --frequency 10
+
+--json prints one document a line, one for each thread.")]
+pub(crate) struct ConvertCommand {
+    #[command(flatten)]
+    threads: Threads,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// The mode.
+    #[arg(long, value_enum)]
+    to: Mode,
+    /// For delta: a snapshot every so many updates; without it, what the configuration says, else 10.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    frequency: Option<u64>,
+    /// Only count what would change.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The values of `--to`.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Mode {
+    Full,
+    Delta,
+}
+
+impl ConvertCommand {
+    pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
+        let mode = match self.to {
+            Mode::Full => ChannelMode::Full,
+            Mode::Delta => ChannelMode::Delta,
+        };
+        let channels = table(mode, self.frequency.unwrap_or_else(|| target.table.frequency()))?;
+        let threads = target.threads(&self.threads).await?;
+        let mut progress = Progress::new("threads converted", threads.len() as u64);
+        let mut rows = Columns::new(&["THREAD", "CHECKPOINTS>", "CHANGED>", "STORED BYTES>"]);
+        let (mut changed, mut failed) = (0, None);
+        for thread in &threads {
+            let before = stored(target, thread).await?;
+            let done = if self.dry_run {
+                let image = target.image(thread).await?;
+                plan_conversion(&image, &channels)
+                    .map(|plan| Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() })
+            } else {
+                persistently(|| convert(&*target.saver, thread, &channels)).await
+            };
+            let done = match done {
+                Ok(done) => done,
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            };
+            changed += done.changed;
+            let after = stored(target, thread).await?;
+            if self.json {
+                out.json(&json!({
+                    "thread": thread.as_str(), "to": mode.as_str(), "dry_run": self.dry_run,
+                    "checkpoints": done.checkpoints, "changed": done.changed,
+                    "stored_bytes_before": before, "stored_bytes_after": after,
+                }))?;
+            } else {
+                let size = |size: Option<u64>| super::output::or_dash(size.map(bytes));
+                let size =
+                    if self.dry_run { size(before) } else { format!("{} -> {}", size(before), size(after)) };
+                rows.row([thread.to_string(), count(done.checkpoints), count(done.changed), size]);
+            }
+            progress.next();
+        }
+        drop(progress);
+        if !self.json {
+            out.table(&rows)?;
+            let verb = if self.dry_run { "would be" } else { "were" };
+            out.line(format!("{} checkpoints {verb} stored in {mode} mode.", count(changed)))?;
+        }
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+}

@@ -1,0 +1,115 @@
+//! What can go wrong in a command, and its exit code.
+
+use std::path::PathBuf;
+
+use threadkeep::id::{CheckpointId, ThreadId};
+
+use super::archive::ArchiveError;
+use crate::config::ConfigError;
+use crate::store::StoreError;
+
+/// How a command ended: the exit code of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// Everything was done; what was looked at is clean.
+    Done = 0,
+    /// An error. What was done before it stays done; each thread is changed whole or not at all.
+    Error = 1,
+    /// A wrong command line.
+    Usage = 2,
+    /// `verify` found violations.
+    Found = 3,
+    /// Nothing was changed, because nobody confirmed it.
+    Refused = 4,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// An error of a command.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpsError {
+    /// The checkpoint store.
+    #[error(transparent)]
+    Checkpoints(#[from] threadkeep::Error),
+    /// The gateway's own records.
+    #[error(transparent)]
+    Records(#[from] StoreError),
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An exported file.
+    #[error("{file}: {error}")]
+    Archive {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        error: ArchiveError,
+    },
+    /// The results could not be printed.
+    #[error("the output cannot be written: {0}")]
+    Output(#[from] std::io::Error),
+    /// A file could not be read or written.
+    #[error("{path}: {cause}")]
+    File {
+        /// The file.
+        path: String,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// There is nothing to work on.
+    #[error(
+        "there is no database at {0}; name a checkpoint database with --sqlite FILE, or the gateway's configuration \
+         with --config FILE"
+    )]
+    NoDatabase(PathBuf),
+    /// The configured backend has no store that another process can open.
+    #[error(
+        "database.backend 'memory' keeps checkpoints in the gateway's process only; there is no store to open"
+    )]
+    InMemory,
+    /// The thread is not in the store.
+    #[error("there is no thread {thread} in {store}{near}")]
+    NoThread {
+        /// The thread.
+        thread: ThreadId,
+        /// The store.
+        store: String,
+        /// The remedy: what it might have been.
+        near: String,
+    },
+    /// The checkpoint is not in the thread.
+    #[error("thread {thread} has no checkpoint {checkpoint}{near}")]
+    NoCheckpoint {
+        /// The thread.
+        thread: ThreadId,
+        /// The checkpoint.
+        checkpoint: CheckpointId,
+        /// The remedy: what it might have been.
+        near: String,
+    },
+    /// The command cannot do this.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Nobody confirmed the change.
+    #[error("nothing was changed: {0}")]
+    Refused(&'static str),
+}
+
+impl OpsError {
+    /// The exit code.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Refused(_) => Exit::Refused,
+            // Whoever read the output has seen enough: `threadkeep threads list | head`.
+            Self::Output(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
+            _ => Exit::Error,
+        }
+    }
+}
+
+/// The result of a command's part.
+pub(crate) type Result<T, E = OpsError> = std::result::Result<T, E>;

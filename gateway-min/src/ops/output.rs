@@ -1,0 +1,183 @@
+//! What commands print: tables for people, one JSON document a line for programs.
+
+use std::io::{self, BufWriter, IsTerminal as _, Write};
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::Serialize;
+use threadkeep::id::CheckpointId;
+
+/// Where results go. Progress, questions and errors go to stderr.
+pub(crate) struct Out(BufWriter<io::Stdout>);
+
+impl Out {
+    pub(crate) fn stdout() -> Self {
+        Self(BufWriter::new(io::stdout()))
+    }
+
+    /// Prints a line.
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        self.0.write_all(text.as_ref().as_bytes())?;
+        self.0.write_all(b"\n")
+    }
+
+    /// Prints one JSON document on a line of its own.
+    pub(crate) fn json(&mut self, document: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.0, document)?;
+        self.0.write_all(b"\n")
+    }
+
+    /// Prints a table.
+    pub(crate) fn table(&mut self, table: &Columns) -> io::Result<()> {
+        for line in table.0.lines() {
+            self.line(line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for Out {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.0.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// A table of aligned columns without borders.
+pub(crate) struct Columns(Table);
+
+impl Columns {
+    /// A table with these headings; one that ends with `>` is of a column of numbers.
+    pub(crate) fn new(headings: &[&str]) -> Self {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.set_header(headings.iter().map(|heading| heading.trim_end_matches('>')));
+        for (column, heading) in table.column_iter_mut().zip(headings) {
+            column.set_padding((0, 2));
+            if heading.ends_with('>') {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        Self(table)
+    }
+
+    /// Adds a row.
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.0.add_row(cells.map(|cell| one_line(&cell)));
+    }
+}
+
+/// Text that cannot break a table or drive a terminal: control characters are shown as `.`.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '.' } else { char }).collect()
+}
+
+/// The beginning of a text.
+pub(crate) fn short(text: &str, chars: usize) -> String {
+    let text = one_line(text);
+    if text.chars().count() <= chars {
+        return text;
+    }
+    let start: String = text.chars().take(chars.saturating_sub(1)).collect();
+    format!("{start}…")
+}
+
+/// A number of bytes for people: `1.5 MB`.
+#[allow(clippy::cast_precision_loss)] // Three digits are shown.
+pub(crate) fn bytes(count: u64) -> String {
+    let units = ["kB", "MB", "GB", "TB"];
+    let mut value = count as f64 / 1_000.0;
+    if count < 1_000 {
+        return format!("{count} B");
+    }
+    for unit in units {
+        if value < 999.95 || unit == "TB" {
+            return format!("{value:.1} {unit}");
+        }
+        value /= 1_000.0;
+    }
+    format!("{count} B")
+}
+
+/// A number with its digits in groups: `12,345`.
+pub(crate) fn number(count: u64) -> String {
+    let digits = count.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// A count of things as [`number`] shows it.
+pub(crate) fn count(things: usize) -> String {
+    number(things as u64)
+}
+
+/// The moment of a checkpoint for a table: UTC, to the millisecond.
+pub(crate) fn moment(id: CheckpointId) -> String {
+    id.created_at().chars().take(23).map(|char| if char == 'T' { ' ' } else { char }).collect()
+}
+
+/// The last digits of a checkpoint's id: what tells it from its neighbours.
+pub(crate) fn tail(id: CheckpointId) -> String {
+    let text = id.to_string();
+    format!("…{}", &text[text.len() - 12..])
+}
+
+/// What stands where there is nothing.
+pub(crate) const NONE: &str = "-";
+
+/// The text, or a dash.
+pub(crate) fn or_dash(text: Option<impl ToString>) -> String {
+    text.map_or_else(|| NONE.to_owned(), |text| text.to_string())
+}
+
+/// Asks on the terminal. `None` if there is nobody to ask.
+pub(crate) fn confirmed(question: &str) -> io::Result<Option<bool>> {
+    if !io::stdin().is_terminal() {
+        return Ok(None);
+    }
+    let mut terminal = io::stderr();
+    write!(terminal, "{question} [y/N] ")?;
+    terminal.flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(Some(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_shown_for_people() {
+        for (value, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_000, "1.0 kB"),
+            (999_949, "999.9 kB"),
+            (999_950, "1.0 MB"),
+            (8_960_000, "9.0 MB"),
+            (1 << 40, "1.1 TB"),
+        ] {
+            assert_eq!(bytes(value), text, "{value}");
+        }
+        assert_eq!(
+            [number(0), number(999), number(1_000), number(1_234_567)],
+            ["0", "999", "1,000", "1,234,567"]
+        );
+    }
+
+    #[test]
+    fn text_from_a_store_cannot_drive_the_terminal() {
+        assert_eq!(one_line("a\u{1b}[2Jb\nc"), "a.[2Jb.c");
+        assert_eq!(short("abcdef", 4), "abc…");
+        assert_eq!(short("abcd", 4), "abcd");
+    }
+}

@@ -1,0 +1,360 @@
+//! The store that a command works on: the one of the configuration, or one that is named. Opening never creates anything.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use threadkeep::channel::{ChannelTable, Schema};
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
+use threadkeep::mode::{ChannelMode, DEFAULT_SNAPSHOT_FREQUENCY};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
+use threadkeep::state::StateAccessor;
+use threadkeep_postgres::{Options as PostgresOptions, PostgresSaver};
+use threadkeep_sqlite::{Options, SqliteSaver};
+
+use super::error::{OpsError, Result};
+use crate::app::{CHECKPOINT_FILE, sqlite_options};
+use crate::config::{Backend, Config, LoadOptions, Secret};
+use crate::store::{DATABASE_FILE, Store, StoreOptions, ThreadRow};
+
+/// Threads that are asked for at a time.
+const PAGE: usize = 500;
+/// Ids that an error suggests at most.
+const NEAR: usize = 3;
+/// Threads that are looked at for a suggestion.
+const LOOKED_AT: usize = 20_000;
+
+/// Which store.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct StoreArgs {
+    /// The gateway's configuration, which names the store; else SVC_CONFIG_PATH, else config.yaml in the project root.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sqlite", "postgres"])]
+    config: Option<PathBuf>,
+    /// A checkpoint database, whatever the configuration says.
+    #[arg(long, value_name = "FILE", conflicts_with = "postgres")]
+    sqlite: Option<PathBuf>,
+    /// A Postgres database, whatever the configuration says.
+    #[arg(long, value_name = "URL")]
+    postgres: Option<String>,
+}
+
+/// Which threads.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Threads {
+    /// These threads.
+    #[arg(long, value_name = "ID", num_args = 1..)]
+    thread: Vec<String>,
+    /// Every thread of the store.
+    #[arg(long)]
+    all: bool,
+}
+
+impl Threads {
+    /// Whether every thread was asked for.
+    pub(crate) fn are_all(&self) -> bool {
+        self.all
+    }
+}
+
+/// An open store.
+pub(crate) struct Target {
+    /// Its name, for people.
+    pub(crate) name: String,
+    pub(crate) saver: Arc<dyn Saver>,
+    /// What only SQLite can do.
+    pub(crate) sqlite: Option<Arc<SqliteSaver>>,
+    postgres: Option<Arc<PostgresSaver>>,
+    /// The gateway's records, if they are there.
+    pub(crate) records: Option<Store>,
+    /// The channels in delta mode: they read what either mode wrote.
+    pub(crate) table: Arc<ChannelTable>,
+}
+
+impl Target {
+    /// Opens the store that the arguments name.
+    pub(crate) async fn open(args: &StoreArgs) -> Result<Self> {
+        if let Some(url) = &args.postgres {
+            return Self::postgres(url, DEFAULT_SNAPSHOT_FREQUENCY).await;
+        }
+        if let Some(path) = &args.sqlite {
+            return Self::sqlite(path, Options::default(), DEFAULT_SNAPSHOT_FREQUENCY).await;
+        }
+        let options = LoadOptions::from_process(args.config.clone())?;
+        let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
+        let config = loading.map_err(std::io::Error::from)??.config;
+        match config.database.backend {
+            Backend::Memory => Err(OpsError::InMemory),
+            Backend::Postgres => {
+                // The configuration is refused without one.
+                let url = config.database.postgres_url.as_ref().map_or("", Secret::expose);
+                Self::postgres(url, config.snapshot_frequency()).await
+            }
+            Backend::Sqlite => {
+                let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
+                Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await
+            }
+        }
+    }
+
+    async fn sqlite(path: &Path, options: Options, frequency: u64) -> Result<Self> {
+        if !path.is_file() {
+            return Err(OpsError::NoDatabase(path.to_owned()));
+        }
+        let saver = Arc::new(SqliteSaver::open_async(path, options).await?);
+        Ok(Self {
+            name: path.display().to_string(),
+            saver: saver.clone(),
+            sqlite: Some(saver),
+            postgres: None,
+            records: records(&path.with_file_name(DATABASE_FILE)).await,
+            table: Arc::new(table(ChannelMode::Delta, frequency)?),
+        })
+    }
+
+    async fn postgres(url: &str, frequency: u64) -> Result<Self> {
+        let postgres = PostgresSaver::connect(url, PostgresOptions::default()).await?;
+        let postgres = Arc::new(postgres);
+        Ok(Self {
+            name: postgres_name(url),
+            saver: postgres.clone(),
+            sqlite: None,
+            postgres: Some(postgres),
+            records: None,
+            table: Arc::new(table(ChannelMode::Delta, frequency)?),
+        })
+    }
+
+    /// Closes it in order.
+    pub(crate) async fn close(self) {
+        if let Some(records) = self.records {
+            records.close().await;
+        }
+        if let Some(sqlite) = self.sqlite {
+            sqlite.close().await;
+        }
+        if let Some(postgres) = self.postgres {
+            postgres.close();
+        }
+    }
+
+    /// Reads the state of threads of either mode.
+    pub(crate) fn accessor(&self, namespace: &Namespace) -> StateAccessor {
+        StateAccessor::new(self.saver.clone(), self.table.clone(), Arc::new(IdSource::default()))
+            .in_namespace(namespace.clone())
+    }
+
+    /// The threads that were asked for, of which each is there.
+    pub(crate) async fn threads(&self, wanted: &Threads) -> Result<Vec<ThreadId>> {
+        if wanted.all {
+            return self.all_threads().await;
+        }
+        let mut threads: Vec<ThreadId> = Vec::with_capacity(wanted.thread.len());
+        for id in &wanted.thread {
+            let thread = ThreadId::from(id.as_str());
+            self.newest(&thread).await?;
+            if !threads.contains(&thread) {
+                threads.push(thread);
+            }
+        }
+        Ok(threads)
+    }
+
+    /// Every thread.
+    pub(crate) async fn all_threads(&self) -> Result<Vec<ThreadId>> {
+        let mut threads: Vec<ThreadId> = Vec::new();
+        loop {
+            let page = self.saver.threads(threads.last(), PAGE).await?;
+            if page.is_empty() {
+                return Ok(threads);
+            }
+            threads.extend(page);
+        }
+    }
+
+    /// The newest checkpoint of a thread in any namespace, without values.
+    pub(crate) async fn newest(&self, thread: &ThreadId) -> Result<CheckpointTuple> {
+        let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
+        match self.saver.list(&query).await?.pop() {
+            Some(newest) => Ok(newest),
+            None => Err(self.no_thread(thread).await),
+        }
+    }
+
+    /// Everything of a thread that is there.
+    pub(crate) async fn image(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        let image = self.saver.read_thread(thread).await?;
+        if image.checkpoints.is_empty() {
+            return Err(self.no_thread(thread).await);
+        }
+        Ok(image)
+    }
+
+    /// The gateway's record of a thread.
+    pub(crate) async fn record(&self, thread: &ThreadId) -> Result<Option<ThreadRow>> {
+        match &self.records {
+            Some(records) => Ok(records.threads().get(thread.as_str(), None).await?),
+            None => Ok(None),
+        }
+    }
+
+    /// The checkpoint that was asked for, or the head of the namespace.
+    pub(crate) async fn checkpoint(
+        &self,
+        thread: &ThreadId,
+        namespace: &Namespace,
+        id: Option<CheckpointId>,
+    ) -> Result<CheckpointId> {
+        let at = CheckpointSelector {
+            namespace: namespace.clone(),
+            id,
+            load: Load::None,
+            ..CheckpointSelector::head(thread)
+        };
+        if let Some(found) = self.saver.get(&at).await? {
+            return Ok(found.checkpoint.id);
+        }
+        let query =
+            ListQuery { namespace: Some(namespace.clone()), load: Load::None, ..ListQuery::new(thread) };
+        let there = self.saver.list(&query).await?;
+        match id {
+            Some(checkpoint) if !there.is_empty() => {
+                let ids = there.iter().map(|tuple| tuple.checkpoint.id.to_string());
+                let near = nearest(&checkpoint.to_string(), ids);
+                Err(OpsError::NoCheckpoint { thread: thread.clone(), checkpoint, near })
+            }
+            _ => {
+                self.newest(thread).await?;
+                Err(OpsError::Unsupported(format!(
+                    "thread {thread} has no checkpoint in namespace '{namespace}'; `threadkeep threads show {thread}` \
+                     lists its namespaces"
+                )))
+            }
+        }
+    }
+
+    /// The error for a thread that is not there, with ids that are.
+    async fn no_thread(&self, thread: &ThreadId) -> OpsError {
+        let (mut ids, mut after): (Vec<String>, Option<ThreadId>) = Default::default();
+        while let Ok(page) = self.saver.threads(after.as_ref(), PAGE).await {
+            let Some(last) = page.last().cloned() else { break };
+            ids.extend(page.iter().map(ToString::to_string));
+            if ids.len() >= LOOKED_AT {
+                break;
+            }
+            after = Some(last);
+        }
+        let near = nearest(thread.as_str(), ids.into_iter());
+        OpsError::NoThread { thread: thread.clone(), store: self.name.clone(), near }
+    }
+}
+
+/// How often a change is tried on a thread that a run keeps writing to.
+const TRIES: u32 = 6;
+/// The first pause between two tries; each one is twice as long as the one before.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Tries a change again, with pauses, while somebody writes to the thread.
+///
+/// # Errors
+/// The last one.
+pub(crate) async fn persistently<T, F: Future<Output = threadkeep::Result<T>>>(
+    change: impl Fn() -> F,
+) -> threadkeep::Result<T> {
+    for number in 1..TRIES {
+        match change().await {
+            Err(threadkeep::Error::Stale { .. }) => tokio::time::sleep(PAUSE * (1 << (number - 1))).await,
+            done => return done,
+        }
+    }
+    change().await
+}
+
+/// The channels of threads, compiled for a mode.
+pub(crate) fn table(mode: ChannelMode, frequency: u64) -> threadkeep::Result<ChannelTable> {
+    Schema::thread_state().compile(mode, frequency)
+}
+
+/// The gateway's records, if they are there. Names are a courtesy: without them a command goes on.
+async fn records(path: &Path) -> Option<Store> {
+    if !path.is_file() {
+        return None;
+    }
+    match Store::open(path, StoreOptions::default()).await {
+        Ok(store) => Some(store),
+        Err(error) => {
+            tracing::warn!(%error, "the gateway's records cannot be read; threads are shown without names");
+            None
+        }
+    }
+}
+
+/// Which Postgres database a URL names, without what is secret in it.
+fn postgres_name(url: &str) -> String {
+    let Ok(config) = url.parse::<tokio_postgres::Config>() else { return "Postgres".to_owned() };
+    let host = config.get_hosts().first().map(|host| match host {
+        tokio_postgres::config::Host::Tcp(name) => name.clone(),
+        #[cfg(unix)]
+        tokio_postgres::config::Host::Unix(path) => path.display().to_string(),
+    });
+    let part = |part: Option<&str>| part.unwrap_or("default").to_owned();
+    format!("Postgres {}, database {}", part(host.as_deref()), part(config.get_dbname()))
+}
+
+/// What an id that is not there might have been meant to be.
+fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> String {
+    let mut ids: Vec<(usize, String)> = ids.map(|id| (distance(wanted, &id), id)).collect();
+    ids.sort();
+    ids.truncate(NEAR);
+    if ids.is_empty() {
+        return "; it is empty".to_owned();
+    }
+    let ids: Vec<String> = ids.into_iter().map(|(_, id)| id).collect();
+    format!("; the nearest ids are {}", ids.join(", "))
+}
+
+/// The edits that make one text of the other (Levenshtein), over at most 64 characters of each.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.iter().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, right) in b.iter().enumerate() {
+            let change = corner + usize::from(left != right);
+            corner = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_counts_of_edits() {
+        for (a, b, edits) in
+            [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("abc", "abc", 0), ("a", "ba", 1)]
+        {
+            assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_postgres_database_has_no_secrets() {
+        let name = postgres_name("postgres://ann:hidden@db.example:5433/threads?sslmode=require");
+        assert_eq!(name, "Postgres db.example, database threads");
+        assert_eq!(postgres_name("postgres://%"), "Postgres");
+    }
+
+    #[test]
+    fn the_nearest_ids_come_first_and_are_few() {
+        let ids = ["tour", "tower", "x", "tours", "zzzzzz"].map(str::to_owned);
+        assert_eq!(nearest("tuor", ids.into_iter()), "; the nearest ids are tour, tours, tower");
+        assert_eq!(nearest("t", std::iter::empty()), "; it is empty");
+    }
+}

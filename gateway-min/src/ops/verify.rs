@@ -1,0 +1,179 @@
+//! `threadkeep verify`: every invariant over a store, and the repairs that need no guess.
+
+use std::collections::HashSet;
+use std::io::Write as _;
+
+use clap::Args;
+use serde_json::json;
+use threadkeep::verify::{Violation, repair, verify};
+
+use super::error::{Exit, OpsError, Result};
+use super::output::{Out, confirmed, count, one_line};
+use super::progress::Progress;
+use super::target::{StoreArgs, Target, Threads};
+
+/// Check every invariant of threads and of the database.
+///
+/// Lineages, rows that were applied, replay, markers, counters, versions; and on SQLite every row's checksum, every
+/// reference, and what nothing refers to. One line is printed for each violation, with its ids. Writers go on meanwhile.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  threadkeep verify --all
+  threadkeep verify --thread my-thread --json
+  threadkeep verify --all --repair
+
+Exit codes: 0 nothing was found, or all of it was repaired; 3 violations are left.
+
+--json prints one document a line, one for each violation, then one with the counts.
+
+--repair puts right what needs no guess: markers and counters, and rows that nothing refers to. For the rest, restore a
+backup, or prune or delete what is broken.")]
+pub(crate) struct VerifyCommand {
+    #[command(flatten)]
+    threads: Threads,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Repair what needs no guess, after asking.
+    #[arg(long)]
+    repair: bool,
+    /// Do not ask.
+    #[arg(long, requires = "repair")]
+    yes: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A violation as it is printed.
+struct Line {
+    thread: Option<String>,
+    namespace: Option<String>,
+    checkpoint: Option<String>,
+    rule: String,
+    found: String,
+    text: String,
+    repairable: bool,
+}
+
+impl Line {
+    fn of(violation: &Violation) -> Self {
+        let (namespace, checkpoint) = violation.at.clone().unzip();
+        Self {
+            thread: Some(violation.thread.to_string()),
+            namespace: namespace.map(|namespace| namespace.to_string()),
+            checkpoint: checkpoint.map(|id| id.to_string()),
+            rule: violation.rule.to_string(),
+            found: violation.found.clone(),
+            text: violation.to_string(),
+            repairable: violation.rule.is_repairable(),
+        }
+    }
+}
+
+impl VerifyCommand {
+    pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<Exit> {
+        let mut lines = self.check(target).await?;
+        let repairable = lines.iter().filter(|line| line.repairable).count();
+        let mut repaired = 0;
+        if self.repair && repairable > 0 {
+            // What would be repaired is shown before anybody is asked.
+            for line in lines.iter().filter(|line| line.repairable && !self.json) {
+                out.line(format!("repairable: {}", one_line(&line.text)))?;
+            }
+            out.flush()?;
+            self.ask(repairable)?;
+            self.put_right(target).await?;
+            let left = self.check(target).await?;
+            repaired = lines.len().saturating_sub(left.len());
+            lines = left;
+        }
+        for line in &lines {
+            if self.json {
+                out.json(&json!({
+                    "thread": line.thread, "namespace": line.namespace, "checkpoint": line.checkpoint,
+                    "rule": line.rule, "found": line.found, "repairable": line.repairable,
+                }))?;
+            } else {
+                let note = if line.repairable { " (--repair puts it right)" } else { "" };
+                out.line(format!("{}{note}", one_line(&line.text)))?;
+            }
+        }
+        let threads = target.threads(&self.threads).await?.len();
+        if self.json {
+            out.json(&json!({"threads": threads, "violations": lines.len(), "repaired": repaired}))?;
+        } else if lines.is_empty() {
+            let repaired =
+                if repaired > 0 { format!(", {} were repaired", count(repaired)) } else { String::new() };
+            out.line(format!("{} threads: no violations{repaired}.", count(threads)))?;
+        } else {
+            out.line(format!(
+                "{} threads: {} violations, {} repaired.",
+                count(threads),
+                count(lines.len()),
+                count(repaired)
+            ))?;
+        }
+        Ok(if lines.is_empty() { Exit::Done } else { Exit::Found })
+    }
+
+    async fn check(&self, target: &Target) -> Result<Vec<Line>> {
+        let mut lines = Vec::new();
+        // The directory of threads may be what is broken; then the database itself tells.
+        let threads = match (target.threads(&self.threads).await, &target.sqlite) {
+            (Err(OpsError::Checkpoints(threadkeep::Error::Corrupt { .. })), Some(_)) => Vec::new(),
+            (threads, _) => threads?,
+        };
+        let mut progress = Progress::new("threads checked", threads.len() as u64);
+        for thread in &threads {
+            lines.extend(verify(&*target.saver, thread, &target.table).await?.iter().map(Line::of));
+            progress.next();
+        }
+        if let Some(sqlite) = &target.sqlite {
+            let wanted: HashSet<&str> = threads.iter().map(threadkeep::id::ThreadId::as_str).collect();
+            let findings = sqlite.check().await?.into_iter().filter(|finding| {
+                let thread = finding.scope.as_ref().map(|(thread, _)| thread.as_str());
+                self.threads.are_all() || thread.is_some_and(|thread| wanted.contains(thread))
+            });
+            lines.extend(findings.map(|finding| {
+                let text = finding.to_string();
+                let (thread, namespace) = finding.scope.unzip();
+                Line {
+                    thread,
+                    namespace,
+                    checkpoint: None,
+                    rule: if finding.orphan { "referred to" } else { "stored whole" }.to_owned(),
+                    found: format!("{}: {}", finding.place, finding.what),
+                    text,
+                    repairable: finding.orphan,
+                }
+            }));
+        }
+        Ok(lines)
+    }
+
+    fn ask(&self, repairable: usize) -> Result<()> {
+        if self.yes {
+            return Ok(());
+        }
+        match confirmed(&format!("Repair {} violations?", count(repairable)))? {
+            Some(true) => Ok(()),
+            Some(false) => Err(OpsError::Refused("it was not confirmed")),
+            None => Err(OpsError::Refused("pass --yes to repair without being asked")),
+        }
+    }
+
+    async fn put_right(&self, target: &Target) -> Result<()> {
+        for thread in target.threads(&self.threads).await? {
+            repair(&*target.saver, &thread, &target.table).await?;
+        }
+        match &target.sqlite {
+            // The sweep refuses while a row is damaged; that is among what is left.
+            Some(sqlite) => match sqlite.sweep().await {
+                Ok(()) | Err(threadkeep::Error::Corrupt { .. }) => Ok(()),
+                Err(error) => Err(error.into()),
+            },
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Errors name the remedy, and exit codes tell kinds apart.
+
+use serde_json::json;
+use threadkeep::id::CheckpointId;
+use threadkeep::mode::ChannelMode;
+
+use super::store::{Store, TALK, threadkeep};
+
+#[tokio::test]
+async fn what_is_not_there_is_named_with_what_is() {
+    let store = Store::new(ChannelMode::Full).await;
+    let said = store.run(&["threads", "show", "tlak"]);
+    assert_eq!((said.code, said.out.as_str()), (1, ""));
+    assert_eq!(said.err, "error: there is no thread tlak in DB; the nearest ids are talk, other\n");
+    let nobody = CheckpointId::from_bytes([7; 16]).to_string();
+    let said = store.run(&["state", "get", "--thread", TALK, "--checkpoint", &nobody]);
+    assert_eq!(said.code, 1);
+    assert!(said.err.contains(&nobody) && said.err.contains("the nearest ids are"), "{}", said.err);
+    let said = store.run(&["state", "get", "--thread", TALK, "--namespace", "outer"]);
+    assert!(said.code == 1 && said.err.contains("threads show talk"), "{}", said.err);
+    for args in [
+        &["prune", "plan", "--thread", "tlak", "--keep", "latest"][..],
+        &["convert", "--thread", "tlak", "--to", "full"],
+    ] {
+        let said = store.run(args);
+        assert!(said.code == 1 && said.err.contains("nearest ids"), "{}", said.err);
+    }
+}
+
+#[test]
+fn a_store_that_is_not_there_is_not_created() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("checkpoints.db").display().to_string();
+    let said = threadkeep(&["threads", "list", "--sqlite", &path]);
+    assert_eq!(said.code, 1);
+    assert!(said.err.contains(&path) && said.err.contains("--config"), "{}", said.err);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was made");
+    let said = threadkeep(&["threads", "list", "--postgres", "postgres://user:hidden@127.0.0.1:1/db"]);
+    assert!(said.code == 1 && said.err.contains("postgres") && !said.err.contains("hidden"), "{}", said.err);
+    std::fs::write(&path, "no database").unwrap();
+    let said = threadkeep(&["threads", "list", "--sqlite", &path]);
+    assert!(said.code == 1 && said.err.contains(&path), "{}", said.err);
+}
+
+#[tokio::test]
+async fn the_store_of_a_configuration_is_used() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let config = store.file("config.yaml");
+    let directory = store.path().parent().unwrap().display().to_string();
+    let write = |backend: &str| {
+        let database =
+            json!({"backend": backend, "sqlite_dir": directory, "checkpoint_channel_mode": "delta"});
+        std::fs::write(&config, json!({"config_version": 49, "database": database}).to_string()).unwrap();
+    };
+    write("sqlite");
+    let threads = threadkeep(&["threads", "list", "--json", "--config", &config]).json();
+    assert_eq!(threads.len(), 2);
+    write("memory");
+    let said = threadkeep(&["threads", "list", "--config", &config]);
+    assert!(said.code == 1 && said.err.contains("memory"), "{}", said.err);
+}
+
+#[tokio::test]
+async fn wrong_command_lines_have_a_code_of_their_own() {
+    let store = Store::new(ChannelMode::Full).await;
+    for args in [
+        &["prune", "plan", "--thread", TALK][..],
+        &["prune", "plan", "--thread", TALK, "--keep", "soon"],
+        &["prune", "plan", "--keep", "latest"],
+        &["prune", "plan", "--thread", TALK, "--all", "--keep", "latest"],
+        &["verify", "--all", "--yes"],
+        &["state", "get", "--thread", TALK, "--checkpoint", "no-id"],
+        &["convert", "--all", "--to", "delta", "--frequency", "0"],
+        &["nothing"],
+    ] {
+        let said = store.run(args);
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{args:?}: {}", said.err);
+    }
+    let said = store.run(&["retention", "plan", "--thread", TALK, "--max-delete-per-run", "-1"]);
+    assert_eq!((said.code, said.err.as_str()), (1, "error: max_delete_per_run must be >= 0, got -1\n"));
+}
+
+#[test]
+fn every_command_teaches_with_an_example() {
+    let overview = threadkeep(&["--help"]).done();
+    for code in ["0  done", "1  an error", "2  a wrong", "3  verify", "4  nothing was changed"] {
+        assert!(overview.contains(code), "{overview}");
+    }
+    for command in [
+        "threads list",
+        "threads show",
+        "threads du",
+        "checkpoints list",
+        "checkpoints show",
+        "checkpoints diff",
+        "state get",
+        "retention plan",
+        "retention apply",
+        "prune plan",
+        "prune apply",
+        "convert",
+        "verify",
+        "export",
+        "import",
+        "vacuum",
+    ] {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let help = threadkeep(&words).done();
+        assert!(help.contains(&format!("  threadkeep {command}")), "{command}: {help}");
+    }
+}

@@ -1,0 +1,123 @@
+//! Commands that only look.
+
+use insta::assert_snapshot;
+use serde_json::Value as Json;
+use threadkeep::mode::ChannelMode;
+use threadkeep_gateway::store::{NewThread, Store as Records, StoreOptions};
+
+use super::store::{MODES, OTHER, Store, TALK};
+
+/// The gateway's record of the thread, beside the checkpoints.
+async fn noted(store: &Store) {
+    let path = store.path().with_file_name("gateway.db");
+    let records = Records::open(&path, StoreOptions::default()).await.unwrap();
+    let new = NewThread {
+        thread_id: TALK.to_owned(),
+        display_name: Some("Tables".to_owned()),
+        user_id: Some("ann".to_owned()),
+        ..NewThread::default()
+    };
+    records.threads().create(new).await.unwrap();
+    records.close().await;
+}
+
+#[tokio::test]
+async fn threads_are_listed_with_the_names_that_the_gateway_knows() {
+    let store = Store::new(ChannelMode::Delta).await;
+    assert_snapshot!("threads_list_without_records", store.run(&["threads", "list"]).done());
+    noted(&store).await;
+    assert_snapshot!("threads_list", store.run(&["threads", "list"]).done());
+    let page = store.run(&["threads", "list", "--limit", "1"]).done();
+    assert!(page.contains(OTHER) && !page.contains(TALK) && page.contains("--after other"), "{page}");
+    let rest = store.run(&["threads", "list", "--after", OTHER, "--json"]).json();
+    assert_eq!(rest.len(), 1);
+    assert_eq!(
+        (&rest[0]["thread"], &rest[0]["owner"], &rest[0]["title"]),
+        (&TALK.into(), &"ann".into(), &"Tables".into())
+    );
+    let shown = &store.run(&["threads", "show", TALK, "--json"]).json()[0];
+    assert_eq!(shown["record"]["owner"], "ann");
+    assert_eq!(shown["namespaces"][0]["checkpoints"], 20);
+    assert_eq!(shown["namespaces"][1]["namespace"], "inner");
+    assert_eq!(shown["stats"]["checkpoint_rows"], 22);
+}
+
+#[tokio::test]
+async fn a_thread_and_what_threads_take_are_shown() {
+    for mode in MODES {
+        let store = Store::new(mode).await;
+        let show = store.run(&["threads", "show", TALK]).done();
+        // What is stored is for the driver's tests.
+        let show: Vec<&str> = show.lines().map(|line| line.split(" logical, ").next().unwrap()).collect();
+        assert_snapshot!(format!("threads_show_{mode}"), show.join("\n"));
+        let du = store.run(&["threads", "du"]).done();
+        let first: Vec<&str> = du.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(first, ["THREAD", "talk", "other", "total", "The"], "{du}");
+        let usages = store.run(&["threads", "du", "--json"]).json();
+        assert_eq!(usages.len(), 2);
+        let sizes: Vec<u64> = usages.iter().map(|usage| usage["stored_bytes"].as_u64().unwrap()).collect();
+        assert!(sizes[0] > sizes[1] && sizes[1] > 0, "the largest first: {sizes:?}");
+    }
+}
+
+#[tokio::test]
+async fn checkpoints_are_listed_and_drawn() {
+    for mode in MODES {
+        let store = Store::new(mode).await;
+        let list = store.run(&["checkpoints", "list", "--thread", TALK]).done();
+        assert_snapshot!(format!("checkpoints_list_{mode}"), list);
+        let lines = store.run(&["checkpoints", "list", "--thread", TALK, "--json"]).json();
+        assert_eq!(lines.len(), 22);
+        assert_eq!(lines[0]["pending_rows"], 1, "{}", lines[0]);
+        let inner =
+            store.run(&["checkpoints", "list", "--thread", TALK, "--namespace", "inner", "--json"]).json();
+        assert_eq!(inner.iter().map(|line| line["messages"].clone()).collect::<Vec<_>>(), [2, 1]);
+        let graph = store.run(&["checkpoints", "list", "--thread", TALK, "--graph"]).done();
+        assert_snapshot!(format!("checkpoints_graph_{mode}"), graph);
+    }
+}
+
+/// The ids of the thread's own graph, newest first.
+fn ids(store: &Store) -> Vec<String> {
+    let lines = store.run(&["checkpoints", "list", "--thread", TALK, "--namespace", "", "--json"]).json();
+    lines.iter().map(|line| line["checkpoint"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn one_checkpoint_and_the_difference_of_two_are_shown() {
+    for mode in MODES {
+        let store = Store::new(mode).await;
+        let ids = ids(&store);
+        let show = ["checkpoints", "show", "--thread", TALK];
+        assert_snapshot!(format!("checkpoints_show_{mode}"), store.run(&show).done());
+        let json = &store.run(&[&show[..], &[&ids[0], "--json"]].concat()).json()[0];
+        assert_eq!(json["rows"][0]["node"], "tools");
+        assert_eq!(json["rows"][0]["pending"], true);
+        assert_eq!(json["channels"]["title"]["stored"], "value");
+        // The head has another fourth answer and a title, and not what came after.
+        let diff = ["checkpoints", "diff", &ids[2], &ids[0], "--thread", TALK];
+        assert_snapshot!(format!("checkpoints_diff_{mode}"), store.run(&diff).done());
+        let same = store.run(&["checkpoints", "diff", &ids[2], &ids[2], "--thread", TALK]).done();
+        assert_eq!(same, "The states are equal.\n");
+        let changes = &store.run(&[&diff[..], &["--json"]].concat()).json()[0];
+        assert_eq!(changes["channels"]["title"]["change"], "added");
+    }
+}
+
+#[tokio::test]
+async fn the_state_is_the_one_that_a_run_sees() {
+    for mode in MODES {
+        let store = Store::new(mode).await;
+        for ((namespace, id), values) in store.states(TALK).await {
+            let (namespace, id) = (namespace.to_string(), id.to_string());
+            let get = ["state", "get", "--thread", TALK, "--namespace", &namespace, "--checkpoint", &id];
+            let said = &store.run(&[&get[..], &["--json"]].concat()).json()[0];
+            assert_eq!(said["values"], Json::Object(values.clone()), "{id}");
+            assert_eq!(said["mode"], mode.as_str());
+            let text = store.run(&get).done();
+            let (heading, json) = text.split_once('\n').unwrap();
+            assert!(heading.contains(&id) && heading.contains(mode.as_str()), "{heading}");
+            assert_eq!(serde_json::from_str::<Json>(json).unwrap(), Json::Object(values));
+        }
+    }
+}

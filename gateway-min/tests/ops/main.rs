@@ -1,0 +1,10 @@
+//! The operator commands as an operator runs them: the binary, on databases that the engine made.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
+mod deleting;
+mod errors;
+mod looking;
+mod moving;
+mod postgres;
+mod store;

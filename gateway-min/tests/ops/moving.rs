@@ -1,0 +1,86 @@
+//! Threads to files and back.
+
+use threadkeep_gateway::ops::archive;
+use threadkeep_gateway::store::{NewThread, Store as Records, StoreOptions};
+
+use super::store::{MODES, Store, TALK};
+
+#[tokio::test]
+async fn an_exported_thread_is_imported_as_it_was() {
+    for mode in MODES {
+        let (store, elsewhere) = (Store::new(mode).await, Store::new(mode).await);
+        let file = store.file("talk.ndjson");
+        let said = store.run(&["export", "--thread", TALK, "--out", &file]).done();
+        assert!(said.contains("22 checkpoints"), "{said}");
+        let piped = store.run(&["export", "--thread", TALK]).done();
+        assert_eq!(piped, std::fs::read_to_string(&file).unwrap(), "a file and stdout get the same");
+
+        elsewhere.run(&["import", &file, "--as", "copy"]).done();
+        let (image, copy) = (store.image(TALK).await, elsewhere.image("copy").await);
+        assert_eq!(image.checkpoints.len(), copy.checkpoints.len());
+        for (place, tuple) in &image.checkpoints {
+            let mut tuple = tuple.clone();
+            tuple.thread = "copy".into();
+            assert!(copy.checkpoints[place] == tuple, "{place:?}");
+        }
+        assert_eq!(elsewhere.states("copy").await, store.states(TALK).await);
+        elsewhere.run(&["verify", "--all"]).done();
+
+        let there = elsewhere.run(&["import", &file]);
+        assert_eq!(there.code, 1);
+        assert!(there.err.contains("is there already") && there.err.contains("--as"), "{}", there.err);
+        let there = store.run(&["export", "--thread", TALK, "--out", &file]);
+        assert!(there.code == 1 && there.err.contains("another name"), "{}", there.err);
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_refused_and_nothing_is_written() {
+    let store = Store::new(MODES[0]).await;
+    let whole = store.run(&["export", "--thread", TALK]).done();
+    let lines: Vec<&str> = whole.lines().collect();
+    let cut = format!("{}\n", lines[..lines.len() - 1].join("\n"));
+    let changed = whole.replacen("and so on", "and so ON", 1);
+    let half = &whole[..whole.len() / 2];
+    for (name, text, says) in [
+        ("cut", cut.as_str(), "before its 'end' line"),
+        ("half", half, "before its 'end' line"),
+        ("changed", &changed, "line 2: element 0 of messages does not have its hash"),
+        ("other", "{\"a\": 1}\n", "no exported thread"),
+    ] {
+        let file = store.file(name);
+        std::fs::write(&file, text).unwrap();
+        let refused = store.run(&["import", &file, "--as", "copy"]);
+        assert_eq!((refused.code, refused.out.as_str()), (1, ""), "{name}");
+        assert!(refused.err.contains(says), "{}", refused.err);
+        assert!(store.image("copy").await.checkpoints.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn the_record_of_the_gateway_travels_with_the_thread() {
+    let (store, elsewhere) = (Store::new(MODES[1]).await, Store::new(MODES[1]).await);
+    let open = |store: &Store| {
+        let path = store.path().with_file_name("gateway.db");
+        async move { Records::open(&path, StoreOptions::default()).await.unwrap() }
+    };
+    let records = open(&store).await;
+    let new = NewThread {
+        thread_id: TALK.to_owned(),
+        display_name: Some("Tables".to_owned()),
+        user_id: Some("ann".to_owned()),
+        ..NewThread::default()
+    };
+    let row = records.threads().create(new).await.unwrap().row;
+    records.close().await;
+    open(&elsewhere).await.close().await;
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    let archive = archive::read(std::fs::read(&file).unwrap().as_slice()).unwrap();
+    assert_eq!(archive.record.unwrap().owner.as_deref(), Some("ann"));
+    elsewhere.run(&["import", &file, "--as", "copy"]).done();
+    let records = open(&elsewhere).await;
+    let copy = records.threads().get("copy", None).await.unwrap().unwrap();
+    assert_eq!((copy.display_name, copy.user_id), (row.display_name, row.user_id));
+    records.close().await;
+}

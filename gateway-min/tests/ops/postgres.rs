@@ -1,0 +1,46 @@
+//! The same commands on Postgres.
+
+use threadkeep_postgres::{Options, setup};
+use threadkeep_testing::{Database, postgres};
+
+use super::store::{MODES, Said, Store, TALK, threadkeep};
+
+fn run(database: &Database, args: &[&str]) -> Said {
+    threadkeep(&[args, &["--postgres", database.url()]].concat())
+}
+
+#[tokio::test]
+async fn a_thread_is_moved_to_postgres_looked_at_pruned_converted_and_verified() {
+    let database = postgres().unwrap().database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    for mode in MODES {
+        let store = Store::new(mode).await;
+        let file = store.file("talk.ndjson");
+        store.run(&["export", "--thread", TALK, "--out", &file]).done();
+        let copy = format!("copy-{mode}");
+        run(&database, &["import", &file, "--as", &copy]).done();
+
+        let graph = ["checkpoints", "list", "--graph", "--thread"];
+        let there = run(&database, &[&graph[..], &[&copy]].concat()).done();
+        assert_eq!(there, store.run(&[&graph[..], &[TALK]].concat()).done());
+        let usage = run(&database, &["threads", "du", "--thread", &copy, "--json"]).json().remove(0);
+        assert!(usage["logical_bytes"].as_u64().unwrap() > 0 && usage["stored_bytes"].is_null(), "{usage}");
+
+        let prune = ["--keep", "last:3", "--boundary", "fresh-snapshot", "--thread", &copy, "--json"];
+        let plan = run(&database, &[&["prune", "plan"], &prune[..]].concat()).json().remove(0);
+        let applied = run(&database, &[&["prune", "apply", "--yes"], &prune[..]].concat()).json().remove(0);
+        assert_eq!(plan["removed"], applied["removed"].as_array().unwrap().len());
+        assert_eq!(plan["stats_after"], applied["stats_after"]);
+        run(&database, &["convert", "--all", "--to", "full"]).done();
+        let state = |said: Said| said.json().remove(0)["values"].take();
+        let get = ["state", "get", "--json", "--thread"];
+        let head = state(run(&database, &[&get[..], &[&copy]].concat()));
+        assert_eq!(head, state(store.run(&[&get[..], &[TALK]].concat())));
+        run(&database, &["verify", "--all"]).done();
+    }
+    let listed = run(&database, &["threads", "list", "--json"]).json();
+    assert_eq!(listed.len(), 2);
+    assert!(run(&database, &["vacuum"]).done().contains("autovacuum"));
+    let missing = run(&database, &["threads", "show", "copy"]);
+    assert!(missing.code == 1 && missing.err.contains("copy-full"), "{}", missing.err);
+}

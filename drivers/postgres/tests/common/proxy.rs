@@ -28,8 +28,17 @@ struct State {
     /// The number of the request that is cut, and when.
     cut: Mutex<Option<(usize, Cut)>>,
     done: Arc<AtomicBool>,
-    /// The number of the request that is held up, and who is to be told when it comes, and tells when it may go on.
-    hold: Mutex<Option<(usize, Arc<Notify>, Arc<Notify>)>>,
+    hold: Mutex<Option<Hold>>,
+}
+
+/// A request that is held up.
+#[derive(Debug)]
+struct Hold {
+    nth: usize,
+    /// Told when it comes.
+    come: Arc<Notify>,
+    /// Tells when it may go on.
+    go: Arc<Notify>,
 }
 
 /// The proxy. It ends with its runtime.
@@ -86,7 +95,8 @@ impl Proxy {
     /// one is.
     pub fn hold(&self, nth: usize) -> (Arc<Notify>, Arc<Notify>) {
         let (come, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        *self.state.hold.lock().unwrap() = Some((self.requests() + nth, come.clone(), go.clone()));
+        *self.state.hold.lock().unwrap() =
+            Some(Hold { nth: self.requests() + nth, come: come.clone(), go: go.clone() });
         (come, go)
     }
 
@@ -106,8 +116,8 @@ impl State {
     /// Counts a request, holds it up if it is the one; tells whether it is the one to cut.
     async fn next(&self) -> Option<Cut> {
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
-        let held = self.hold.lock().unwrap().take_if(|(nth, ..)| *nth == number);
-        if let Some((_, come, go)) = held {
+        let held = self.hold.lock().unwrap().take_if(|hold| hold.nth == number);
+        if let Some(Hold { come, go, .. }) = held {
             come.notify_one();
             go.notified().await;
         }

@@ -11,26 +11,20 @@ use async_trait::async_trait;
 use common::damage;
 use common::proxy::{Cut, Proxy};
 use threadkeep::saver::Saver;
+use threadkeep_conformance::savers::Postgres;
 use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing, child};
-use threadkeep_postgres::{Options, PostgresSaver, setup};
-use threadkeep_testing::{Database, pgbouncer, postgres};
+use threadkeep_postgres::{Options, PostgresSaver};
+use threadkeep_testing::Database;
 
-struct Postgres {
-    pooled: bool,
-}
-
-impl Postgres {
-    fn url(&self, database: &Database) -> Result<String, BoxError> {
-        Ok(if self.pooled { pgbouncer()?.url(database) } else { database.url().to_owned() })
-    }
-}
+/// The saver with everything that can be done to it.
+struct Maltreated(Postgres);
 
 #[async_trait]
-impl Factory for Postgres {
+impl Factory for Maltreated {
     type Place = Database;
 
     fn name(&self) -> &'static str {
-        if self.pooled { "postgres-pgbouncer" } else { "postgres" }
+        self.0.name()
     }
 
     fn claims(&self) -> &'static [Claim] {
@@ -45,26 +39,23 @@ impl Factory for Postgres {
     }
 
     async fn create(&self) -> Result<Database, BoxError> {
-        let database = postgres()?.database().await?;
-        setup(&self.url(&database)?, &Options::default()).await?;
-        Ok(database)
+        self.0.create().await
     }
 
     async fn open(&self, place: &Database) -> Result<Arc<dyn Saver>, BoxError> {
-        self.open_at(&self.url(place)?).await
+        self.0.open(place).await
     }
 
     fn address(&self, place: &Database) -> Result<String, BoxError> {
-        self.url(place)
+        self.0.address(place)
     }
 
     async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
-        let options = Options { connections: 4, ..Options::default() };
-        Ok(Arc::new(PostgresSaver::connect(address, options).await?))
+        self.0.open_at(address).await
     }
 
     async fn open_failing(&self, place: &Database, nth: u32) -> Result<Failing, BoxError> {
-        let proxy = Proxy::before(&self.url(place)?).await;
+        let proxy = Proxy::before(&self.address(place)?).await;
         let options = Options { connections: 4, patience: Duration::ZERO, ..Options::default() };
         let saver = Arc::new(PostgresSaver::connect(proxy.url(), options).await?);
         // Each request is cut off twice: before the server sees it, and before its answer comes back.
@@ -87,10 +78,12 @@ fn main() -> ExitCode {
         let done = this.args(std::env::args_os().skip(1)).env(PROGRAMS.0, PROGRAMS.1).status();
         return if done.is_ok_and(|status| status.success()) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    if let Some(code) = child(&Postgres { pooled: true }) {
+    let [direct, pooled] = [false, true].map(|pooled| Maltreated(Postgres { pooled }));
+    // A child of the second one must not run the suite on the first one.
+    if let Some(code) = child(&pooled) {
         return code;
     }
-    let direct = threadkeep_conformance::main(Postgres { pooled: false });
-    let pooled = threadkeep_conformance::main(Postgres { pooled: true });
+    let direct = threadkeep_conformance::main(direct);
+    let pooled = threadkeep_conformance::main(pooled);
     if direct == ExitCode::SUCCESS { pooled } else { direct }
 }

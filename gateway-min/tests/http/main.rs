@@ -4,14 +4,19 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod api;
+mod branches;
 mod delete;
 mod events;
 mod gate;
+mod goal;
 mod history;
+mod replay;
 mod run_cancel;
 mod run_checks;
+mod run_control;
 mod run_events;
 mod run_gate;
+mod run_idempotency;
 mod run_resume;
 mod run_stream;
 mod run_workspace;

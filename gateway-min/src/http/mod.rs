@@ -2,6 +2,7 @@
 
 mod assistants;
 mod branches;
+mod compact;
 mod delete;
 pub mod error;
 mod events;
@@ -64,6 +65,7 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(run_control::routes())
         .merge(replay::routes())
         .merge(goal::routes())
+        .merge(compact::routes())
         .merge(token_usage::routes())
         .merge(events::routes())
         .merge(models::routes())

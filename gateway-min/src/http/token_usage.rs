@@ -6,7 +6,6 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
-use serde_json::Value;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::ThreadId;
 use utoipa::ToSchema;
@@ -17,13 +16,12 @@ use super::error::ApiError;
 use super::extract::{ApiPath, ApiQuery, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
+use crate::agent::summary;
 use crate::app::App;
 use crate::runs::lineage::messages_only;
 use crate::store::{RunQuery, RunRow, RunStatus};
 
 const FAILED: &str = "Failed to read token usage";
-/// About so many bytes of a message's JSON are a token.
-const BYTES_PER_TOKEN: u64 = 4;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -151,15 +149,8 @@ async fn context(
     let config = app.config.current_async().await;
     let model = model.and_then(|name| config.model(name)).or(config.models.first());
     let max = model.and_then(|model| model.context_window);
-    Ok(Some(fill(token_count(&messages), max)))
-}
-
-/// About how many tokens a model takes these messages for.
-fn token_count(messages: &Value) -> u64 {
-    let bytes =
-        |message: &Value| message["content"].to_string().len() + message["tool_calls"].to_string().len();
-    let bytes = messages.as_array().into_iter().flatten().map(bytes).sum::<usize>();
-    u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
+    let count = messages.as_array().into_iter().flatten().map(summary::tokens).sum();
+    Ok(Some(fill(count, max)))
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a percentage with one decimal")]

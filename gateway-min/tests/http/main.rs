@@ -5,6 +5,7 @@
 
 mod api;
 mod branches;
+mod compact;
 mod delete;
 mod events;
 mod gate;

@@ -182,7 +182,11 @@ impl App {
     }
 
     /// The model of this name, or the first one; built once for each state of the configuration.
-    async fn model(&self, config: &Arc<Config>, name: Option<&str>) -> Result<RetryingModel, AgentError> {
+    pub(crate) async fn model(
+        &self,
+        config: &Arc<Config>,
+        name: Option<&str>,
+    ) -> Result<RetryingModel, AgentError> {
         let section = match name {
             Some(name) => config.model(name),
             None => config.models.first(),

@@ -26,7 +26,6 @@ pub(crate) const NAME: &str = "file"; // In errors and reports.
 
 /// A checkpoint as a file holds it, in MessagePack. How things are stored is the saver's business alone.
 #[derive(Serialize, Deserialize)]
-#[allow(clippy::type_complexity, reason = "rows of a file, named where they are made")]
 struct Record {
     namespace: Namespace,
     id: CheckpointId,

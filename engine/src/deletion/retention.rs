@@ -207,12 +207,12 @@ pub async fn enforce(
     policy.cap()?;
     let (before, plan) = carry_out(saver, thread, |image| plan_retention(image, policy, table)).await?;
     let stats = |image: &ThreadImage| if collect_stats { Stats::of(image).to_map() } else { BTreeMap::new() };
-    let after = before.after(&plan.rewrite);
+    let (protected_head_ids, stats_before) = (heads(&Lineage::new(&before)), stats(&before));
     Ok(RetentionReport {
         thread_id: thread.clone(),
-        protected_head_ids: heads(&Lineage::new(&before)),
+        protected_head_ids,
         deleted_checkpoint_ids: plan.removed().map(|place| place.1).collect(),
-        stats_before: stats(&before),
-        stats_after: stats(&after),
+        stats_before,
+        stats_after: stats(&before.after(&plan.rewrite)),
     })
 }

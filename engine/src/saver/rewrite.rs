@@ -54,14 +54,12 @@ impl ThreadImage {
     }
 
     /// The thread as a change leaves it. The revision is the one before the change.
-    pub fn after(&self, rewrite: &Rewrite) -> Self {
-        let mut after = self.clone();
-        after.checkpoints.retain(|place, _| !rewrite.remove.contains(place));
+    pub fn after(mut self, rewrite: &Rewrite) -> Self {
+        self.checkpoints.retain(|place, _| !rewrite.remove.contains(place));
         let put = rewrite.put.iter();
-        after
-            .checkpoints
+        self.checkpoints
             .extend(put.map(|tuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple.clone())));
-        after
+        self
     }
 }
 

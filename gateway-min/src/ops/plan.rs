@@ -83,9 +83,9 @@ pub(crate) async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan:
         removed += planned.removed().count();
         all += planned.verdicts.len();
         if asked.json {
-            out.json(&as_json(&image, &planned, asked.summary))?;
+            out.json(&as_json(image, &planned, asked.summary))?;
         } else {
-            print(out, &image, &planned, asked.summary)?;
+            print(out, image, &planned, asked.summary)?;
         }
         progress.next();
     }
@@ -100,7 +100,7 @@ pub(crate) async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan:
     Ok(())
 }
 
-fn print(out: &mut Out, image: &ThreadImage, plan: &DeletionPlan, summary: bool) -> Result<()> {
+fn print(out: &mut Out, image: ThreadImage, plan: &DeletionPlan, summary: bool) -> Result<()> {
     out.line(format!(
         "thread {}: {} of {} checkpoints would go",
         one_line(image.thread.as_str()),
@@ -130,7 +130,8 @@ fn print(out: &mut Out, image: &ThreadImage, plan: &DeletionPlan, summary: bool)
         table.row([if goes { "go" } else { "stay" }.to_owned(), count(checkpoints), reason.to_string()]);
     }
     out.table(&table)?;
-    let (before, after) = (Stats::of(image), Stats::of(&image.after(&plan.rewrite)));
+    let before = Stats::of(&image);
+    let after = Stats::of(&image.after(&plan.rewrite));
     out.line(format!(
         "{} of those that stay are stored anew. Logical bytes {} -> {}.",
         count(plan.rewrite.put.len()),
@@ -141,7 +142,7 @@ fn print(out: &mut Out, image: &ThreadImage, plan: &DeletionPlan, summary: bool)
     Ok(())
 }
 
-fn as_json(image: &ThreadImage, plan: &DeletionPlan, summary: bool) -> Json {
+fn as_json(image: ThreadImage, plan: &DeletionPlan, summary: bool) -> Json {
     let verdicts = plan.verdicts.iter().map(|(place, reason)| {
         json!({
             "checkpoint": place.1.to_string(), "namespace": place.0.as_str(), "verdict": verdict(*reason),
@@ -149,10 +150,11 @@ fn as_json(image: &ThreadImage, plan: &DeletionPlan, summary: bool) -> Json {
         })
     });
     let reasons = by_reason(plan).into_iter().map(|((_, reason), count)| (code(reason), Json::from(count)));
+    let before = Stats::of(&image).to_map();
     let mut document = json!({
         "thread": image.thread.as_str(), "removed": plan.removed().count(),
         "kept": plan.verdicts.len() - plan.removed().count(), "stored_anew": plan.rewrite.put.len(),
-        "reasons": Json::Object(reasons.collect()), "stats_before": Stats::of(image).to_map(),
+        "reasons": Json::Object(reasons.collect()), "stats_before": before,
         "stats_after": Stats::of(&image.after(&plan.rewrite)).to_map(),
     });
     if !summary && let Some(document) = document.as_object_mut() {
@@ -267,8 +269,8 @@ async fn apply_to(
     let (mut removed, mut first) = (Vec::new(), None);
     let after = loop {
         let (before, planned) = persistently(|| carry_out(&*target.saver, thread, plan)).await?;
-        let after = before.after(&planned.rewrite);
         first.get_or_insert_with(|| Stats::of(&before));
+        let after = before.after(&planned.rewrite);
         let found = planned.removed().count();
         removed.extend(planned.removed().map(|place| place.1));
         if found == 0 || !until_done {

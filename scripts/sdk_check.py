@@ -182,6 +182,64 @@ async def a_breakpoint_is_resumed_with_a_value_and_a_value_for_nothing_is_refuse
 
 
 @check
+async def threads_are_counted_and_copied(client):
+    marker = str(uuid.uuid4())
+    thread = await client.threads.create(metadata={"marker": marker})
+    await client.runs.wait(thread["thread_id"], "lead_agent", input=QUESTION)
+    assert await client.threads.count(metadata={"marker": marker}) == 1
+    await client.threads.copy(thread["thread_id"])
+    found = await client.threads.search(metadata={"marker": marker})
+    copies = [t["thread_id"] for t in found if t["thread_id"] != thread["thread_id"]]
+    assert len(copies) == 1, found
+    source = await client.threads.get_state(thread["thread_id"])
+    copy = await client.threads.get_state(copies[0])
+    assert copy["values"] == source["values"], copy
+
+
+@check
+async def the_state_is_read_by_checkpoint(client):
+    thread_id = await thread_with_a_turn(client)
+    history = await client.threads.get_history(thread_id, limit=100)
+    for entry in history:
+        state = await client.threads.get_state(thread_id, checkpoint=entry["checkpoint"])
+        assert state["checkpoint"] == entry["checkpoint"], state
+
+
+@check
+async def runs_are_paged_deleted_and_cancelled_together(client):
+    thread_id = await thread_with_a_turn(client)
+    await client.runs.wait(thread_id, "lead_agent", input=QUESTION)
+    runs = await client.runs.list(thread_id)
+    assert [r["run_id"] for r in await client.runs.list(thread_id, limit=1, offset=1)] == [runs[1]["run_id"]]
+    assert await client.runs.list(thread_id, status="error") == []
+    await client.runs.delete(thread_id, runs[1]["run_id"])
+    assert [r["run_id"] for r in await client.runs.list(thread_id)] == [runs[0]["run_id"]]
+    await expect_status(404, client.runs.get(thread_id, runs[1]["run_id"]))
+    await client.runs.cancel_many(thread_id=thread_id, run_ids=[runs[0]["run_id"]])
+    assert (await client.runs.get(thread_id, runs[0]["run_id"]))["status"] == "success"
+
+
+@check
+async def the_lead_agent_is_the_one_assistant(client):
+    found = await client.assistants.search(graph_id="lead_agent")
+    assert [a["assistant_id"] for a in found] == ["lead_agent"], found
+    assert await client.assistants.search(graph_id="other") == []
+    assert (await client.assistants.get("lead_agent"))["graph_id"] == "lead_agent"
+    assert "messages" in (await client.assistants.get_schemas("lead_agent"))["state_schema"]["properties"]
+    assert (await client.assistants.get_graph("lead_agent"))["nodes"] == []
+    await expect_status(404, client.assistants.get("other"))
+
+
+@check
+async def a_repeated_request_gets_the_run_of_the_first(client):
+    thread = await client.threads.create()
+    headers = {"Idempotency-Key": str(uuid.uuid4())}
+    first = await client.runs.create(thread["thread_id"], "lead_agent", input=QUESTION, headers=headers)
+    again = await client.runs.create(thread["thread_id"], "lead_agent", input=QUESTION, headers=headers)
+    assert again["run_id"] == first["run_id"], again
+
+
+@check
 async def bad_requests_are_refused(client):
     await expect_status(404, client.threads.get_state(str(uuid.uuid4())))
     await expect_status(404, client.runs.create(str(uuid.uuid4()), "lead_agent", input=QUESTION))

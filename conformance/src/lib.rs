@@ -12,7 +12,6 @@ mod live;
 mod model;
 mod report;
 mod run;
-#[cfg(any(feature = "memory", feature = "sqlite"))]
 pub mod savers;
 mod settings;
 

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use threadkeep_conformance::savers::{Memory, Sqlite};
+use threadkeep_conformance::savers::{Cached, Memory, Postgres, Sqlite};
 use threadkeep_conformance::{BoxError, Case, Report, Settings, child, run};
 
 /// Runs the conformance suite on one of Threadkeep's savers, and reports.
@@ -37,7 +37,16 @@ struct Arguments {
 enum Name {
     Memory,
     Sqlite,
+    /// A private server, or the one that `THREADKEEP_POSTGRES_TEST_URL` names.
+    Postgres,
+    /// The same, through `PgBouncer` in transaction mode.
+    PostgresPgbouncer,
+    /// SQLite behind a history cache in memory.
+    Cached,
 }
+
+const DIRECT: Postgres = Postgres { pooled: false };
+const POOLED: Postgres = Postgres { pooled: true };
 
 async fn report(arguments: &Arguments) -> Report {
     let settings = Settings { seed: arguments.seed, programs: arguments.programs };
@@ -48,11 +57,15 @@ async fn report(arguments: &Arguments) -> Report {
     match arguments.saver {
         Name::Memory => run(Memory, settings, wanted).await,
         Name::Sqlite => run(Sqlite, settings, wanted).await,
+        Name::Postgres => run(DIRECT, settings, wanted).await,
+        Name::PostgresPgbouncer => run(POOLED, settings, wanted).await,
+        Name::Cached => run(Cached(Sqlite), settings, wanted).await,
     }
 }
 
 fn main() -> Result<ExitCode, BoxError> {
-    if let Some(code) = child(&Sqlite) {
+    let code = child(&Sqlite).or_else(|| child(&Cached(Sqlite)));
+    if let Some(code) = code.or_else(|| child(&DIRECT)).or_else(|| child(&POOLED)) {
         return Ok(code);
     }
     let arguments = Arguments::parse();

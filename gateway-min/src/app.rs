@@ -182,7 +182,11 @@ impl App {
     }
 
     /// The model of this name, or the first one; built once for each state of the configuration.
-    async fn model(&self, config: &Arc<Config>, name: Option<&str>) -> Result<RetryingModel, AgentError> {
+    pub(crate) async fn model(
+        &self,
+        config: &Arc<Config>,
+        name: Option<&str>,
+    ) -> Result<RetryingModel, AgentError> {
         let section = match name {
             Some(name) => config.model(name),
             None => config.models.first(),
@@ -237,22 +241,33 @@ impl App {
 
 /// The saver with the configured history cache before it. Only delta mode has histories to cache.
 fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn Saver>, StartError> {
-    let section = &config.database.checkpoint_cache;
-    let max_entries = NonZeroUsize::new(section.max_entries);
-    let (ChannelMode::Delta, Some(max_entries)) = (settings::mode(config), max_entries) else {
-        return Ok(saver);
-    };
-    let cache: Arc<dyn HistoryCache> = match section.kind {
-        CheckpointCacheType::Memory => Arc::new(MemoryCache::new(max_entries)),
-        CheckpointCacheType::Redis => {
-            let settings = threadkeep_redis::Settings {
-                key_prefix: settings::history_cache_prefix(&config.database),
-                ttl_seconds: NonZeroU64::new(section.ttl_seconds),
-            };
-            Arc::new(RedisCache::open(section.redis_url.expose(), settings)?)
-        }
+    let cache: Arc<dyn HistoryCache> = match (redis_cache(config)?, history_cache_entries(config)) {
+        (Some(redis), _) => Arc::new(redis),
+        (None, Some(max_entries)) => Arc::new(MemoryCache::new(max_entries)),
+        (None, None) => return Ok(saver),
     };
     Ok(Arc::new(CachedSaver::new(saver, cache)))
+}
+
+/// The bound of the history cache; none if there is to be no cache, whatever its type.
+fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
+    match settings::mode(config) {
+        ChannelMode::Delta => NonZeroUsize::new(config.database.checkpoint_cache.max_entries),
+        ChannelMode::Full => None,
+    }
+}
+
+/// The history cache in Redis, if it is configured.
+pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, InvalidUrl> {
+    let section = &config.database.checkpoint_cache;
+    if section.kind != CheckpointCacheType::Redis || history_cache_entries(config).is_none() {
+        return Ok(None);
+    }
+    let settings = threadkeep_redis::Settings {
+        key_prefix: settings::history_cache_prefix(&config.database),
+        ttl_seconds: NonZeroU64::new(section.ttl_seconds),
+    };
+    RedisCache::open(section.redis_url.expose(), settings).map(Some)
 }
 
 async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {

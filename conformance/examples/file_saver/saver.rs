@@ -1,5 +1,4 @@
-//! The saver: each thread is one file, written whole beside the old one and renamed over it. Read it from the bottom: the
-//! methods of the contract, how a file is read and replaced, and what is in it.
+//! Each thread is one file, written whole beside the old one and renamed over it. Read it from the bottom upwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -23,8 +22,7 @@ use threadkeep::value::{ChannelValue, Codec, Encoded};
 use threadkeep::{Error, Result};
 use tokio::task::{JoinError, spawn_blocking};
 
-/// The saver's name, in errors and reports.
-pub(crate) const NAME: &str = "file";
+pub(crate) const NAME: &str = "file"; // In errors and reports.
 
 /// A checkpoint as a file holds it, in MessagePack. How things are stored is the saver's business alone.
 #[derive(Serialize, Deserialize)]
@@ -35,10 +33,12 @@ struct Record {
     next: Vec<NodeName>,
     applied: Vec<TaskId>,
     metadata: Map<String, Json>,
-    /// Name, version, and (is it a snapshot, bytes); none of the latter is a sentinel.
-    channels: Vec<(ChannelName, (u64, u64), Option<(bool, Bytes)>)>,
-    tasks: Vec<(TaskId, NodeName, u32, Vec<(ChannelName, bool, Bytes)>)>,
+    channels: Vec<Channel>,
+    tasks: Vec<(TaskId, NodeName, u32, Vec<Written>)>,
 }
+
+type Channel = (ChannelName, (u64, u64), Option<(bool, Bytes)>); // (is it a snapshot, bytes); none is a sentinel
+type Written = (ChannelName, bool, Bytes); // The flag tells whether the value is replaced.
 
 fn encode(tuple: &CheckpointTuple) -> Result<Bytes> {
     let bytes = |value: &ChannelValue| value.to_encoded().bytes;

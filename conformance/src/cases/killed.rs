@@ -188,15 +188,11 @@ async fn survived(saver: &dyn Saver, thread: &str, heard: &[String]) -> Outcome 
             continue;
         }
         let there = |n: u16| found.iter().find(|tuple| tuple.checkpoint.id == id(n));
-        match what {
-            "committed" => {
-                check!(there(n).is_some(), "checkpoint {n} of {thread} was acknowledged and is gone")
-            }
-            _ => {
-                let row =
-                    there(n - 1).and_then(|tuple| tuple.writes.iter().find(|row| row.task == task_id(n)));
-                check!(row.is_some(), "the task of step {n} of {thread} was acknowledged and is gone");
-            }
+        if what == "committed" {
+            check!(there(n).is_some(), "checkpoint {n} of {thread} was acknowledged and is gone");
+        } else {
+            let row = there(n - 1).and_then(|tuple| tuple.writes.iter().find(|row| row.task == task_id(n)));
+            check!(row.is_some(), "the task of step {n} of {thread} was acknowledged and is gone");
         }
     }
     Ok(())

@@ -155,7 +155,8 @@ pub(super) fn programs() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op(), 1..=32)
 }
 
-fn op() -> impl Strategy<Value = Op> {
+/// One operation.
+pub(super) fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         14 => commit().prop_map(Op::Commit),
         4 => put(),

@@ -1,11 +1,18 @@
-//! The factories of our own savers, for the command and for the drivers' tests. Each is behind a feature of its name.
+//! The factories of our own savers, for the command and for the drivers' tests. Each driver's is behind a feature of its
+//! name.
 
+mod cached;
 #[cfg(feature = "memory")]
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+pub use cached::Cached;
 #[cfg(feature = "memory")]
 pub use memory::Memory;
+#[cfg(feature = "postgres")]
+pub use postgres::Postgres;
 #[cfg(feature = "sqlite")]
 pub use sqlite::Sqlite;

@@ -53,7 +53,7 @@ impl Factory for Sqlite {
 
     fn address(&self, place: &TempDir) -> Result<String, BoxError> {
         let path = place.path().join(FILE).into_os_string();
-        path.into_string().map_err(|path| format!("the path {path:?} is not UTF-8").into())
+        path.into_string().map_err(|path| format!("the path {} is not UTF-8", path.display()).into())
     }
 
     async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {

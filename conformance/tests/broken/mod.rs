@@ -95,7 +95,7 @@ impl Broken {
         self.failing.as_ref().is_some_and(|failed| !failed.swap(true, Ordering::SeqCst))
     }
 
-    fn broken<T>(&self) -> Result<T> {
+    fn broken<T>() -> Result<T> {
         Err(Error::Unavailable { saver: "broken", reason: "arranged".to_owned() })
     }
 
@@ -320,7 +320,7 @@ impl Saver for Broken {
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
         if self.fails() {
-            return self.broken();
+            return Self::broken();
         }
         let at = CheckpointKey { namespace: self.namespace(&at.namespace), ..at.clone() };
         let rows = self.inner.get(&CheckpointSelector::at(&at)).await?.map(|tuple| tuple.writes);
@@ -354,7 +354,7 @@ impl Saver for Broken {
                     self.inner.put_writes(parent, row).await?;
                 }
             }
-            return self.broken();
+            return Self::broken();
         }
         assert!(!(self.is(Fault::Panics) && parent.is_some()), "the store is out of order");
         self.shared().threads.insert(step.thread.clone());
@@ -421,7 +421,7 @@ impl Saver for Broken {
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
         if self.fails() {
-            return self.broken();
+            return Self::broken();
         }
         match self.fault {
             Fault::DeletesInTwoParts => {
@@ -475,7 +475,7 @@ impl Saver for Broken {
         }
         match self.fault {
             Fault::ReadsOneNamespace => {
-                image.checkpoints.retain(|(namespace, _), _| namespace.as_str().is_empty())
+                image.checkpoints.retain(|(namespace, _), _| namespace.as_str().is_empty());
             }
             Fault::RevisionsMissRows => {
                 let ids: Vec<u8> = image.checkpoints.keys().flat_map(|(_, id)| *id.as_bytes()).collect();
@@ -492,7 +492,7 @@ impl Saver for Broken {
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         if self.fails() {
-            return self.broken();
+            return Self::broken();
         }
         self.shared().seen.insert(thread.clone());
         let current = self.inner.read_thread(thread).await?.revision;
@@ -550,7 +550,7 @@ impl Saver for Broken {
                             other.checkpoint.channels.get(name).map(|other| other.version)
                                 == Some(entry.version)
                         };
-                        !gone.iter().any(|other| held(&other)) || matches!(entry.stored, Stored::Snapshot(_))
+                        !gone.iter().any(held) || matches!(entry.stored, Stored::Snapshot(_))
                     });
                 }
             }

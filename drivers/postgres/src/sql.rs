@@ -2,7 +2,8 @@
 //!
 //! All that read a thread return rows of one shape, `(kind, ns, k1, k2, k3, n1, n2, b1, b2)`, in which different things
 //! come together: so one statement, and with it one moment and one round trip, tells the thread, its heads, checkpoints and
-//! the elements without which these cannot be understood.
+//! the elements without which these cannot be understood. `OFFSET 0` keeps the planner from joining in any other way than
+//! by key, whatever it believes of the sizes of tables.
 
 /// The statements, with the schema in them.
 pub(crate) struct Sql {
@@ -55,24 +56,26 @@ FROM (
         UNION ALL
         SELECT int8range(4294967296 + c.extra, 4294967296 + c.extra, '[]') WHERE c.extra IS NOT NULL
         UNION ALL
-        SELECT int8range(c.needs[i], c.needs[i + 1], '[]') FROM generate_series(1, cardinality(c.needs), 2) AS i
+        SELECT int8range(n.first, c.needs[(n.at + 1)::int], '[]')
+        FROM unnest(c.needs) WITH ORDINALITY AS n (first, at) WHERE n.at % 2 = 1
     ) r
 ) w CROSS JOIN LATERAL (
     SELECT * FROM {s}.threadkeep_element x
     WHERE x.thread = $1 AND x.seq >= lower(w.range) AND x.seq < upper(w.range) OFFSET 0
 ) e";
 
-/// The hashes of elements that a writer does not know: all, or those behind `next` if it knows this epoch.
+/// The hashes of elements that a writer does not know: those behind `next` in each space if it knows this epoch, else
+/// all.
 const HASHES: &str = "
 UNION ALL
-SELECT 4, NULL, x.hash, NULL, NULL, x.seq, NULL, NULL, NULL
-FROM {s}.threadkeep_element x
-WHERE x.thread = $1 AND (
-    NOT EXISTS (SELECT 1 FROM {s}.threadkeep_thread t WHERE t.id = $1 AND t.epoch = {epoch})
-    OR (x.seq >= {next}[1] AND x.seq < 4294967296)
-    OR (x.seq >= {next}[2] AND x.seq < 8589934592)
-    OR x.seq >= {next}[3]
-)";
+SELECT 4, NULL, e.hash, NULL, NULL, e.seq, NULL, NULL, NULL
+FROM unnest({next}) WITH ORDINALITY AS n (first, space)
+CROSS JOIN (SELECT count(*) > 0 AS same FROM {s}.threadkeep_thread t WHERE t.id = $1 AND t.epoch = {epoch}) k
+CROSS JOIN LATERAL (
+    SELECT * FROM {s}.threadkeep_element x
+    WHERE x.thread = $1 AND x.seq >= CASE WHEN k.same THEN n.first ELSE (n.space - 1) << 32 END
+    AND x.seq < n.space << 32 OFFSET 0
+) e";
 
 const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
 
@@ -137,8 +140,9 @@ impl Sql {
         let lineage = format!(
             "SELECT {COLUMNS}, {} AS stop FROM {table} WHERE thread = $1 AND ns = $2 AND id = $3
              UNION ALL
-             SELECT {walked}, coalesce(w.stop, {}) FROM c w JOIN {table} p
-             ON p.thread = $1 AND p.ns = $2 AND p.id = w.parent WHERE w.stop IS NULL OR w.id > w.stop",
+             SELECT {walked}, coalesce(w.stop, {}) FROM c w CROSS JOIN LATERAL (
+                 SELECT * FROM {table} o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent OFFSET 0
+             ) p WHERE w.stop IS NULL OR w.id > w.stop",
             stop(""),
             stop("p."),
         );
@@ -183,3 +187,6 @@ impl Sql {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

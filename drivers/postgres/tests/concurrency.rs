@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use common::proxy::Proxy;
 use common::talk::{MESSAGES, Talk};
 use common::{database, open};
 use serde_json::json;
@@ -181,4 +182,52 @@ async fn tasks_of_many_savers_under_one_checkpoint_are_all_kept() {
     let found = maker.get(&CheckpointSelector::at(&talk.key())).await.unwrap().unwrap().writes;
     assert_eq!(found.len(), tasks.len());
     assert!(tasks.iter().all(|task| found.contains(task)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thread_that_is_made_anew_under_a_read_is_read_whole() {
+    let database = database().await;
+    let proxy = Proxy::before(database.url()).await;
+    let (reader, writer) = (Arc::new(open(proxy.url()).await), open(database.url()).await);
+    // Two lives with elements of the same numbers.
+    let lives = [0, 1].map(|life| {
+        let mut talk = Talk::new("t");
+        let steps: Vec<_> = (0..3)
+            .map(|n| {
+                let step = talk.say(&common::talk::message(10 * life + n, 80));
+                talk.accept(&step);
+                step
+            })
+            .collect();
+        (talk, steps)
+    });
+    let live = async |steps: &[threadkeep::saver::StepCommit]| {
+        writer.delete_thread(&"t".into()).await.unwrap();
+        for step in steps {
+            writer.commit(step.clone()).await.unwrap();
+        }
+    };
+    let [(_, first), (second, anew)] = &lives;
+    live(first).await;
+    // Between the rows and the values of one read.
+    let (come, go) = proxy.hold(1);
+    let reading = tokio::spawn({
+        let reader = reader.clone();
+        async move { reader.get(&CheckpointSelector::head(&"t".into())).await }
+    });
+    come.notified().await;
+    live(anew).await;
+    go.notify_one();
+    let head = reading.await.unwrap().unwrap().unwrap();
+    assert_eq!(head.checkpoint.id, anew[2].checkpoint.id);
+    let found = head.checkpoint.channels[MESSAGES].stored.value().unwrap().as_list().unwrap().clone();
+    assert_eq!(found, second.messages);
+
+    // The same when there is nothing any more.
+    let (come, go) = proxy.hold(1);
+    let reading = tokio::spawn(async move { reader.get(&CheckpointSelector::head(&"t".into())).await });
+    come.notified().await;
+    writer.delete_thread(&"t".into()).await.unwrap();
+    go.notify_one();
+    assert_eq!(reading.await.unwrap(), Ok(None));
 }

@@ -3,47 +3,64 @@
 
 mod common;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use common::damage;
+use common::proxy::{Cut, Proxy};
 use threadkeep::saver::Saver;
-use threadkeep_conformance::{BoxError, Claim, Damage, Factory};
-use threadkeep_postgres::{Options, PostgresSaver, setup};
-use threadkeep_testing::{Database, pgbouncer, postgres};
+use threadkeep_conformance::savers::Postgres;
+use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing, child};
+use threadkeep_postgres::{Options, PostgresSaver};
+use threadkeep_testing::Database;
 
-struct Postgres {
-    pooled: bool,
-}
-
-impl Postgres {
-    fn address(&self, database: &Database) -> Result<String, BoxError> {
-        Ok(if self.pooled { pgbouncer()?.url(database) } else { database.url().to_owned() })
-    }
-}
+/// The saver with everything that can be done to it.
+struct Maltreated(Postgres);
 
 #[async_trait]
-impl Factory for Postgres {
+impl Factory for Maltreated {
     type Place = Database;
 
     fn name(&self) -> &'static str {
-        if self.pooled { "postgres-pgbouncer" } else { "postgres" }
+        self.0.name()
     }
 
     fn claims(&self) -> &'static [Claim] {
-        &[Claim::Durable, Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink]
+        &[
+            Claim::Durable,
+            Claim::LoseCheckpoint,
+            Claim::LoseWrites,
+            Claim::LoseParentLink,
+            Claim::Killable,
+            Claim::FailOperations,
+        ]
     }
 
     async fn create(&self) -> Result<Database, BoxError> {
-        let database = postgres()?.database().await?;
-        setup(&self.address(&database)?, &Options::default()).await?;
-        Ok(database)
+        self.0.create().await
     }
 
     async fn open(&self, place: &Database) -> Result<Arc<dyn Saver>, BoxError> {
-        let options = Options { connections: 4, ..Options::default() };
-        Ok(Arc::new(PostgresSaver::connect(&self.address(place)?, options).await?))
+        self.0.open(place).await
+    }
+
+    fn address(&self, place: &Database) -> Result<String, BoxError> {
+        self.0.address(place)
+    }
+
+    async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
+        self.0.open_at(address).await
+    }
+
+    async fn open_failing(&self, place: &Database, nth: u32) -> Result<Failing, BoxError> {
+        let proxy = Proxy::before(&self.address(place)?).await;
+        let options = Options { connections: 4, patience: Duration::ZERO, ..Options::default() };
+        let saver = Arc::new(PostgresSaver::connect(proxy.url(), options).await?);
+        // Each request is cut off twice: before the server sees it, and before its answer comes back.
+        proxy.cut((nth / 2) as usize, if nth.is_multiple_of(2) { Cut::Before } else { Cut::After });
+        Ok(Failing { saver, failed: proxy.was_cut() })
     }
 
     async fn damage(&self, place: &Database, damage: &Damage) -> Result<(), BoxError> {
@@ -51,8 +68,22 @@ impl Factory for Postgres {
     }
 }
 
+/// How many random programs, unless the environment says so: each is thousands of requests.
+const PROGRAMS: (&str, &str) = ("PROPTEST_CASES", "16");
+
 fn main() -> ExitCode {
-    let direct = threadkeep_conformance::main(Postgres { pooled: false });
-    let pooled = threadkeep_conformance::main(Postgres { pooled: true });
+    if std::env::var_os(PROGRAMS.0).is_none() {
+        // The suite reads it from the environment, which a process can only give to another one.
+        let mut this = Command::new(std::env::current_exe().expect("this program has a path"));
+        let done = this.args(std::env::args_os().skip(1)).env(PROGRAMS.0, PROGRAMS.1).status();
+        return if done.is_ok_and(|status| status.success()) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let [direct, pooled] = [false, true].map(|pooled| Maltreated(Postgres { pooled }));
+    // A child of the second one must not run the suite on the first one.
+    if let Some(code) = child(&pooled) {
+        return code;
+    }
+    let direct = threadkeep_conformance::main(direct);
+    let pooled = threadkeep_conformance::main(pooled);
     if direct == ExitCode::SUCCESS { pooled } else { direct }
 }

@@ -224,8 +224,10 @@ impl LeadAgent {
         if let Verdict::Warn(finding) = self.loop_detection.assess(conversation) {
             messages.push(message::hidden(WARNING_NAME, finding.warning()));
         }
+        let summary = session.writer.state().map(|state| state.json("summary_text")).transpose()?.flatten();
+        let summary = summary.as_ref().and_then(Json::as_str);
         let request = ModelRequest {
-            system: Some(prompt::system(Utc::now(), !tools.is_empty())),
+            system: Some(prompt::system(Utc::now(), !tools.is_empty(), summary)),
             messages,
             tools,
             caller: CALLER.to_owned(),

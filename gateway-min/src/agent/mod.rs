@@ -3,6 +3,7 @@
 
 mod lead;
 mod prompt;
+pub(crate) mod summary;
 pub(crate) mod title;
 mod usage;
 

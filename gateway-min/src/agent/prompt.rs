@@ -2,8 +2,8 @@
 
 use chrono::{DateTime, Utc};
 
-/// The prompt for a run that starts `now`.
-pub(crate) fn system(now: DateTime<Utc>, tools: bool) -> String {
+/// The prompt for a run that starts `now`. `summary` is of what was said before the conversation begins.
+pub(crate) fn system(now: DateTime<Utc>, tools: bool, summary: Option<&str>) -> String {
     let mut prompt = format!(
         "You are a capable assistant that works on the user's task until it is done. Today is {}.",
         now.format("%A, %Y-%m-%d")
@@ -15,5 +15,21 @@ pub(crate) fn system(now: DateTime<Utc>, tools: bool) -> String {
              answer from the user, call ask_clarification instead of guessing.",
         );
     }
+    if let Some(summary) = summary {
+        prompt.push_str("\n\nSummary of the conversation so far:\n");
+        prompt.push_str(summary);
+    }
     prompt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_told_if_there_is_one() {
+        let now = DateTime::UNIX_EPOCH;
+        assert!(!system(now, true, None).contains("Summary"));
+        assert!(system(now, false, Some("They talked.")).ends_with("so far:\nThey talked."));
+    }
 }

@@ -20,13 +20,14 @@ use crate::store::{StoreError, WriterKind};
 pub(crate) async fn exclusively<T: Send + 'static>(
     app: &Arc<App>,
     thread: &ThreadId,
+    kind: WriterKind,
     busy: String,
     failed: &'static str,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
     let (background, app, thread) = (&app.background, Arc::clone(app), thread.clone());
     let task = background.spawn(async move {
-        let reserved = app.store.runs().reserve(thread.as_str(), WriterKind::CheckpointWrite).await;
+        let reserved = app.store.runs().reserve(thread.as_str(), kind).await;
         let reservation = reserved.map_err(|error| refused(&error, busy, failed))?;
         let result = {
             let _lock = app.locks.lock(thread.as_str()).await;

@@ -1,15 +1,21 @@
 //! The HTTP surface.
 
+mod assistants;
+mod branches;
+mod compact;
 mod delete;
 pub mod error;
 mod events;
 mod exclusive;
 pub mod extract;
 pub mod fields;
+mod goal;
 mod health;
 mod history;
 mod models;
+mod replay;
 pub mod run_body;
+mod run_control;
 pub(crate) mod runs;
 mod schema;
 mod search;
@@ -18,6 +24,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod token_usage;
 mod turns;
 
 use std::sync::Arc;
@@ -51,11 +58,18 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(threads::routes())
         .merge(search::routes())
         .merge(delete::routes())
+        .merge(branches::routes())
         .merge(state::routes())
         .merge(history::routes())
         .merge(runs::routes())
+        .merge(run_control::routes())
+        .merge(replay::routes())
+        .merge(goal::routes())
+        .merge(compact::routes())
+        .merge(token_usage::routes())
         .merge(events::routes())
         .merge(models::routes())
+        .merge(assistants::routes())
         .split_for_parts();
     let document = Arc::new(schema::rendered(&document));
     let routes =

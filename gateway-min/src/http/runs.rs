@@ -28,6 +28,10 @@ use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, Sto
 
 /// At most so many runs are listed at once.
 const LIST_MAX: i64 = 100;
+/// The header by which a client that repeats a request gets the run of the first one.
+const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+/// The longest key, in characters.
+const IDEMPOTENCY_KEY_MAX: usize = 255;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -80,7 +84,7 @@ async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, ApiError> {
 }
 
 /// The run of a request, if it is the thread's.
-async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
+pub(super) async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
     let row = app.store.runs().get(&path.run_id).await;
     let row = row.map_err(|error| ApiError::internal("Failed to read run", &error))?;
     row.filter(|row| row.thread_id == path.thread_id.as_str())
@@ -101,6 +105,7 @@ async fn start(
     place: Place,
     body: RunBody,
     follow: Follow,
+    idempotency_key: Option<String>,
 ) -> Result<Created, ApiError> {
     let config = app.config.current_async().await;
     body.check(|name| config.model(name).is_some())?;
@@ -109,7 +114,27 @@ async fn start(
     if follow == Follow::No {
         request.options.on_disconnect = OnDisconnect::Continue;
     }
-    app.create_run(thread.as_str(), place, request, None).await.map_err(refused)
+    app.create_run(thread.as_str(), place, request, None, idempotency_key).await.map_err(refused)
+}
+
+/// The key under which the run of this request is known, if the client sent one: it stands for this thread only.
+fn idempotency_key(headers: &HeaderMap, thread: &ThreadId) -> Result<Option<String>, ApiError> {
+    let refuse = |why: &str| {
+        Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("Header {IDEMPOTENCY_KEY} {why}")))
+    };
+    let Some(sent) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    let Ok(key) = std::str::from_utf8(sent.as_bytes()) else { return refuse("must be UTF-8 text") };
+    let key = key.trim();
+    if key.chars().count() > IDEMPOTENCY_KEY_MAX {
+        return refuse(&format!("must have at most {IDEMPOTENCY_KEY_MAX} characters"));
+    }
+    if key.is_empty() {
+        return Ok(None);
+    }
+    let mut hasher = blake3::Hasher::new();
+    // A thread id has no zero byte, so no other pair has the same bytes.
+    hasher.update(thread.as_str().as_bytes()).update(&[0]).update(key.as_bytes());
+    Ok(Some(hasher.finalize().to_hex().to_string()))
 }
 
 fn refused(error: CreateError) -> ApiError {
@@ -186,10 +211,12 @@ async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<
 async fn create(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let created = start(&app, &thread_id, Place::Existing, body, Follow::No).await?;
+    let key = idempotency_key(&headers, &thread_id)?;
+    let created = start(&app, &thread_id, Place::Existing, body, Follow::No, key).await?;
     Ok(created_record(&thread_id, &created))
 }
 
@@ -200,10 +227,12 @@ async fn create(
 async fn stream(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes).await?;
+    let key = idempotency_key(&headers, &thread_id)?;
+    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
     Ok(sse::response(created.stream, &thread_id, &created.run.run_id))
 }
 
@@ -213,10 +242,12 @@ async fn stream(
 async fn wait(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes).await?;
+    let key = idempotency_key(&headers, &thread_id)?;
+    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
     finished(&app, &thread_id, &created.run.run_id, created.stream).await
 }
 
@@ -228,7 +259,7 @@ async fn create_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body, Follow::No).await?;
+    let created = start(&app, &thread, Place::Anywhere, body, Follow::No, None).await?;
     Ok(created_record(&thread, &created))
 }
 
@@ -240,7 +271,7 @@ async fn stream_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes).await?;
+    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes, None).await?;
     Ok(sse::response(created.stream, &thread, &created.run.run_id))
 }
 
@@ -252,7 +283,7 @@ async fn wait_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes).await?;
+    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes, None).await?;
     finished(&app, &thread, &created.run.run_id, created.stream).await
 }
 

@@ -27,6 +27,7 @@ use super::threads::{absent, existing};
 use crate::app::App;
 use crate::runs::worker::binding;
 use crate::serialize;
+use crate::store::WriterKind;
 
 const GET_FAILED: &str = "Failed to get thread state";
 const UPDATE_FAILED: &str = "Failed to update thread state";
@@ -311,7 +312,9 @@ async fn update_state(
     let writes = writes(app.accessor(), values)?;
     let node = NodeName::from(body.as_node.as_deref().unwrap_or(DEFAULT_NODE));
     let work = update(Arc::clone(&app), thread_id.clone(), at, node, writes);
-    exclusively(&app, &thread_id, BUSY.to_owned(), UPDATE_FAILED, work).await.map(Json)
+    exclusively(&app, &thread_id, WriterKind::CheckpointWrite, BUSY.to_owned(), UPDATE_FAILED, work)
+        .await
+        .map(Json)
 }
 
 /// Takes what only the gateway notes on a message out of `messages`, unless the thread has the message with the same

@@ -28,7 +28,7 @@ use crate::app::App;
 use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::runs::worker::AGENT_BINDING;
 use crate::serialize::{self, time};
-use crate::store::{NewThread, OperationKind, StoreError, ThreadRow, ThreadStatus};
+use crate::store::{NewThread, OperationKind, StoreError, ThreadRow, ThreadStatus, WriterKind};
 
 const CREATE_FAILED: &str = "Failed to create thread";
 const GET_FAILED: &str = "Failed to get thread";
@@ -187,7 +187,8 @@ async fn create_thread(
     };
     let busy = StoreError::Conflict { thread_id: thread.to_string(), holder: OperationKind::CheckpointWrite };
     let work = create(Arc::clone(&app), thread.clone(), new, raise);
-    let created = exclusively(&app, &thread, busy.to_string(), CREATE_FAILED, work).await;
+    let created =
+        exclusively(&app, &thread, WriterKind::CheckpointWrite, busy.to_string(), CREATE_FAILED, work).await;
     match created {
         // What works on the thread will leave a checkpoint, or delete the thread; either way it is not ours to write.
         Err(error) if error.status() == StatusCode::CONFLICT && !raise => {

@@ -18,7 +18,7 @@ use super::exclusive::exclusively;
 use super::history::HISTORY_FAILED;
 use crate::app::App;
 use crate::runs::duration::{self, RunNotes};
-use crate::store::RunQuery;
+use crate::store::{RunQuery, WriterKind};
 
 /// The field of a message, and the key of a human message's `additional_kwargs`, that names its run.
 const RUN_ID: &str = "run_id";
@@ -36,7 +36,7 @@ pub(super) async fn attribute(
     head: &StateSnapshot,
     messages: &mut [Value],
 ) -> Result<Option<RunNotes>, ApiError> {
-    let known = duration::newest_notes(app.accessor(), thread, head).await;
+    let known = duration::newest_notes(&**app.accessor().saver(), &head.key, &head.metadata.extra).await;
     let known = known.map_err(|error| ApiError::from_engine(thread, HISTORY_FAILED, &error))?;
     let runs = runs_of(messages, &known.messages);
     let of_runs: BTreeSet<&String> = runs.iter().flatten().collect();
@@ -60,7 +60,7 @@ pub(super) async fn attribute(
 }
 
 /// The run of each answer and tool result: as it was noted, else that of the turn.
-fn runs_of(messages: &[Value], noted: &BTreeMap<String, String>) -> Vec<Option<String>> {
+pub(super) fn runs_of(messages: &[Value], noted: &BTreeMap<String, String>) -> Vec<Option<String>> {
     let mut turn: Option<&str> = None;
     let run = |message| {
         match kind(message) {
@@ -127,7 +127,8 @@ async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, 
 /// does.
 pub(super) async fn note(app: Arc<App>, thread: ThreadId, missing: RunNotes) {
     let work = note_now(Arc::clone(&app), thread.clone(), missing);
-    let noted = exclusively(&app, &thread, String::new(), NOTE_FAILED, work).await;
+    let noted =
+        exclusively(&app, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work).await;
     // Other failures are in the log already.
     if let Err(error) = noted
         && error.status() == StatusCode::CONFLICT
@@ -145,7 +146,8 @@ async fn note_now(app: Arc<App>, thread: ThreadId, mut missing: RunNotes) -> Res
         return Ok(());
     };
     // A run that has just ended has noted its own, perhaps rounded otherwise.
-    let known = duration::newest_notes(accessor, &thread, &head).await.map_err(engine)?;
+    let known =
+        duration::newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await.map_err(engine)?;
     missing.durations.retain(|run, _| !known.durations.contains_key(run));
     missing.messages.retain(|message, _| !known.messages.contains_key(message));
     duration::note(accessor, &thread, &missing).await.map(|_| ()).map_err(engine)

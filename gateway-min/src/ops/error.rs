@@ -41,6 +41,9 @@ pub(crate) enum OpsError {
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The history cache's Redis.
+    #[error("database.checkpoint_cache.redis_url: {0}")]
+    HistoryCache(#[from] threadkeep_redis::InvalidUrl),
     /// An exported file.
     #[error("{file}: {error}")]
     Archive {

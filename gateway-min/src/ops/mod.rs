@@ -15,6 +15,7 @@ mod output;
 mod plan;
 mod progress;
 mod prune;
+mod purge;
 mod retention;
 mod state;
 mod target;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use threadkeep::cache::CachedSaver;
 use threadkeep::channel::{ChannelTable, Schema};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
@@ -15,7 +16,8 @@ use threadkeep_postgres::{Options as PostgresOptions, PostgresSaver};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use super::error::{OpsError, Result};
-use crate::app::{CHECKPOINT_FILE, sqlite_options};
+use super::purge::PurgeOnly;
+use crate::app::{CHECKPOINT_FILE, redis_cache, sqlite_options};
 use crate::config::{Backend, Config, LoadOptions, Secret};
 use crate::store::{DATABASE_FILE, Store, StoreOptions, ThreadRow};
 
@@ -85,18 +87,22 @@ impl Target {
         let options = LoadOptions::from_process(args.config.clone())?;
         let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
         let config = loading.map_err(std::io::Error::from)??.config;
-        match config.database.backend {
-            Backend::Memory => Err(OpsError::InMemory),
+        let mut target = match config.database.backend {
+            Backend::Memory => return Err(OpsError::InMemory),
             Backend::Postgres => {
                 // The configuration is refused without one.
                 let url = config.database.postgres_url.as_ref().map_or("", Secret::expose);
-                Self::postgres(url, config.snapshot_frequency()).await
+                Self::postgres(url, config.snapshot_frequency()).await?
             }
             Backend::Sqlite => {
                 let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
-                Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await
+                Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await?
             }
+        };
+        if let Some(cache) = redis_cache(&config)? {
+            target.saver = Arc::new(CachedSaver::new(target.saver, Arc::new(PurgeOnly(cache))));
         }
+        Ok(target)
     }
 
     async fn sqlite(path: &Path, options: Options, frequency: u64) -> Result<Self> {

@@ -63,7 +63,8 @@ pub(crate) struct Created {
 impl App {
     /// Admits a run on a thread and starts to work on it.
     ///
-    /// The order of checks is the reference's: checkpoint selector, event feed, admission; a value to resume with is
+    /// A request with an idempotency key that was used before gets the run that it created then, and starts nothing.
+    /// Otherwise the order of checks is the reference's: checkpoint selector, event feed, admission; a value to resume with is
     /// checked behind the selector. A caller that drops the
     /// future may have started the run all the same.
     pub(crate) async fn create_run(
@@ -72,9 +73,15 @@ impl App {
         place: Place,
         request: RunRequest,
         owner: Option<&str>,
+        idempotency_key: Option<String>,
     ) -> Result<Created, CreateError> {
         if self.is_stopping() {
             return Err(CreateError::Stopping);
+        }
+        if let Some(key) = &idempotency_key
+            && let Some(run) = self.store.runs().get_by_idempotency_key(key).await?
+        {
+            return Ok(self.joined(run));
         }
         if let Some(selected) = &request.checkpoint {
             self.check_selected(selected).await?;
@@ -97,6 +104,7 @@ impl App {
             thread_id: thread_id.to_owned(),
             assistant_id: request.assistant_id.clone(),
             user_id: owner.map(str::to_owned),
+            idempotency_key,
             model_name: text(&request, "model_name"),
             metadata: request.metadata.clone(),
             kwargs: request.kwargs.clone(),
@@ -121,7 +129,12 @@ impl App {
         let publisher = self.bridge.open(&run_id);
         let guard = self.local_runs.enter(&run_id);
         let run = match self.store.runs().admit(new, request.options.multitask_strategy).await {
-            Ok(Admission::Admitted(run) | Admission::Existing(run)) => run,
+            Ok(Admission::Admitted(run)) => run,
+            // A request with the same key was quicker.
+            Ok(Admission::Existing(run)) => {
+                publisher.end();
+                return Ok(self.joined(run));
+            }
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
                 for stopped in [Some(predecessor), superseded].into_iter().flatten() {
                     if let Some(control) = self.local_runs.get(&stopped) {
@@ -156,6 +169,11 @@ impl App {
         worker::start(self, spec, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
+    }
+
+    /// A run that an earlier request has created. Its stream belongs to that request: leaving it does not stop the run.
+    fn joined(&self, run: RunRow) -> Created {
+        Created { stream: self.bridge.subscribe(&run.run_id, None), run }
     }
 
     /// Whether the selected checkpoint exists. A raw check: the gate comes when the run starts.
@@ -200,7 +218,7 @@ impl App {
         let Some(Json::Array(messages)) = messages.map_err(CreateError::HeadUnreadable)?.flatten() else {
             return Ok(());
         };
-        let runs = seed_runs(thread_id, messages);
+        let runs = seed_runs(&format!("checkpoint-seed-{thread_id}"), messages);
         if !runs.is_empty() {
             self.store.events().seed(thread_id, runs).await?;
         }
@@ -208,8 +226,8 @@ impl App {
     }
 }
 
-/// The messages of a conversation as the events of one synthetic run per turn.
-fn seed_runs(thread_id: &str, messages: Vec<Json>) -> Vec<SeedRun> {
+/// The messages of a conversation as the events of one synthetic run per turn, with the ids `<prefix>-<n>`.
+pub(crate) fn seed_runs(prefix: &str, messages: Vec<Json>) -> Vec<SeedRun> {
     let mut runs: Vec<SeedRun> = Vec::new();
     for message in messages {
         let event_type = match message["type"].as_str() {
@@ -219,7 +237,7 @@ fn seed_runs(thread_id: &str, messages: Vec<Json>) -> Vec<SeedRun> {
             _ => continue,
         };
         if event_type == "llm.human.input" || runs.is_empty() {
-            let run_id = format!("checkpoint-seed-{thread_id}-{}", runs.len());
+            let run_id = format!("{prefix}-{}", runs.len());
             runs.push(SeedRun { run_id, events: Vec::new() });
         }
         if let Some(run) = runs.last_mut() {
@@ -268,7 +286,7 @@ mod tests {
             say("human", "d"),
             say("ai", "e"),
         ];
-        let runs = seed_runs("t", messages);
+        let runs = seed_runs("checkpoint-seed-t", messages);
         let shape: Vec<(&str, Vec<&str>)> = runs
             .iter()
             .map(|run| (run.run_id.as_str(), run.events.iter().map(|e| e.event_type.as_str()).collect()))

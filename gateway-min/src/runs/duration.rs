@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Error;
-use threadkeep::checkpoint::INTERRUPT_CHANNEL;
+use threadkeep::checkpoint::{CheckpointKey, INTERRUPT_CHANNEL};
 use threadkeep::id::ThreadId;
 use threadkeep::metadata::DURATION_NODE;
-use threadkeep::saver::Load;
-use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
+use threadkeep::saver::{ListQuery, Load, Saver};
+use threadkeep::state::{StateAccessor, StateSnapshot};
 
 /// Metadata key: run id -> whole seconds.
 pub(crate) const RUN_DURATIONS: &str = "run_durations";
@@ -88,7 +88,7 @@ pub(crate) async fn note(
         if parked.into_iter().any(|write| write.channel.as_str() == INTERRUPT_CHANNEL) {
             return Ok(None);
         }
-        let mut known = newest_notes(accessor, thread, &head).await?;
+        let mut known = newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await?;
         let news = notes.news(&known);
         if news.is_empty() {
             return Ok(None);
@@ -111,28 +111,29 @@ pub(crate) async fn note(
     Ok(None)
 }
 
-/// The maps of the newest checkpoint that has any: graph steps do not carry them, so they are on the note that the
-/// previous run left.
+/// The maps of the newest checkpoint that has any, seen from `head` with the metadata `extra`: graph steps do not carry
+/// them, so they are on the note that the previous run left. Metadata is the same in both modes, so nothing is gated.
 pub(crate) async fn newest_notes(
-    accessor: &StateAccessor,
-    thread: &ThreadId,
-    head: &StateSnapshot,
+    saver: &dyn Saver,
+    head: &CheckpointKey,
+    extra: &Map<String, Json>,
 ) -> threadkeep::Result<RunNotes> {
-    let own = RunNotes::of(&head.metadata.extra);
+    let own = RunNotes::of(extra);
     if !own.is_empty() {
         return Ok(own);
     }
-    let query = HistoryQuery {
-        before: Some(head.key.id),
-        limit: Some(LOOK_BACK),
-        load: Load::None,
-        ..HistoryQuery::default()
-    };
-    // A page at a time would save reading when runs are short; they are, so a first small page nearly always does.
+    // When runs are short, as nearly always, a small page has it.
     for limit in [8, LOOK_BACK] {
-        let page = accessor.history(thread, HistoryQuery { limit: Some(limit), ..query.clone() }).await?;
+        let query = ListQuery {
+            namespace: Some(head.namespace.clone()),
+            before: Some(head.id),
+            limit: Some(limit),
+            load: Load::None,
+            ..ListQuery::new(&head.thread)
+        };
+        let page = saver.list(&query).await?;
         let found =
-            page.iter().map(|state| RunNotes::of(&state.metadata.extra)).find(|notes| !notes.is_empty());
+            page.iter().map(|tuple| RunNotes::of(&tuple.metadata.extra)).find(|notes| !notes.is_empty());
         if let Some(found) = found {
             return Ok(found);
         }
@@ -156,7 +157,7 @@ mod tests {
         Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
         ThreadImage,
     };
-    use threadkeep::state::Update;
+    use threadkeep::state::{HistoryQuery, Update};
     use threadkeep::value::ChannelValue;
     use threadkeep_memory::MemorySaver;
 

@@ -39,7 +39,9 @@ pub(crate) async fn write(
     }
     let title = Json::from(title::local(config, messages));
     let mut extra = head.metadata.extra.clone();
-    extra.extend(duration::newest_notes(accessor, thread, &head).await?.entries());
+    extra.extend(
+        duration::newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await?.entries(),
+    );
     extra.insert("writes".to_owned(), json!({ TITLE_NODE: { "title": title } }));
     let task = writer.start_task(&TITLE_NODE.into(), 0);
     let writes = vec![writer.write("title", title, false)?];

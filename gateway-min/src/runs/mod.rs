@@ -1,6 +1,7 @@
 //! Runs: admission, the worker that lives one run, its stream, its events, its duration.
 
 pub(crate) mod admission;
+pub(crate) mod branch;
 pub mod bridge;
 mod cancel;
 pub(crate) mod control;
@@ -11,6 +12,7 @@ pub(crate) mod frames;
 mod golden;
 pub(crate) mod interrupted_title;
 pub(crate) mod journal;
+pub(crate) mod lineage;
 pub(crate) mod progress;
 pub mod request;
 pub(crate) mod resume;

@@ -55,7 +55,7 @@ impl Gateway {
     }
 
     pub(super) async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
-        self.app.create_run("t", Place::Existing, request, None).await
+        self.app.create_run("t", Place::Existing, request, None, None).await
     }
 
     /// Runs to the end; returns the frames by name, and the row.
@@ -465,7 +465,7 @@ async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
         gateway.create(request).await.err().unwrap().to_string(),
         format!("Checkpoint {id} not found")
     );
-    let error = gateway.app.create_run("nowhere", Place::Existing, ask("x"), None).await.err().unwrap();
+    let error = gateway.app.create_run("nowhere", Place::Existing, ask("x"), None, None).await.err().unwrap();
     assert_eq!(error.to_string(), "Thread nowhere not found");
     assert!(gateway.history().await.is_empty());
     assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);

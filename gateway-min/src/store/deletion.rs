@@ -3,7 +3,7 @@
 use super::Store;
 use super::db::detached;
 use super::error::{Entity, StoreError};
-use super::runs::{Reservation, WriterKind};
+use super::runs::{Reservation, RunRow, WriterKind};
 
 /// What [`Store::delete_thread`] deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,25 @@ impl Store {
         }
         let store = self.clone();
         detached(async move { store.delete_reserved(reservation).await }).await
+    }
+
+    /// Deletes a run that has ended, and its events.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]; [`StoreError::Conflict`] if the run is active.
+    pub async fn delete_run(&self, run_id: &str) -> Result<(), StoreError> {
+        let mut tx = self.db.write().await?;
+        let run = sqlx::query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id);
+        let run: RunRow = tx.fetch_optional(run).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        if run.status.is_active() {
+            return Err(StoreError::Conflict { thread_id: run.thread_id, holder: run.operation_kind });
+        }
+        let events = sqlx::query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
+        tx.execute(events.bind(&run.thread_id).bind(run_id)).await?;
+        tx.execute(sqlx::query("DELETE FROM runs WHERE run_id = $1").bind(run_id)).await?;
+        tx.commit().await?;
+        self.events.forget_run(&run.thread_id, run_id).await;
+        Ok(())
     }
 
     async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {

@@ -161,9 +161,10 @@ impl StoreError {
 fn holder_name(holder: OperationKind) -> &'static str {
     match holder {
         OperationKind::Run => "run",
-        OperationKind::CheckpointWrite | OperationKind::ArtifactWrite | OperationKind::Delete => {
-            "checkpoint write"
-        }
+        OperationKind::CheckpointWrite
+        | OperationKind::ArtifactWrite
+        | OperationKind::Branch
+        | OperationKind::Delete => "checkpoint write",
     }
 }
 

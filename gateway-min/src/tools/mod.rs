@@ -31,6 +31,7 @@ pub(crate) use self::clarification::ASK_CLARIFICATION;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
 pub use toolbox::{ToolAnswer, Toolbox};
+pub(crate) use workspace::copy::copy as copy_workspace;
 pub(crate) use workspace::snapshot::{Changes, Snapshot};
 
 /// How many characters of a tool's output go into the conversation, unless the tool has a limit of its own.

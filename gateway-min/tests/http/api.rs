@@ -88,7 +88,7 @@ async fn every_described_operation_answers_under_both_prefixes() {
     let document = gateway.get("/openapi.json").await.ok();
     for (method, path, _) in operations(&document) {
         let path = path.replace("{thread_id}", "none").replace("{run_id}", "none").replace("{name}", "none");
-        let path = path.replace("{checkpoint_id}", "none");
+        let path = path.replace("{checkpoint_id}", "none").replace("{assistant_id}", "none");
         let body = (method == Method::POST || method == Method::PATCH)
             .then(|| json!({"limit": "not a number", "metadata": 5}));
         let direct = gateway.call(method.clone(), &path, body.clone()).await;
@@ -168,5 +168,38 @@ async fn pages_of_other_origins_are_allowed_only_if_they_are_named() {
     assert_eq!(cors(Some("https://a.example"), "https://b.example").await.0, None);
     for off in [None, Some(""), Some(" , ")] {
         assert_eq!(cors(off, "https://a.example").await, (None, None));
+    }
+}
+
+#[tokio::test]
+async fn the_lead_agent_is_the_one_assistant() {
+    for mode in ["full", "delta"] {
+        let gateway = Setup::on("memory", mode).start().await;
+        let agent = gateway.get("/api/assistants/lead_agent").await.ok();
+        assert_eq!(
+            (&agent["assistant_id"], &agent["graph_id"]),
+            (&json!("lead_agent"), &json!("lead_agent"))
+        );
+        assert_eq!((&agent["metadata"], &agent["version"]), (&json!({"created_by": "system"}), &json!(1)));
+        for (body, found) in [
+            (json!({}), 1),
+            (json!({"graph_id": "lead_agent", "name": "Lead", "metadata": {"created_by": "system"}}), 1),
+            (json!({"graph_id": "other"}), 0),
+            (json!({"name": "other"}), 0),
+            (json!({"metadata": {"created_by": "me"}}), 0),
+        ] {
+            let listed = gateway.post("/api/assistants/search", body.clone()).await.ok();
+            assert_eq!(listed, json!(vec![&agent; found]), "{body}");
+            assert_eq!(gateway.post("/api/assistants/count", body).await.ok(), json!(found));
+        }
+        assert_eq!(gateway.post("/api/assistants/search", json!({"offset": 1})).await.ok(), json!([]));
+        let graph = gateway.get("/api/assistants/lead_agent/graph").await.ok();
+        assert_eq!(graph, json!({"graph_id": "lead_agent", "nodes": [], "edges": []}));
+        let schemas = gateway.get("/api/assistants/lead_agent/schemas").await.ok();
+        assert!(schemas["state_schema"]["properties"]["messages"].is_object());
+        for path in ["", "/graph", "/schemas"] {
+            let absent = gateway.get(&format!("/api/assistants/x{path}")).await;
+            absent.refused(404, "Assistant x not found");
+        }
     }
 }

@@ -4,16 +4,22 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod api;
+mod branches;
+mod compact;
 mod delete;
 mod events;
 mod gate;
+mod goal;
 mod history;
 mod history_cache;
+mod replay;
 mod retention;
 mod run_cancel;
 mod run_checks;
+mod run_control;
 mod run_events;
 mod run_gate;
+mod run_idempotency;
 mod run_resume;
 mod run_stream;
 mod run_workspace;

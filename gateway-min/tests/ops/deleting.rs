@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use insta::assert_snapshot;
+use redis::AsyncCommands as _;
 use serde_json::Value as Json;
 use threadkeep::id::CheckpointId;
 use threadkeep::metadata::Source;
@@ -12,7 +13,7 @@ use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Rewrite, Saver};
 use threadkeep::step::StepWriter;
 
-use super::store::{MODES, OTHER, Store, TALK, said, step};
+use super::store::{MODES, OTHER, Store, TALK, said, step, threadkeep};
 
 fn texts(list: &Json) -> BTreeSet<String> {
     list.as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect()
@@ -270,4 +271,37 @@ async fn freed_space_is_given_back() {
     assert_eq!(done["bytes_after"], len());
     store.run(&["vacuum", "--full"]).done();
     store.run(&["verify", "--all"]).done();
+}
+
+#[tokio::test]
+async fn a_prune_purges_the_thread_from_the_gateways_redis_and_looking_does_not() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let url = threadkeep_testing::redis().unwrap().url();
+    let prefix = format!("ops:{}:", uuid::Uuid::new_v4());
+    let config = store.file("config.yaml");
+    let database = serde_json::json!({
+        "backend": "sqlite",
+        "sqlite_dir": store.path().parent().unwrap(),
+        "checkpoint_channel_mode": "delta",
+        "checkpoint_cache": {"type": "redis", "redis_url": url, "key_prefix": prefix},
+    });
+    std::fs::write(&config, serde_json::json!({"config_version": 49, "database": database}).to_string())
+        .unwrap();
+    let mut redis = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let keys = [TALK, OTHER].map(|thread| format!("{prefix}{thread}"));
+    for key in &keys {
+        let () = redis.hset(key, "path:0::messages", "what a gateway knows").await.unwrap();
+    }
+    let mut there = async || {
+        let talk: bool = redis.exists(&keys[0]).await.unwrap();
+        (talk, redis.exists::<_, bool>(&keys[1]).await.unwrap())
+    };
+    let prune = ["prune", "plan", "--thread", TALK, "--keep", "last:3", "--config", &config];
+    threadkeep(&prune).done();
+    threadkeep(&["threads", "show", TALK, "--config", &config]).done();
+    threadkeep(&["state", "get", "--thread", TALK, "--config", &config]).done();
+    assert_eq!(there().await, (true, true));
+    let prune = ["prune", "apply", "--thread", TALK, "--keep", "last:3", "--yes", "--config", &config];
+    threadkeep(&prune).done();
+    assert_eq!(there().await, (false, true));
 }

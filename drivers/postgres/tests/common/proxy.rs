@@ -1,12 +1,13 @@
 //! A proxy before Postgres that counts requests, and can cut the connection at any of them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use url::Url;
 
 /// When a request that is cut is cut.
@@ -26,7 +27,18 @@ struct State {
     bytes: AtomicUsize,
     /// The number of the request that is cut, and when.
     cut: Mutex<Option<(usize, Cut)>>,
-    done: AtomicUsize,
+    done: Arc<AtomicBool>,
+    hold: Mutex<Option<Hold>>,
+}
+
+/// A request that is held up.
+#[derive(Debug)]
+struct Hold {
+    nth: usize,
+    /// Told when it comes.
+    come: Arc<Notify>,
+    /// Tells when it may go on.
+    go: Arc<Notify>,
 }
 
 /// The proxy. It ends with its runtime.
@@ -76,25 +88,44 @@ impl Proxy {
     /// Cuts the connection at the `nth` request from now on.
     pub fn cut(&self, nth: usize, cut: Cut) {
         *self.state.cut.lock().unwrap() = Some((self.requests() + nth, cut));
-        self.state.done.store(0, Ordering::SeqCst);
+        self.state.done.store(false, Ordering::SeqCst);
+    }
+
+    /// Holds up the `nth` request from now on. The first one is notified when it has come; it goes on when the second
+    /// one is.
+    pub fn hold(&self, nth: usize) -> (Arc<Notify>, Arc<Notify>) {
+        let (come, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        *self.state.hold.lock().unwrap() =
+            Some(Hold { nth: self.requests() + nth, come: come.clone(), go: go.clone() });
+        (come, go)
+    }
+
+    /// Set when the planned cut is made.
+    pub fn was_cut(&self) -> Arc<AtomicBool> {
+        self.state.done.clone()
     }
 
     /// Cuts nothing any more. Answers whether something was cut.
     pub fn mend(&self) -> bool {
         *self.state.cut.lock().unwrap() = None;
-        self.state.done.load(Ordering::SeqCst) > 0
+        self.state.done.load(Ordering::SeqCst)
     }
 }
 
 impl State {
-    /// Counts a request; tells whether it is the one to cut.
-    fn next(&self) -> Option<Cut> {
+    /// Counts a request, holds it up if it is the one; tells whether it is the one to cut.
+    async fn next(&self) -> Option<Cut> {
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
+        let held = self.hold.lock().unwrap().take_if(|hold| hold.nth == number);
+        if let Some(Hold { come, go, .. }) = held {
+            come.notify_one();
+            go.notified().await;
+        }
         let mut planned = self.cut.lock().unwrap();
         match *planned {
             Some((nth, cut)) if nth == number => {
                 *planned = None;
-                self.done.fetch_add(1, Ordering::SeqCst);
+                self.done.store(true, Ordering::SeqCst);
                 Some(cut)
             }
             _ => None,
@@ -140,7 +171,7 @@ async fn requests(
         request.extend(message);
         match kind {
             b'S' | b'Q' => {
-                let cut = state.next();
+                let cut = state.next().await;
                 if cut == Some(Cut::Before) {
                     return;
                 }

@@ -99,6 +99,10 @@ impl MemoryFeed {
     pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
         self.0.lock().await.forget(thread_id).try_into().unwrap_or(u64::MAX)
     }
+
+    pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) {
+        self.0.lock().await.forget_run(thread_id, run_id);
+    }
 }
 
 async fn owner_of_run(db: &Db, thread_id: &str, run_id: &str) -> Result<Option<String>, StoreError> {
@@ -194,6 +198,15 @@ impl Feeds {
             feed.bytes -= size;
             self.bytes -= size;
         }
+    }
+
+    /// Drops the events of one run. The others keep their numbers.
+    fn forget_run(&mut self, thread_id: &str, run_id: &str) {
+        let Some(feed) = self.by_thread.get_mut(thread_id) else { return };
+        feed.rows.retain(|row| row.run_id != run_id);
+        let left = feed.rows.iter().map(bytes).sum();
+        self.bytes = self.bytes - feed.bytes + left;
+        feed.bytes = left;
     }
 
     /// Forgets everything of a thread; returns how many events it had.

@@ -258,6 +258,13 @@ impl Events {
         }
     }
 
+    /// Forgets what is kept in memory of a run whose row is gone.
+    pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) {
+        if let Some(feed) = &self.memory {
+            feed.forget_run(thread_id, run_id).await;
+        }
+    }
+
     fn prepare(&self, events: Vec<NewEvent>) -> Result<Vec<PreparedEvent>, StoreError> {
         events.into_iter().map(|event| self.prepare_one(event)).collect()
     }

@@ -62,6 +62,8 @@ name_enum! {
         CheckpointWrite = "checkpoint_write",
         /// A write to the thread's files.
         ArtifactWrite = "artifact_write",
+        /// The making of a branch of the thread.
+        Branch = "branch",
         /// The deletion of the thread.
         Delete = "delete",
     }
@@ -309,6 +311,19 @@ impl Runs {
         }
         sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
         sql.push(" OFFSET ").push_bind(page_offset(query.offset));
+        self.db.fetch_all(sql.build()).await
+    }
+
+    /// The runs that are pending or running and were not cancelled, first admitted first; those of one thread, or all.
+    pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, StoreError> {
+        let mut sql = Builder::new(
+            "SELECT * FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
+             AND cancel_action IS NULL",
+        );
+        if let Some(thread_id) = thread_id {
+            sql.push(" AND thread_id = ").push_bind(thread_id);
+        }
+        sql.push(" ORDER BY admission_seq");
         self.db.fetch_all(sql.build()).await
     }
 

@@ -14,6 +14,8 @@ pub enum WriterKind {
     CheckpointWrite,
     /// See [`OperationKind::ArtifactWrite`].
     ArtifactWrite,
+    /// See [`OperationKind::Branch`].
+    Branch,
     /// See [`OperationKind::Delete`].
     Delete,
 }
@@ -23,6 +25,7 @@ impl From<WriterKind> for OperationKind {
         match kind {
             WriterKind::CheckpointWrite => Self::CheckpointWrite,
             WriterKind::ArtifactWrite => Self::ArtifactWrite,
+            WriterKind::Branch => Self::Branch,
             WriterKind::Delete => Self::Delete,
         }
     }

@@ -83,7 +83,9 @@ async fn reject_names_what_holds_the_thread() {
     assert_eq!(dump(store).await, before);
     store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
 
-    for kind in [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Delete] {
+    for kind in
+        [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Branch, WriterKind::Delete]
+    {
         let reservation = store.runs().reserve("t", kind).await.unwrap();
         for strategy in [Reject, Interrupt, Rollback] {
             let before = dump(store).await;

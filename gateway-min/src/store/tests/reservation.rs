@@ -10,7 +10,9 @@ async fn reservation_holds_the_thread_until_released() {
     assert_eq!((reservation.thread_id(), reservation.kind()), ("t", WriterKind::CheckpointWrite));
     let row = runs.active_for_thread("t").await.unwrap().unwrap();
     assert_eq!((row.operation_kind, row.status), (OperationKind::CheckpointWrite, RunStatus::Running));
-    for kind in [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Delete] {
+    for kind in
+        [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Branch, WriterKind::Delete]
+    {
         let error = runs.reserve("t", kind).await.unwrap_err();
         assert_eq!(error.to_string(), "Thread t already has an active checkpoint write");
     }

@@ -7,6 +7,7 @@
 //! through a link in the last place, and new content first goes to a temporary file whose place is checked
 //! before anything is written to it.
 
+pub(super) mod copy;
 pub(super) mod snapshot;
 
 use std::fs::{self, File, OpenOptions};

@@ -1,7 +1,7 @@
 //! Table and index bytes of one growing thread, in full mode and in delta mode.
 //!
 //! ```text
-//! cargo run --release -p threadkeep-postgres --example size_report
+//! cargo run --release -p threadkeep-postgres --example postgres_size_report
 //! ```
 //!
 //! A turn is what the gateway does for one: open the head, one superstep for the question, one for the answer, and a

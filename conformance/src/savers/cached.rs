@@ -1,0 +1,52 @@
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use threadkeep::cache::{CachedSaver, MemoryCache};
+use threadkeep::saver::Saver;
+
+use crate::{BoxError, Claim, Damage, Factory};
+
+/// Another saver, with a history cache of the handle's own in memory before it.
+#[derive(Debug, Clone, Copy)]
+pub struct Cached<F>(pub F);
+
+/// Few enough that entries make room for others.
+const ENTRIES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(40);
+
+fn cached(saver: Arc<dyn Saver>) -> Arc<dyn Saver> {
+    Arc::new(CachedSaver::new(saver, Arc::new(MemoryCache::new(ENTRIES))))
+}
+
+#[async_trait]
+impl<F: Factory> Factory for Cached<F> {
+    type Place = F::Place;
+
+    fn name(&self) -> &'static str {
+        "cached"
+    }
+
+    fn claims(&self) -> &'static [Claim] {
+        self.0.claims()
+    }
+
+    async fn create(&self) -> Result<F::Place, BoxError> {
+        self.0.create().await
+    }
+
+    async fn open(&self, place: &F::Place) -> Result<Arc<dyn Saver>, BoxError> {
+        Ok(cached(self.0.open(place).await?))
+    }
+
+    async fn damage(&self, place: &F::Place, damage: &Damage) -> Result<(), BoxError> {
+        self.0.damage(place, damage).await
+    }
+
+    fn address(&self, place: &F::Place) -> Result<String, BoxError> {
+        self.0.address(place)
+    }
+
+    async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
+        Ok(cached(self.0.open_at(address).await?))
+    }
+}

@@ -1,0 +1,47 @@
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use threadkeep::saver::Saver;
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::{Database, pgbouncer, postgres};
+
+use crate::{BoxError, Claim, Factory};
+
+/// The Postgres saver, each store in a database of its own on the server of the tests.
+#[derive(Debug, Clone, Copy)]
+pub struct Postgres {
+    /// Whether it is reached through PgBouncer in transaction mode.
+    pub pooled: bool,
+}
+
+#[async_trait]
+impl Factory for Postgres {
+    type Place = Database;
+
+    fn name(&self) -> &'static str {
+        if self.pooled { "postgres-pgbouncer" } else { "postgres" }
+    }
+
+    fn claims(&self) -> &'static [Claim] {
+        &[Claim::Durable, Claim::Killable]
+    }
+
+    async fn create(&self) -> Result<Database, BoxError> {
+        let database = postgres()?.database().await?;
+        setup(&self.address(&database)?, &Options::default()).await?;
+        Ok(database)
+    }
+
+    async fn open(&self, place: &Database) -> Result<Arc<dyn Saver>, BoxError> {
+        self.open_at(&self.address(place)?).await
+    }
+
+    fn address(&self, place: &Database) -> Result<String, BoxError> {
+        Ok(if self.pooled { pgbouncer()?.url(place) } else { place.url().to_owned() })
+    }
+
+    async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
+        let options = Options { connections: 4, ..Options::default() };
+        Ok(Arc::new(PostgresSaver::connect(address, options).await?))
+    }
+}

@@ -1,0 +1,106 @@
+use threadkeep_testing::postgres;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, NoTls};
+use uuid::Uuid;
+
+use super::*;
+use crate::config::Options;
+use crate::pool::Param;
+
+async fn plan(client: &Client, statement: &str, params: &[Param<'_>]) -> String {
+    let rows = client.query_typed(&format!("EXPLAIN (COSTS OFF) {statement}"), params).await.unwrap();
+    rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
+}
+
+/// However large the tables are, what is read is found by its key: nothing is scanned, filtered or sorted.
+#[tokio::test]
+async fn reads_go_by_keys() {
+    let database = postgres().unwrap().database().await.unwrap();
+    crate::setup(database.url(), &Options::default()).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    // Small tables are scanned otherwise.
+    client.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off").await.unwrap();
+    let sql = Sql::new("public");
+    let (thread, ns, id, limit) =
+        (Uuid::from_bytes([1; 16]), Vec::<u8>::new(), Uuid::from_bytes([2; 16]), 10_i64);
+    let (thread, ns): (Param<'_>, Param<'_>) = ((&thread, Type::UUID), (&ns, Type::BYTEA));
+    let (id, limit): (Param<'_>, Param<'_>) = ((&id, Type::UUID), (&limit, Type::INT8));
+    let key = "(thread = '01010101-0101-0101-0101-010101010101'::uuid)";
+    let chain = format!("{key} AND (ns = '\\x'::bytea)");
+    let by_id = "'02020202-0202-0202-0202-020202020202'::uuid";
+    for (name, statement, params, cond) in [
+        ("head", &sql.head, vec![thread.clone(), ns.clone()], chain.clone()),
+        (
+            "by id",
+            &sql.by_id,
+            vec![thread.clone(), ns.clone(), id.clone()],
+            format!("{chain} AND (id = {by_id})"),
+        ),
+        (
+            "an old page",
+            &sql.newest,
+            vec![thread.clone(), ns.clone(), id.clone(), ns.clone(), limit],
+            format!("{chain} AND (id <= {by_id})"),
+        ),
+        (
+            "a lineage",
+            &sql.lineage,
+            vec![thread.clone(), ns.clone(), id.clone(), id.clone()],
+            "(ns = '\\x'::bytea) AND (id = w.parent)".to_owned(),
+        ),
+    ] {
+        let plan = plan(&client, statement, &params).await;
+        assert!(plan.contains(&cond), "{name}: {cond}\n{plan}");
+        assert!(!plan.contains("Seq Scan") && !plan.contains("Sort"), "{name}:\n{plan}");
+    }
+    let (ids, next) = (vec![Uuid::from_bytes([2; 16])], vec![1_i64, 1 << 32, 2 << 32]);
+    let look: Vec<Param<'_>> =
+        vec![thread.clone(), ns, (&ids, Type::UUID_ARRAY), (&1_i64, Type::INT8), (&next, Type::INT8_ARRAY)];
+    let look = plan(&client, &sql.look, &look).await;
+    assert!(!look.contains("Seq Scan"), "{look}");
+    assert!(look.contains("AND (seq >= CASE WHEN ("), "{look}");
+    let bounds = vec![1_i64];
+    let params = [thread, (&bounds, Type::INT8_ARRAY), (&bounds, Type::INT8_ARRAY)];
+    let elements = plan(&client, &sql.elements, &params).await;
+    assert!(elements.contains("(seq >= w.first) AND (seq <= w.last)"), "{elements}");
+    let after = vec![b'a'];
+    let params: [Param<'_>; 2] = [(&after, Type::BYTEA), (&10_i64, Type::INT8)];
+    let threads = plan(&client, &sql.threads, &params).await;
+    assert!(threads.contains("Index Scan using threadkeep_thread_name"), "{threads}");
+    assert!(threads.contains("Incremental Sort"), "{threads}");
+}
+/// A statement that the planner believes to be costly is compiled first, which takes far longer than to run it.
+#[tokio::test]
+async fn no_read_of_a_long_thread_looks_costly() {
+    let database = postgres().unwrap().database().await.unwrap();
+    crate::setup(database.url(), &Options::default()).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let fill = "INSERT INTO threadkeep_checkpoint (thread, ns, id, names, body)
+                SELECT '01010101-0101-0101-0101-010101010101', '', encode(int8send(n) || int8send(n), 'hex')::uuid, 0, ''
+                FROM generate_series(1, 10000) n; ANALYZE";
+    client.batch_execute(fill).await.unwrap();
+    let sql = Sql::new("public");
+    let (thread, ns, id) = (Uuid::from_bytes([1; 16]), Vec::<u8>::new(), Uuid::from_bytes([0; 16]));
+    let (nothing, no_id, no_limit) = (None::<Vec<u8>>, None::<Uuid>, None::<i64>);
+    let (thread, ns): (Param<'_>, Param<'_>) = ((&thread, Type::UUID), (&ns, Type::BYTEA));
+    let id: Param<'_> = (&id, Type::UUID);
+    let everything: Vec<Param<'_>> = vec![
+        thread.clone(),
+        (&nothing, Type::BYTEA),
+        (&no_id, Type::UUID),
+        (&nothing, Type::BYTEA),
+        (&no_limit, Type::INT8),
+    ];
+    for (name, statement, params) in [
+        ("list", &sql.newest, everything),
+        ("lineage", &sql.lineage, vec![thread.clone(), ns.clone(), id.clone(), id]),
+        ("head", &sql.head, vec![thread, ns]),
+    ] {
+        let rows = client.query_typed(&format!("EXPLAIN {statement}"), &params).await.unwrap();
+        let first: String = rows[0].get(0);
+        let cost = first.split_once("..").unwrap().1.split_once(' ').unwrap().0;
+        assert!(cost.parse::<f64>().unwrap() < 50_000.0, "{name}: {first}");
+    }
+}

@@ -1,0 +1,294 @@
+//! Branching a thread, and copying it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use chrono::Utc;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::ThreadId;
+use threadkeep::state::StateSnapshot;
+use threadkeep::{Error, deletion};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::error::ApiError;
+use super::exclusive::exclusively;
+use super::extract::{ApiJson, ApiPath, ThreadPath};
+use super::fields::{Fields, FromFields};
+use super::schema::{ErrorBody, Gated};
+use super::threads::{Thread, absent, existing};
+use crate::app::App;
+use crate::runs::admission::seed_runs;
+use crate::runs::branch::{self, TurnEnd};
+use crate::runs::lineage::{self, Base};
+use crate::serialize::time;
+use crate::store::{DISPLAY_NAME_MAX_CHARS, NewThread, ThreadRow, WriterKind};
+use crate::tools;
+
+const FIND_FAILED: &str = "Failed to find branch checkpoint";
+const INSPECT_FAILED: &str = "Failed to inspect checkpoint history";
+const CREATE_FAILED: &str = "Failed to create branch";
+const COPY_FAILED: &str = "Failed to copy thread";
+const BUSY: &str = "Thread has work in flight. Branch it after the work finishes.";
+const COPY_BUSY: &str = "Thread has work in flight. Copy it after the work finishes.";
+const TURN_GONE: &str = "This turn can no longer be branched from.";
+const SIDECAR_ONLY: &str = "Branching is only available in the main conversation.";
+
+/// Metadata of a thread that goes with another one and has no turns of its own to branch from.
+const SIDECAR_KEY: &str = "svc_sidecar";
+/// Metadata of a thread that is a branch, and of its two first checkpoints.
+const BRANCH_KEY: &str = "svc_branch";
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(branch_thread)).routes(routes!(copy_thread))
+}
+
+/// Where to branch. Other fields are ignored.
+#[derive(Debug, ToSchema)]
+struct BranchThread {
+    /// The answer with which a turn ended.
+    #[schema(min_length = 1)]
+    message_id: String,
+    /// All answers of that turn.
+    #[schema(required = false)]
+    message_ids: Vec<String>,
+    /// The title of the branch; without one, that of the turn's state.
+    #[schema(max_length = 256)]
+    title: Option<String>,
+}
+
+impl FromFields for BranchThread {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let message_id = fields.field("message_id").required().text_sized(&(1..=usize::MAX));
+        Self {
+            message_id: message_id.unwrap_or_default(),
+            message_ids: fields.field("message_ids").texts().unwrap_or_default(),
+            title: fields.field("title").nullable().text_sized(&(0..=DISPLAY_NAME_MAX_CHARS)),
+        }
+    }
+}
+
+/// A branch.
+#[derive(Debug, Serialize, ToSchema)]
+struct Branch {
+    /// The new thread.
+    thread_id: String,
+    /// Its source.
+    parent_thread_id: String,
+    /// The checkpoint of the source whose state the branch begins with.
+    parent_checkpoint_id: String,
+    /// The answer that was asked for.
+    branched_from_message_id: String,
+    /// `current_thread_best_effort` if the files of the thread were copied, `not_found` if it has none, `failed`, or
+    /// `skipped_historical_turn`: files are kept as they are now only.
+    workspace_clone_mode: &'static str,
+    /// Whether the events of the branch show what was said before: `seeded`, `skipped_empty` or `failed`.
+    history_seed_mode: &'static str,
+}
+
+/// Branch a thread at the end of a turn.
+///
+/// The branch is a thread of its own: what becomes of the source later does not touch it. The source is not changed.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/branches", tag = "threads", params(("thread_id" = String, Path)),
+    request_body = BranchThread,
+    responses((status = 200, description = "The branch", body = Branch),
+        (status = 404, description = "No such thread", body = ErrorBody), Gated))]
+async fn branch_thread(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(body): ApiJson<BranchThread>,
+) -> Result<Json<Branch>, ApiError> {
+    let gated = app.accessor().check(&thread_id, None).await;
+    gated.map_err(|error| ApiError::from_engine(&thread_id, FIND_FAILED, &error))?;
+    let row = existing(&app, &thread_id, FIND_FAILED).await?;
+    if row.metadata.get(SIDECAR_KEY).is_some_and(|flag| flag == true) {
+        return Err(ApiError::conflict(SIDECAR_ONLY));
+    }
+    let work = make(Arc::clone(&app), thread_id.clone(), row, body);
+    exclusively(&app, &thread_id, WriterKind::Branch, BUSY.to_owned(), CREATE_FAILED, work).await.map(Json)
+}
+
+/// The states that a branch begins with: before the turn, if the source has that, and after it.
+struct Found {
+    base: Option<StateSnapshot>,
+    end: StateSnapshot,
+    latest: bool,
+}
+
+async fn make(
+    app: Arc<App>,
+    source: ThreadId,
+    row: ThreadRow,
+    body: BranchThread,
+) -> Result<Branch, ApiError> {
+    let found = find(&app, &source, &body).await?;
+    let branch = ThreadId::from(Uuid::new_v4().to_string());
+    let now = time(Utc::now());
+    let parentage = Map::from_iter([
+        (BRANCH_KEY.to_owned(), json!(true)),
+        ("branch_parent_thread_id".to_owned(), json!(source.as_str())),
+        ("branch_parent_checkpoint_id".to_owned(), json!(found.end.key.id.to_string())),
+        ("branch_parent_message_id".to_owned(), json!(body.message_id)),
+        ("branch_created_at".to_owned(), json!(now)),
+    ]);
+    let mut extra = parentage.clone();
+    extra.extend(["created_at", "updated_at"].map(|key| (key.to_owned(), json!(now))));
+    let title = body.title.as_deref();
+    let head = branch::write(app.accessor(), &branch, found.base.as_ref(), &found.end, title, &extra).await;
+    let named =
+        head.map_err(|error| ApiError::from_engine(&branch, CREATE_FAILED, &error)).and_then(|head| {
+            let title = head.json("title").map_err(|error| ApiError::internal(CREATE_FAILED, &error))?;
+            Ok((title.and_then(|title| title.as_str().map(str::to_owned)), head))
+        });
+    let (display_name, head) = match named {
+        Ok(named) => named,
+        Err(error) => return Err(undone(&app, &branch, error).await),
+    };
+    let workspace_clone_mode =
+        if found.latest { copy_files(&app, &source, &branch).await } else { "skipped_historical_turn" };
+    // Last, so that nobody finds a branch that is not whole.
+    let new = NewThread {
+        thread_id: branch.to_string(),
+        assistant_id: row.assistant_id,
+        user_id: row.user_id,
+        display_name,
+        metadata: parentage,
+    };
+    if let Err(error) = app.store.threads().create(new).await {
+        return Err(undone(&app, &branch, ApiError::internal(CREATE_FAILED, &error)).await);
+    }
+    Ok(Branch {
+        history_seed_mode: seed(&app, &branch, &head).await,
+        thread_id: branch.to_string(),
+        parent_thread_id: source.to_string(),
+        parent_checkpoint_id: found.end.key.id.to_string(),
+        branched_from_message_id: body.message_id,
+        workspace_clone_mode,
+    })
+}
+
+/// Looks for the states, in the source as it is now.
+async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found, ApiError> {
+    let accessor = app.accessor();
+    let mut answers = body.message_ids.clone();
+    answers.push(body.message_id.clone());
+    let turn = branch::turn_end(accessor, source, &answers).await;
+    let turn = turn.map_err(|error| ApiError::from_engine(source, FIND_FAILED, &error))?;
+    let Some(TurnEnd { state, question, latest }) = turn else {
+        return Err(ApiError::conflict(TURN_GONE));
+    };
+    let base = match lineage::base_before(accessor, source, &state, &question).await {
+        Ok(Base::At(base)) => Some(base),
+        Ok(Base::Nothing | Base::Unknown) => None,
+        Err(error) if error.is_integrity() => {
+            tracing::warn!(thread = %source, %error, "a turn cannot be branched from");
+            return Err(ApiError::conflict(TURN_GONE));
+        }
+        Err(error) => return Err(ApiError::internal(INSPECT_FAILED, &error)),
+    };
+    let whole = async |id| {
+        let state = accessor.get(source, Some(id)).await;
+        let state = state.map_err(|error| ApiError::from_engine(source, INSPECT_FAILED, &error))?;
+        state.ok_or_else(|| ApiError::conflict(TURN_GONE))
+    };
+    let base = match base {
+        Some(base) => Some(whole(base).await?),
+        None => None,
+    };
+    Ok(Found { base, end: whole(state.key.id).await?, latest })
+}
+
+/// Takes back what there is of a branch that could not be made; returns why it could not.
+async fn undone(app: &App, branch: &ThreadId, error: ApiError) -> ApiError {
+    if let Err(error) = app.accessor().saver().delete_thread(branch).await {
+        tracing::warn!(thread = %branch, %error, "checkpoints of a branch that was not made are left");
+    }
+    if let Err(error) = tokio::fs::remove_dir_all(app.thread_dir(branch.as_str())).await
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(thread = %branch, %error, "files of a branch that was not made are left");
+    }
+    error
+}
+
+/// Copies the thread's files and says how that went.
+async fn copy_files(app: &App, from: &ThreadId, to: &ThreadId) -> &'static str {
+    let (source, target) = (app.thread_dir(from.as_str()), app.thread_dir(to.as_str()));
+    match tokio::task::spawn_blocking(move || tools::copy_workspace(&source, &target)).await {
+        Ok(Ok(true)) => "current_thread_best_effort",
+        Ok(Ok(false)) => "not_found",
+        failed => {
+            let error = failed.map_or_else(|error| error.to_string(), |copied| format!("{copied:?}"));
+            tracing::warn!(thread = %to, error, "the files of a thread were not copied");
+            "failed"
+        }
+    }
+}
+
+/// Fills the event feed with what was said before the branch, and says how that went.
+async fn seed(app: &App, branch: &ThreadId, head: &StateSnapshot) -> &'static str {
+    let runs = match head.json(MESSAGES_CHANNEL) {
+        Ok(Some(Value::Array(messages))) => seed_runs(&format!("branch-seed-{branch}"), messages),
+        _ => Vec::new(),
+    };
+    if runs.is_empty() {
+        return "skipped_empty";
+    }
+    match app.store.events().seed(branch.as_str(), runs).await {
+        Ok(_) => "seeded",
+        Err(error) => {
+            tracing::warn!(thread = %branch, %error, "the event feed of a branch was not filled");
+            "failed"
+        }
+    }
+}
+
+/// Copy a thread, with its whole history.
+///
+/// The copy is a thread of its own with the same checkpoints, and with the files as they are now. Runs and their events
+/// stay with the source.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/copy", tag = "threads", params(("thread_id" = String, Path)),
+    responses((status = 200, description = "The copy", body = Thread),
+        (status = 404, description = "No such thread", body = ErrorBody), Gated))]
+async fn copy_thread(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+) -> Result<Json<Thread>, ApiError> {
+    let gated = app.accessor().check(&thread_id, None).await;
+    let has_state = gated.map_err(|error| ApiError::from_engine(&thread_id, COPY_FAILED, &error))?;
+    let row = existing(&app, &thread_id, COPY_FAILED).await?;
+    if !has_state {
+        return Err(absent(&thread_id));
+    }
+    let work = copy(Arc::clone(&app), thread_id.clone(), row);
+    let copied =
+        exclusively(&app, &thread_id, WriterKind::Branch, COPY_BUSY.to_owned(), COPY_FAILED, work).await?;
+    Ok(Json(copied.into()))
+}
+
+async fn copy(app: Arc<App>, source: ThreadId, row: ThreadRow) -> Result<ThreadRow, ApiError> {
+    let target = ThreadId::from(Uuid::new_v4().to_string());
+    let copied = deletion::copy_thread(&**app.accessor().saver(), &source, &target).await;
+    if let Err(error) = copied {
+        let error: Error = error;
+        return Err(undone(&app, &target, ApiError::from_engine(&source, COPY_FAILED, &error)).await);
+    }
+    copy_files(&app, &source, &target).await;
+    let new = NewThread {
+        thread_id: target.to_string(),
+        assistant_id: row.assistant_id,
+        user_id: row.user_id,
+        display_name: row.display_name,
+        metadata: row.metadata,
+    };
+    match app.store.threads().create(new).await {
+        Ok(created) => Ok(created.row),
+        Err(error) => Err(undone(&app, &target, ApiError::internal(COPY_FAILED, &error)).await),
+    }
+}

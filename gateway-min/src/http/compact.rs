@@ -1,0 +1,199 @@
+//! Compaction: the beginning of a conversation makes place for a summary of it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use serde_json::{Value, json};
+use threadkeep::Error;
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::{NodeName, ThreadId};
+use threadkeep::state::{StateSnapshot, Update};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::ApiError;
+use super::exclusive::exclusively;
+use super::extract::{ApiJson, ApiPath, ThreadPath};
+use super::fields::{Fields, Flaw, FromFields};
+use super::schema::{ErrorBody, Gated};
+use super::threads::{absent, existing};
+use crate::agent::summary;
+use crate::app::App;
+use crate::config::{Config, ContextSize};
+use crate::runs::worker::binding;
+use crate::store::WriterKind;
+
+const FAILED: &str = "Failed to compact thread context.";
+const BUSY: &str = "Thread has a run in flight. Compact after the run finishes.";
+const DISABLED: &str = "Context compaction is disabled.";
+const NOT_ENOUGH: &str = "not_enough_messages";
+const NODE: &str = "manual_compaction";
+const SUMMARY_CHANNEL: &str = "summary_text";
+/// The longest name of an agent or model, in characters.
+const NAME_MAX: usize = 128;
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(compact_thread))
+}
+
+/// How to compact. Other fields are ignored.
+#[derive(Debug, ToSchema)]
+struct CompactThread {
+    /// Also where the conversation has not reached what the configuration takes for long.
+    #[schema(default = true, required = false)]
+    force: bool,
+    /// How much stays: `{type: "messages" | "tokens" | "fraction", value}`; without it, as configured.
+    #[schema(value_type = Option<Object>)]
+    keep: Option<ContextSize>,
+    /// A hint, without meaning here: the binding of the thread stays.
+    #[schema(max_length = 128)]
+    #[allow(dead_code, reason = "described and checked only")]
+    agent_name: Option<String>,
+    /// The model that writes the summary.
+    #[schema(max_length = 128)]
+    model_name: Option<String>,
+}
+
+impl FromFields for CompactThread {
+    const BODY_OPTIONAL: bool = true;
+
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self {
+            force: fields.field("force").flag().unwrap_or(true),
+            keep: fields.field("keep").nullable().read(keep),
+            agent_name: fields.field("agent_name").nullable().text_sized(&(0..=NAME_MAX)),
+            model_name: fields.field("model_name").nullable().text_sized(&(0..=NAME_MAX)),
+        }
+    }
+}
+
+fn keep(sent: Value) -> Result<ContextSize, (Flaw, Value)> {
+    let (count, share) = (sent["value"].as_u64().filter(|count| *count > 0), sent["value"].as_f64());
+    let size = match sent["type"].as_str() {
+        Some("messages") => count.map(ContextSize::Messages),
+        Some("tokens") => count.map(ContextSize::Tokens),
+        Some("fraction") => share.filter(|share| *share > 0.0 && *share <= 1.0).map(ContextSize::Fraction),
+        _ => None,
+    };
+    let rule = "Input should be {type: 'messages' or 'tokens', value: 1 or more} or {type: 'fraction', value: above 0, at most 1}";
+    size.ok_or_else(|| (Flaw::new("value_error", rule), sent))
+}
+
+/// What a compaction did.
+#[derive(Debug, Serialize, ToSchema)]
+#[allow(clippy::struct_field_names, reason = "the names are those of the service")]
+struct Compacted {
+    thread_id: String,
+    /// Whether anything was changed.
+    compacted: bool,
+    /// Why not: `not_enough_messages`.
+    #[schema(required = true)]
+    reason: Option<&'static str>,
+    removed_message_count: usize,
+    preserved_message_count: usize,
+    summary_updated: bool,
+    /// The head.
+    #[schema(required = true)]
+    checkpoint_id: Option<String>,
+    /// About how many tokens the messages that stay have.
+    total_tokens: u64,
+}
+
+/// Put a summary in the place of the beginning of a conversation.
+#[utoipa::path(post, path = "/api/threads/{thread_id}/compact", tag = "state", params(("thread_id" = String, Path)),
+    request_body = Option<CompactThread>,
+    responses((status = 200, description = "What was done", body = Compacted),
+        (status = 404, description = "No such thread, or it has no checkpoint", body = ErrorBody), Gated))]
+async fn compact_thread(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiJson(body): ApiJson<CompactThread>,
+) -> Result<Json<Compacted>, ApiError> {
+    let gated = app.accessor().check(&thread_id, None).await;
+    gated.map_err(|error| ApiError::from_engine(&thread_id, FAILED, &error))?;
+    existing(&app, &thread_id, FAILED).await?;
+    let config = app.config.current_async().await;
+    if !config.summarization.enabled {
+        return Err(ApiError::conflict(DISABLED));
+    }
+    let work = compact(Arc::clone(&app), thread_id.clone(), config, body);
+    let kind = WriterKind::CheckpointWrite;
+    exclusively(&app, &thread_id, kind, BUSY.to_owned(), FAILED, work).await.map(Json)
+}
+
+async fn compact(
+    app: Arc<App>,
+    thread: ThreadId,
+    config: Arc<Config>,
+    body: CompactThread,
+) -> Result<Compacted, ApiError> {
+    let engine = |error: Error| match error {
+        Error::Conflict { .. } => ApiError::conflict(BUSY),
+        error => ApiError::from_engine(&thread, FAILED, &error),
+    };
+    let (accessor, settings) = (app.accessor(), &config.summarization);
+    let head = accessor.get(&thread, None).await.map_err(engine)?.ok_or_else(|| absent(&thread))?;
+    let messages = match head.json(MESSAGES_CHANNEL).map_err(engine)? {
+        Some(Value::Array(messages)) => messages,
+        _ => Vec::new(),
+    };
+    let name = body.model_name.as_deref().or(settings.model_name.as_deref());
+    let section = name.map_or_else(|| config.models.first(), |name| config.model(name));
+    let window = section.and_then(|model| model.context_window);
+    let cut = summary::cut(&messages, body.keep.unwrap_or(settings.keep), window);
+    // Nothing that stays would leave the model without a conversation.
+    if cut == 0 || cut == messages.len() || !(body.force || is_due(&config, &messages, window)) {
+        return Ok(unchanged(&head, &messages));
+    }
+    let model = app.model(&config, name).await.map_err(|error| ApiError::internal(FAILED, &error))?;
+    let (removed, preserved) = messages.split_at(cut);
+    let earlier = head.json(SUMMARY_CHANNEL).map_err(engine)?;
+    let earlier = earlier.as_ref().and_then(Value::as_str);
+    let prompt = settings.summary_prompt.as_deref();
+    let text = summary::summarize(&model, prompt, earlier, removed, settings.trim_tokens_to_summarize).await;
+    let text = text.ok_or_else(|| ApiError::internal(FAILED, &"the model gave no summary"))?;
+    let writes = vec![
+        accessor.write(MESSAGES_CHANNEL, json!(preserved), true).map_err(engine)?,
+        accessor.write(SUMMARY_CHANNEL, json!(text), false).map_err(engine)?,
+    ];
+    let extra = binding(&head.metadata.extra);
+    let update = Update { at: Some(head.key.id), node: NodeName::from(NODE), writes, extra };
+    let state = accessor.update(&thread, update).await.map_err(engine)?;
+    Ok(Compacted {
+        compacted: true,
+        reason: None,
+        removed_message_count: removed.len(),
+        summary_updated: true,
+        ..unchanged(&state, preserved)
+    })
+}
+
+/// Whether the conversation has reached what the configuration takes for long.
+fn is_due(config: &Config, messages: &[Value], window: Option<u64>) -> bool {
+    let tokens: u64 = messages.iter().map(summary::tokens).sum();
+    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+    let reached = |size: &ContextSize| match *size {
+        ContextSize::Messages(count) => messages.len() as u64 >= count,
+        ContextSize::Tokens(count) => tokens >= count,
+        ContextSize::Fraction(share) => window.is_some_and(|window| tokens as f64 >= window as f64 * share),
+    };
+    config.summarization.trigger.iter().any(reached)
+}
+
+/// The answer for a head that stays, with these messages.
+fn unchanged(head: &StateSnapshot, messages: &[Value]) -> Compacted {
+    Compacted {
+        thread_id: head.key.thread.to_string(),
+        compacted: false,
+        reason: Some(NOT_ENOUGH),
+        removed_message_count: 0,
+        preserved_message_count: messages.len(),
+        summary_updated: false,
+        checkpoint_id: Some(head.key.id.to_string()),
+        total_tokens: messages.iter().map(summary::tokens).sum(),
+    }
+}

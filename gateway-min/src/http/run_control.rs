@@ -1,0 +1,128 @@
+//! Cancelling many runs at once, and deleting the record of one.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use threadkeep::id::ThreadId;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::ApiError;
+use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath};
+use super::fields::{Fields, Flaw, FromFields, Pattern};
+use super::runs::run_of;
+use super::schema::ErrorBody;
+use crate::app::App;
+use crate::store::{CancelAction, RunStatus, StoreError};
+
+const CANCEL_FAILED: &str = "Failed to cancel runs";
+const DELETE_FAILED: &str = "Failed to delete run";
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(cancel_many)).routes(routes!(delete_run))
+}
+
+/// Which runs to cancel: some of a thread by id, or all with a status. Other fields are ignored.
+#[derive(Debug, ToSchema)]
+struct CancelMany {
+    /// Only runs of this thread.
+    #[schema(value_type = Option<String>, pattern = "^[A-Za-z0-9_-]{1,64}$")]
+    thread_id: Option<ThreadId>,
+    /// These runs; those that have ended stay as they are. Needs `thread_id`.
+    run_ids: Option<Vec<String>>,
+    /// `pending`, `running` or `all`; instead of `run_ids`.
+    #[schema(value_type = Option<String>)]
+    status: Option<&'static str>,
+}
+
+impl FromFields for CancelMany {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let thread_id = fields.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID);
+        let run_ids = fields.field("run_ids").nullable().texts();
+        let status = fields.field("status").nullable().one_of(&["pending", "running", "all"]);
+        let problem = match (&thread_id, &run_ids, status) {
+            (Some(_), Some(_), None) | (_, None, Some(_)) => None,
+            (None, Some(_), None) => Some("thread_id is required with run_ids"),
+            _ => Some("either run_ids or status is required"),
+        };
+        if let Some(problem) = problem {
+            fields.refuse("run_ids", Flaw::new("value_error", problem), serde_json::Value::Null);
+        }
+        Self { thread_id: thread_id.map(ThreadId::from), run_ids, status }
+    }
+}
+
+/// How to cancel.
+struct CancelManyParams {
+    action: CancelAction,
+}
+
+impl FromFields for CancelManyParams {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let action = fields.field("action").one_of(&["interrupt", "rollback"]);
+        Self { action: action.and_then(|name| name.parse().ok()).unwrap_or(CancelAction::Interrupt) }
+    }
+}
+
+/// Cancel runs: 204 as soon as they are marked.
+#[utoipa::path(post, path = "/api/runs/cancel", tag = "runs", params(("action" = Option<String>, Query)),
+    request_body = CancelMany,
+    responses((status = 204, description = "Marked"),
+        (status = 404, description = "No such run of the thread; none was cancelled", body = ErrorBody),
+        (status = 422, description = "The request is not valid", body = ErrorBody)))]
+async fn cancel_many(
+    State(app): State<Arc<App>>,
+    ApiQuery(CancelManyParams { action }): ApiQuery<CancelManyParams>,
+    ApiJson(body): ApiJson<CancelMany>,
+) -> Result<StatusCode, ApiError> {
+    let failed = |error: StoreError| ApiError::internal(CANCEL_FAILED, &error);
+    let run_ids = match (body.run_ids, body.thread_id) {
+        (Some(run_ids), Some(thread_id)) => {
+            for run_id in &run_ids {
+                run_of(&app, &RunPath { thread_id: thread_id.clone(), run_id: run_id.clone() }).await?;
+            }
+            run_ids
+        }
+        (_, thread_id) => {
+            let active = app.store.runs().list_active(thread_id.as_ref().map(ThreadId::as_str)).await;
+            let wanted = |status: RunStatus| body.status.is_some_and(|s| s == "all" || s == status.as_str());
+            let active = active.map_err(failed)?.into_iter().filter(|run| wanted(run.status));
+            active.map(|run| run.run_id).collect()
+        }
+    };
+    for run_id in run_ids {
+        // One that has ended by now needs no cancelling.
+        app.cancel_run(&run_id, action).await.map_err(failed)?;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Delete the record of a run that has ended, and its events. What it wrote to the thread stays.
+#[utoipa::path(delete, path = "/api/threads/{thread_id}/runs/{run_id}", tag = "runs",
+    params(("thread_id" = String, Path), ("run_id" = String, Path)),
+    responses((status = 204, description = "It is gone"),
+        (status = 404, description = "No such run of the thread", body = ErrorBody),
+        (status = 409, description = "The run is active", body = ErrorBody)))]
+async fn delete_run(
+    State(app): State<Arc<App>>,
+    ApiPath(path): ApiPath<RunPath>,
+) -> Result<StatusCode, ApiError> {
+    let run = run_of(&app, &path).await?;
+    if !run.status.is_active() {
+        // Its row has ended, but it may have more to write.
+        app.run_ended(&path.run_id).await;
+    }
+    match app.store.delete_run(&path.run_id).await {
+        Ok(()) => Ok(StatusCode::NO_CONTENT),
+        Err(StoreError::Conflict { .. }) => {
+            Err(ApiError::conflict(format!("Run {} is active. Cancel it first.", path.run_id)))
+        }
+        Err(error) if error.is_not_found() => {
+            Err(ApiError::not_found(format!("Run {} not found", path.run_id)))
+        }
+        Err(error) => Err(ApiError::internal(DELETE_FAILED, &error)),
+    }
+}

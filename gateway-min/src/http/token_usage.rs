@@ -1,0 +1,176 @@
+//! What the runs of a thread have cost, and how full the context of its model is.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::ThreadId;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::error::ApiError;
+use super::extract::{ApiPath, ApiQuery, ThreadPath};
+use super::fields::{Fields, FromFields};
+use super::schema::ErrorBody;
+use crate::agent::summary;
+use crate::app::App;
+use crate::runs::lineage::messages_only;
+use crate::store::{RunQuery, RunRow, RunStatus};
+
+const FAILED: &str = "Failed to read token usage";
+
+/// The routes of this file.
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(token_usage))
+}
+
+/// Which runs count.
+struct UsageParams {
+    include_active: bool,
+}
+
+impl FromFields for UsageParams {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self { include_active: fields.field("include_active").flag().unwrap_or(false) }
+    }
+}
+
+/// The tokens of a thread's runs, those that failed or were interrupted included.
+#[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
+struct TokenUsage {
+    thread_id: String,
+    /// In and out together.
+    total_tokens: i64,
+    /// Sent to models.
+    total_input_tokens: i64,
+    /// Received from models.
+    total_output_tokens: i64,
+    /// How many runs are counted.
+    total_runs: i64,
+    /// By the name of the model.
+    by_model: BTreeMap<String, ModelUsage>,
+    /// By who asked.
+    by_caller: CallerUsage,
+    /// How full the context is; null if that cannot be told.
+    #[schema(required = true)]
+    context_usage: Option<ContextUsage>,
+}
+
+/// What one model was used for.
+#[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
+struct ModelUsage {
+    tokens: i64,
+    /// The runs that used it, be it beside others.
+    runs: i64,
+}
+
+/// Tokens by who asked.
+#[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
+struct CallerUsage {
+    lead_agent: i64,
+    subagent: i64,
+    /// Titles and summaries.
+    middleware: i64,
+}
+
+/// How full the context of the model is with the conversation as it is now.
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
+struct ContextUsage {
+    /// About so many tokens.
+    token_count: u64,
+    /// The context of the model, if the configuration says it.
+    #[schema(required = true)]
+    max_context_tokens: Option<u64>,
+    /// With one decimal.
+    #[schema(required = true)]
+    percentage: Option<f64>,
+}
+
+/// Read what the runs of a thread have cost.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/token-usage", tag = "threads",
+    params(("thread_id" = String, Path), ("include_active" = Option<bool>, Query)),
+    responses((status = 200, description = "The sums; zeros for a thread without runs", body = TokenUsage),
+        (status = 500, description = "The store failed; the log says why", body = ErrorBody)))]
+async fn token_usage(
+    State(app): State<Arc<App>>,
+    ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    ApiQuery(UsageParams { include_active }): ApiQuery<UsageParams>,
+) -> Result<Json<TokenUsage>, ApiError> {
+    let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
+    let runs = app.store.runs().list_by_thread(thread_id.as_str(), &query).await;
+    let runs = runs.map_err(|error| ApiError::internal(FAILED, &error))?;
+    let model = runs.first().and_then(|run| run.model_name.clone());
+    let counted = runs.iter().filter(|run| include_active || !run.status.is_active());
+    let mut usage = sum(counted.filter(|run| run.status != RunStatus::Pending));
+    usage.thread_id = thread_id.to_string();
+    usage.context_usage = match context(&app, &thread_id, model.as_deref()).await {
+        Ok(context) => context,
+        Err(error) => {
+            tracing::warn!(thread = %thread_id, %error, "the context usage cannot be told");
+            None
+        }
+    };
+    Ok(Json(usage))
+}
+
+fn sum<'a>(runs: impl Iterator<Item = &'a RunRow>) -> TokenUsage {
+    let mut usage = TokenUsage::default();
+    for run in runs {
+        let totals = &run.totals;
+        usage.total_runs += 1;
+        usage.total_tokens += totals.total_tokens;
+        usage.total_input_tokens += totals.total_input_tokens;
+        usage.total_output_tokens += totals.total_output_tokens;
+        usage.by_caller.lead_agent += totals.lead_agent_tokens;
+        usage.by_caller.subagent += totals.subagent_tokens;
+        usage.by_caller.middleware += totals.middleware_tokens;
+        for (model, tokens) in &totals.token_usage_by_model {
+            let model = usage.by_model.entry(model.clone()).or_default();
+            model.tokens += tokens["total_tokens"].as_i64().unwrap_or(0);
+            model.runs += 1;
+        }
+    }
+    usage
+}
+
+async fn context(
+    app: &App,
+    thread: &ThreadId,
+    model: Option<&str>,
+) -> threadkeep::Result<Option<ContextUsage>> {
+    let Some(head) = app.accessor().get_loading(thread, None, messages_only()).await? else {
+        return Ok(None);
+    };
+    let messages = head.json(MESSAGES_CHANNEL)?.unwrap_or_default();
+    let config = app.config.current_async().await;
+    let model = model.and_then(|name| config.model(name)).or(config.models.first());
+    let max = model.and_then(|model| model.context_window);
+    let count = messages.as_array().into_iter().flatten().map(summary::tokens).sum();
+    Ok(Some(fill(count, max)))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a percentage with one decimal")]
+fn fill(token_count: u64, max_context_tokens: Option<u64>) -> ContextUsage {
+    let percentage = max_context_tokens.filter(|max| *max > 0);
+    let percentage = percentage.map(|max| (token_count as f64 / max as f64 * 1000.0).round() / 10.0);
+    ContextUsage { token_count, max_context_tokens, percentage }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentage_has_one_decimal_and_needs_a_context() {
+        assert_eq!(fill(1, Some(3)).percentage, Some(33.3));
+        assert_eq!(fill(2000, Some(1000)).percentage, Some(200.0));
+        assert_eq!(
+            fill(1, None),
+            ContextUsage { token_count: 1, max_context_tokens: None, percentage: None }
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! A branch: a thread of its own that begins as a copy of another one, up to the end of some turn.
+//!
+//! It has two checkpoints: the state before the turn, so that the turn can be run again, and the state after it. Both
+//! are written from values, never copied as rows, so the branch does not need its source.
+
+use serde_json::{Map, Value as Json};
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::{NodeName, ThreadId};
+use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
+
+use super::lineage::{PAGE, SCAN_ROWS, messages_only};
+use super::worker::binding;
+use crate::model::message::{is_from_user, is_hidden, kind};
+
+/// The node as which the checkpoints of a branch are written.
+const BRANCH_NODE: &str = "branch";
+/// Channels that belong to the source's own directory.
+const LEFT_OUT: [&str; 2] = ["sandbox", "thread_data"];
+
+/// The checkpoint in which a turn has just ended.
+pub(crate) struct TurnEnd {
+    /// The checkpoint, with its messages only.
+    pub(crate) state: StateSnapshot,
+    /// The message with which the user began the turn.
+    pub(crate) question: String,
+    /// Whether nothing but notes came after it.
+    pub(crate) latest: bool,
+}
+
+/// The newest checkpoint in which the turn with these answers has just ended; `None` if there is none any more, or the
+/// messages are no such answers.
+///
+/// # Errors
+/// The accessor's.
+pub(crate) async fn turn_end(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    answers: &[String],
+) -> threadkeep::Result<Option<TurnEnd>> {
+    let mut query = HistoryQuery { limit: Some(PAGE), load: messages_only(), ..HistoryQuery::default() };
+    let mut latest = true;
+    for _ in 0..SCAN_ROWS / PAGE {
+        let page = accessor.history(thread, query.clone()).await?;
+        let Some(oldest) = page.last().map(|state| state.key.id) else { break };
+        query.before = Some(oldest);
+        for state in page {
+            if state.metadata.is_duration_only() {
+                continue;
+            }
+            let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
+            let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
+            if state.next.is_empty()
+                && let Some(question) = question_of(messages, answers)
+            {
+                return Ok(Some(TurnEnd { state, question, latest }));
+            }
+            latest = false;
+        }
+    }
+    Ok(None)
+}
+
+/// The id of the user's message before these answers, if the conversation ends with them.
+fn question_of(messages: &[Json], answers: &[String]) -> Option<String> {
+    let place = |id: &String| {
+        messages
+            .iter()
+            .rposition(|message| message["id"] == **id && kind(message) == "ai" && !is_hidden(message))
+    };
+    let places = answers.iter().map(place).collect::<Option<Vec<usize>>>()?;
+    let last = places.into_iter().max()?;
+    if messages[last + 1..].iter().any(|message| matches!(kind(message), "human" | "ai")) {
+        return None;
+    }
+    let question = messages[..last].iter().rfind(|message| is_from_user(message))?;
+    question["id"].as_str().map(str::to_owned)
+}
+
+/// Writes the checkpoints of a branch to a thread that has none, and returns the last one. The states come with all
+/// their values; `title` takes the place of the last one's title.
+///
+/// A call that fails or is dropped may leave checkpoints, which are to be deleted with the thread.
+///
+/// # Errors
+/// The accessor's.
+pub(crate) async fn write(
+    accessor: &StateAccessor,
+    branch: &ThreadId,
+    base: Option<&StateSnapshot>,
+    end: &StateSnapshot,
+    title: Option<&str>,
+    extra: &Map<String, Json>,
+) -> threadkeep::Result<StateSnapshot> {
+    if let Some(base) = base {
+        copy(accessor, branch, base, None, extra).await?;
+    }
+    copy(accessor, branch, end, title, extra).await
+}
+
+async fn copy(
+    accessor: &StateAccessor,
+    branch: &ThreadId,
+    state: &StateSnapshot,
+    title: Option<&str>,
+    extra: &Map<String, Json>,
+) -> threadkeep::Result<StateSnapshot> {
+    let mut values = state.values()?;
+    values.retain(|channel, _| !LEFT_OUT.contains(&channel.as_str()));
+    values.extend(title.map(|title| ("title".to_owned(), title.into())));
+    let table = accessor.table();
+    let writes = values.into_iter().map(|(channel, value)| {
+        let reduced = table.behaviour(&channel.as_str().into()).is_some_and(|b| b.reducer().is_some());
+        accessor.write(&channel, value, reduced)
+    });
+    let writes = writes.collect::<threadkeep::Result<Vec<_>>>()?;
+    let mut extra = extra.clone();
+    extra.extend(binding(&state.metadata.extra));
+    let update = Update { at: None, node: NodeName::from(BRANCH_NODE), writes, extra };
+    accessor.update(branch, update).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn message(kind: &str, id: &str) -> Json {
+        json!({"type": kind, "id": id, "content": id, "additional_kwargs": {}})
+    }
+
+    fn hidden(kind: &str, id: &str) -> Json {
+        json!({"type": kind, "id": id, "content": id, "additional_kwargs": {"hide_from_ui": true}})
+    }
+
+    fn question(messages: &[Json], answers: &[&str]) -> Option<String> {
+        let answers: Vec<String> = answers.iter().map(|&id| id.to_owned()).collect();
+        question_of(messages, &answers)
+    }
+
+    #[test]
+    fn a_turn_has_ended_if_its_answers_are_all_there_and_nothing_follows() {
+        let first = [message("human", "h1"), message("ai", "a1"), message("tool", "t1"), message("ai", "a2")];
+        assert_eq!(question(&first, &["a2"]).as_deref(), Some("h1"));
+        assert_eq!(question(&first, &["a1", "a2"]).as_deref(), Some("h1"));
+        assert_eq!(question(&first, &["a1"]), None, "not the last part of the turn");
+        assert_eq!(question(&first, &["h1"]), None, "not an answer");
+        assert_eq!(question(&first, &["t1", "a2"]), None, "not all are answers");
+        assert_eq!(question(&first, &["a2", "x"]), None, "not all are there");
+        assert_eq!(question(&first[1..], &["a2"]), None, "no question");
+        let and = |more: Json| [&first[..], &[more]].concat();
+        assert_eq!(question(&and(message("tool", "t2")), &["a2"]).as_deref(), Some("h1"));
+        for more in [message("human", "h2"), message("ai", "a3"), hidden("human", "h2")] {
+            assert_eq!(question(&and(more), &["a2"]), None);
+        }
+        assert_eq!(question(&and(hidden("ai", "a3")), &["a3"]), None, "a hidden answer");
+        let prompted = [hidden("human", "h1"), message("ai", "a1")];
+        assert_eq!(question(&prompted, &["a1"]), None, "the user did not ask");
+    }
+}

@@ -1,0 +1,352 @@
+//! The checkpoint before a turn: where it can be branched off, or run again.
+//!
+//! It is looked for along the parent links, since the checkpoint that was written before another one need not be its
+//! ancestor. Only a lineage that ends too early, as threads of other writers may have it, is searched by time instead;
+//! one that is damaged is an error.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use threadkeep::Error;
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::Load;
+use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
+
+/// The most parent links that a walk follows.
+const MAX_DEPTH: usize = 400;
+/// The most checkpoints that a search by time looks at: two for each that a user sees.
+pub(crate) const SCAN_ROWS: usize = 400;
+/// How many checkpoints are read at once.
+pub(crate) const PAGE: usize = 50;
+
+/// Why the checkpoint before a message is not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LineageError {
+    /// The checkpoint from which to walk does not have the message.
+    #[error("Target message is not present in the checkpoint head")]
+    NotInHead,
+    /// A parent is not there, cannot be read, or is another checkpoint than the link says.
+    #[error("Checkpoint parent link is not addressable")]
+    NotAddressable,
+    /// A checkpoint is its own ancestor.
+    #[error("Checkpoint lineage contains a cycle")]
+    Cycle,
+    /// The checkpoint is too far away.
+    #[error("Checkpoint lineage exceeded the scan limit ({MAX_DEPTH})")]
+    TooDeep,
+    /// The lineage has its root in the turn of the message.
+    #[error("Checkpoint lineage ended before the target message")]
+    ParentMissing,
+    /// The store failed.
+    #[error(transparent)]
+    Read(Error),
+}
+
+impl LineageError {
+    /// Whether the lineage is damaged, so that searching on would be a guess.
+    pub(crate) fn is_integrity(&self) -> bool {
+        matches!(self, Self::NotInHead | Self::NotAddressable | Self::Cycle | Self::TooDeep)
+    }
+
+    /// What a failed read of an ancestor means.
+    fn of_read(error: Error) -> Self {
+        match error {
+            Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. } => {
+                Self::NotAddressable
+            }
+            other => Self::Read(other),
+        }
+    }
+}
+
+/// What is before a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Base {
+    /// The newest settled checkpoint without it.
+    At(CheckpointId),
+    /// Nothing: the thread begins with the message's own turn.
+    Nothing,
+    /// The message is in none of the checkpoints that were searched.
+    Unknown,
+}
+
+/// The checkpoint before the message with this id, which `head` has with its messages loaded.
+///
+/// # Errors
+/// [`LineageError`], but never [`LineageError::ParentMissing`]: that begins the search by time.
+pub(crate) async fn base_before(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    head: &StateSnapshot,
+    message: &str,
+) -> Result<Base, LineageError> {
+    if !has_message(head, message).map_err(LineageError::of_read)? {
+        return Err(LineageError::NotInHead);
+    }
+    let mut stored =
+        Stored { accessor, thread, message, links: BTreeMap::new(), oldest: head.key.id, exhausted: false };
+    match walk(head.key.id, head.parent, &mut stored).await {
+        Ok(found) => Ok(Base::At(found)),
+        Err(LineageError::ParentMissing) => scan(accessor, thread, message).await.map_err(LineageError::Read),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the state has the message with this id.
+pub(crate) fn has_message(state: &StateSnapshot, message: &str) -> threadkeep::Result<bool> {
+    let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
+    Ok(messages.as_array().is_some_and(|list| list.iter().any(|one| one["id"] == message)))
+}
+
+/// Only the messages.
+pub(crate) fn messages_only() -> Load {
+    Load::Only([ChannelName::from(MESSAGES_CHANNEL)].into())
+}
+
+/// A checkpoint on the way.
+#[derive(Debug, Clone, Copy)]
+struct Ancestor {
+    id: CheckpointId,
+    parent: Option<CheckpointId>,
+    /// Whether it only notes how long a run took.
+    duration_only: bool,
+    /// Whether no node is left to run: in the middle of a run, the message may be there under another id.
+    settled: bool,
+}
+
+/// Where a walk reads.
+trait Ancestry {
+    /// The checkpoint with this id; `None` if there is none.
+    async fn ancestor(&mut self, id: CheckpointId) -> Result<Option<Ancestor>, LineageError>;
+    /// Whether that checkpoint has the message.
+    async fn has_message(&mut self, id: CheckpointId) -> Result<bool, LineageError>;
+}
+
+/// The nearest settled ancestor without the message.
+async fn walk(
+    head: CheckpointId,
+    parent: Option<CheckpointId>,
+    ancestry: &mut impl Ancestry,
+) -> Result<CheckpointId, LineageError> {
+    let mut seen = BTreeSet::from([head]);
+    let mut link = parent;
+    for _ in 0..MAX_DEPTH {
+        let id = link.ok_or(LineageError::ParentMissing)?;
+        if !seen.insert(id) {
+            return Err(LineageError::Cycle);
+        }
+        let ancestor = ancestry.ancestor(id).await?.filter(|ancestor| ancestor.id == id);
+        let ancestor = ancestor.ok_or(LineageError::NotAddressable)?;
+        if !ancestor.duration_only && ancestor.settled && !ancestry.has_message(id).await? {
+            return Ok(id);
+        }
+        link = ancestor.parent;
+    }
+    Err(LineageError::TooDeep)
+}
+
+/// The checkpoints of a thread, read a page at a time, and the messages of those that matter.
+struct Stored<'a> {
+    accessor: &'a StateAccessor,
+    thread: &'a ThreadId,
+    message: &'a str,
+    /// Every checkpoint that is older than the head and not older than `oldest`.
+    links: BTreeMap<CheckpointId, Ancestor>,
+    oldest: CheckpointId,
+    exhausted: bool,
+}
+
+impl Ancestry for Stored<'_> {
+    async fn ancestor(&mut self, id: CheckpointId) -> Result<Option<Ancestor>, LineageError> {
+        while !self.exhausted && id < self.oldest {
+            let query = HistoryQuery {
+                before: Some(self.oldest),
+                limit: Some(PAGE),
+                load: Load::None,
+                ..HistoryQuery::default()
+            };
+            let page = self.accessor.history(self.thread, query).await.map_err(LineageError::of_read)?;
+            self.exhausted = page.len() < PAGE;
+            self.oldest = page.last().map_or(self.oldest, |state| state.key.id);
+            self.links.extend(page.iter().map(|state| {
+                let ancestor = Ancestor {
+                    id: state.key.id,
+                    parent: state.parent,
+                    duration_only: state.metadata.is_duration_only(),
+                    settled: state.next.is_empty(),
+                };
+                (state.key.id, ancestor)
+            }));
+        }
+        Ok(self.links.get(&id).copied())
+    }
+
+    async fn has_message(&mut self, id: CheckpointId) -> Result<bool, LineageError> {
+        let state = self.accessor.get_loading(self.thread, Some(id), messages_only()).await;
+        let state = state.map_err(LineageError::of_read)?.filter(|state| state.key.id == id);
+        has_message(&state.ok_or(LineageError::NotAddressable)?, self.message).map_err(LineageError::of_read)
+    }
+}
+
+/// The search by time: oldest first, up to the first checkpoint with the message.
+async fn scan(accessor: &StateAccessor, thread: &ThreadId, message: &str) -> threadkeep::Result<Base> {
+    let query = HistoryQuery { limit: Some(SCAN_ROWS), load: messages_only(), ..HistoryQuery::default() };
+    let mut base = Base::Nothing;
+    for state in accessor.history(thread, query).await?.iter().rev() {
+        if state.metadata.is_duration_only() {
+            continue;
+        }
+        if has_message(state, message)? {
+            return Ok(base);
+        }
+        if state.next.is_empty() {
+            base = Base::At(state.key.id);
+        }
+    }
+    Ok(Base::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Map, json};
+    use threadkeep::channel::Schema;
+    use threadkeep::id::IdSource;
+    use threadkeep::mode::ChannelMode;
+    use threadkeep::state::Update;
+    use threadkeep_memory::MemorySaver;
+
+    use super::super::duration::{self, RunNotes};
+    use super::*;
+
+    /// A lineage that no saver would accept.
+    struct Made {
+        ancestors: BTreeMap<CheckpointId, Ancestor>,
+        without: BTreeSet<CheckpointId>,
+    }
+
+    impl Ancestry for Made {
+        async fn ancestor(&mut self, id: CheckpointId) -> Result<Option<Ancestor>, LineageError> {
+            Ok(self.ancestors.get(&id).copied())
+        }
+
+        async fn has_message(&mut self, id: CheckpointId) -> Result<bool, LineageError> {
+            Ok(!self.without.contains(&id))
+        }
+    }
+
+    fn id(number: u16) -> CheckpointId {
+        CheckpointId::from_bytes(u128::from(number).to_be_bytes())
+    }
+
+    /// Checkpoints `length`, `length - 1` ... 0; all but 0, the root, have the message.
+    fn chain(length: u16) -> Made {
+        let ancestor = |number: u16| Ancestor {
+            id: id(number),
+            parent: number.checked_sub(1).map(id),
+            duration_only: false,
+            settled: true,
+        };
+        let ancestors = (0..=length).map(|number| (id(number), ancestor(number))).collect();
+        Made { ancestors, without: [id(0)].into() }
+    }
+
+    async fn walked(made: &mut Made, head: u16) -> Result<CheckpointId, String> {
+        let parent = made.ancestors[&id(head)].parent;
+        walk(id(head), parent, made).await.map_err(|error| error.to_string())
+    }
+
+    fn change(made: &mut Made, number: u16, change: impl FnOnce(&mut Ancestor)) {
+        change(made.ancestors.get_mut(&id(number)).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_walk_of_400_links_is_made_and_one_of_401_refused() {
+        assert_eq!(walked(&mut chain(400), 400).await, Ok(id(0)));
+        let refused = Err("Checkpoint lineage exceeded the scan limit (400)".to_owned());
+        assert_eq!(walked(&mut chain(401), 401).await, refused);
+    }
+
+    #[tokio::test]
+    async fn duration_only_and_unsettled_checkpoints_are_stepped_over() {
+        let mut made = chain(5);
+        made.without.extend([id(4), id(3), id(2)]);
+        change(&mut made, 4, |ancestor| ancestor.duration_only = true);
+        change(&mut made, 3, |ancestor| ancestor.settled = false);
+        assert_eq!(walked(&mut made, 5).await, Ok(id(2)));
+    }
+
+    #[tokio::test]
+    async fn a_damaged_lineage_is_an_error_of_its_own_kind() {
+        let dangling = "Checkpoint parent link is not addressable";
+        let mut made = chain(3);
+        made.ancestors.remove(&id(1));
+        assert_eq!(walked(&mut made, 3).await, Err(dangling.to_owned()));
+        let mut made = chain(3);
+        change(&mut made, 1, |ancestor| ancestor.id = id(2));
+        assert_eq!(walked(&mut made, 3).await, Err(dangling.to_owned()));
+        for back_to in [3, 2] {
+            let mut made = chain(3);
+            change(&mut made, 1, |ancestor| ancestor.parent = Some(id(back_to)));
+            assert_eq!(walked(&mut made, 3).await, Err("Checkpoint lineage contains a cycle".to_owned()));
+        }
+        let mut made = chain(3);
+        made.without.clear();
+        let ended = "Checkpoint lineage ended before the target message";
+        assert_eq!(walked(&mut made, 3).await, Err(ended.to_owned()));
+        assert!(!LineageError::ParentMissing.is_integrity());
+        assert!(LineageError::Cycle.is_integrity() && LineageError::NotAddressable.is_integrity());
+        assert!(LineageError::TooDeep.is_integrity() && LineageError::NotInHead.is_integrity());
+    }
+
+    fn accessor(mode: ChannelMode) -> StateAccessor {
+        let table = Schema::thread_state().compile(mode, 3).unwrap();
+        StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), Arc::new(IdSource::default()))
+    }
+
+    async fn say(accessor: &StateAccessor, at: Option<CheckpointId>, text: &str) -> StateSnapshot {
+        let message = json!([{"type": "human", "content": text, "id": text}]);
+        let writes = vec![accessor.write("messages", message, false).unwrap()];
+        let update = Update { at, node: "n".into(), writes, extra: Map::new() };
+        accessor.update(&"t".into(), update).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_base_is_an_ancestor_and_not_what_was_written_just_before() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            let root = accessor.create(&thread, Map::new()).await.unwrap();
+            let one = say(&accessor, None, "one").await;
+            say(&accessor, None, "two").await;
+            // A branch of the root that is newer than all of these, then more of the first one.
+            say(&accessor, Some(root.key.id), "other").await;
+            say(&accessor, Some(one.key.id), "three").await;
+            // More than a page of ancestors.
+            for number in 0..PAGE {
+                say(&accessor, None, &format!("more {number}")).await;
+            }
+            let notes = RunNotes { durations: [("r".to_owned(), 1)].into(), ..RunNotes::default() };
+            duration::note(&accessor, &thread, &notes).await.unwrap().unwrap();
+            let head = say(&accessor, None, "last").await;
+            let base = |message: &'static str| base_before(&accessor, &thread, &head, message);
+            assert_eq!(base("three").await.unwrap(), Base::At(one.key.id), "{mode}");
+            assert_eq!(base("one").await.unwrap(), Base::At(root.key.id));
+            let Base::At(before_last) = base("last").await.unwrap() else { panic!() };
+            let before_last = accessor.get(&thread, Some(before_last)).await.unwrap().unwrap();
+            assert!(!before_last.metadata.is_duration_only(), "the note is stepped over");
+            assert!(matches!(base("two").await, Err(LineageError::NotInHead)), "it is not in this lineage");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lineage_that_begins_with_the_message_is_searched_by_time() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            say(&accessor, None, "one").await;
+            let head = say(&accessor, None, "two").await;
+            assert_eq!(base_before(&accessor, &thread, &head, "one").await.unwrap(), Base::Nothing);
+            assert_eq!(scan(&accessor, &thread, "never").await.unwrap(), Base::Unknown);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Copying a thread's directory for another thread.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Copies the directories and files of `from` to `to`, which does not exist yet; `false` if there is nothing to copy.
+/// Links and special files are left out: a link may lead out of the directory, or back into `from`. Blocks.
+///
+/// # Errors
+/// What the file system says; then nothing of `to` is left.
+pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<bool> {
+    if !from.try_exists()? {
+        return Ok(false);
+    }
+    let copied = copy_into(from, to);
+    if copied.is_err() {
+        // What failed is more interesting than what could not be cleaned up after it.
+        let _ = fs::remove_dir_all(to);
+    }
+    copied.map(|()| true)
+}
+
+fn copy_into(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
+        if kind.is_dir() {
+            copy_into(&entry.path(), &target)?;
+        } else if kind.is_file() {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_directories_are_copied_and_links_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        assert!(!copy(&from, &to).unwrap());
+        assert!(!to.exists());
+        fs::create_dir_all(from.join("a/b")).unwrap();
+        fs::write(from.join("a/b/file"), "text").unwrap();
+        fs::write(dir.path().join("secret"), "outside").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("secret"), from.join("link")).unwrap();
+        assert!(copy(&from, &to).unwrap());
+        assert_eq!(fs::read_to_string(to.join("a/b/file")).unwrap(), "text");
+        assert!(!to.join("link").exists());
+    }
+
+    #[test]
+    fn a_copy_that_fails_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = dir.path().join("from");
+        fs::write(&from, "a file").unwrap();
+        let to = dir.path().join("to");
+        copy(&from, &to).unwrap_err();
+        assert!(!to.exists());
+    }
+}

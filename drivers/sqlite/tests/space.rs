@@ -10,6 +10,11 @@ use rusqlite::Connection;
 use threadkeep::saver::{Saver, ThreadImage};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
+/// Messages take the room that they have bytes.
+fn plain() -> Options {
+    Options { compression: false, ..Options::default() }
+}
+
 async fn say(saver: &SqliteSaver, talk: &mut Talk, count: usize) {
     for number in 0..count {
         let step = talk.say(&message(number, 4_000));
@@ -20,7 +25,7 @@ async fn say(saver: &SqliteSaver, talk: &mut Talk, count: usize) {
 
 /// A database of two threads of which the larger one was deleted.
 async fn freed(path: &Path) -> (SqliteSaver, Talk, ThreadImage) {
-    let saver = SqliteSaver::open(path, &Options::default()).unwrap();
+    let saver = SqliteSaver::open(path, &plain()).unwrap();
     let (mut large, mut small) = (Talk::new("large"), Talk::new("small"));
     say(&saver, &mut large, 200).await;
     say(&saver, &mut small, 20).await;
@@ -38,7 +43,7 @@ async fn freed_pages_are_given_back_a_few_at_a_time_while_others_write() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let (saver, mut small, image) = freed(&path).await;
-    let other = SqliteSaver::open(&path, &Options::default()).unwrap();
+    let other = SqliteSaver::open(&path, &plain()).unwrap();
     let before = saver.file_size().await.unwrap();
     assert!(before.incremental, "new databases can give room back");
     assert!(before.free * 2 > before.bytes, "{before:?}");
@@ -76,7 +81,7 @@ async fn a_database_that_cannot_give_pages_back_can_after_it_was_written_anew() 
     let conn = Connection::open(&path).unwrap();
     conn.execute_batch("PRAGMA auto_vacuum = NONE; VACUUM;").unwrap();
     drop(conn);
-    let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+    let saver = SqliteSaver::open(&path, &plain()).unwrap();
     let mut large = Talk::new("large");
     say(&saver, &mut large, 200).await;
     saver.delete_thread(&large.thread).await.unwrap();
@@ -91,7 +96,7 @@ async fn a_database_that_cannot_give_pages_back_can_after_it_was_written_anew() 
     assert!(now == image, "what is stored is not as it was");
     say(&saver, &mut small, 3).await;
     saver.close().await;
-    let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+    let saver = SqliteSaver::open(&path, &plain()).unwrap();
     assert!(saver.file_size().await.unwrap().incremental);
     assert_eq!(saver.read_thread(&small.thread).await.unwrap().checkpoints.len(), 23);
 }

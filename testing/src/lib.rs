@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod certificate;
 mod pgbouncer;
 mod postgres;
 mod redis;

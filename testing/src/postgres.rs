@@ -8,6 +8,7 @@ use tokio_postgres::NoTls;
 use url::Url;
 
 use crate::Result;
+use crate::certificate::{self, OPENSSL};
 use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port, password, run};
 
@@ -26,18 +27,6 @@ log_min_messages = warning
 ssl = on
 ssl_cert_file = 'server.crt'
 ssl_key_file = 'server.key'
-";
-
-const CERTIFICATE: &str = "
-[req]
-distinguished_name = name
-x509_extensions = server
-prompt = no
-[name]
-CN = localhost
-[server]
-basicConstraints = critical, CA:FALSE
-subjectAltName = DNS:localhost, IP:127.0.0.1
 ";
 
 /// A Postgres server.
@@ -63,8 +52,7 @@ impl Postgres {
     /// If it cannot be started; the text says why, or what to install.
     pub fn start() -> Result<Self> {
         let tool = |name| Tool { name, package: "postgresql" };
-        let [initdb, postgres, openssl] =
-            find([tool("initdb"), tool("postgres"), Tool { name: "openssl", package: "openssl" }])?;
+        let [initdb, postgres, openssl] = find([tool("initdb"), tool("postgres"), OPENSSL])?;
         let user = User::for_servers()?;
         let directory = user.directory()?;
         let (path, password) = (directory.path(), password());
@@ -79,19 +67,7 @@ impl Postgres {
             "--username",
             USER,
         ]))?;
-        user.write(&path.join("certificate.conf"), CERTIFICATE)?;
-        run(user.command(&openssl, path).args(["req", "-x509", "-nodes", "-days", "2"]).args([
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-config",
-            "certificate.conf",
-            "-keyout",
-            "data/server.key",
-            "-out",
-            "data/server.crt",
-        ]))?;
+        certificate::make(user, &openssl, path, "data/server")?;
         let port = free_port()?;
         let settings =
             fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + &format!("port = {port}\n");

@@ -2,9 +2,11 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::Result;
+use crate::certificate::{self, OPENSSL};
 use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port, password};
 
@@ -17,6 +19,8 @@ pub struct Redis {
 struct Private {
     supervisor: Supervisor,
     port: u16,
+    tls_url: String,
+    certificate: PathBuf,
 }
 
 impl Redis {
@@ -25,22 +29,27 @@ impl Redis {
         Self { url: url.to_owned(), private: None }
     }
 
-    /// Starts a private server with a password, on a port of the loopback interface.
+    /// Starts a private server with a password, on a port of the loopback interface, and on another one with TLS.
     ///
     /// # Errors
     /// If it cannot be started; the text says why, or what to install.
     pub fn start() -> Result<Self> {
-        let [redis] = find([Tool { name: "redis-server", package: "redis-server" }])?;
+        let [redis, openssl] = find([Tool { name: "redis-server", package: "redis-server" }, OPENSSL])?;
         let user = User::for_servers()?;
         let directory = user.directory()?;
-        let (port, password) = (free_port()?, password());
+        let (port, tls_port, password) = (free_port()?, free_port()?, password());
+        certificate::make(user, &openssl, directory.path(), "server")?;
         let settings = format!(
-            "bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave \"\"\nappendonly no\ndaemonize no\n"
+            "bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave \"\"\nappendonly no\ndaemonize no\n\
+             tls-port {tls_port}\ntls-cert-file server.crt\ntls-key-file server.key\n\
+             tls-ca-cert-file server.crt\ntls-auth-clients no\n"
         );
         user.write(&directory.path().join("settings"), &settings)?;
+        let certificate = directory.path().join("server.crt");
         let supervisor = Supervisor::new(user, directory, "KILL", &redis, &["settings"])?;
         let url = format!("redis://:{password}@127.0.0.1:{port}/0");
-        let server = Self { url, private: Some(Private { supervisor, port }) };
+        let tls_url = format!("rediss://:{password}@127.0.0.1:{tls_port}/0");
+        let server = Self { url, private: Some(Private { supervisor, port, tls_url, certificate }) };
         server.resume()?;
         Ok(server)
     }
@@ -48,6 +57,22 @@ impl Redis {
     /// The URL of the server.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The URL at which the server speaks TLS.
+    ///
+    /// # Errors
+    /// If the server is not private.
+    pub fn tls_url(&self) -> Result<&str> {
+        Ok(&self.private()?.tls_url)
+    }
+
+    /// The certificate (PEM) that a client has to trust to use TLS.
+    ///
+    /// # Errors
+    /// If the server is not private.
+    pub fn certificate(&self) -> Result<&Path> {
+        Ok(&self.private()?.certificate)
     }
 
     /// Ends the server without notice; what it held is gone.
@@ -63,7 +88,7 @@ impl Redis {
     /// # Errors
     /// If the server is not private or does not come up.
     pub fn resume(&self) -> Result<()> {
-        let Private { supervisor, port } = self.private()?;
+        let Private { supervisor, port, .. } = self.private()?;
         supervisor.start(|| answers(*port).unwrap_or(false))
     }
 

@@ -326,3 +326,29 @@ fn a_url_that_is_none_is_refused_without_being_told() {
         assert!(!error.contains("secret"), "{error}");
     }
 }
+
+/// The certificates that a process trusts are those of its start, so that a second process is needed.
+#[tokio::test]
+async fn rediss_urls_are_encrypted_and_the_certificate_is_checked() {
+    const URL: &str = "THREADKEEP_TEST_REDISS_URL";
+    let known = paths("seed", 1);
+    if let Ok(url) = std::env::var(URL) {
+        let cache = RedisCache::open(&url, settings(60)).unwrap();
+        cache.put(&key("t"), &known[0]).await;
+        assert_eq!(cache.get(&key("t")).await.as_ref(), Some(&known[0]));
+        return;
+    }
+    let server = Redis::start().unwrap();
+    let url = server.tls_url().unwrap();
+    let itself = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "rediss_urls_are_encrypted_and_the_certificate_is_checked"])
+        .env(URL, url)
+        .env("SSL_CERT_FILE", server.certificate().unwrap())
+        .output()
+        .unwrap();
+    assert!(itself.status.success(), "{}", String::from_utf8_lossy(&itself.stdout));
+    // Without the certificate it is a stranger's, and a stranger is told nothing.
+    let cache = RedisCache::open(url, settings(60)).unwrap();
+    cache.put(&key("t"), &known[0]).await;
+    assert_eq!(cache.get(&key("t")).await, None);
+}

@@ -272,6 +272,17 @@ async fn a_negative_cap_is_refused_before_anything_is_read() {
         assert_eq!(error.to_string(), "max_delete_per_run must be >= 0, got -1");
         assert_eq!(store.image().await, before);
     }
+    // A store that answers nothing is not asked.
+    let dir = tempfile::tempdir().unwrap();
+    let saver = SqliteSaver::open(dir.path().join("db"), &Options::default()).unwrap();
+    saver.close().await;
+    let table = Schema::thread_state().compile(ChannelMode::Full, 1).unwrap();
+    let refused = async |cap| {
+        let policy = RetentionPolicy { max_delete_per_run: Some(cap), ..RetentionPolicy::default() };
+        enforce(&saver, &"t".into(), &policy, &table, true).await.unwrap_err()
+    };
+    assert!(matches!(refused(-1).await, Error::InvalidInput(_)));
+    assert!(matches!(refused(0).await, Error::Unavailable { .. }), "{}", refused(0).await);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use threadkeep_gateway::model::scripted::gate;
+use uuid::Uuid;
 
 use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, texts};
 
@@ -228,6 +229,31 @@ async fn only_successful_runs_are_edited() {
         let text = "Only successful assistant runs can be edited and rerun";
         edit(&gateway, "t", id_at(&said, 2), "x").await.refused(409, text);
         regenerate(&gateway, "t", id_at(&said, 3)).await.ok();
+    }
+}
+
+/// Scenario 22: where an ancestor was deleted by hand, nothing else stands in for it.
+#[tokio::test]
+async fn a_lost_ancestor_is_told_and_not_replaced_by_a_guess() {
+    for mode in MODES {
+        let gateway = two_turns(Setup { frequency: 1, ..Setup::on("sqlite", mode) }).await;
+        let said = messages(&gateway, "t").await;
+        let prepared = regenerate(&gateway, "t", id_at(&said, 3)).await.ok();
+        let base = &prepared["checkpoint"]["checkpoint_id"];
+        let history = gateway.history("t").await;
+        let next = history.iter().find(|entry| entry["parent_checkpoint"]["checkpoint_id"] == *base).unwrap();
+        let lost: Uuid = id(next).parse().unwrap();
+        let gateway = gateway
+            .reopen_after(mode, |data| async move {
+                let mut db = crate::support::connect(&data.join("checkpoints.db")).await;
+                let sql = sqlx::query("DELETE FROM checkpoint WHERE id = $1").bind(lost.as_bytes().to_vec());
+                assert_eq!(sql.execute(&mut db).await.unwrap().rows_affected(), 1);
+            })
+            .await;
+        let text = "Could not safely resolve the checkpoint before the target user message";
+        regenerate(&gateway, "t", id_at(&said, 3)).await.refused(409, text);
+        edit(&gateway, "t", id_at(&said, 2), "x").await.refused(409, text);
+        assert_eq!(messages(&gateway, "t").await, said, "the conversation itself is whole");
     }
 }
 

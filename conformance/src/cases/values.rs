@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, Version};
 use threadkeep::metadata::Counters;
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Rewrite};
 use threadkeep::value::ChannelValue;
 
 use crate::case::{Case, Outcome, case, check, check_eq};
@@ -277,6 +277,14 @@ async fn equal_versions_elsewhere_are_other_values(store: Store) -> Outcome {
         let at = step.commit.key();
         check_eq!(get(&*saver, &at).await?, Some(step.tuple([])), "{at:?} after deleting the other thread");
     }
+    // One of two namespaces goes, and its values alone.
+    let [left, going] = [&steps[2], &steps[3]].map(|step| step.commit.key());
+    let image = saver.read_thread(&going.thread).await?;
+    let remove = [(going.namespace.clone(), going.id)].into();
+    let rewrite = Rewrite { remove, put: Vec::new() };
+    saver.rewrite_thread(&going.thread, &image.revision, rewrite).await?;
+    check_eq!(get(&*saver, &going).await?, None, "{going:?} after its deletion");
+    check_eq!(get(&*saver, &left).await?, Some(steps[2].tuple([])), "{left:?} after deleting the other one");
     Ok(())
 }
 

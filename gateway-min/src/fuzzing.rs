@@ -17,6 +17,11 @@ pub fn answer(data: &[u8]) {
     crate::model::fuzz(data);
 }
 
+/// The file of an exported thread.
+pub fn archive(data: &[u8]) {
+    crate::ops::archive::fuzz(data);
+}
+
 /// The `Last-Event-ID` with which a client comes back to the stream of a run.
 pub fn last_event_id(data: &[u8]) {
     const KEPT: u64 = 3;
@@ -74,5 +79,10 @@ mod tests {
     #[test]
     fn the_corpus_of_answers_is_harmless() {
         replay("answer", super::answer);
+    }
+
+    #[test]
+    fn the_corpus_of_exported_threads_is_harmless() {
+        replay("archive", super::archive);
     }
 }

@@ -6,6 +6,9 @@ mod config;
 mod draft;
 mod element;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod keys;
 mod manifest;
 mod plan;

@@ -157,6 +157,12 @@ fn record<T: DeserializeOwned>(key: &HistoryKey, kind: &[u8], field: &[u8]) -> O
     rmp_serde::from_slice(body).ok()
 }
 
+/// A field with these bytes, whatever they are.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn with_checksum(key: &HistoryKey, kind: &[u8], body: &[u8]) -> Vec<u8> {
+    [&[FORMAT][..], &checksum(key, kind, body), body].concat()
+}
+
 /// Covers what the field is kept under, so that a field in the wrong place is as wrong as a flipped bit.
 fn checksum(key: &HistoryKey, kind: &[u8], body: &[u8]) -> [u8; CHECKSUM] {
     let mut hasher = blake3::Hasher::new();
@@ -261,8 +267,7 @@ mod tests {
             let key = key("t", "", "messages");
             prop_assert_eq!(open(&key, &bytes, Some(&bytes)), None);
             // Also those with a right checksum, which only a hand can have made.
-            let sum = checksum(&key, b"path", &bytes);
-            let _ = open(&key, &[&[FORMAT][..], &sum, &bytes].concat(), None);
+            let _ = open(&key, &with_checksum(&key, b"path", &bytes), None);
         }
     }
 

@@ -1,6 +1,9 @@
 #![doc = include_str!("../README.md")]
 
 mod codec;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod outage;
 
 use std::fmt;

@@ -1,12 +1,16 @@
 #![doc = include_str!("../export.md")]
 
 mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzing;
 mod read;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use format::{FORMAT, Record, Source, VERSION};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use fuzzing::fuzz;
 pub use read::{Archive, read};
 pub use write::{Written, write};
 

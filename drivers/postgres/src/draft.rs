@@ -5,16 +5,14 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use threadkeep::id::Version;
-use threadkeep::value::{ChannelValue, Codec, Element, ElementHash, Encoded, ListValue, Part};
+use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Form, INLINE, ListStore, NUMBER_LIMIT, Run, Shape, Stored, draft, push_run};
 
 use crate::element::Space;
-use crate::manifest::{Builder, Run, SEQ_LIMIT, Shape, parts_fit, push_run};
-use crate::record::{CheckpointRecord, Extra, Form, Rest, encode_names};
+use crate::record::{CheckpointRecord, Extra, Rest, encode_names};
 use crate::thread::{ListKey, ThreadState};
 
-/// Values up to so many bytes stand where they are used; a row of their own would cost more.
-const INLINE: usize = 32;
 /// A metadata object with at least so many entries is stored by entry. Smaller ones go with the rest.
 const LARGE_MAP: usize = 8;
 
@@ -65,18 +63,18 @@ impl<'s> Draft<'s> {
         Drafted { next: self.next, elements: self.elements, shapes: self.shapes }
     }
 
-    fn find(&self, space: Space, hash: &ElementHash) -> Option<u32> {
+    fn number(&self, space: Space, hash: &ElementHash) -> Option<u32> {
         self.state.index.find(space, hash).or_else(|| self.added[space as usize].get(hash).copied())
     }
 
     /// The number of an element, which is added if the thread does not have it.
     fn element(&mut self, space: Space, element: &Element) -> Result<u32> {
-        if let Some(n) = self.find(space, element.hash()) {
+        if let Some(n) = self.number(space, element.hash()) {
             return Ok(n);
         }
         let next = &mut self.next[space as usize];
         let n = *next;
-        if n >= SEQ_LIMIT {
+        if n >= NUMBER_LIMIT {
             return Err(Error::InvalidInput("the thread cannot hold more elements".to_owned()));
         }
         *next += 1;
@@ -97,83 +95,14 @@ impl<'s> Draft<'s> {
 
     /// A value of a channel. A list that is stored under a key can be a base of later ones.
     pub(crate) fn value(&mut self, value: &ChannelValue, key: Option<ListKey>) -> Result<Form> {
-        let list = match value {
-            ChannelValue::Plain(Encoded { codec: Codec::MessagePack, bytes }) if bytes.len() <= INLINE => {
-                return Ok(Form::Plain(bytes.clone()));
-            }
-            ChannelValue::Plain(Encoded { codec: Codec::MessagePack, bytes }) => {
-                return self.element(Space::Values, &Element::from_bytes(bytes.clone())).map(Form::Shared);
-            }
-            ChannelValue::List(list) => list,
-        };
-        if let Some(elements) = tiny(list) {
-            return Ok(Form::Tiny(elements));
-        }
         let state = self.state;
         let base = |version: Version| {
             let (namespace, channel, _) = key.as_ref()?;
             state.shapes.peek(&(namespace.clone(), channel.clone(), version))
         };
-        let builder = match list.base().and_then(base) {
-            Some(base) if self.is_base(list, base) => self.changes(list, base)?,
-            _ => self.by_hashes(list)?,
-        };
-        let shape = builder.finish(|chunk| self.structure(Bytes::copy_from_slice(chunk)))?;
-        let manifest = shape.manifest();
-        self.shapes.extend(key.map(|key| (key, shape)));
-        Ok(Form::List(manifest))
-    }
-
-    /// Looks at the new elements only.
-    fn changes(&mut self, list: &ListValue, base: &Shape) -> Result<Builder> {
-        let mut builder = Builder::default();
-        let mut at = 0;
-        for part in list.parts() {
-            match *part {
-                Part::Base { start, len } => {
-                    builder.take(base, start, len);
-                    at += len;
-                }
-                Part::New { len } => {
-                    for element in list.iter_from(at).take(len) {
-                        builder.push(self.element(Space::Values, element)?);
-                    }
-                    at += len;
-                }
-            }
-        }
-        Ok(builder)
-    }
-
-    /// Looks at every element.
-    fn by_hashes(&mut self, list: &ListValue) -> Result<Builder> {
-        let mut builder = Builder::default();
-        for element in list.iter() {
-            builder.push(self.element(Space::Values, element)?);
-        }
-        Ok(builder)
-    }
-
-    /// Whether `list` was made from the list behind `base`: its parts fit, and the elements at their borders are the
-    /// same. A version alone does not tell: a list can be carried from one channel to another.
-    fn is_base(&self, list: &ListValue, base: &Shape) -> bool {
-        let mut at = 0;
-        let same = |place: usize, n: Option<u32>| {
-            let element = list.get(place);
-            element.is_some_and(|e| n.is_some() && self.find(Space::Values, e.hash()) == n)
-        };
-        parts_fit(list.parts(), base.len())
-            && list.parts().iter().all(|part| match *part {
-                Part::Base { start, len } => {
-                    at += len;
-                    same(at - len, base.seq_at(start)) && same(at - 1, base.seq_at(start + len - 1))
-                }
-                Part::New { len } => {
-                    at += len;
-                    true
-                }
-            })
-            && at == list.len()
+        let Stored { form, shape } = draft(self, value, base)?;
+        self.shapes.extend(key.zip(shape));
+        Ok(form)
     }
 
     /// `extra` metadata. It is mostly the same for the checkpoints of a run, so it is stored once and referred to;
@@ -220,16 +149,16 @@ impl<'s> Draft<'s> {
     }
 }
 
-/// The elements of a list that is smaller than the manifest and rows of it would be.
-fn tiny(list: &ListValue) -> Option<Vec<Bytes>> {
-    if list.len() > INLINE {
-        return None;
+impl ListStore for Draft<'_> {
+    fn find(&mut self, hash: &ElementHash) -> Result<Option<u32>> {
+        Ok(self.number(Space::Values, hash))
     }
-    let mut size = 0;
-    list.iter()
-        .map(|element| {
-            size += element.bytes().len() + 1;
-            (size <= INLINE).then(|| element.bytes().clone())
-        })
-        .collect()
+
+    fn add(&mut self, element: &Element) -> Result<u32> {
+        self.element(Space::Values, element)
+    }
+
+    fn add_chunk(&mut self, chunk: Bytes) -> Result<u32> {
+        self.structure(chunk)
+    }
 }

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use threadkeep::id::ThreadId;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Manifest, NUMBER_LIMIT, Run, chunk_runs, push_run};
 
 use crate::error::corrupt;
-use crate::manifest::{Manifest, Run, SEQ_LIMIT, chunk_runs, push_run};
 
 /// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ impl Space {
     /// The space and number that a sequence number means.
     pub(crate) fn split(seq: i64) -> Option<(Self, u32)> {
         let space = SPACES.get(usize::try_from(seq >> 32).ok()?)?;
-        u32::try_from(seq & 0xffff_ffff).ok().filter(|n| *n < SEQ_LIMIT).map(|n| (*space, n))
+        u32::try_from(seq & 0xffff_ffff).ok().filter(|n| *n < NUMBER_LIMIT).map(|n| (*space, n))
     }
 }
 
@@ -111,13 +111,13 @@ impl Elements {
 
     /// The elements of these runs, in order.
     pub(crate) fn all(&self, space: Space, runs: &[Run]) -> impl Iterator<Item = Result<&Element>> {
-        runs.iter().flat_map(|run| run.seqs()).map(move |n| self.get(space, n))
+        runs.iter().flat_map(|run| run.numbers()).map(move |n| self.get(space, n))
     }
 
     /// The runs of a manifest, chunks unpacked.
     pub(crate) fn runs(&self, manifest: &Manifest) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
-        for n in manifest.chunks.iter().flat_map(|run| run.seqs()) {
+        for n in manifest.chunks.iter().flat_map(|run| run.numbers()) {
             let chunk = chunk_runs(self.get(Space::Structure, n)?.bytes())
                 .map_err(|reason| self.corrupt(Space::Structure.seq(n), reason))?;
             for run in chunk {

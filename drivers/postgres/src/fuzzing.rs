@@ -3,8 +3,8 @@
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use threadkeep::id::{ChannelName, CheckpointId};
+use threadkeep_layout::{chunk_bytes, chunk_runs};
 
-use crate::manifest::{chunk_bytes, chunk_runs};
 use crate::record::{
     CheckpointRecord, decode_names, decode_next, decode_tasks, encode_names, encode_next, encode_tasks, needs,
 };

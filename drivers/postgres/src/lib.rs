@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod change;
-mod codec;
 mod config;
 mod draft;
 mod element;
@@ -10,7 +9,6 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod keys;
-mod manifest;
 mod plan;
 mod pool;
 mod read;
@@ -19,6 +17,7 @@ mod rewrite;
 mod rows;
 mod saver;
 pub mod schema;
+mod seal;
 mod sql;
 mod store;
 mod thread;

@@ -8,11 +8,12 @@ use threadkeep::metadata::Metadata;
 use threadkeep::saver::StepCommit;
 use threadkeep::value::{ChannelValue, Codec, Encoded};
 use threadkeep::{Error, Result};
+use threadkeep_layout::Form;
 
 use crate::change::Change;
 use crate::draft::{Draft, Drafted};
 use crate::keys;
-use crate::record::{CheckpointRecord, Entry, Form, Kept, TaskRecord, WriteRecord};
+use crate::record::{CheckpointRecord, Entry, Kept, TaskRecord, WriteRecord};
 use crate::rows::{Mark, Node};
 use crate::thread::ThreadState;
 

@@ -7,12 +7,12 @@ use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::fallback::HistoryWalk;
 use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, ThreadImage};
 use threadkeep::{Error, Result};
+use threadkeep_layout::Run;
 use tokio_postgres::types::Type;
 
 use crate::element::Space;
 use crate::error::{BUSY, Trouble, unavailable};
 use crate::keys;
-use crate::manifest::Run;
 use crate::pool::Param;
 use crate::record::Kept;
 use crate::rows::{Mark, Node, Snapshot, thread_name};

@@ -5,26 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use threadkeep::id::{ChannelName, CheckpointId, NodeName, TaskId, Version};
 use threadkeep::metadata::{Counters, Source};
+use threadkeep_layout::{
+    Decoder, FORM, Form, Malformed, Run, form_bits, put_bytes, put_form, put_int, put_len, put_runs,
+    put_uint, take_form, take_runs,
+};
 
-use crate::codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
 use crate::element::Space;
-use crate::manifest::{Manifest, Run, SEQ_LIMIT, put_runs, take_runs};
 
 /// The version of all forms, in the high half of their first byte.
 const FORM_VERSION: u8 = 1;
-
-/// How a value is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// The bytes themselves.
-    Plain(Bytes),
-    /// A list element that holds the whole value.
-    Shared(u32),
-    /// A list, with the bytes of its elements.
-    Tiny(Vec<Bytes>),
-    /// A list of stored elements.
-    List(Manifest),
-}
 
 /// What a checkpoint stores for a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,14 +85,6 @@ const VALUE: u8 = 2;
 const SNAPSHOT: u8 = 3;
 // The byte of a write has the form too.
 const OVERWRITE: u8 = 1;
-
-// The form of a value, in bits 3 to 5 of the byte in front.
-const PLAIN: u8 = 0;
-const SHARED: u8 = 1 << 3;
-const TINY: u8 = 2 << 3;
-const RUN: u8 = 3 << 3;
-const RUNS: u8 = 4 << 3;
-const FORM: u8 = 7 << 3;
 
 impl CheckpointRecord {
     /// The names that the body refers to by number, in order.
@@ -420,72 +401,6 @@ pub(crate) fn needs(record: &CheckpointRecord, tasks: &[TaskRecord]) -> Vec<i64>
 
 fn known_version(first: u8) -> Result<u8, Malformed> {
     if first >> 4 == FORM_VERSION { Ok(first & 0x0f) } else { Err(Malformed("unknown version of the row")) }
-}
-
-fn form_bits(form: &Form) -> u8 {
-    match form {
-        Form::Plain(_) => PLAIN,
-        Form::Shared(_) => SHARED,
-        Form::Tiny(_) => TINY,
-        Form::List(manifest) if single_run(manifest).is_some() => RUN,
-        Form::List(_) => RUNS,
-    }
-}
-
-fn single_run(manifest: &Manifest) -> Option<Run> {
-    match (&manifest.chunks[..], &manifest.tail[..]) {
-        ([], [run]) => Some(*run),
-        _ => None,
-    }
-}
-
-fn put_form(out: &mut Vec<u8>, form: &Form) {
-    match form {
-        Form::Plain(bytes) => put_bytes(out, bytes),
-        Form::Shared(n) => put_uint(out, *n),
-        Form::Tiny(elements) => {
-            put_len(out, elements.len());
-            for element in elements {
-                put_bytes(out, element);
-            }
-        }
-        Form::List(manifest) => {
-            if let Some(run) = single_run(manifest) {
-                put_uint(out, run.start);
-                put_uint(out, run.len);
-            } else {
-                put_runs(out, &manifest.chunks);
-                put_runs(out, &manifest.tail);
-            }
-        }
-    }
-}
-
-fn take_form(decoder: &mut Decoder<'_>, tag: u8) -> Result<Form, Malformed> {
-    Ok(match tag & FORM {
-        PLAIN => Form::Plain(Bytes::copy_from_slice(decoder.bytes()?)),
-        SHARED => {
-            let n = decoder.u32()?;
-            if n >= SEQ_LIMIT {
-                return Err(Malformed("a sequence number is out of range"));
-            }
-            Form::Shared(n)
-        }
-        TINY => {
-            let count = decoder.count()?;
-            let elements = (0..count).map(|_| decoder.bytes().map(Bytes::copy_from_slice));
-            Form::Tiny(elements.collect::<Result<_, _>>()?)
-        }
-        RUN => {
-            let run = Run { start: decoder.u32()?, len: decoder.u32()? };
-            if run.len == 0 || u64::from(run.start) + u64::from(run.len) > u64::from(SEQ_LIMIT) {
-                return Err(Malformed("a run is empty or ends out of range"));
-            }
-            Form::List(Manifest { chunks: Vec::new(), tail: vec![run] })
-        }
-        RUNS => Form::List(Manifest { chunks: take_runs(decoder)?, tail: take_runs(decoder)? }),
-        _ => return Err(Malformed("unknown form of a value")),
-    })
 }
 
 #[cfg(test)]

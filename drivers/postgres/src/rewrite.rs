@@ -11,6 +11,7 @@ use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{Outline, Revision, Rewrite};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Form, Run, chunk_runs, push_run};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
@@ -19,11 +20,10 @@ use crate::draft::Draft;
 use crate::element::{SPACES, Space};
 use crate::error::{BUSY, Trouble, corrupt, unavailable};
 use crate::keys;
-use crate::manifest::{Run, chunk_runs, push_run};
 use crate::plan::{described, kept, new_task, seed_of};
 use crate::pool::{Param, Transaction};
 use crate::read::{namespace_of, revision};
-use crate::record::{CheckpointRecord, Entry, Form, Kept, TaskRecord};
+use crate::record::{CheckpointRecord, Entry, Kept, TaskRecord};
 use crate::rows::{Mark, Node, Snapshot};
 use crate::store::{Store, known};
 use crate::thread::ThreadState;
@@ -267,7 +267,7 @@ impl<'a> Used<'a> {
                     }
                     for run in &manifest.chunks {
                         if self.add(Space::Structure, *run) {
-                            for n in run.seqs() {
+                            for n in run.numbers() {
                                 self.chunk(n)?;
                             }
                         }
@@ -295,7 +295,7 @@ impl<'a> Used<'a> {
     fn add(&mut self, space: Space, run: Run) -> bool {
         let new = self.seen.insert((space as usize, run.start, run.len));
         if new {
-            self.numbers[space as usize].extend(run.seqs());
+            self.numbers[space as usize].extend(run.numbers());
         }
         new
     }

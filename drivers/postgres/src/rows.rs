@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::{Error, Result};
+use threadkeep_layout::Malformed;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::codec::{Malformed, Seal};
 use crate::element::{Elements, Space};
 use crate::error::corrupt;
 use crate::keys;
 use crate::record::{
     CheckpointRecord, TaskRecord, decode_names, decode_next, decode_tasks, encode_next, encode_tasks,
 };
+use crate::seal::Seal;
 
 /// What tells whether a thread was changed: see the module `schema`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

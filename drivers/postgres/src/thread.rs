@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
 use threadkeep::id::{ChannelName, Namespace, ThreadId, Version};
+use threadkeep_layout::Shape;
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 
 use crate::element::Index;
-use crate::manifest::Shape;
 use crate::rows::{Mark, Node, Snapshot};
 
 /// Heads of a thread that are remembered.

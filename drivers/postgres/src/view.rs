@@ -8,12 +8,12 @@ use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, 
 use threadkeep::id::{ChannelName, Namespace, ThreadId, Version};
 use threadkeep::metadata::Metadata;
 use threadkeep::saver::Load;
-use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
+use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Form, Run, plain, push_run};
 
 use crate::element::{Elements, Space};
-use crate::manifest::{Run, push_run};
-use crate::record::{Entry, Extra, Form, Kept, Rest, TaskRecord};
+use crate::record::{Entry, Extra, Kept, Rest, TaskRecord};
 use crate::rows::Node;
 
 /// The list of a channel that was made last, so that one which continues it need not be made anew.
@@ -232,8 +232,4 @@ fn object(element: &Element) -> Result<Map<String, Json>> {
         Json::Object(map) => Ok(map),
         _ => Err(Error::corrupt("checkpoint metadata", "it is not an object")),
     }
-}
-
-fn plain(bytes: Bytes) -> ChannelValue {
-    ChannelValue::Plain(Encoded { codec: Codec::MessagePack, bytes })
 }

@@ -4,16 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use threadkeep::{Error, Result};
+use threadkeep_layout::Run;
 
-use crate::codec::{Place, join_key};
 use crate::commit::Store;
 use crate::directory::{self, ChainKey, Scope, ThreadKey};
 use crate::element::{self, Elements, SPACES};
-use crate::manifest::Run;
 use crate::names::Names;
 use crate::pack;
 use crate::record::{CheckpointRecord, Entry, NameKey, Ordinal, TaskRecord};
 use crate::rows;
+use crate::seal::{Place, join_key};
 use crate::sql::{Db, integer, text};
 use crate::used::Used;
 
@@ -162,7 +162,7 @@ impl Check<'_> {
         for space in SPACES {
             let have: HashSet<u32> = there[space as usize].iter().copied().collect();
             let runs = used.runs(space);
-            for seq in runs.iter().flat_map(|run| run.seqs()) {
+            for seq in runs.iter().flat_map(|run| run.numbers()) {
                 if !have.contains(&seq) && !silent[space as usize].contains(&seq) {
                     let place = element::place(thread.key, space, seq);
                     self.report(Some((&thread.text, "")), place, "the row is missing", false);

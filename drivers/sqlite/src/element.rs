@@ -6,10 +6,10 @@ use std::collections::hash_map::Entry;
 use rusqlite::params;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Manifest, NUMBER_LIMIT, Run, chunk_runs, push_run};
 
-use crate::codec::{Place, join_key, low_half};
 use crate::directory::ThreadKey;
-use crate::manifest::{Manifest, Run, SEQ_LIMIT, chunk_runs, push_run};
+use crate::seal::{Place, join_key, low_half};
 use crate::sql::{Db, blob, integer};
 use crate::stats::Counters;
 
@@ -38,7 +38,7 @@ pub(crate) enum Space {
 pub(crate) const SPACES: [Space; 3] = [Space::Values, Space::Metadata, Space::Chunks];
 
 fn key_of(thread: ThreadKey, space: Space, seq: u32) -> i64 {
-    join_key(thread, space as u32 * SEQ_LIMIT + seq)
+    join_key(thread, space as u32 * NUMBER_LIMIT + seq)
 }
 
 /// The keys that a thread's elements have.
@@ -109,7 +109,7 @@ impl Index {
             return Ok(seq);
         }
         let seq = self.next[space as usize];
-        if seq >= SEQ_LIMIT {
+        if seq >= NUMBER_LIMIT {
             return Err(Error::InvalidInput("the thread cannot hold more elements".to_owned()));
         }
         let body = db.pack(element.bytes())?;
@@ -130,7 +130,7 @@ pub(crate) fn place(thread: ThreadKey, space: Space, seq: u32) -> Place {
 /// The space and sequence number at a place of the table.
 pub(crate) fn space_of(place: Place) -> Option<(Space, u32)> {
     let low = low_half(place.key);
-    Some((*SPACES.get((low / SEQ_LIMIT) as usize)?, low % SEQ_LIMIT))
+    Some((*SPACES.get((low / NUMBER_LIMIT) as usize)?, low % NUMBER_LIMIT))
 }
 
 /// Hands every element of a thread to `look`: its place in the database, and what it is or what is wrong with it.
@@ -175,7 +175,7 @@ impl<'a> Elements<'a> {
     /// The elements of these runs, in order.
     pub(crate) fn get_all(&mut self, space: Space, runs: &[Run]) -> Result<Vec<Element>> {
         self.load(space, runs)?;
-        runs.iter().flat_map(|run| run.seqs()).map(|seq| self.loaded(space, seq)).collect()
+        runs.iter().flat_map(|run| run.numbers()).map(|seq| self.loaded(space, seq)).collect()
     }
 
     /// The runs of a manifest, chunks unpacked.
@@ -184,7 +184,7 @@ impl<'a> Elements<'a> {
         for (seq, chunk) in manifest
             .chunks
             .iter()
-            .flat_map(|run| run.seqs())
+            .flat_map(|run| run.numbers())
             .zip(self.get_all(Space::Chunks, &manifest.chunks)?)
         {
             let place = place(self.thread, Space::Chunks, seq);
@@ -209,7 +209,7 @@ impl<'a> Elements<'a> {
     fn load(&mut self, space: Space, runs: &[Run]) -> Result<()> {
         let loaded = &mut self.loaded[space as usize];
         let mut wanted: Vec<Run> = Vec::new();
-        for seq in runs.iter().flat_map(|run| run.seqs()) {
+        for seq in runs.iter().flat_map(|run| run.numbers()) {
             if !loaded.contains_key(&seq) {
                 push_run(&mut wanted, Run { start: seq, len: 1 });
             }

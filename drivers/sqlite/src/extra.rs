@@ -5,11 +5,10 @@ use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Builder, INLINE, Manifest};
 
 use crate::element::{Elements, Space};
-use crate::manifest::{Builder, Manifest};
 use crate::record::{Extra, Rest};
-use crate::value::INLINE;
 
 /// An object with at least so many entries is stored by entry. Smaller ones go with the rest.
 const LARGE_MAP: usize = 8;

@@ -4,10 +4,10 @@
 
 use tempfile::TempDir;
 use threadkeep::value::Element;
+use threadkeep_layout::{chunk_bytes, chunk_runs};
 
-use crate::codec::{Place, seal, unseal};
-use crate::manifest::{chunk_bytes, chunk_runs};
 use crate::record::{CheckpointRecord, decode_floor, decode_tasks, encode_floor, encode_tasks};
+use crate::seal::{Place, seal, unseal};
 use crate::sql::Db;
 use crate::{Options, element, pack};
 

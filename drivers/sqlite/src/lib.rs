@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod check;
-mod codec;
 mod commit;
 mod config;
 mod directory;
@@ -13,7 +12,6 @@ mod fault;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod manifest;
 mod names;
 mod pack;
 mod read;
@@ -23,6 +21,7 @@ mod rewrite;
 mod rows;
 mod saver;
 pub mod schema;
+mod seal;
 mod space;
 mod sql;
 mod stats;

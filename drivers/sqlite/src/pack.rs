@@ -10,10 +10,11 @@ use std::io::Read as _;
 use bytes::Bytes;
 use rusqlite::params;
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Decoder, Malformed, put_uint};
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::codec::{Decoder, Malformed, Place, put_uint, seal, unseal};
 use crate::error::unavailable;
+use crate::seal::{Place, seal, unseal};
 use crate::sql::{Db, blob, integer};
 
 const NEWEST: &str = "SELECT key, body FROM dictionary ORDER BY key DESC LIMIT 1";

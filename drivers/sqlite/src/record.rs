@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use threadkeep::id::{CheckpointId, TaskId, Version};
 use threadkeep::metadata::{Counters, Source};
-
-use crate::codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
-use crate::manifest::{Manifest, Run, SEQ_LIMIT, put_runs, take_runs};
+use threadkeep_layout::{
+    Decoder, FORM, Form, Malformed, Manifest, form_bits, put_bytes, put_form, put_int, put_len, put_runs,
+    put_uint, take_form, take_number, take_runs,
+};
 
 /// The version of all forms, in the high half of their first byte.
 const FORM_VERSION: u8 = 1;
@@ -14,19 +15,6 @@ const FORM_VERSION: u8 = 1;
 pub(crate) type NameKey = u32;
 /// The place of a checkpoint in its chain, from 1.
 pub(crate) type Ordinal = u32;
-
-/// How a value is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// The bytes themselves.
-    Plain(Bytes),
-    /// A list element that holds the whole value.
-    Shared(u32),
-    /// A list, with the bytes of its elements.
-    Tiny(Vec<Bytes>),
-    /// A list of stored elements.
-    List(Manifest),
-}
 
 /// What a checkpoint stores for a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,14 +88,6 @@ const SNAPSHOT: u8 = 3;
 const SAME_VERSION: u8 = 1 << 2;
 // The byte of a write has the form too.
 const OVERWRITE: u8 = 1;
-
-// The form of a value, in bits 3 to 5 of the byte in front.
-const PLAIN: u8 = 0;
-const SHARED: u8 = 1 << 3;
-const TINY: u8 = 2 << 3;
-const RUN: u8 = 3 << 3;
-const RUNS: u8 = 4 << 3;
-const FORM: u8 = 7 << 3;
 
 impl CheckpointRecord {
     /// The bytes of the record of checkpoint `own`.
@@ -208,7 +188,7 @@ impl CheckpointRecord {
         let rest = match flags & REST {
             0 => Rest::Empty,
             REST_INLINE => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
-            REST_SHARED => Rest::Shared(take_seq(&mut decoder)?),
+            REST_SHARED => Rest::Shared(take_number(&mut decoder)?),
             _ => return Err(Malformed("unknown form of metadata")),
         };
         let mut maps = Vec::new();
@@ -410,74 +390,8 @@ fn take_numbers(decoder: &mut Decoder<'_>) -> Result<Vec<u32>, Malformed> {
     (0..decoder.count()?).map(|_| decoder.u32()).collect()
 }
 
-fn form_bits(form: &Form) -> u8 {
-    match form {
-        Form::Plain(_) => PLAIN,
-        Form::Shared(_) => SHARED,
-        Form::Tiny(_) => TINY,
-        Form::List(manifest) if single_run(manifest).is_some() => RUN,
-        Form::List(_) => RUNS,
-    }
-}
-
-fn single_run(manifest: &Manifest) -> Option<Run> {
-    match (&manifest.chunks[..], &manifest.tail[..]) {
-        ([], [run]) => Some(*run),
-        _ => None,
-    }
-}
-
-fn put_form(out: &mut Vec<u8>, form: &Form) {
-    match form {
-        Form::Plain(bytes) => put_bytes(out, bytes),
-        Form::Shared(seq) => put_uint(out, *seq),
-        Form::Tiny(elements) => {
-            put_len(out, elements.len());
-            for element in elements {
-                put_bytes(out, element);
-            }
-        }
-        Form::List(manifest) => {
-            if let Some(run) = single_run(manifest) {
-                put_uint(out, run.start);
-                put_uint(out, run.len);
-            } else {
-                put_runs(out, &manifest.chunks);
-                put_runs(out, &manifest.tail);
-            }
-        }
-    }
-}
-
-fn take_form(decoder: &mut Decoder<'_>, tag: u8) -> Result<Form, Malformed> {
-    Ok(match tag & FORM {
-        PLAIN => Form::Plain(Bytes::copy_from_slice(decoder.bytes()?)),
-        SHARED => Form::Shared(take_seq(decoder)?),
-        TINY => {
-            let count = decoder.count()?;
-            let elements = (0..count).map(|_| decoder.bytes().map(Bytes::copy_from_slice));
-            Form::Tiny(elements.collect::<Result<_, _>>()?)
-        }
-        RUN => {
-            let run = Run { start: decoder.u32()?, len: decoder.u32()? };
-            if run.len == 0 || u64::from(run.start) + u64::from(run.len) > u64::from(SEQ_LIMIT) {
-                return Err(Malformed("a run is empty or ends out of range"));
-            }
-            Form::List(Manifest { chunks: Vec::new(), tail: vec![run] })
-        }
-        RUNS => Form::List(take_manifest(decoder)?),
-        _ => return Err(Malformed("unknown form of a value")),
-    })
-}
-
 fn take_manifest(decoder: &mut Decoder<'_>) -> Result<Manifest, Malformed> {
     Ok(Manifest { chunks: take_runs(decoder)?, tail: take_runs(decoder)? })
-}
-
-fn take_seq(decoder: &mut Decoder<'_>) -> Result<u32, Malformed> {
-    decoder.u32().and_then(|seq| {
-        if seq < SEQ_LIMIT { Ok(seq) } else { Err(Malformed("a sequence number is out of range")) }
-    })
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
 
-use crate::codec::Place;
 use crate::config::Options;
 use crate::error::from_sqlite;
 use crate::pack::Packer;
+use crate::seal::Place;
 
 /// Page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16_384;

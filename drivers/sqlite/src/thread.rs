@@ -10,12 +10,12 @@ use lru::LruCache;
 use threadkeep::Result;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId, Version};
 use threadkeep::value::{ChannelValue, Element};
+use threadkeep_layout::{Form, Shape, Stored, draft};
 
 use crate::directory::{self, Chain, ChainKey, ThreadKey};
 use crate::element::{Index, Space};
-use crate::manifest::Shape;
 use crate::names::Names;
-use crate::record::{Form, NameKey, Ordinal, TaskRecord};
+use crate::record::{NameKey, Ordinal, TaskRecord};
 use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::stats::Counters;
@@ -80,7 +80,7 @@ impl ThreadState {
     ) -> Result<Form> {
         let mut values = Values { db, thread: self.key, index: &mut self.index, counters };
         let shapes = &mut self.shapes;
-        let (form, shape) = values.store(value, |base| shapes.get(&(chain, channel, base)))?;
+        let Stored { form, shape } = draft(&mut values, value, |base| shapes.get(&(chain, channel, base)))?;
         if let (Some(version), Some(shape)) = (version, shape) {
             shapes.put((chain, channel, version), shape);
         }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use threadkeep::Result;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::codec::Place;
 use crate::commit::Work;
 use crate::config::Options;
 use crate::error::unavailable;
 use crate::pack;
+use crate::seal::Place;
 use crate::sql::{Db, blob, integer};
 use crate::writer::{Command, Message};
 

@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use threadkeep::Result;
+use threadkeep_layout::{Form, Manifest, NUMBER_LIMIT, Run};
 
 use crate::directory::ThreadKey;
 use crate::element::{self, Elements, SPACES, Space};
-use crate::manifest::{Manifest, Run, SEQ_LIMIT};
-use crate::record::{CheckpointRecord, Entry, Form, Kept, Rest, TaskRecord};
+use crate::record::{CheckpointRecord, Entry, Kept, Rest, TaskRecord};
 use crate::sql::Db;
 
 /// The elements that rows refer to, by space. The checkpoints of a thread mostly name the same runs.
@@ -82,7 +82,7 @@ impl Used {
                 dropped += element::drop_range(db, thread, space, next, run.start)?;
                 next = run.end();
             }
-            dropped += element::drop_range(db, thread, space, next, SEQ_LIMIT)?;
+            dropped += element::drop_range(db, thread, space, next, NUMBER_LIMIT)?;
         }
         Ok(dropped)
     }

@@ -9,12 +9,12 @@ use threadkeep::metadata::Metadata;
 use threadkeep::saver::Load;
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
+use threadkeep_layout::{Form, Run};
 
 use crate::directory::{ChainKey, ThreadKey};
 use crate::element::{Elements, Space};
-use crate::manifest::Run;
 use crate::names::Names;
-use crate::record::{CheckpointRecord, Entry, Form, Kept, NameKey, Ordinal, TaskRecord};
+use crate::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord};
 use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::{extra, value};

@@ -1,11 +1,12 @@
 use proptest::prelude::*;
+use threadkeep_layout::{NUMBER_LIMIT, Run};
 
 use super::*;
 
 const OWN: Ordinal = 1_000_000;
 
 fn runs() -> impl Strategy<Value = Vec<Run>> {
-    let run = (0..SEQ_LIMIT - 5000, 1..5000_u32).prop_map(|(start, len)| Run { start, len });
+    let run = (0..NUMBER_LIMIT - 5000, 1..5000_u32).prop_map(|(start, len)| Run { start, len });
     prop::collection::vec(run, 0..5)
 }
 
@@ -20,7 +21,7 @@ fn some_bytes() -> impl Strategy<Value = Bytes> {
 fn form() -> impl Strategy<Value = Form> {
     prop_oneof![
         some_bytes().prop_map(Form::Plain),
-        (0..SEQ_LIMIT).prop_map(Form::Shared),
+        (0..NUMBER_LIMIT).prop_map(Form::Shared),
         prop::collection::vec(some_bytes(), 0..4).prop_map(Form::Tiny),
         manifest().prop_map(Form::List),
     ]
@@ -42,7 +43,7 @@ fn checkpoint() -> impl Strategy<Value = CheckpointRecord> {
     let rest = prop_oneof![
         Just(Rest::Empty),
         some_bytes().prop_map(Rest::Inline),
-        (0..SEQ_LIMIT).prop_map(Rest::Shared),
+        (0..NUMBER_LIMIT).prop_map(Rest::Shared),
     ];
     let head = (
         prop::option::of(1..OWN),

@@ -1,4 +1,4 @@
-//! Manifests: which elements a list has, as runs of their sequence numbers.
+//! Manifests: which elements a list has, as runs of their numbers.
 //!
 //! A list that only grows is one run. A list whose elements were replaced again and again is thousands of runs; they
 //! are packed into *chunks*, which are stored as elements of their own, so that the manifest of a list of any length
@@ -6,35 +6,45 @@
 
 use std::sync::Arc;
 
-use threadkeep::value::Part;
-
 use crate::codec::{Decoder, Malformed, put_int, put_len, put_uint};
 
 /// Runs in a chunk. A manifest keeps between one and two chunks' worth of runs unpacked: the end of a list changes
 /// most.
 const CHUNK: usize = 8;
-/// Sequence numbers end below this.
-pub(crate) const SEQ_LIMIT: u32 = 1 << 30;
+/// The numbers of elements end below this.
+pub const NUMBER_LIMIT: u32 = 1 << 30;
 
-/// Consecutive sequence numbers.
+/// Consecutive numbers of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Run {
-    pub(crate) start: u32,
-    pub(crate) len: u32,
+pub struct Run {
+    /// The first one.
+    pub start: u32,
+    /// How many.
+    pub len: u32,
 }
 
 impl Run {
-    pub(crate) fn end(self) -> u32 {
+    /// The number behind the last one.
+    pub fn end(self) -> u32 {
         self.start + self.len
     }
 
-    pub(crate) fn seqs(self) -> impl Iterator<Item = u32> {
+    /// The run, if elements can have its numbers.
+    pub(crate) fn checked(self) -> Result<Self, Malformed> {
+        if self.len == 0 || u64::from(self.start) + u64::from(self.len) > u64::from(NUMBER_LIMIT) {
+            return Err(Malformed("a run is empty or ends out of range"));
+        }
+        Ok(self)
+    }
+
+    /// Each number.
+    pub fn numbers(self) -> impl Iterator<Item = u32> {
         self.start..self.end()
     }
 }
 
-/// Appends one sequence number or run to `runs`, joining it to the last one where it continues it.
-pub(crate) fn push_run(runs: &mut Vec<Run>, run: Run) {
+/// Appends a run to `runs`, joining it to the last one where it continues it.
+pub fn push_run(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.end() == run.start => last.len += run.len,
         _ => runs.push(run),
@@ -43,13 +53,15 @@ pub(crate) fn push_run(runs: &mut Vec<Run>, run: Run) {
 
 /// A manifest as it is stored: runs of chunks, then runs of elements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Manifest {
-    pub(crate) chunks: Vec<Run>,
-    pub(crate) tail: Vec<Run>,
+pub struct Manifest {
+    /// The chunks.
+    pub chunks: Vec<Run>,
+    /// The elements behind those of the chunks.
+    pub tail: Vec<Run>,
 }
 
 /// Appends runs behind their count.
-pub(crate) fn put_runs(out: &mut Vec<u8>, runs: &[Run]) {
+pub fn put_runs(out: &mut Vec<u8>, runs: &[Run]) {
     put_len(out, runs.len());
     let mut expected = 0;
     for run in runs {
@@ -60,17 +72,15 @@ pub(crate) fn put_runs(out: &mut Vec<u8>, runs: &[Run]) {
 }
 
 /// Reads what [`put_runs`] wrote.
-pub(crate) fn take_runs(decoder: &mut Decoder<'_>) -> Result<Vec<Run>, Malformed> {
+pub fn take_runs(decoder: &mut Decoder<'_>) -> Result<Vec<Run>, Malformed> {
     let count = decoder.count()?;
     let mut runs = Vec::with_capacity(count);
     let mut expected = 0;
     for _ in 0..count {
         let start = i64::from(expected).checked_add(decoder.int()?);
         let start = start.and_then(|start| u32::try_from(start).ok());
-        let run = Run { start: start.ok_or(Malformed("a run starts out of range"))?, len: decoder.u32()? };
-        if run.len == 0 || u64::from(run.start) + u64::from(run.len) > u64::from(SEQ_LIMIT) {
-            return Err(Malformed("a run is empty or ends out of range"));
-        }
+        let start = start.ok_or(Malformed("a run starts out of range"))?;
+        let run = Run { start, len: decoder.u32()? }.checked()?;
         expected = run.end();
         runs.push(run);
     }
@@ -78,14 +88,14 @@ pub(crate) fn take_runs(decoder: &mut Decoder<'_>) -> Result<Vec<Run>, Malformed
 }
 
 /// The bytes of a chunk.
-pub(crate) fn chunk_bytes(runs: &[Run]) -> Vec<u8> {
+pub fn chunk_bytes(runs: &[Run]) -> Vec<u8> {
     let mut out = Vec::new();
     put_runs(&mut out, runs);
     out
 }
 
 /// The runs of a chunk.
-pub(crate) fn chunk_runs(bytes: &[u8]) -> Result<Vec<Run>, Malformed> {
+pub fn chunk_runs(bytes: &[u8]) -> Result<Vec<Run>, Malformed> {
     let mut decoder = Decoder::new(bytes);
     let runs = take_runs(&mut decoder)?;
     decoder.finish()?;
@@ -103,20 +113,21 @@ struct Chunk {
 /// A manifest whose chunks are in memory: what the writer remembers of a list that it stored, to make the manifest of
 /// the list's next version without looking at its elements again.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shape {
+pub struct Shape {
     chunks: Vec<Chunk>,
     tail: Vec<Run>,
     len: usize,
 }
 
 impl Shape {
-    /// The number of elements.
-    pub(crate) fn len(&self) -> usize {
+    /// How many elements it has.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The sequence number of the element at `index`. Looks from the end, where lists change.
-    pub(crate) fn seq_at(&self, index: usize) -> Option<u32> {
+    /// The number of the element at `index`. Looks from the end, where lists change.
+    pub fn number_at(&self, index: usize) -> Option<u32> {
         let mut end = self.len;
         let tail = self.tail.iter().rev();
         let packed = self.chunks.iter().rev();
@@ -144,7 +155,7 @@ impl Shape {
     }
 
     /// As it is stored.
-    pub(crate) fn manifest(&self) -> Manifest {
+    pub fn manifest(&self) -> Manifest {
         let mut chunks = Vec::new();
         for chunk in &self.chunks {
             push_run(&mut chunks, Run { start: chunk.seq, len: 1 });
@@ -153,9 +164,9 @@ impl Shape {
     }
 }
 
-/// Makes a [`Shape`] from parts of another one and from new sequence numbers, in the list's order.
+/// Makes a [`Shape`] from parts of another one and from new numbers, in the list's order.
 #[derive(Debug, Default)]
-pub(crate) struct Builder {
+pub struct Builder {
     /// Chunks taken over whole, each behind the runs (to be packed) that stand before it.
     packed: Vec<(Vec<Run>, Chunk)>,
     tail: Vec<Run>,
@@ -163,12 +174,12 @@ pub(crate) struct Builder {
 
 impl Builder {
     /// Appends one element.
-    pub(crate) fn push(&mut self, seq: u32) {
+    pub fn push(&mut self, seq: u32) {
         push_run(&mut self.tail, Run { start: seq, len: 1 });
     }
 
     /// Appends the elements `start .. start + len` of `base`.
-    pub(crate) fn take(&mut self, base: &Shape, start: usize, len: usize) {
+    pub fn take(&mut self, base: &Shape, start: usize, len: usize) {
         let (mut skip, mut left) = (start, len);
         for chunk in &base.chunks {
             if skip == 0 && left >= chunk.len {
@@ -195,8 +206,8 @@ impl Builder {
         }
     }
 
-    /// The finished shape. `store` stores the bytes of a new chunk and answers its sequence number.
-    pub(crate) fn finish<E>(self, mut store: impl FnMut(&[u8]) -> Result<u32, E>) -> Result<Shape, E> {
+    /// The finished shape. `store` stores the bytes of a new chunk and answers its number.
+    pub fn finish<E>(self, mut store: impl FnMut(&[u8]) -> Result<u32, E>) -> Result<Shape, E> {
         let mut shape = Shape::default();
         let mut pack = |shape: &mut Shape, runs: &[Run]| {
             let seq = store(&chunk_bytes(runs))?;
@@ -226,16 +237,6 @@ impl Builder {
 
 fn total(runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum()
-}
-
-/// Checks that `parts` can be cut out of a list of `len` elements, and that none of the cuts is empty.
-pub(crate) fn parts_fit(parts: &[Part], len: usize) -> bool {
-    parts.iter().all(|part| match *part {
-        Part::Base { start, len: count } => {
-            count > 0 && start.checked_add(count).is_some_and(|end| end <= len)
-        }
-        Part::New { .. } => true,
-    })
 }
 
 #[cfg(test)]
@@ -275,9 +276,9 @@ mod tests {
             decoder.finish().unwrap();
             let packed = chunks
                 .into_iter()
-                .flat_map(Run::seqs)
+                .flat_map(Run::numbers)
                 .flat_map(|seq| chunk_runs(&self.0[seq as usize]).unwrap());
-            packed.chain(tail).flat_map(Run::seqs).collect()
+            packed.chain(tail).flat_map(Run::numbers).collect()
         }
     }
 
@@ -347,9 +348,9 @@ mod tests {
                 prop_assert_eq!(shape.len(), model.len());
                 prop_assert_eq!(chunks.seqs(&shape), model.clone());
                 for (i, seq) in model.iter().enumerate() {
-                    prop_assert_eq!(shape.seq_at(i), Some(*seq));
+                    prop_assert_eq!(shape.number_at(i), Some(*seq));
                 }
-                prop_assert_eq!(shape.seq_at(model.len()), None);
+                prop_assert_eq!(shape.number_at(model.len()), None);
                 prop_assert!(shape.tail.len() <= 2 * CHUNK);
             }
         }
@@ -397,13 +398,5 @@ mod tests {
         let edited = chunks.finish(builder);
         assert_eq!(edited.len(), 1000);
         assert_eq!(chunks.0.len(), before + 1);
-    }
-
-    #[test]
-    fn parts_beyond_the_base_do_not_fit() {
-        assert!(parts_fit(&[Part::Base { start: 2, len: 3 }, Part::New { len: 9 }], 5));
-        assert!(!parts_fit(&[Part::Base { start: 2, len: 4 }], 5));
-        assert!(!parts_fit(&[Part::Base { start: usize::MAX, len: 2 }], 5));
-        assert!(!parts_fit(&[Part::Base { start: 0, len: 0 }], 5));
     }
 }

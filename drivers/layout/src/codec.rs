@@ -1,61 +1,9 @@
-//! Numbers and texts as bytes, and the checksum that ends a stored row.
+//! Numbers and texts as bytes, short where they are small.
 
 use std::fmt;
 
-/// Bytes of a checksum.
-const SUM: usize = 4;
-
-/// What a checksum covers beside the body: the table and the other columns of the row, so that a row that was changed,
-/// moved or exchanged does not pass.
-#[derive(Debug, Clone)]
-pub(crate) struct Seal(blake3::Hasher);
-
-impl Seal {
-    /// The seal of rows of a table.
-    pub(crate) fn of(table: &str) -> Self {
-        Self(blake3::Hasher::new()).and(table.as_bytes())
-    }
-
-    /// Covers a column.
-    pub(crate) fn and(mut self, column: &[u8]) -> Self {
-        self.0.update(&(column.len() as u64).to_le_bytes());
-        self.0.update(column);
-        self
-    }
-
-    /// Covers a column that may be null.
-    pub(crate) fn and_maybe(self, column: Option<&[u8]>) -> Self {
-        match column {
-            Some(column) => self.and(&[1]).and(column),
-            None => self.and(&[0]),
-        }
-    }
-
-    fn sum(mut self, body: &[u8]) -> [u8; SUM] {
-        self.0.update(body);
-        let mut sum = [0; SUM];
-        sum.copy_from_slice(&self.0.finalize().as_bytes()[..SUM]);
-        sum
-    }
-
-    /// Ends `body` with the checksum.
-    pub(crate) fn close(self, mut body: Vec<u8>) -> Vec<u8> {
-        let sum = self.sum(&body);
-        body.extend_from_slice(&sum);
-        body
-    }
-
-    /// The body without its checksum, which must be right.
-    pub(crate) fn open(self, stored: &[u8]) -> Result<&[u8], Malformed> {
-        match stored.split_last_chunk::<SUM>() {
-            Some((body, sum)) if *sum == self.sum(body) => Ok(body),
-            _ => Err(Malformed("the checksum does not match")),
-        }
-    }
-}
-
 /// Appends an unsigned number: seven bits a byte, low bits first.
-pub(crate) fn put_uint(out: &mut Vec<u8>, number: impl Into<u64>) {
+pub fn put_uint(out: &mut Vec<u8>, number: impl Into<u64>) {
     let mut rest = number.into();
     while rest >= 0x80 {
         out.push((rest & 0x7f) as u8 | 0x80);
@@ -65,24 +13,24 @@ pub(crate) fn put_uint(out: &mut Vec<u8>, number: impl Into<u64>) {
 }
 
 /// Appends a signed number, small magnitudes short.
-pub(crate) fn put_int(out: &mut Vec<u8>, number: i64) {
+pub fn put_int(out: &mut Vec<u8>, number: i64) {
     put_uint(out, (number.wrapping_shl(1) ^ (number >> 63)).cast_unsigned());
 }
 
 /// Appends a count or length.
-pub(crate) fn put_len(out: &mut Vec<u8>, len: usize) {
+pub fn put_len(out: &mut Vec<u8>, len: usize) {
     put_uint(out, len as u64);
 }
 
 /// Appends bytes behind their length.
-pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_len(out, bytes.len());
     out.extend_from_slice(bytes);
 }
 
 /// Why stored bytes do not decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub struct Malformed(pub &'static str);
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,30 +41,35 @@ impl fmt::Display for Malformed {
 /// Reads what the `put_` functions wrote. Bounded by its input: no length that it reads makes it allocate or loop
 /// beyond the bytes that are there.
 #[derive(Debug)]
-pub(crate) struct Decoder<'a>(&'a [u8]);
+pub struct Decoder<'a>(&'a [u8]);
 
 impl<'a> Decoder<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+    /// Reads these bytes from the start.
+    pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+    /// So many bytes.
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed("the row ends too early"))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    /// `N` bytes.
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed("the row ends too early"))?;
         self.0 = rest;
         Ok(*taken)
     }
 
-    pub(crate) fn byte(&mut self) -> Result<u8, Malformed> {
+    /// One byte.
+    pub fn byte(&mut self) -> Result<u8, Malformed> {
         self.array().map(|[byte]| byte)
     }
 
-    pub(crate) fn uint(&mut self) -> Result<u64, Malformed> {
+    /// What [`put_uint`] wrote.
+    pub fn uint(&mut self) -> Result<u64, Malformed> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -132,32 +85,41 @@ impl<'a> Decoder<'a> {
         Err(Malformed("a number is too long"))
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, Malformed> {
+    /// What [`put_uint`] wrote of a smaller number.
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
         u32::try_from(self.uint()?).map_err(|_| Malformed("a number is too large"))
     }
 
-    pub(crate) fn int(&mut self) -> Result<i64, Malformed> {
+    /// What [`put_int`] wrote.
+    pub fn int(&mut self) -> Result<i64, Malformed> {
         let raw = self.uint()?;
         Ok((raw >> 1).cast_signed() ^ -(raw & 1).cast_signed())
     }
 
     /// A count of things that take at least a byte each.
-    pub(crate) fn count(&mut self) -> Result<usize, Malformed> {
+    pub fn count(&mut self) -> Result<usize, Malformed> {
         let count = usize::try_from(self.uint()?).unwrap_or(usize::MAX);
         if count > self.0.len() { Err(Malformed("a count is larger than the row")) } else { Ok(count) }
     }
 
-    pub(crate) fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
+    /// What [`put_bytes`] wrote.
+    pub fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
         let len = self.count()?;
         self.take(len)
     }
 
-    pub(crate) fn text(&mut self) -> Result<&'a str, Malformed> {
+    /// What [`put_bytes`] wrote of a text.
+    pub fn text(&mut self) -> Result<&'a str, Malformed> {
         std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("a text is not UTF-8"))
     }
 
+    /// Everything that was not read yet.
+    pub fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     /// Checks that everything was read.
-    pub(crate) fn finish(self) -> Result<(), Malformed> {
+    pub fn finish(self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed("bytes behind the end of the row")) }
     }
 }
@@ -183,21 +145,6 @@ mod tests {
             prop_assert_eq!(decoder.bytes(), Ok(&bytes[..]));
             prop_assert_eq!(decoder.finish(), Ok(()));
         }
-
-        #[test]
-        fn a_checksum_depends_on_every_bit_and_on_the_row(
-            body in prop::collection::vec(any::<u8>(), 1..40), bit in any::<usize>(), key in any::<[u8; 8]>(),
-        ) {
-            let seal = || Seal::of("checkpoint").and(&key).and_maybe(None);
-            let mut stored = seal().close(body.clone());
-            prop_assert_eq!(seal().open(&stored).unwrap(), &body[..]);
-            prop_assert!(Seal::of("head").and(&key).and_maybe(None).open(&stored).is_err());
-            prop_assert!(Seal::of("checkpoint").and(&key[1..]).and_maybe(None).open(&stored).is_err());
-            prop_assert!(Seal::of("checkpoint").and(&key).and_maybe(Some(b"")).open(&stored).is_err());
-            let bit = bit % (stored.len() * 8);
-            stored[bit / 8] ^= 1 << (bit % 8);
-            prop_assert!(seal().open(&stored).is_err());
-        }
     }
 
     #[test]
@@ -210,6 +157,5 @@ mod tests {
         );
         assert!(Decoder::new(&[200, 1, 0, 0]).count().is_err());
         assert!(Decoder::new(&[3, 0, 0]).bytes().is_err());
-        assert!(Seal::of("head").open(&[1, 2, 3]).is_err());
     }
 }

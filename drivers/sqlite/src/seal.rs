@@ -1,0 +1,105 @@
+//! The place of a row, and the checksum that ends it.
+
+use std::fmt;
+
+use threadkeep::{Error, Result};
+
+/// Names one row of the database, in errors and in checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The table.
+    pub(crate) table: &'static str,
+    /// The row's integer key.
+    pub(crate) key: i64,
+}
+
+impl Place {
+    pub(crate) fn new(table: &'static str, key: impl Into<i64>) -> Self {
+        Self { table, key: key.into() }
+    }
+
+    pub(crate) fn corrupt(self, reason: impl fmt::Display) -> Error {
+        Error::corrupt(self.to_string(), reason.to_string())
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "table {}, key {}", self.table, self.key)
+    }
+}
+
+/// The key of row `low` of scope `high`.
+pub(crate) fn join_key(high: u32, low: u32) -> i64 {
+    i64::from(high) << 32 | i64::from(low)
+}
+
+/// The place of a row in its scope.
+pub(crate) fn low_half(key: i64) -> u32 {
+    let [.., a, b, c, d] = key.to_be_bytes();
+    u32::from_be_bytes([a, b, c, d])
+}
+
+/// Bytes of a checksum.
+const SUM: usize = 4;
+
+/// The checksum of a row: the first bytes of a BLAKE3 hash over where the row stands and what it holds, so that a
+/// row that was changed, moved or exchanged does not pass.
+pub(crate) fn checksum(place: Place, context: &[u8], body: &[u8]) -> [u8; SUM] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(place.table.as_bytes());
+    hasher.update(&place.key.to_le_bytes());
+    hasher.update(&(context.len() as u64).to_le_bytes());
+    hasher.update(context);
+    hasher.update(body);
+    let mut sum = [0; SUM];
+    sum.copy_from_slice(&hasher.finalize().as_bytes()[..SUM]);
+    sum
+}
+
+/// Ends `body` with its checksum. `context` is what else the row holds.
+pub(crate) fn seal(place: Place, context: &[u8], mut body: Vec<u8>) -> Vec<u8> {
+    let sum = checksum(place, context, &body);
+    body.extend_from_slice(&sum);
+    body
+}
+
+/// The body without its checksum.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the checksum is not right.
+pub(crate) fn unseal<'a>(place: Place, context: &[u8], stored: &'a [u8]) -> Result<&'a [u8]> {
+    match stored.split_last_chunk::<SUM>() {
+        Some((body, sum)) if *sum == checksum(place, context, body) => Ok(body),
+        _ => Err(place.corrupt("the checksum does not match")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_checksum_depends_on_every_bit_and_on_the_place(
+            body in prop::collection::vec(any::<u8>(), 1..40), bit in any::<usize>(), key in any::<i64>(),
+        ) {
+            let place = Place::new("checkpoint", key);
+            let mut stored = seal(place, b"id", body.clone());
+            prop_assert_eq!(unseal(place, b"id", &stored).unwrap(), &body[..]);
+            prop_assert!(unseal(place, b"other", &stored).is_err());
+            prop_assert!(unseal(Place::new("scope", key), b"id", &stored).is_err());
+            prop_assert!(unseal(Place::new("checkpoint", key.wrapping_add(1)), b"id", &stored).is_err());
+            let bit = bit % (stored.len() * 8);
+            stored[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(unseal(place, b"id", &stored).is_err());
+        }
+    }
+
+    #[test]
+    fn less_than_a_checksum_is_none() {
+        assert!(unseal(Place::new("name", 1_i64), b"", &[1, 2, 3]).is_err());
+    }
+}

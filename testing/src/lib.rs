@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod certificate;
+mod container;
 mod pgbouncer;
 mod postgres;
 mod redis;

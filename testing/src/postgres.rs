@@ -7,10 +7,11 @@ use std::time::Duration;
 use tokio_postgres::NoTls;
 use url::Url;
 
-use crate::Result;
 use crate::certificate::{self, OPENSSL};
+use crate::container::Image;
 use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port, password, run};
+use crate::{BoxError, Result};
 
 const USER: &str = "threadkeep";
 /// Ends the server and its sessions at once, without flushing anything. After a KILL, sessions would linger.
@@ -33,6 +34,8 @@ ssl_key_file = 'server.key'
 pub struct Postgres {
     url: Url,
     private: Option<Private>,
+    // Ends the server with us.
+    _container: Option<Supervisor>,
 }
 
 struct Private {
@@ -43,7 +46,7 @@ struct Private {
 impl Postgres {
     /// The server at a URL; its user must be allowed to create databases.
     pub(crate) fn at(url: &str) -> Result<Self> {
-        Ok(Self { url: Url::parse(url)?, private: None })
+        Ok(Self { url: Url::parse(url)?, private: None, _container: None })
     }
 
     /// Starts a private server: passwords and TLS, on a port of the loopback interface.
@@ -52,13 +55,37 @@ impl Postgres {
     /// If it cannot be started; the text says why, or what to install.
     pub fn start() -> Result<Self> {
         let tool = |name| Tool { name, package: "postgresql" };
-        let [initdb, postgres, openssl] = find([tool("initdb"), tool("postgres"), OPENSSL])?;
+        match find([tool("initdb"), tool("postgres"), OPENSSL]) {
+            Ok(programs) => Self::private_one(&programs),
+            Err(missing) => Self::in_container(missing),
+        }
+    }
+
+    /// A server without TLS, which cannot be crashed.
+    fn in_container(missing: BoxError) -> Result<Self> {
+        let (port, password) = (free_port()?, password());
+        let image = Image {
+            name: "postgres:17",
+            ports: (5432, port),
+            environment: &[
+                ("POSTGRES_USER", USER),
+                ("POSTGRES_PASSWORD", &password),
+                ("POSTGRES_DB", "postgres"),
+            ],
+            arguments: &["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"],
+        };
+        let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{port}/postgres"))?;
+        let container = image.start(missing, || execute_blocking(url.as_str(), "SELECT 1").is_ok())?;
+        Ok(Self { url, private: None, _container: Some(container) })
+    }
+
+    fn private_one([initdb, postgres, openssl]: &[PathBuf; 3]) -> Result<Self> {
         let user = User::for_servers()?;
         let directory = user.directory()?;
         let (path, password) = (directory.path(), password());
         let data = path.join("data");
         user.write(&path.join("password"), &password)?;
-        run(user.command(&initdb, path).arg("--no-sync").arg("--no-instructions").args([
+        run(user.command(initdb, path).arg("--no-sync").arg("--no-instructions").args([
             "--encoding=UTF8",
             "--locale=C",
             "--auth=password",
@@ -67,15 +94,15 @@ impl Postgres {
             "--username",
             USER,
         ]))?;
-        certificate::make(user, &openssl, path, "data/server")?;
+        certificate::make(user, openssl, path, "data/server")?;
         let port = free_port()?;
         let settings =
             fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + &format!("port = {port}\n");
         user.write(&data.join("postgresql.conf"), &settings)?;
 
         let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{port}/postgres"))?;
-        let supervisor = Supervisor::new(user, directory, CRASH, &postgres, &["-D", "data"])?;
-        let server = Self { url, private: Some(Private { supervisor, data }) };
+        let supervisor = Supervisor::new(user, directory, CRASH, postgres, &["-D", "data"])?;
+        let server = Self { url, private: Some(Private { supervisor, data }), _container: None };
         server.resume()?;
         Ok(server)
     }
@@ -152,15 +179,20 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let (admin, drop) =
-            (self.admin.clone(), format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name));
-        // A runtime cannot be blocked from within, hence the thread. The server may be gone; then so is the database.
-        let dropping = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(execute(&admin, &drop))
-        });
-        let _whatever_happened = dropping.join();
+        let drop = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+        // The server may be gone; then so is the database.
+        let _whatever_happened = execute_blocking(&self.admin, &drop);
     }
+}
+
+fn execute_blocking(url: &str, statement: &str) -> Result<()> {
+    let (url, statement) = (url.to_owned(), statement.to_owned());
+    // A runtime cannot be blocked from within, hence the thread.
+    let executing = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(execute(&url, &statement))
+    });
+    executing.join().map_err(|_| "the statement panicked")?
 }
 
 async fn execute(url: &str, statement: &str) -> Result<()> {

@@ -5,15 +5,18 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::Result;
 use crate::certificate::{self, OPENSSL};
+use crate::container::Image;
 use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port, password};
+use crate::{BoxError, Result};
 
 /// A Redis server without persistence.
 pub struct Redis {
     url: String,
     private: Option<Private>,
+    // Ends the server with us.
+    _container: Option<Supervisor>,
 }
 
 struct Private {
@@ -26,7 +29,7 @@ struct Private {
 impl Redis {
     /// The server at a URL.
     pub(crate) fn at(url: &str) -> Self {
-        Self { url: url.to_owned(), private: None }
+        Self { url: url.to_owned(), private: None, _container: None }
     }
 
     /// Starts a private server with a password, on a port of the loopback interface, and on another one with TLS.
@@ -34,11 +37,31 @@ impl Redis {
     /// # Errors
     /// If it cannot be started; the text says why, or what to install.
     pub fn start() -> Result<Self> {
-        let [redis, openssl] = find([Tool { name: "redis-server", package: "redis-server" }, OPENSSL])?;
+        match find([Tool { name: "redis-server", package: "redis-server" }, OPENSSL]) {
+            Ok([redis, openssl]) => Self::private_one(&redis, &openssl),
+            Err(missing) => Self::in_container(missing),
+        }
+    }
+
+    /// A server with a password alone: it cannot be crashed.
+    fn in_container(missing: BoxError) -> Result<Self> {
+        let (port, password) = (free_port()?, password());
+        let image = Image {
+            name: "redis:7",
+            ports: (6379, port),
+            environment: &[],
+            arguments: &["redis-server", "--requirepass", &password, "--save", ""],
+        };
+        let container = image.start(missing, || answers(port).unwrap_or(false))?;
+        let url = format!("redis://:{password}@127.0.0.1:{port}/0");
+        Ok(Self { url, private: None, _container: Some(container) })
+    }
+
+    fn private_one(redis: &Path, openssl: &Path) -> Result<Self> {
         let user = User::for_servers()?;
         let directory = user.directory()?;
         let (port, tls_port, password) = (free_port()?, free_port()?, password());
-        certificate::make(user, &openssl, directory.path(), "server")?;
+        certificate::make(user, openssl, directory.path(), "server")?;
         let settings = format!(
             "bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave \"\"\nappendonly no\ndaemonize no\n\
              tls-port {tls_port}\ntls-cert-file server.crt\ntls-key-file server.key\n\
@@ -46,10 +69,11 @@ impl Redis {
         );
         user.write(&directory.path().join("settings"), &settings)?;
         let certificate = directory.path().join("server.crt");
-        let supervisor = Supervisor::new(user, directory, "KILL", &redis, &["settings"])?;
+        let supervisor = Supervisor::new(user, directory, "KILL", redis, &["settings"])?;
         let url = format!("redis://:{password}@127.0.0.1:{port}/0");
         let tls_url = format!("rediss://:{password}@127.0.0.1:{tls_port}/0");
-        let server = Self { url, private: Some(Private { supervisor, port, tls_url, certificate }) };
+        let server =
+            Self { url, private: Some(Private { supervisor, port, tls_url, certificate }), _container: None };
         server.resume()?;
         Ok(server)
     }

@@ -40,7 +40,8 @@ pub(crate) fn find<const N: usize>(tools: [Tool; N]) -> Result<[PathBuf; N]> {
     found.try_into().map_err(|_| "as many paths as tools".into())
 }
 
-fn look_up(name: &str) -> Option<PathBuf> {
+/// Where a program is.
+pub(crate) fn look_up(name: &str) -> Option<PathBuf> {
     let mut places: Vec<PathBuf> =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
     places.extend(["/usr/sbin".into(), "/usr/local/sbin".into()]);
@@ -66,8 +67,10 @@ fn install(tools: &[Tool]) -> Result<()> {
     let missing = tools.iter().filter(|tool| look_up(tool.name).is_none());
     let mut packages: Vec<&str> = missing.map(|tool| tool.package).collect();
     packages.dedup();
-    let output =
-        Command::new("sh").args(["-c", include_str!("install.sh"), "install"]).args(&packages).output()?;
+    let output = Command::new("/bin/sh")
+        .args(["-c", include_str!("install.sh"), "install"])
+        .args(&packages)
+        .output()?;
     if output.status.success() {
         return Ok(());
     }
@@ -83,11 +86,16 @@ pub(crate) struct User {
 }
 
 impl User {
+    /// Whoever runs the tests.
+    pub(crate) fn ourselves() -> Self {
+        let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+        Self { uid: uid.as_raw(), gid: gid.as_raw() }
+    }
+
     /// Ourselves; but `postgres` or `nobody` if we are root, since servers refuse that.
     pub(crate) fn for_servers() -> Result<Self> {
-        let uid = rustix::process::getuid();
-        if !uid.is_root() {
-            return Ok(Self { uid: uid.as_raw(), gid: rustix::process::getgid().as_raw() });
+        if !rustix::process::getuid().is_root() {
+            return Ok(Self::ourselves());
         }
         let users = fs::read_to_string("/etc/passwd")?;
         let user = |name: &str| {

@@ -4,6 +4,7 @@ mod codec;
 mod form;
 mod list;
 mod manifest;
+mod pack;
 
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
 pub use form::{FORM, Form, form_bits, put_form, take_form, take_number};
@@ -11,3 +12,4 @@ pub use list::{INLINE, ListStore, Stored, draft, plain};
 pub use manifest::{
     Builder, Manifest, NUMBER_LIMIT, Run, Shape, chunk_bytes, chunk_runs, push_run, put_runs, take_runs,
 };
+pub use pack::{Packer, Unpacker};

@@ -1,12 +1,14 @@
 //! A change of a thread, as one statement that stores all of it or nothing.
 
+use threadkeep::Result;
 use threadkeep::id::{Namespace, ThreadId};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use crate::draft::Drafted;
-use crate::error::Trouble;
+use crate::element::pack;
+use crate::error::{Trouble, unavailable};
 use crate::keys;
 use crate::pool::Param;
 use crate::record::needs;
@@ -35,6 +37,7 @@ pub(crate) struct Change {
     body: Vec<u8>,
     seqs: Vec<i64>,
     hashes: Vec<Uuid>,
+    sizes: Vec<Option<i32>>,
     elements: Vec<Vec<u8>>,
     ns: Vec<Vec<u8>>,
     ids: Vec<Uuid>,
@@ -54,9 +57,13 @@ pub(crate) struct Change {
 
 impl Change {
     /// A change that brings a thread from one mark (none: it is not there) to another, with these new elements.
-    pub(crate) fn new(thread: &ThreadId, from: Option<Mark>, to: Mark, drafted: &Drafted) -> Self {
+    pub(crate) fn new(thread: &ThreadId, from: Option<Mark>, to: Mark, drafted: &Drafted) -> Result<Self> {
         let elements = &drafted.elements;
-        Self {
+        let packed = elements.iter().map(|(_, element)| pack(element.bytes()));
+        let packed: Vec<_> =
+            packed.collect::<Result<_, _>>().map_err(|error| unavailable(format!("zstd: {error}")))?;
+        let (sizes, bodies) = packed.into_iter().unzip();
+        Ok(Self {
             thread: keys::of_thread(thread),
             name: thread.as_str().into(),
             from,
@@ -64,7 +71,8 @@ impl Change {
             body: ThreadRow { mark: to, next: drafted.next }.body(thread),
             seqs: elements.iter().map(|(seq, _)| *seq).collect(),
             hashes: elements.iter().map(|(_, element)| Uuid::from_bytes(*element.hash())).collect(),
-            elements: elements.iter().map(|(_, element)| element.bytes().to_vec()).collect(),
+            sizes,
+            elements: bodies,
             ns: Vec::new(),
             ids: Vec::new(),
             parents: Vec::new(),
@@ -79,7 +87,7 @@ impl Change {
             head_names: Vec::new(),
             head_sums: Vec::new(),
             removal: None,
-        }
+        })
     }
 
     /// Stores a checkpoint, in place of the one with its id if there is one. `names` is the element with its names.
@@ -126,6 +134,7 @@ impl Change {
             (&self.body, Type::BYTEA),
             (&self.seqs, Type::INT8_ARRAY),
             (&self.hashes, Type::UUID_ARRAY),
+            (&self.sizes, Type::INT4_ARRAY),
             (&self.elements, Type::BYTEA_ARRAY),
             (&self.ns, Type::BYTEA_ARRAY),
             (&self.ids, Type::UUID_ARRAY),

@@ -1,12 +1,14 @@
 //! Elements: each distinct one of a thread is stored once, and checked against its hash on every read.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 
 use bytes::Bytes;
 use threadkeep::id::ThreadId;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Manifest, NUMBER_LIMIT, Run, chunk_runs, push_run};
+use threadkeep_layout::{Manifest, NUMBER_LIMIT, Packer, Run, Unpacker, chunk_runs, push_run};
 
 use crate::error::corrupt;
 
@@ -71,6 +73,31 @@ impl Index {
     }
 }
 
+thread_local! {
+    // What they need is expensive to make.
+    static PACKER: RefCell<Option<Packer>> = const { RefCell::new(None) };
+    static UNPACKER: RefCell<Option<Unpacker>> = const { RefCell::new(None) };
+}
+
+/// The bytes of an element as they are stored, and its size if they are packed. There is no dictionary: every process
+/// would have to know it before it could read.
+pub(crate) fn pack(bytes: &[u8]) -> io::Result<(Option<i32>, Vec<u8>)> {
+    let Ok(size) = i32::try_from(bytes.len()) else { return Ok((None, bytes.to_vec())) };
+    let packed = PACKER.with_borrow_mut(|packer| match packer {
+        Some(packer) => packer.pack(bytes),
+        none => none.insert(Packer::new(b"")?).pack(bytes),
+    })?;
+    Ok(packed.map_or_else(|| (None, bytes.to_vec()), |packed| (Some(size), packed)))
+}
+
+fn unpack(size: i64, body: &[u8]) -> io::Result<Vec<u8>> {
+    let size = u64::try_from(size).map_err(|_| io::Error::other("the size is negative"))?;
+    UNPACKER.with_borrow_mut(|unpacker| match unpacker {
+        Some(unpacker) => unpacker.unpack(size, body),
+        none => none.insert(Unpacker::new(Vec::new())?).unpack(size, body),
+    })
+}
+
 /// The elements of a thread that one read has loaded.
 #[derive(Debug)]
 pub(crate) struct Elements {
@@ -83,15 +110,19 @@ impl Elements {
         Self { thread: thread.clone(), loaded: HashMap::new() }
     }
 
-    /// Takes over a row.
+    /// Takes over a row. `size` is told of a packed one.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the bytes do not have their hash.
-    pub(crate) fn add(&mut self, seq: i64, hash: ElementHash, bytes: &[u8]) -> Result<()> {
-        if Element::hash_of(bytes) != hash {
+    pub(crate) fn add(&mut self, seq: i64, hash: ElementHash, size: Option<i64>, body: &[u8]) -> Result<()> {
+        let bytes = match size {
+            None => Bytes::copy_from_slice(body),
+            Some(size) => unpack(size, body).map_err(|error| self.corrupt(seq, error))?.into(),
+        };
+        if Element::hash_of(&bytes) != hash {
             return Err(self.corrupt(seq, "the element does not have its hash"));
         }
-        self.loaded.insert(seq, Element::from_checked(Bytes::copy_from_slice(bytes), hash));
+        self.loaded.insert(seq, Element::from_checked(bytes, hash));
         Ok(())
     }
 
@@ -132,5 +163,30 @@ impl Elements {
 
     pub(crate) fn corrupt(&self, seq: i64, reason: impl std::fmt::Display) -> Error {
         corrupt("element", &self.thread, format_args!("seq {seq}"), reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_packed_where_it_pays_and_checked_when_they_are_read() {
+        for (text, packs) in [("text ".repeat(100), true), ("short".to_owned(), false)] {
+            let element = Element::from_bytes(text.clone().into());
+            let (size, body) = pack(element.bytes()).unwrap();
+            assert_eq!(size.is_some(), packs);
+            let read = |size: Option<i64>, body: &[u8]| {
+                let mut elements = Elements::new(&"t".into());
+                elements.add(7, *element.hash(), size, body)?;
+                elements.get(Space::Values, 7).map(|element| element.bytes().clone())
+            };
+            let size = size.map(i64::from);
+            assert_eq!(read(size, &body).unwrap(), text);
+            for wrong in [None, Some(-1), Some(0), Some(499), Some(501), Some(i64::MAX)] {
+                let read = read(wrong, &body);
+                assert!(wrong == size || matches!(read, Err(Error::Corrupt { .. })), "{wrong:?}: {read:?}");
+            }
+        }
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn commit(
 
     let drafted = draft.done();
     let to = state.mark.map_or_else(Mark::new, Mark::next);
-    let mut change = Change::new(&step.thread, state.mark, to, &drafted);
+    let mut change = Change::new(&step.thread, state.mark, to, &drafted)?;
     if let (Some(node), Some(names)) = (&under_parent, parent_names) {
         change.put(&step.namespace, node, names);
     }
@@ -119,7 +119,7 @@ pub(crate) fn put_writes(
     let node = Node { tasks, ..node.clone() };
     let names = draft.names(&node.record)?;
     let (drafted, to) = (draft.done(), from.next());
-    let mut change = Change::new(&at.thread, Some(from), to, &drafted);
+    let mut change = Change::new(&at.thread, Some(from), to, &drafted)?;
     change.put(&at.namespace, &node, names);
     let head = is_head.then(|| (at.namespace.clone(), Arc::new(node)));
     Ok(Some(Planned { change, drafted, to, head }))

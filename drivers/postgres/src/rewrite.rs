@@ -165,7 +165,7 @@ fn plan(
 
     let drafted = draft.done();
     let mut used = Used::new(thread, snapshot, &drafted.elements);
-    let mut change = Change::new(thread, state.mark, to, &drafted);
+    let mut change = Change::new(thread, state.mark, to, &drafted)?;
     let mut heads: BTreeMap<&Namespace, CheckpointId> = BTreeMap::new();
     for (place, (node, names)) in &left {
         used.note(node, *names)?;

@@ -185,7 +185,7 @@ impl Snapshot {
                 CHECKPOINT => checkpoints.push(row),
                 ELEMENT => {
                     let hash: Uuid = column(row, 2)?;
-                    this.elements.add(column(row, 5)?, *hash.as_bytes(), column(row, 7)?)?;
+                    this.elements.add(column(row, 5)?, *hash.as_bytes(), column(row, 6)?, column(row, 7)?)?;
                 }
                 HASH => {
                     let (seq, hash): (i64, Uuid) = (column(row, 5)?, column(row, 2)?);

@@ -1,6 +1,6 @@
 //! The tables, their migrations, and the check that a database has them.
 //!
-//! # Format, version 1
+//! # Format, version 2
 //!
 //! | table | key | holds |
 //! |---|---|---|
@@ -8,7 +8,7 @@
 //! | `threadkeep_thread` | thread | its id, its revision, a sealed body: the next sequence number of each space |
 //! | `threadkeep_head` | thread, namespace | the namespace's text, the newest checkpoint, a seal |
 //! | `threadkeep_checkpoint` | thread, namespace, id | a sealed body, and sealed: the tasks that ran from it |
-//! | `threadkeep_element` | thread, sequence number | bytes, and the hash that they have |
+//! | `threadkeep_element` | thread, sequence number | bytes, packed where it pays, and the hash that they have |
 //!
 //! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: a NUL
 //! byte is a character like others.
@@ -43,7 +43,8 @@
 //!   version and what is stored: a sentinel with its own seed, or a value.
 //! * checkpoint, `tasks`: covers "tasks", thread, namespace, id. Of each task its id, node, index and writes. It is
 //!   added to when a task is stored.
-//! * element: the hash is the first sixteen bytes of BLAKE3 of the bytes; it is checked on every read.
+//! * element: the hash is the first sixteen bytes of BLAKE3 of the bytes; it is checked on every read. If `size` is there
+//!   (since version 2), `body` is a zstd frame of so many bytes, else it is the bytes.
 //!
 //! ## Values
 //!
@@ -61,7 +62,7 @@ use crate::config::{Options, Target};
 use crate::error::{NOT_SET_UP, Trouble, unavailable};
 
 /// The newest format that this driver reads, and the one that it writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// What leads from each version to the next; the first one from nothing. `{s}` is the schema.
 const MIGRATIONS: [&str; FORMAT_VERSION as usize] = ["
@@ -82,6 +83,9 @@ CREATE TABLE {s}.threadkeep_element (
     thread uuid NOT NULL, hash uuid NOT NULL, seq bigint NOT NULL, body bytea NOT NULL,
     PRIMARY KEY (thread, seq)
 );
+", "
+ALTER TABLE {s}.threadkeep_element ADD COLUMN size int;
+ALTER TABLE {s}.threadkeep_element ALTER COLUMN body SET STORAGE EXTERNAL;
 "];
 
 /// Creates the tables in the database at `address`, or brings them to the newest format. Run it once, as the role that

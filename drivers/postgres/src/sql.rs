@@ -48,7 +48,7 @@ FROM {s}.threadkeep_head h WHERE h.thread = $1 AND ($2::bytea IS NULL OR h.ns = 
 UNION ALL
 SELECT 2, c.ns, c.id, c.parent, c.seed, c.names, c.extra, c.body, c.tasks FROM c
 UNION ALL
-SELECT 3, NULL, e.hash, NULL, NULL, e.seq, NULL, e.body, NULL
+SELECT 3, NULL, e.hash, NULL, NULL, e.seq, e.size, e.body, NULL
 FROM (
     SELECT unnest(range_agg(r.range)) AS range
     FROM c CROSS JOIN LATERAL (
@@ -81,14 +81,14 @@ const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
 
 /// The parts of a change that every write has: elements, checkpoints, heads. `fence` returns a row if the thread is as it was.
 const STORE: &str = ", elements AS (
-    INSERT INTO {s}.threadkeep_element (thread, seq, hash, body)
-    SELECT f.id, x.seq, x.hash, x.body
-    FROM fence f, unnest($5::bigint[], $6::uuid[], $7::bytea[]) AS x (seq, hash, body)
+    INSERT INTO {s}.threadkeep_element (thread, seq, hash, size, body)
+    SELECT f.id, x.seq, x.hash, x.size, x.body
+    FROM fence f, unnest($5::bigint[], $6::uuid[], $7::int[], $8::bytea[]) AS x (seq, hash, size, body)
 ), checkpoints AS (
     INSERT INTO {s}.threadkeep_checkpoint (thread, ns, id, parent, seed, names, extra, needs, body, tasks)
     SELECT f.id, x.ns, x.id, x.parent, x.seed, x.names, x.extra, x.needs::bigint[], x.body, x.tasks
-    FROM fence f, unnest($8::bytea[], $9::uuid[], $10::uuid[], $11::uuid[], $12::int[], $13::int[], $14::text[],
-                         $15::bytea[], $16::bytea[])
+    FROM fence f, unnest($9::bytea[], $10::uuid[], $11::uuid[], $12::uuid[], $13::int[], $14::int[], $15::text[],
+                         $16::bytea[], $17::bytea[])
          AS x (ns, id, parent, seed, names, extra, needs, body, tasks)
     ON CONFLICT (thread, ns, id) DO UPDATE
     SET parent = excluded.parent, seed = excluded.seed, names = excluded.names, extra = excluded.extra,
@@ -96,32 +96,32 @@ const STORE: &str = ", elements AS (
 ), heads AS (
     INSERT INTO {s}.threadkeep_head (thread, ns, head, name, sum)
     SELECT f.id, x.ns, x.head, x.name, x.sum
-    FROM fence f, unnest($17::bytea[], $18::uuid[], $19::bytea[], $20::bytea[]) AS x (ns, head, name, sum)
+    FROM fence f, unnest($18::bytea[], $19::uuid[], $20::bytea[], $21::bytea[]) AS x (ns, head, name, sum)
     ON CONFLICT (thread, ns) DO UPDATE SET head = excluded.head, name = excluded.name, sum = excluded.sum
 )";
 
 /// What a rewrite does besides.
 const REMOVE: &str = ", gone AS (
     DELETE FROM {s}.threadkeep_checkpoint c
-    USING fence f, unnest($23::bytea[], $24::uuid[]) AS x (ns, id)
+    USING fence f, unnest($24::bytea[], $25::uuid[]) AS x (ns, id)
     WHERE c.thread = f.id AND c.ns = x.ns AND c.id = x.id
 ), dead AS (
     DELETE FROM {s}.threadkeep_element e
-    USING fence f, unnest($25::bigint[], $26::bigint[]) AS x (first, last)
+    USING fence f, unnest($26::bigint[], $27::bigint[]) AS x (first, last)
     WHERE e.thread = f.id AND e.seq BETWEEN x.first AND x.last
 ), headless AS (
     DELETE FROM {s}.threadkeep_head h
-    USING fence f, unnest($27::bytea[]) AS x (ns)
+    USING fence f, unnest($28::bytea[]) AS x (ns)
     WHERE h.thread = f.id AND h.ns = x.ns
 )";
 
 const ADVANCE: &str = "WITH fence AS (
     UPDATE {s}.threadkeep_thread SET epoch = $2, revision = $3, body = $4
-    WHERE id = $1 AND epoch = $21 AND revision = $22 RETURNING id
+    WHERE id = $1 AND epoch = $22 AND revision = $23 RETURNING id
 )";
 
 const CREATE: &str = "WITH fence AS (
-    INSERT INTO {s}.threadkeep_thread (id, epoch, revision, body, name) VALUES ($1, $2, $3, $4, $21)
+    INSERT INTO {s}.threadkeep_thread (id, epoch, revision, body, name) VALUES ($1, $2, $3, $4, $22)
     ON CONFLICT (id) DO NOTHING RETURNING id
 )";
 
@@ -160,7 +160,7 @@ impl Sql {
                         t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2
                  FROM {s}.threadkeep_thread t WHERE t.id = $1
                  UNION ALL
-                 SELECT 3, NULL, e.hash, NULL, NULL, e.seq, NULL, e.body, NULL
+                 SELECT 3, NULL, e.hash, NULL, NULL, e.seq, e.size, e.body, NULL
                  FROM unnest($2::bigint[], $3::bigint[]) AS w (first, last) CROSS JOIN LATERAL (
                      SELECT * FROM {s}.threadkeep_element x
                      WHERE x.thread = $1 AND x.seq BETWEEN w.first AND w.last OFFSET 0

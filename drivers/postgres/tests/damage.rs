@@ -85,8 +85,12 @@ const COLUMNS: [(&str, &str); 21] = [
     ("checkpoint.needs", "bigint[]"),
     ("element.hash", "uuid"),
 ];
-const MORE: [(&str, &str); 3] =
-    [("element.thread", "uuid"), ("element.seq", "bigint"), ("element.body", "bytea")];
+const MORE: [(&str, &str); 4] = [
+    ("element.thread", "uuid"),
+    ("element.seq", "bigint"),
+    ("element.size", "int"),
+    ("element.body", "bytea"),
+];
 
 /// A column's bytes as `bytea`, and back.
 fn casts(kind: &str) -> (&'static str, &'static str) {
@@ -174,7 +178,8 @@ async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
     let mut talk = Talk::delta("t", 3);
     let mut keys = Vec::new();
     for n in 0..4 {
-        let mut step = talk.say(&message(n, 60));
+        // One is long enough to be packed.
+        let mut step = talk.say(&message(n, if n == 1 { 500 } else { 60 }));
         step.metadata.extra.insert("run".into(), json!("a text that does not fit in the row itself"));
         if n == 2 {
             let map: serde_json::Map<_, _> = (0..9).map(|n| (n.to_string(), json!(n))).collect();

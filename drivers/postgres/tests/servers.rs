@@ -15,6 +15,7 @@ use serde_json::json;
 use threadkeep::Error;
 use threadkeep::saver::{CheckpointSelector, Saver};
 use threadkeep::value::{ChannelValue, Element};
+use threadkeep_postgres::schema::FORMAT_VERSION;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Postgres, pgbouncer, postgres};
 use tokio::sync::Notify;
@@ -233,8 +234,9 @@ async fn ten_processes_may_set_up_and_write_at_once() {
 async fn a_newer_format_is_refused() {
     let database = database().await;
     let client = connect(database.url()).await;
-    client.batch_execute("UPDATE threadkeep_format SET version = 2").await.unwrap();
-    let expected = Error::NewerFormat { store: "schema public".to_owned(), found: 2, supported: 1 };
+    client.batch_execute("UPDATE threadkeep_format SET version = version + 1").await.unwrap();
+    let (found, supported) = (FORMAT_VERSION + 1, FORMAT_VERSION);
+    let expected = Error::NewerFormat { store: "schema public".to_owned(), found, supported };
     let opened = PostgresSaver::connect(database.url(), Options::default()).await;
     assert_eq!(opened.err(), Some(expected.clone()));
     assert_eq!(setup(database.url(), &Options::default()).await, Err(expected));

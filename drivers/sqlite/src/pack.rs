@@ -1,17 +1,12 @@
 //! The bytes of elements as they are stored: compressed where that pays, with the database's dictionary if it has one.
-//!
-//! Messages are short and alike: alone they compress to 0.4 of their size, with a dictionary of their like to 0.3 and
-//! less.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io::Read as _;
 
 use bytes::Bytes;
 use rusqlite::params;
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Decoder, Malformed, put_uint};
-use zstd::bulk::{Compressor, Decompressor};
+use threadkeep_layout::{Decoder, Malformed, Packer as Zstd, Unpacker, put_uint};
 
 use crate::error::unavailable;
 use crate::seal::{Place, seal, unseal};
@@ -21,12 +16,6 @@ const NEWEST: &str = "SELECT key, body FROM dictionary ORDER BY key DESC LIMIT 1
 const FIND: &str = "SELECT key, body FROM dictionary WHERE key = ?1";
 const ALL: &str = "SELECT key, body FROM dictionary";
 const ADD: &str = "INSERT INTO dictionary (key, body) VALUES (?1, ?2)";
-
-const LEVEL: i32 = 3;
-/// Shorter ones are stored as they are.
-const SHORTEST: usize = 48;
-/// Up to so many bytes are unpacked in one go; a larger number is not believed before that many bytes came out.
-const AT_ONCE: usize = 1 << 20;
 
 // The first byte of an element.
 const RAW: u8 = 0;
@@ -46,12 +35,7 @@ pub(crate) struct Packer {
 /// What elements are packed with.
 struct With {
     dictionary: Option<DictionaryKey>,
-    compressor: Compressor<'static>,
-}
-
-struct Unpacker {
-    bytes: Vec<u8>,
-    decompressor: Decompressor<'static>,
+    packer: Zstd,
 }
 
 impl Packer {
@@ -67,22 +51,22 @@ impl Packer {
 
     /// The stored form of `bytes`.
     pub(crate) fn pack(&mut self, db: &Db, bytes: &[u8]) -> Result<Vec<u8>> {
-        if self.enabled && bytes.len() >= SHORTEST {
+        if self.enabled {
             let with = match &mut self.with {
                 Some(with) => with,
                 none => none.insert(With::newest(db)?),
             };
-            let mut body = Vec::with_capacity(bytes.len() / 2);
-            match with.dictionary {
-                None => body.push(ZSTD),
-                Some(number) => {
-                    body.push(ZSTD_WITH_DICTIONARY);
-                    put_uint(&mut body, number);
+            if let Some(packed) = with.packer.pack(bytes).map_err(failed)? {
+                let mut body = Vec::with_capacity(packed.len() + 8);
+                match with.dictionary {
+                    None => body.push(ZSTD),
+                    Some(number) => {
+                        body.push(ZSTD_WITH_DICTIONARY);
+                        put_uint(&mut body, number);
+                    }
                 }
-            }
-            put_uint(&mut body, bytes.len() as u64);
-            body.extend_from_slice(&with.compressor.compress(bytes).map_err(failed)?);
-            if body.len() < bytes.len() - bytes.len() / 16 {
+                put_uint(&mut body, bytes.len() as u64);
+                body.extend_from_slice(&packed);
                 return Ok(body);
             }
         }
@@ -103,12 +87,8 @@ impl Packer {
             _ => return Err(place.corrupt("unknown codec")),
         };
         let length = decoder.uint().map_err(malformed)?;
-        let length = usize::try_from(length).map_err(|_| place.corrupt("the length is out of range"))?;
         let unpacker = self.unpacker(db, dictionary)?;
         let bytes = unpacker.unpack(length, decoder.rest()).map_err(|error| place.corrupt(error))?;
-        if bytes.len() != length {
-            return Err(place.corrupt("the element does not have its length"));
-        }
         Ok(bytes.into())
     }
 
@@ -123,8 +103,7 @@ impl Packer {
                     None => Vec::new(),
                     Some(number) => find(db, FIND, params![number])?.ok_or_else(missing)?.1,
                 };
-                let decompressor = Decompressor::with_dictionary(&bytes).map_err(failed)?;
-                unknown.insert(Unpacker { bytes, decompressor })
+                unknown.insert(Unpacker::new(bytes).map_err(failed)?)
             }
         })
     }
@@ -135,20 +114,8 @@ impl With {
     fn newest(db: &Db) -> Result<Self> {
         let newest = find(db, NEWEST, [])?;
         let bytes = newest.as_ref().map_or(&[][..], |(_, bytes)| bytes);
-        let compressor = Compressor::with_dictionary(LEVEL, bytes).map_err(failed)?;
-        Ok(Self { dictionary: newest.map(|(number, _)| number), compressor })
-    }
-}
-
-impl Unpacker {
-    fn unpack(&mut self, length: usize, frame: &[u8]) -> std::io::Result<Vec<u8>> {
-        if length <= AT_ONCE {
-            return self.decompressor.decompress(frame, length);
-        }
-        let mut bytes = Vec::with_capacity(AT_ONCE);
-        let reader = zstd::stream::read::Decoder::with_dictionary(frame, &self.bytes)?;
-        reader.take(length as u64 + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        let packer = Zstd::new(bytes).map_err(failed)?;
+        Ok(Self { dictionary: newest.map(|(number, _)| number), packer })
     }
 }
 

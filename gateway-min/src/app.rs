@@ -15,6 +15,7 @@ use threadkeep::mode::{ChannelMode, ModeRegister};
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_memory::MemorySaver;
+use threadkeep_postgres::PostgresSaver;
 use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
@@ -27,7 +28,7 @@ use crate::runs::control::{LocalRuns, ThreadLocks};
 use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
-use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
+use crate::store::{DATABASE_FILE, InvalidAddress, Store, StoreError, StoreOptions};
 use crate::tools::{ToolContext, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
@@ -47,9 +48,9 @@ pub enum StartError {
     /// The history cache's Redis.
     #[error("database.checkpoint_cache.redis_url: {0}")]
     HistoryCache(#[from] InvalidUrl),
-    /// The configured backend is not part of this build.
-    #[error("database.backend '{0}' is not part of this build; use 'sqlite' or 'memory'")]
-    Backend(&'static str),
+    /// The address of the Postgres server.
+    #[error("database.postgres_url: {0}")]
+    Address(#[from] InvalidAddress),
 }
 
 /// A running gateway without its HTTP server.
@@ -66,7 +67,7 @@ pub struct App {
     pub(crate) background: TaskTracker,
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
-    sqlite: Option<Arc<SqliteSaver>>,
+    checkpoints: Checkpoints,
     threads_dir: PathBuf,
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
     stopping: AtomicBool,
@@ -88,16 +89,21 @@ impl App {
             max_trace_content: current.run_events.max_trace_content,
             ..StoreOptions::default()
         };
-        let (saver, sqlite, store): (Arc<dyn Saver>, _, _) = match database.backend {
-            Backend::Memory => (Arc::new(MemorySaver::default()), None, Store::open_memory(options).await?),
+        let (checkpoints, store) = match database.backend {
+            Backend::Memory => {
+                (Checkpoints::Memory(Arc::new(MemorySaver::default())), Store::open_memory(options).await?)
+            }
             Backend::Sqlite => {
                 let store = Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?;
-                let saver = Arc::new(open_sqlite(&current).await?);
-                (Arc::clone(&saver) as Arc<dyn Saver>, Some(saver), store)
+                (Checkpoints::Sqlite(Arc::new(open_sqlite(&current).await?)), store)
             }
-            Backend::Postgres => return Err(StartError::Backend("postgres")),
+            Backend::Postgres => {
+                let target = settings::postgres_records(database)?;
+                let checkpoints = open_postgres(&current).await?;
+                (Checkpoints::Postgres(Arc::new(checkpoints)), Store::open_postgres(&target, options).await?)
+            }
         };
-        let saver = with_history_cache(saver, &current)?;
+        let saver = with_history_cache(checkpoints.saver(), &current)?;
         let grace =
             TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
         let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
@@ -125,7 +131,7 @@ impl App {
             progress_every: progress::EVERY,
             background: TaskTracker::new(),
             modes,
-            sqlite,
+            checkpoints,
             models: Mutex::default(),
             stopping: AtomicBool::new(false),
         }))
@@ -233,8 +239,31 @@ impl App {
     /// Closes the stores: the last part of stopping.
     pub async fn close(&self) {
         self.store.close().await;
-        if let Some(sqlite) = &self.sqlite {
-            sqlite.close().await;
+        self.checkpoints.close().await;
+    }
+}
+
+/// What keeps the checkpoints.
+enum Checkpoints {
+    Memory(Arc<MemorySaver>),
+    Sqlite(Arc<SqliteSaver>),
+    Postgres(Arc<PostgresSaver>),
+}
+
+impl Checkpoints {
+    fn saver(&self) -> Arc<dyn Saver> {
+        match self {
+            Self::Memory(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+            Self::Sqlite(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+            Self::Postgres(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+        }
+    }
+
+    async fn close(&self) {
+        match self {
+            Self::Memory(_) => {}
+            Self::Sqlite(saver) => saver.close().await,
+            Self::Postgres(saver) => saver.close(),
         }
     }
 }
@@ -273,6 +302,13 @@ pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, Invalid
 async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
     let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
     Ok(SqliteSaver::open_async(path, sqlite_options(config)).await?)
+}
+
+/// Connects to the Postgres server, whose tables are made or brought to the newest format.
+async fn open_postgres(config: &Config) -> Result<PostgresSaver, StartError> {
+    let (url, options) = (settings::postgres_url(&config.database), settings::postgres_options(&config.database));
+    threadkeep_postgres::setup(url, &options).await?;
+    Ok(PostgresSaver::connect(url, options).await?)
 }
 
 /// How the configuration wants the checkpoint database to be opened.

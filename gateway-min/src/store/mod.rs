@@ -16,7 +16,7 @@
 //!
 //! # Transactions
 //!
-//! Every operation is one transaction; write transactions run one after the other. An error, a
+//! Every operation is one transaction; write transactions of one thread run one after the other. An error, a
 //! dropped future or a crash leaves all of an operation or nothing. [`StoreError`] says which of the
 //! two, save where a commit itself fails ([`StoreError::InDoubt`]). A caller whose future is dropped
 //! does not learn which; the methods for which that matters say what to do.
@@ -26,6 +26,8 @@ mod db;
 mod deletion;
 mod error;
 mod events;
+mod postgres;
+mod query;
 mod runs;
 mod schema;
 mod sqlite;
@@ -43,6 +45,7 @@ pub use events::{
     EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
     TRACE_CATEGORY,
 };
+pub use postgres::{InvalidAddress, PostgresTarget};
 pub use runs::{
     Admission, CancelAction, CancelOutcome, FinishOutcome, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy,
     NewRun, OperationKind, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery,
@@ -103,6 +106,28 @@ impl Store {
     /// `database.backend: memory`.
     pub async fn open_memory(options: StoreOptions) -> Result<Self, StoreError> {
         Ok(Self::new(Db::open_memory(options.clock.clone()).await?, &options))
+    }
+
+    /// Opens the tables in a Postgres database, whose schema exists, and brings them to this build's version.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::Corrupt`].
+    pub async fn open_postgres(target: &PostgresTarget, options: StoreOptions) -> Result<Self, StoreError> {
+        Ok(Self::new(Db::open_postgres(target, options.clock.clone()).await?, &options))
+    }
+
+    /// [`Store::open_postgres`], if a gateway has made the tables.
+    ///
+    /// # Errors
+    /// See [`Store::open_postgres`].
+    pub async fn open_existing_postgres(
+        target: &PostgresTarget,
+        options: StoreOptions,
+    ) -> Result<Option<Self>, StoreError> {
+        if !Db::is_in_postgres(target).await? {
+            return Ok(None);
+        }
+        Self::open_postgres(target, options).await.map(Some)
     }
 
     fn new(db: Db, options: &StoreOptions) -> Self {

@@ -15,13 +15,20 @@ use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_gateway::http;
+use threadkeep_testing::Database;
 use tower::ServiceExt as _;
 
 /// The modes in which a thread can be kept.
 pub(crate) const MODES: [&str; 2] = ["full", "delta"];
 /// Every mode on every backend.
-pub(crate) const ALL: [(&str, &str); 4] =
-    [("memory", "full"), ("memory", "delta"), ("sqlite", "full"), ("sqlite", "delta")];
+pub(crate) const ALL: [(&str, &str); 6] = [
+    ("memory", "full"),
+    ("memory", "delta"),
+    ("sqlite", "full"),
+    ("sqlite", "delta"),
+    ("postgres", "full"),
+    ("postgres", "delta"),
+];
 
 /// What a gateway is configured with.
 #[derive(Clone)]
@@ -66,7 +73,11 @@ impl Setup {
 
     /// Starts it in a new directory.
     pub(crate) async fn start(self) -> Gateway {
-        Gateway::open(TempDir::new().unwrap(), self).await
+        let database = match self.backend {
+            "postgres" => Some(threadkeep_testing::postgres().unwrap().database().await.unwrap()),
+            _ => None,
+        };
+        Gateway::open(TempDir::new().unwrap(), self, database).await
     }
 }
 
@@ -76,6 +87,8 @@ pub(crate) struct Gateway {
     app: Arc<App>,
     router: Router,
     dir: TempDir,
+    /// The database of a gateway on Postgres.
+    database: Option<Database>,
 }
 
 /// What it answered.
@@ -111,9 +124,9 @@ impl Answer {
 }
 
 impl Gateway {
-    async fn open(dir: TempDir, setup: Setup) -> Self {
+    async fn open(dir: TempDir, setup: Setup, database: Option<Database>) -> Self {
         std::fs::write(dir.path().join("script.json"), setup.script.to_string()).unwrap();
-        write_config(dir.path(), &setup);
+        write_config(dir.path(), &setup, database.as_ref());
         let home = ("SVC_HOME", dir.path().join("state").display().to_string());
         let options = LoadOptions {
             config_path: None,
@@ -122,7 +135,7 @@ impl Gateway {
         };
         let config = ConfigHandle::open(&options).unwrap();
         let app = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
-        Self { setup, router: http::router(Arc::clone(&app)), app, dir }
+        Self { setup, router: http::router(Arc::clone(&app)), app, dir, database }
     }
 
     /// Stops it and starts one on the same directory, in this mode.
@@ -139,19 +152,19 @@ impl Gateway {
         self.app.stop_runs().await;
         self.app.close().await;
         meanwhile(self.data()).await;
-        Self::open(self.dir, Setup { mode, ..self.setup }).await
+        Self::open(self.dir, Setup { mode, ..self.setup }, self.database).await
     }
 
     /// Starts one on the directory of this one, whose tasks died without stopping.
     pub(crate) async fn reopen_dead(self) -> Self {
         drop((self.router, self.app));
-        Self::open(self.dir, self.setup).await
+        Self::open(self.dir, self.setup, self.database).await
     }
 
     /// Edits the configuration file while the gateway runs.
     pub(crate) fn reconfigure(&mut self, edit: impl FnOnce(&mut Setup)) {
         edit(&mut self.setup);
-        write_config(self.dir.path(), &self.setup);
+        write_config(self.dir.path(), &self.setup, self.database.as_ref());
     }
 
     /// Where the database files are.
@@ -286,7 +299,7 @@ pub(crate) fn id(state: &Value) -> &str {
     state["checkpoint_id"].as_str().unwrap()
 }
 
-fn write_config(dir: &Path, setup: &Setup) {
+fn write_config(dir: &Path, setup: &Setup, database: Option<&Database>) {
     let mut config = json!({
         "config_version": 49,
         "database": {
@@ -294,6 +307,7 @@ fn write_config(dir: &Path, setup: &Setup) {
             "checkpoint_channel_mode": setup.mode,
             "checkpoint_delta": {"snapshot_frequency": setup.frequency},
             "sqlite_synchronous": "normal",
+            "postgres_url": database.map(Database::url),
         },
         "run_events": {"backend": setup.events},
         "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],

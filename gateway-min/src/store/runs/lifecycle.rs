@@ -6,7 +6,7 @@ use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotal
 use crate::store::codec::{cut, object_text, time_text};
 use crate::store::db::WriteTx;
 use crate::store::error::StoreError;
-use crate::store::sqlite::Sql;
+use crate::store::query::{Sql, query};
 
 /// What [`Runs::start`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Runs {
     /// # Errors
     /// [`StoreError::NotFound`].
     pub async fn start(&self, run_id: &str) -> Result<StartOutcome, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         match (run.status, run.cancel_action) {
             (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
@@ -86,7 +86,7 @@ impl Runs {
             (RunStatus::Pending, None) => {}
             (status, _) => return Ok(StartOutcome::NotPending(status)),
         }
-        let sql = sqlx::query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
+        let sql = query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
         tx.execute(sql.bind(run_id).bind(time_text(self.db.clock.now()))).await?;
         tx.commit().await?;
         Ok(StartOutcome::Started)
@@ -94,9 +94,9 @@ impl Runs {
 
     /// Stores what the run has used so far; `false` if it is not `running`, and then nothing changes.
     pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let sql = bind_totals(
-            sqlx::query(concat!(
+            query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
                 " WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running'"
@@ -118,7 +118,7 @@ impl Runs {
         run_id: &str,
         action: CancelAction,
     ) -> Result<CancelOutcome, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let Some(run) = run(&mut tx, run_id).await? else { return Ok(CancelOutcome::NotFound) };
         match run.reported_status() {
             RunStatus::Pending | RunStatus::Running => {}
@@ -142,7 +142,7 @@ impl Runs {
             return Err(StoreError::Invalid { field: "status", problem });
         }
         let now = time_text(self.db.clock.now());
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         match run.cancel_action {
             _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
@@ -152,7 +152,7 @@ impl Runs {
             _ => {}
         }
         let sql = bind_totals(
-            sqlx::query(concat!(
+            query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
                 ", status = $14, error = $15, stop_reason = $16, waiting = FALSE WHERE run_id = $1"
@@ -170,7 +170,7 @@ impl Runs {
 
 async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreError> {
     tx.fetch_optional(
-        sqlx::query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id),
+        query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id),
     )
     .await
 }
@@ -183,11 +183,11 @@ pub(super) async fn promote_waiting(
 ) -> Result<Option<String>, StoreError> {
     let sql =
         "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE thread_id = $1 AND waiting RETURNING run_id";
-    let promoted: Option<(String,)> = tx.fetch_optional(sqlx::query(sql).bind(thread_id).bind(now)).await?;
+    let promoted: Option<(String,)> = tx.fetch_optional(query(sql).bind(thread_id).bind(now)).await?;
     Ok(promoted.map(|(run_id,)| run_id))
 }
 
-fn bind_totals<'q>(sql: Sql<'q>, totals: &RunTotals) -> Sql<'q> {
+fn bind_totals(sql: Sql, totals: &RunTotals) -> Sql {
     let preview =
         |text: &Option<String>| text.as_deref().map(|text| cut(text, MESSAGE_PREVIEW_MAX_CHARS).to_owned());
     sql.bind(totals.message_count)

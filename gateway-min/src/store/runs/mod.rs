@@ -12,8 +12,6 @@ mod reservation;
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
-use sqlx::FromRow;
-
 pub use admission::Admission;
 pub use lifecycle::{CancelOutcome, FinishOutcome, RunEnd, StartOutcome};
 pub use recovery::{RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
@@ -22,7 +20,7 @@ pub use reservation::{Reservation, WriterKind};
 use super::codec::{Cells, JsonObject, name_enum, page_offset};
 use super::db::Db;
 use super::error::StoreError;
-use super::sqlite::{Builder, Row};
+use super::query::{FromRow, Row, query};
 
 /// The most characters that [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`]
 /// keep; longer texts are cut.
@@ -217,8 +215,8 @@ impl RunRow {
     }
 }
 
-impl<'r> FromRow<'r, Row> for RunRow {
-    fn from_row(row: &'r Row) -> sqlx::Result<Self> {
+impl FromRow for RunRow {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "runs", &["run_id"]);
         Ok(Self {
             run_id: cells.text("run_id")?,
@@ -282,18 +280,18 @@ pub struct Runs {
 impl Runs {
     /// The run with this id; reservations are not found here.
     pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, StoreError> {
-        let sql = sqlx::query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
+        let sql = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
         self.db.fetch_optional(sql.bind(run_id)).await
     }
 
     /// The run that was admitted with this key; see [`NewRun::idempotency_key`].
     pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, StoreError> {
-        self.db.fetch_optional(sqlx::query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
+        self.db.fetch_optional(query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
     }
 
     /// The thread's runs, last admitted first; reservations are not among them.
     pub async fn list_by_thread(&self, thread_id: &str, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
-        let mut sql = Builder::new("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
+        let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
         sql.push_bind(thread_id);
         match query.status {
             None => {}
@@ -316,7 +314,7 @@ impl Runs {
 
     /// The runs that are pending or running and were not cancelled, first admitted first; those of one thread, or all.
     pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, StoreError> {
-        let mut sql = Builder::new(
+        let mut sql = self.db.builder(
             "SELECT * FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
              AND cancel_action IS NULL",
         );
@@ -329,7 +327,7 @@ impl Runs {
 
     /// The run or reservation that holds the thread; a run that only waits for it does not count.
     pub async fn active_for_thread(&self, thread_id: &str) -> Result<Option<RunRow>, StoreError> {
-        self.db.fetch_optional(sqlx::query(SELECT_HOLDER).bind(thread_id)).await
+        self.db.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await
     }
 }
 

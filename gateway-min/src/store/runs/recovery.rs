@@ -6,6 +6,7 @@ use super::lifecycle::promote_waiting;
 use super::{RunRow, Runs};
 use crate::store::codec::time_text;
 use crate::store::error::StoreError;
+use crate::store::query::query;
 
 /// The error text of a run whose process ended before it did.
 pub const RECOVERY_ERROR: &str = "Gateway restarted before this run reached a durable final state.";
@@ -41,10 +42,10 @@ impl Runs {
     ) -> Result<Recovered, StoreError> {
         let dead_before = time_text(now - grace);
         let now = time_text(now);
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_everywhere().await?;
         let released: Vec<(String,)> = tx
             .fetch_all(
-                sqlx::query(
+                query(
                     "DELETE FROM runs WHERE operation_kind <> 'run' \
                      AND (lease_expires_at IS NULL OR lease_expires_at < $1) RETURNING thread_id",
                 )
@@ -53,7 +54,7 @@ impl Runs {
             .await?;
         let runs: Vec<RunRow> = tx
             .fetch_all(
-                sqlx::query(
+                query(
                     "UPDATE runs SET status = 'error', error = $3, stop_reason = $4, waiting = FALSE, updated_at = $2 \
                      WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
                      AND (lease_expires_at IS NULL OR lease_expires_at < $1) RETURNING *",
@@ -69,7 +70,7 @@ impl Runs {
         for run in &runs {
             promoted.extend(promote_waiting(&mut tx, &run.thread_id, &now).await?);
             tx.execute(
-                sqlx::query(
+                query(
                     "UPDATE threads_meta SET status = 'error', updated_at = $3 WHERE thread_id = $1 AND $2 = \
                      (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
                      ORDER BY admission_seq DESC LIMIT 1)",
@@ -82,7 +83,7 @@ impl Runs {
         }
         // A run row is final before its thread's status is: a process may have ended in between.
         tx.execute(
-            sqlx::query(
+            query(
                 "UPDATE threads_meta SET updated_at = $1, status = COALESCE((SELECT CASE runs.status \
                  WHEN 'success' THEN 'idle' WHEN 'interrupted' THEN 'interrupted' ELSE 'error' END \
                  FROM runs WHERE runs.thread_id = threads_meta.thread_id AND operation_kind = 'run' \

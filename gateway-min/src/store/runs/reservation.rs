@@ -6,6 +6,7 @@ use super::admission::{RowToInsert, insert};
 use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
 use crate::store::db::detached;
 use crate::store::error::StoreError;
+use crate::store::query::query;
 
 /// The writers other than runs that hold a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +91,8 @@ impl Drop for Reservation {
 }
 
 async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), StoreError> {
-    let mut tx = runs.db.write().await?;
-    tx.execute(sqlx::query("DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run'").bind(row_id))
+    let mut tx = runs.db.write_of_run(row_id).await?;
+    tx.execute(query("DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run'").bind(row_id))
         .await?;
     tx.commit().await
 }
@@ -119,9 +120,9 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
         strategy: MultitaskStrategy::Reject,
         now: runs.db.clock.now(),
     };
-    let mut tx = runs.db.write().await?;
+    let mut tx = runs.db.write(&thread_id).await?;
     if insert(&mut tx, &row).await?.is_none() {
-        let holder: Option<RunRow> = tx.fetch_optional(sqlx::query(SELECT_HOLDER).bind(&thread_id)).await?;
+        let holder: Option<RunRow> = tx.fetch_optional(query(SELECT_HOLDER).bind(&thread_id)).await?;
         return Err(match holder {
             Some(holder) => StoreError::Conflict { thread_id, holder: holder.operation_kind },
             None => StoreError::DuplicateRun { run_id: row_id },

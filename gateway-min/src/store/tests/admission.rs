@@ -136,14 +136,15 @@ async fn the_database_itself_allows_one_active_and_one_waiting_row() {
     start(&fixture.store, "t", "r1").await;
     wait(&fixture.store, "t", "r2", Interrupt).await;
     for (status, waiting) in [("pending", "FALSE"), ("running", "FALSE"), ("pending", "TRUE")] {
-        let mut tx = fixture.store.db.write().await.unwrap();
-        let insert = format!(
+        let mut tx = fixture.store.db.write("t").await.unwrap();
+        let insert = fixture.store.db.builder(&format!(
             "INSERT INTO runs (run_id, thread_id, status, operation_kind, waiting, multitask_strategy, \
              metadata_json, kwargs_json, created_at, updated_at) \
              VALUES ('r3', 't', '{status}', 'run', {waiting}, 'reject', '{{}}', 'null', '', '')"
-        );
-        let error = tx.execute(sqlx::query(sqlx::AssertSqlSafe(insert))).await.unwrap_err();
-        assert!(error.to_string().contains("UNIQUE constraint failed: runs.thread_id"), "{error}");
+        ));
+        let error = tx.execute(insert.build()).await.unwrap_err().to_string();
+        let index = if waiting == "TRUE" { "one_waiting_per_thread" } else { "one_active_per_thread" };
+        assert!(error.contains("UNIQUE constraint failed: runs.thread_id") || error.contains(index), "{error}");
     }
 }
 
@@ -279,7 +280,7 @@ async fn admit_together(
     count: usize,
     strategy: MultitaskStrategy,
 ) -> Vec<Result<Admission, StoreError>> {
-    let second = reopen(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await;
+    let second = fixture.reopen(EventBackend::Memory).await;
     let barrier = Arc::new(Barrier::new(count));
     let tasks = (0..count).map(|i| {
         let store = if i % 2 == 0 { fixture.store.clone() } else { second.clone() };

@@ -34,7 +34,7 @@ impl<F: Future> Future for DropAfter<F> {
 
 async fn open() -> (Store, TestClock) {
     let clock = TestClock::new();
-    (Store::open_memory(options(&clock, EventBackend::Database)).await.unwrap(), clock)
+    (lone(options(&clock, EventBackend::Database)).await, clock)
 }
 
 /// Drops `operation` after 0, 1, 2, ... waits until it completes, each time on a new store.

@@ -35,7 +35,7 @@ async fn runs_of_a_dead_process_become_errors_and_free_their_threads() {
     std::mem::forget(reservation);
     fixture.store.close().await;
 
-    let store = reopen(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await;
+    let store = fixture.reopen(EventBackend::Memory).await;
     fixture.clock.advance_micros(1);
     let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.released, ["reserved"]);

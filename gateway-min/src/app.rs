@@ -21,10 +21,13 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
 use crate::agent::{AgentError, LeadAgent};
-use crate::config::{Backend, CheckpointCacheType, Config, ConfigHandle, SqliteSynchronous};
+use crate::config::{
+    Backend, CheckpointCacheType, Config, ConfigHandle, RunEventsBackend, SqliteSynchronous,
+};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
+use crate::runs::ownership::{self, Terms};
 use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
@@ -48,6 +51,17 @@ pub enum StartError {
     /// The history cache's Redis.
     #[error("database.checkpoint_cache.redis_url: {0}")]
     HistoryCache(#[from] InvalidUrl),
+    /// The clocks of the machines that share the database.
+    #[error(
+        "the clock of this machine and the database's differ by {skew} s, more than run_ownership.grace_seconds ({grace}); \
+         processes could take each other for gone; set the clocks right"
+    )]
+    Clock {
+        /// By how many seconds.
+        skew: i64,
+        /// How many are allowed.
+        grace: i64,
+    },
     /// The address of the Postgres server.
     #[error("database.postgres_url: {0}")]
     Address(#[from] InvalidAddress),
@@ -84,9 +98,11 @@ impl App {
         let database = &current.database;
         modes.freeze_mode(settings::mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
+        let ownership = settings::ownership(&current);
         let options = StoreOptions {
             event_backend: settings::event_backend(&current)?,
             max_trace_content: current.run_events.max_trace_content,
+            lease: ownership.map(Terms::lease),
             ..StoreOptions::default()
         };
         let (checkpoints, store) = match database.backend {
@@ -106,6 +122,9 @@ impl App {
         let saver = with_history_cache(checkpoints.saver(), &current)?;
         let grace =
             TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
+        if ownership.is_some() {
+            check_sharing(&store, &current, grace).await?;
+        }
         let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
         for run in &recovered.runs {
             tracing::warn!(
@@ -116,7 +135,7 @@ impl App {
         }
         let ids = Arc::new(IdSource::default());
         let table = Schema::thread_state().compile(settings::mode(&current), modes.frequency(None)?)?;
-        Ok(Arc::new(Self {
+        let app = Arc::new(Self {
             accessor: StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids)),
             bridge: StreamBridge::new(BridgeOptions {
                 queue_maxsize: current.stream_bridge.queue_maxsize,
@@ -134,7 +153,11 @@ impl App {
             checkpoints,
             models: Mutex::default(),
             stopping: AtomicBool::new(false),
-        }))
+        });
+        if let Some(terms) = ownership {
+            ownership::keep(&app, terms);
+        }
+        Ok(app)
     }
 
     /// The state accessor of this process: the frozen mode and cadence.
@@ -268,6 +291,21 @@ impl Checkpoints {
     }
 }
 
+/// Whether several processes can share the database, of which this one may be the first.
+async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
+    let skew = store.clock_skew().await?.abs();
+    // A second is less than what a query may take on a busy machine.
+    if skew > grace.max(TimeDelta::seconds(1)) {
+        return Err(StartError::Clock { skew: skew.num_seconds(), grace: grace.num_seconds() });
+    }
+    if config.run_events.backend == RunEventsBackend::Memory {
+        tracing::warn!(
+            "run_events.backend is memory: of several processes on one database each shows the events of its own runs only"
+        );
+    }
+    Ok(())
+}
+
 /// The saver with the configured history cache before it. Only delta mode has histories to cache.
 fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn Saver>, StartError> {
     let cache: Arc<dyn HistoryCache> = match (redis_cache(config)?, history_cache_entries(config)) {
@@ -304,11 +342,18 @@ async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
     Ok(SqliteSaver::open_async(path, sqlite_options(config)).await?)
 }
 
-/// Connects to the Postgres server, whose tables are made or brought to the newest format.
+/// Connects to the Postgres server. Tables that are missing or of an older format are made first, for which the role
+/// must be their owner.
 async fn open_postgres(config: &Config) -> Result<PostgresSaver, StartError> {
-    let (url, options) = (settings::postgres_url(&config.database), settings::postgres_options(&config.database));
-    threadkeep_postgres::setup(url, &options).await?;
-    Ok(PostgresSaver::connect(url, options).await?)
+    let (url, options) =
+        (settings::postgres_url(&config.database), settings::postgres_options(&config.database));
+    match PostgresSaver::connect(url, options.clone()).await {
+        Err(threadkeep::Error::Unavailable { .. }) => {
+            threadkeep_postgres::setup(url, &options).await?;
+            Ok(PostgresSaver::connect(url, options).await?)
+        }
+        connected => Ok(connected?),
+    }
 }
 
 /// How the configuration wants the checkpoint database to be opened.

@@ -9,6 +9,7 @@ use threadkeep::mode::ChannelMode;
 use crate::app::CHECKPOINT_FILE;
 use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend, Secret};
 use crate::model::{ModelKind, ModelSettings};
+use crate::runs::ownership::Terms;
 use crate::store::{EventBackend, InvalidAddress, PostgresTarget, StoreError};
 use crate::tools::ToolSettings;
 
@@ -71,6 +72,16 @@ pub(crate) fn postgres_options(database: &Database) -> threadkeep_postgres::Opti
 pub(crate) fn postgres_records(database: &Database) -> Result<PostgresTarget, InvalidAddress> {
     let schema = database.postgres_schema.as_deref().unwrap_or(POSTGRES_SCHEMA);
     PostgresTarget::parse(postgres_url(database), schema, database.pool_size)
+}
+
+/// On which terms this process owns what it works on; none if it is the only one on its database.
+pub(crate) fn ownership(config: &Config) -> Option<Terms> {
+    let section = &config.run_ownership;
+    let shared = section.heartbeat_enabled.unwrap_or(config.database.backend == Backend::Postgres);
+    shared.then(|| Terms {
+        lease: Duration::from_secs(section.lease_seconds),
+        grace: Duration::from_secs(section.grace_seconds),
+    })
 }
 
 pub(crate) fn event_backend(config: &Config) -> Result<EventBackend, StoreError> {

@@ -125,7 +125,7 @@ impl ApiError {
 /// Whether the error is a database that is away.
 fn is_unavailable(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(Error::Unavailable { .. } | Error::InDoubt { .. }))
-        || matches!(error.downcast_ref(), Some(StoreError::Unavailable { .. } | StoreError::InDoubt { .. }))
+        || error.downcast_ref().is_some_and(StoreError::is_unavailable)
 }
 
 impl From<Problems> for ApiError {
@@ -264,10 +264,7 @@ mod tests {
             assert_eq!((status, body), (503, json!({"detail": text}).to_string()));
         }
 
-        for error in [
-            Error::corrupt("blobs", "bad checksum"),
-            Error::InvalidInput("odd".into()),
-        ] {
+        for error in [Error::corrupt("blobs", "bad checksum"), Error::InvalidInput("odd".into())] {
             let (status, body, log) = mapped(&error).await;
             assert_eq!((status, body.as_str()), (500, r#"{"detail":"Failed to get thread state"}"#));
             for part in ["ERROR", "Failed to get thread state", "t-1", &error.to_string()] {

@@ -80,8 +80,7 @@ impl Target {
     /// Opens the store that the arguments name.
     pub(crate) async fn open(args: &StoreArgs) -> Result<Self> {
         if let Some(url) = &args.postgres {
-            let database =
-                Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
+            let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
             return Self::postgres(&database, DEFAULT_SNAPSHOT_FREQUENCY).await;
         }
         if let Some(path) = &args.sqlite {

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use chrono::{DateTime, TimeDelta};
 use sqlx::{Postgres, Sqlite, Transaction};
 
 use super::codec::Clock;
@@ -62,6 +63,17 @@ impl Db {
             .await;
         pool.close().await;
         Ok(there?)
+    }
+
+    /// How far the database's clock is ahead of this process's; nothing where there is one clock.
+    pub(super) async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
+        if self.dialect() == Dialect::Sqlite {
+            return Ok(TimeDelta::zero());
+        }
+        let sql = query("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint");
+        let micros: Option<(i64,)> = self.fetch_optional(sql).await?;
+        let there = micros.and_then(|(micros,)| DateTime::from_timestamp_micros(micros));
+        Ok(there.map_or(TimeDelta::zero(), |there| there - self.clock.now()))
     }
 
     fn new(pools: Pools, clock: Clock) -> Self {
@@ -140,7 +152,9 @@ impl Db {
         let mut thread_id = None;
         if self.dialect() == Dialect::Postgres {
             // A row never changes its thread.
-            thread_id = self.fetch_optional(query("SELECT thread_id FROM runs WHERE run_id = $1").bind(run_id)).await?;
+            thread_id = self
+                .fetch_optional(query("SELECT thread_id FROM runs WHERE run_id = $1").bind(run_id))
+                .await?;
         }
         // Of a run that is not there nothing can be relied on, and nothing is changed.
         let (thread_id,) = thread_id.unwrap_or_else(|| (run_id.to_owned(),));

@@ -65,8 +65,7 @@ impl Store {
             });
         }
         let runs = tx.execute(query("DELETE FROM runs WHERE thread_id = $1").bind(thread_id)).await?;
-        let events =
-            tx.execute(query("DELETE FROM run_events WHERE thread_id = $1").bind(thread_id)).await?;
+        let events = tx.execute(query("DELETE FROM run_events WHERE thread_id = $1").bind(thread_id)).await?;
         let threads =
             tx.execute(query("DELETE FROM threads_meta WHERE thread_id = $1").bind(thread_id)).await?;
         tx.commit().await?;

@@ -149,6 +149,11 @@ impl StoreError {
         matches!(self, Self::Conflict { .. })
     }
 
+    /// Whether the database is away, so that the same call may succeed later.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::InDoubt { .. })
+    }
+
     pub(super) fn thread_not_found(thread_id: &str) -> Self {
         Self::NotFound { entity: Entity::Thread, id: thread_id.to_owned() }
     }

@@ -37,6 +37,9 @@ mod thread_search;
 mod threads;
 
 use std::path::Path;
+use std::sync::Arc;
+
+use chrono::TimeDelta;
 
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use deletion::DeletedThread;
@@ -47,9 +50,10 @@ pub use events::{
 };
 pub use postgres::{InvalidAddress, PostgresTarget};
 pub use runs::{
-    Admission, CancelAction, CancelOutcome, FinishOutcome, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy,
-    NewRun, OperationKind, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery,
-    RunRow, RunStatus, RunTotals, Runs, StartOutcome, WriterKind,
+    Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, Lease,
+    MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, OperationKind, RECOVERY_ERROR,
+    RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus, RunTotals, Runs,
+    StartOutcome, WriterKind,
 };
 pub use thread_search::{FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadQuery};
 pub use threads::{
@@ -70,6 +74,8 @@ pub struct StoreOptions {
     pub event_backend: EventBackend,
     /// The setting `run_events.max_trace_content`, in bytes.
     pub max_trace_content: usize,
+    /// On which terms this process owns what it works on; `None` if no other process opens the database.
+    pub lease: Option<Lease>,
 }
 
 impl Default for StoreOptions {
@@ -78,6 +84,7 @@ impl Default for StoreOptions {
             clock: Clock::system(),
             event_backend: EventBackend::default(),
             max_trace_content: MAX_TRACE_CONTENT,
+            lease: None,
         }
     }
 }
@@ -133,10 +140,22 @@ impl Store {
     fn new(db: Db, options: &StoreOptions) -> Self {
         Self {
             threads: Threads { db: db.clone() },
-            runs: Runs { db: db.clone() },
+            runs: Runs {
+                db: db.clone(),
+                lease: options.lease.clone().map(Arc::new),
+                reserved: Arc::default(),
+            },
             events: Events::new(db.clone(), options.event_backend, options.max_trace_content),
             db,
         }
+    }
+
+    /// How far the database's clock is ahead of this process's. Leases need clocks that agree.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
+        self.db.clock_skew().await
     }
 
     /// The threads.

@@ -51,8 +51,9 @@ impl PostgresTarget {
     /// [`InvalidAddress`].
     pub fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, InvalidAddress> {
         let (address, root) = split_root_certificate(address);
-        let config: tokio_postgres::Config =
-            address.parse().map_err(|_| InvalidAddress("cannot be read; it is postgres://user:password@host/database"))?;
+        let config: tokio_postgres::Config = address
+            .parse()
+            .map_err(|_| InvalidAddress("cannot be read; it is postgres://user:password@host/database"))?;
         let [host] = config.get_hosts() else {
             return Err(InvalidAddress("must name one host"));
         };
@@ -74,7 +75,8 @@ impl PostgresTarget {
         }
         if let Some(password) = config.get_password() {
             let password = std::str::from_utf8(password);
-            options = options.password(password.map_err(|_| InvalidAddress("has a password that is no text"))?);
+            options =
+                options.password(password.map_err(|_| InvalidAddress("has a password that is no text"))?);
         }
         let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
         options = options.database(database);
@@ -119,7 +121,9 @@ fn split_root_certificate(address: &str) -> (String, Option<String>) {
     for (key, value) in url.query_pairs() {
         match (&*key, &*value) {
             ("sslrootcert", file) => root = Some(file.to_owned()),
-            ("sslmode", "verify-ca" | "verify-full") => kept.push(("sslmode".to_owned(), "require".to_owned())),
+            ("sslmode", "verify-ca" | "verify-full") => {
+                kept.push(("sslmode".to_owned(), "require".to_owned()));
+            }
             _ => kept.push((key.into_owned(), value.into_owned())),
         }
     }
@@ -228,7 +232,12 @@ pub(super) const TEXT_IN: (&str, &str) = (" = ANY(", ")");
 /// Adds the text of the value at `key` of the JSON object in `column`.
 pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
     // The server does not look into a document with an escaped NUL.
-    query.push("(replace(").push(column).push(", '\\u0000', '\\ufffd')::json -> ").push_bind(key).push(")::text");
+    query
+        .push("(replace(")
+        .push(column)
+        .push(", '\\u0000', '\\ufffd')::json -> ")
+        .push_bind(key)
+        .push(")::text");
 }
 
 /// The text of a JSON value as [`push_json_at`] finds it.
@@ -249,7 +258,9 @@ mod tests {
     fn tables_are_named_in_full_and_nothing_else_is_changed() {
         let tables = Tables::of("a\"b");
         assert_eq!(
-            tables.qualify("SELECT runs.run_id, 'runs' FROM runs WHERE EXISTS (SELECT 1 FROM run_events) -- r\u{fc}ns"),
+            tables.qualify(
+                "SELECT runs.run_id, 'runs' FROM runs WHERE EXISTS (SELECT 1 FROM run_events) -- r\u{fc}ns"
+            ),
             "SELECT \"a\"\"b\".threadkeep_gateway_runs.run_id, 'runs' FROM \"a\"\"b\".threadkeep_gateway_runs WHERE EXISTS \
              (SELECT 1 FROM \"a\"\"b\".threadkeep_gateway_run_events) -- r\u{fc}ns"
         );
@@ -262,15 +273,19 @@ mod tests {
     #[test]
     fn an_address_is_read_in_both_forms_and_never_repeated() {
         let parse = |address: &str| PostgresTarget::parse(address, "public", 5);
-        for address in ["postgres://u:hunter2@h:5433/d", "host=h port=5433 user=u password=hunter2 dbname=d"] {
+        for address in ["postgres://u:hunter2@h:5433/d", "host=h port=5433 user=u password=hunter2 dbname=d"]
+        {
             let target = parse(address).unwrap();
             assert_eq!(target.place(), "d on h:5433");
             assert!(!format!("{target:?}").contains("hunter2"));
             assert_eq!(target.options.get_username(), "u");
         }
-        for address in
-            ["postgres://u:hunter2@h/d?nonsense=1", "mysql://u:hunter2@h/d", "postgres://u:hunter2@a,b/d", "hunter2"]
-        {
+        for address in [
+            "postgres://u:hunter2@h/d?nonsense=1",
+            "mysql://u:hunter2@h/d",
+            "postgres://u:hunter2@a,b/d",
+            "hunter2",
+        ] {
             let error = parse(address).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }
@@ -278,7 +293,8 @@ mod tests {
 
     #[test]
     fn tls_is_checked_where_it_is_asked_for() {
-        let mode = |address: &str| PostgresTarget::parse(address, "public", 5).unwrap().options.get_ssl_mode();
+        let mode =
+            |address: &str| PostgresTarget::parse(address, "public", 5).unwrap().options.get_ssl_mode();
         for plain in ["postgres://u@h/d", "postgres://u@h/d?sslmode=prefer", "host=h user=u"] {
             assert!(matches!(mode(plain), PgSslMode::Disable), "{plain}");
         }

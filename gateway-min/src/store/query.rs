@@ -113,6 +113,12 @@ impl Builder {
         self
     }
 
+    /// With more text.
+    pub(super) fn with(mut self, text: &str) -> Self {
+        self.push(text);
+        self
+    }
+
     /// Adds a parameter.
     pub(super) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
         self.values.push(value.into());
@@ -175,7 +181,10 @@ impl Row {
 }
 
 /// What a cell of either database can be read as.
-pub(super) trait Cell<'r>: Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres> {}
+pub(super) trait Cell<'r>:
+    Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>
+{
+}
 
 impl<'r, T: Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>> Cell<'r> for T {}
 

@@ -25,7 +25,8 @@ macro_rules! step {
 }
 
 /// Migration 1, 2, 3 ... A released migration never changes; a new one is added at the end.
-const STEPS: [Step; 3] = [step!("0001", "threads"), step!("0002", "runs"), step!("0003", "run_events")];
+const STEPS: [Step; 4] =
+    [step!("0001", "threads"), step!("0002", "runs"), step!("0003", "run_events"), step!("0004", "leases")];
 
 /// Brings a SQLite database to the newest schema: all missing migrations or, after an error, none.
 /// Processes that start together apply them once.
@@ -38,7 +39,10 @@ pub(super) async fn migrate_sqlite(writer: &sqlite::Pool, place: &str) -> Result
 }
 
 /// The same for the tables in a Postgres database.
-pub(super) async fn migrate_postgres(pool: &postgres::Pool, target: &PostgresTarget) -> Result<(), StoreError> {
+pub(super) async fn migrate_postgres(
+    pool: &postgres::Pool,
+    target: &PostgresTarget,
+) -> Result<(), StoreError> {
     apply_postgres(&STEPS, pool, target).await
 }
 
@@ -55,14 +59,33 @@ async fn apply_postgres(
     target: &PostgresTarget,
 ) -> Result<(), StoreError> {
     let tables = target.tables();
-    let mut migrator =
-        migrator(steps, |step| AssertSqlSafe(tables.qualify(step.postgres)).into_sql_str());
+    let mut migrator = migrator(steps, |step| AssertSqlSafe(tables.qualify(step.postgres)).into_sql_str());
     // The migrator's own lock would outlive a transaction, which a pooler does not carry.
     migrator.set_locking(false);
     migrator.dangerous_set_table_name(tables.migrations());
+    if is_newest(&migrator, pool, tables).await? {
+        return Ok(());
+    }
     let mut tx = pool.begin_with(postgres::begin(tables, Scope::EveryThread)).await?;
     apply(&migrator, &mut *tx, target.place()).await?;
     Ok(tx.commit().await?)
+}
+
+/// Whether exactly these migrations were applied. Then there is nothing to do, and a role that may only read and write
+/// rows is enough.
+async fn is_newest(
+    migrator: &Migrator,
+    pool: &postgres::Pool,
+    tables: &postgres::Tables,
+) -> Result<bool, StoreError> {
+    let there = "SELECT to_regclass($1) IS NOT NULL";
+    if !sqlx::query_scalar::<_, bool>(there).bind(tables.migrations()).fetch_one(pool).await? {
+        return Ok(false);
+    }
+    let sql = format!("SELECT version, checksum FROM {} WHERE success ORDER BY version", tables.migrations());
+    let applied: Vec<(i64, Vec<u8>)> = sqlx::query_as(AssertSqlSafe(sql)).fetch_all(pool).await?;
+    let known = migrator.iter().map(|migration| (migration.version, &*migration.checksum));
+    Ok(known.eq(applied.iter().map(|(version, checksum)| (*version, checksum.as_slice()))))
 }
 
 fn migrator(steps: &[Step], text: impl Fn(&Step) -> SqlStr) -> Migrator {

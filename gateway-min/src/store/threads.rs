@@ -1,10 +1,11 @@
 //! The rows of `threads_meta`: one conversation thread each.
 
-use chrono::{DateTime, Utc};
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
 use super::db::{Db, WriteTx};
 use super::error::StoreError;
 use super::query::{FromRow, Row, Sql, query};
+use super::runs::RunStatus;
+use chrono::{DateTime, Utc};
 
 /// The metadata key of the pin flag: a thread that has `true` here comes first in every search.
 pub const PINNED_KEY: &str = "svc_pinned";
@@ -23,6 +24,17 @@ name_enum! {
         Interrupted = "interrupted",
         /// The last run failed.
         Error = "error",
+    }
+}
+
+impl ThreadStatus {
+    /// What a run that ended like this leaves.
+    pub(super) fn after(end: RunStatus) -> Self {
+        match end {
+            RunStatus::Success => Self::Idle,
+            RunStatus::Interrupted => Self::Interrupted,
+            RunStatus::Pending | RunStatus::Running | RunStatus::Error | RunStatus::Timeout => Self::Error,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A gateway in this process, on a directory of its own, and JSON requests to it.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl Setup {
     /// Starts it in a new directory.
     pub(crate) async fn start(self) -> Gateway {
         let database = match self.backend {
-            "postgres" => Some(threadkeep_testing::postgres().unwrap().database().await.unwrap()),
+            "postgres" => Some(Arc::new(threadkeep_testing::postgres().unwrap().database().await.unwrap())),
             _ => None,
         };
         Gateway::open(TempDir::new().unwrap(), self, database).await
@@ -88,7 +89,7 @@ pub(crate) struct Gateway {
     router: Router,
     dir: TempDir,
     /// The database of a gateway on Postgres.
-    database: Option<Database>,
+    database: Option<Arc<Database>>,
 }
 
 /// What it answered.
@@ -124,9 +125,9 @@ impl Answer {
 }
 
 impl Gateway {
-    async fn open(dir: TempDir, setup: Setup, database: Option<Database>) -> Self {
+    async fn open(dir: TempDir, setup: Setup, database: Option<Arc<Database>>) -> Self {
         std::fs::write(dir.path().join("script.json"), setup.script.to_string()).unwrap();
-        write_config(dir.path(), &setup, database.as_ref());
+        write_config(dir.path(), &setup, database.as_deref());
         let home = ("SVC_HOME", dir.path().join("state").display().to_string());
         let options = LoadOptions {
             config_path: None,
@@ -161,10 +162,24 @@ impl Gateway {
         Self::open(self.dir, self.setup, self.database).await
     }
 
+    /// Starts another one, with a directory of its own, on the database of this one.
+    pub(crate) async fn beside(&self) -> Self {
+        Self::open(TempDir::new().unwrap(), self.setup.clone(), self.database.clone()).await
+    }
+
+    /// Serves it at an address.
+    pub(crate) async fn listen(&self) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = self.router.clone();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        address
+    }
+
     /// Edits the configuration file while the gateway runs.
     pub(crate) fn reconfigure(&mut self, edit: impl FnOnce(&mut Setup)) {
         edit(&mut self.setup);
-        write_config(self.dir.path(), &self.setup, self.database.as_ref());
+        write_config(self.dir.path(), &self.setup, self.database.as_deref());
     }
 
     /// Where the database files are.

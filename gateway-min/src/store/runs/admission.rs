@@ -16,7 +16,9 @@
 
 use chrono::{DateTime, Utc};
 
-use super::{CancelAction, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
+use super::{
+    CancelAction, Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER,
+};
 use crate::store::codec::{cut, object_text, time_text};
 use crate::store::db::WriteTx;
 use crate::store::error::StoreError;
@@ -74,6 +76,7 @@ impl Runs {
             waiting: false,
             strategy,
             now: self.db.clock.now(),
+            lease: self.lease.as_deref(),
         };
         let admission = match insert(&mut tx, &row).await? {
             Some(run) => Admission::Admitted(run),
@@ -127,6 +130,10 @@ pub(super) async fn mark_cancelled(
     if let Some(earlier) = run.cancel_action {
         return Ok(earlier);
     }
+    if run.decided_status.is_some() {
+        // It ends without that.
+        return Ok(action);
+    }
     let sql =
         "UPDATE runs SET cancel_action = $2, cancel_requested_at = $3, updated_at = $3 WHERE run_id = $1";
     tx.execute(query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now))).await?;
@@ -141,6 +148,7 @@ pub(super) struct RowToInsert<'a> {
     pub(super) waiting: bool,
     pub(super) strategy: MultitaskStrategy,
     pub(super) now: DateTime<Utc>,
+    pub(super) lease: Option<&'a Lease>,
 }
 
 /// Inserts the row, unless a unique index forbids it: then `None`.
@@ -168,8 +176,8 @@ pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Op
         .bind(run.kwargs.to_string())
         .bind(run.first_human_message.as_deref().map(|text| cut(text, super::MESSAGE_PREVIEW_MAX_CHARS)))
         .bind(&run.follow_up_to_run_id)
-        .bind(&run.owner_worker_id)
-        .bind(run.lease_expires_at.map(time_text))
+        .bind(row.lease.map(|lease| lease.owner.as_str()))
+        .bind(row.lease.map(|lease| time_text(row.now + lease.length)))
         .bind(time_text(row.now)),
     )
     .await

@@ -7,6 +7,7 @@ use crate::store::codec::{cut, object_text, time_text};
 use crate::store::db::WriteTx;
 use crate::store::error::StoreError;
 use crate::store::query::{Sql, query};
+use crate::store::threads::ThreadStatus;
 
 /// What [`Runs::start`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,19 @@ pub struct RunEnd {
     pub stop_reason: Option<String>,
     /// What it used and said in all.
     pub totals: RunTotals,
+}
+
+/// What [`Runs::decide`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecideOutcome {
+    /// It is stored how the run ends.
+    Decided,
+    /// The run was asked to cancel and cannot end as a `success`; nothing changed. Carry out the
+    /// cancellation and decide for another end.
+    CancelRequested(CancelAction),
+    /// The run had ended with this status before, by whoever; nothing changed. It is not this process's any more:
+    /// write nothing for it.
+    AlreadyTerminal(RunStatus),
 }
 
 /// What [`Runs::finish`] did.
@@ -120,7 +134,7 @@ impl Runs {
     ) -> Result<CancelOutcome, StoreError> {
         let mut tx = self.db.write_of_run(run_id).await?;
         let Some(run) = run(&mut tx, run_id).await? else { return Ok(CancelOutcome::NotFound) };
-        match run.reported_status() {
+        match run.decided_status.unwrap_or(run.reported_status()) {
             RunStatus::Pending | RunStatus::Running => {}
             RunStatus::Interrupted => return Ok(CancelOutcome::AlreadyInterrupted),
             status => return Ok(CancelOutcome::AlreadyTerminal(status)),
@@ -130,23 +144,53 @@ impl Runs {
         Ok(CancelOutcome::Accepted)
     }
 
-    /// Ends an active run and passes its thread to the run that waits for it, if there is one. A run
-    /// that was asked to cancel does not end as a `success`, so no accepted cancellation is lost to a
-    /// run that was just done.
+    /// Stores how a run that works will end. It keeps its thread until [`Runs::finish`], so that what is still to be
+    /// written of it is written before anybody else writes; clients see it at work until then. A run that was asked to
+    /// cancel is not decided to be a `success`, so no accepted cancellation is lost to a run that was just done, and one
+    /// that is decided accepts no cancellation.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
+    pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, StoreError> {
+        check_end(end)?;
+        let mut tx = self.db.write_of_run(run_id).await?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        match run.cancel_action {
+            _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),
+            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
+                return Ok(DecideOutcome::CancelRequested(action));
+            }
+            _ => {}
+        }
+        let sql = bind_totals(
+            query(concat!(
+                "UPDATE runs SET updated_at = $2, ",
+                set_totals!(),
+                ", decided_status = $14, error = $15, stop_reason = $16 WHERE run_id = $1"
+            ))
+            .bind(run_id)
+            .bind(time_text(self.db.clock.now())),
+            &end.totals,
+        );
+        tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
+        tx.commit().await?;
+        Ok(DecideOutcome::Decided)
+    }
+
+    /// Ends an active run, gives its thread the status that follows from that if the run has worked on it, and passes
+    /// the thread to the run that waits for it, if there is one. A run that was asked to cancel does not end as a
+    /// `success`, unless that was [decided](Runs::decide) before.
     ///
     /// # Errors
     /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
     pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, StoreError> {
-        if end.status.is_active() {
-            let problem = format!("a run cannot end as '{}'", end.status);
-            return Err(StoreError::Invalid { field: "status", problem });
-        }
+        check_end(end)?;
         let now = time_text(self.db.clock.now());
         let mut tx = self.db.write_of_run(run_id).await?;
         let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         match run.cancel_action {
             _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
-            Some(action) if end.status == RunStatus::Success => {
+            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
                 return Ok(FinishOutcome::CancelRequested(action));
             }
             _ => {}
@@ -162,17 +206,28 @@ impl Runs {
             &end.totals,
         );
         tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
+        if run.status == RunStatus::Running {
+            let sql = query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1");
+            let left = ThreadStatus::after(end.status);
+            tx.execute(sql.bind(&run.thread_id).bind(left.as_str()).bind(&now)).await?;
+        }
         let promoted = promote_waiting(&mut tx, &run.thread_id, &now).await?;
         tx.commit().await?;
         Ok(FinishOutcome::Finished { promoted })
     }
 }
 
+fn check_end(end: &RunEnd) -> Result<(), StoreError> {
+    if end.status.is_active() {
+        let problem = format!("a run cannot end as '{}'", end.status);
+        return Err(StoreError::Invalid { field: "status", problem });
+    }
+    Ok(())
+}
+
 async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreError> {
-    tx.fetch_optional(
-        query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id),
-    )
-    .await
+    tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id))
+        .await
 }
 
 /// Gives the thread, which its holder has left, to the run that waits for it.

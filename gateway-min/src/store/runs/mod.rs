@@ -2,20 +2,26 @@
 //!
 //! The table is the one truth about who may write to a thread, over tasks and processes: a unique
 //! index allows one *active* row (`pending` or `running`) a thread. [`admission`] is how a run
-//! becomes that row, [`reservation`] how another writer does, [`lifecycle`] how a run moves on, and
-//! [`recovery`] what a restart does about rows that nobody works on any more.
+//! becomes that row, [`reservation`] how another writer does, [`lifecycle`] how a run moves on,
+//! [`lease`] how a process shows that it still works on its rows, and [`recovery`] what is done about rows that
+//! nobody works on any more.
 
 mod admission;
+mod lease;
 mod lifecycle;
 mod recovery;
 mod reservation;
 
-use chrono::{DateTime, Utc};
-use serde_json::Value;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
 pub use admission::Admission;
-pub use lifecycle::{CancelOutcome, FinishOutcome, RunEnd, StartOutcome};
-pub use recovery::{RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
+use chrono::{DateTime, Utc};
+pub use lease::Lease;
+pub use lifecycle::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
+pub use recovery::{LEASE_EXPIRED_ERROR, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
+use serde_json::Value;
 
 use super::codec::{Cells, JsonObject, name_enum, page_offset};
 use super::db::Db;
@@ -120,10 +126,6 @@ pub struct NewRun {
     pub first_human_message: Option<String>,
     /// The run that this one follows up.
     pub follow_up_to_run_id: Option<String>,
-    /// The worker process that will run it.
-    pub owner_worker_id: Option<String>,
-    /// Until when that worker is surely alive; `None` if workers hold no leases, as with a single one.
-    pub lease_expires_at: Option<DateTime<Utc>>,
 }
 
 /// What a run has used and said so far.
@@ -189,14 +191,16 @@ pub struct RunRow {
     pub totals: RunTotals,
     /// The run that this one follows up.
     pub follow_up_to_run_id: Option<String>,
-    /// The worker process that runs it.
+    /// The process that works on it, if it is not the only one.
     pub owner_worker_id: Option<String>,
-    /// See [`NewRun::lease_expires_at`].
+    /// Until when that process is surely alive; `None` if it is the only one.
     pub lease_expires_at: Option<DateTime<Utc>>,
     /// How it was asked to cancel.
     pub cancel_action: Option<CancelAction>,
     /// When it was asked to cancel.
     pub cancel_requested_at: Option<DateTime<Utc>>,
+    /// How the run will end, as soon as all that belongs to it is written; no cancellation changes it any more.
+    pub decided_status: Option<RunStatus>,
     /// When it was admitted.
     pub created_at: DateTime<Utc>,
     /// When the row last changed.
@@ -251,6 +255,7 @@ impl FromRow for RunRow {
             lease_expires_at: cells.opt_time("lease_expires_at")?,
             cancel_action: cells.opt_name("cancel_action")?,
             cancel_requested_at: cells.opt_time("cancel_requested_at")?,
+            decided_status: cells.opt_name("decided_status")?,
             created_at: cells.time("created_at")?,
             updated_at: cells.time("updated_at")?,
         })
@@ -275,6 +280,10 @@ pub struct RunQuery {
 #[derive(Clone, Debug)]
 pub struct Runs {
     pub(super) db: Db,
+    /// On which terms this process owns its rows; `None` if it is the only one.
+    pub(super) lease: Option<Arc<Lease>>,
+    /// The rows of the reservations that this process holds.
+    pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Runs {

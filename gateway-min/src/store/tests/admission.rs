@@ -12,7 +12,7 @@ use crate::store::*;
 async fn admitted_run_reads_back() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
-    let lease = fixture.clock.now();
+    let owner = fixture.owner("w").await;
     fixture.clock.advance_micros(9);
     let new = NewRun {
         run_id: "r".to_owned(),
@@ -25,10 +25,8 @@ async fn admitted_run_reads_back() {
         kwargs: json!({"input": {"messages": []}, "config": null}),
         first_human_message: Some("é".repeat(2001)),
         follow_up_to_run_id: Some("r0".to_owned()),
-        owner_worker_id: Some("w".to_owned()),
-        lease_expires_at: Some(lease),
     };
-    let admission = fixture.store.runs().admit(new, Reject).await.unwrap();
+    let admission = owner.runs().admit(new, Reject).await.unwrap();
     let expected = RunRow {
         run_id: "r".to_owned(),
         thread_id: "t".to_owned(),
@@ -47,9 +45,10 @@ async fn admitted_run_reads_back() {
         totals: RunTotals { first_human_message: Some("é".repeat(2000)), ..RunTotals::default() },
         follow_up_to_run_id: Some("r0".to_owned()),
         owner_worker_id: Some("w".to_owned()),
-        lease_expires_at: Some(lease),
+        lease_expires_at: Some(fixture.clock.now() + chrono::TimeDelta::seconds(30)),
         cancel_action: None,
         cancel_requested_at: None,
+        decided_status: None,
         created_at: fixture.clock.now(),
         updated_at: fixture.clock.now(),
     };
@@ -144,7 +143,10 @@ async fn the_database_itself_allows_one_active_and_one_waiting_row() {
         ));
         let error = tx.execute(insert.build()).await.unwrap_err().to_string();
         let index = if waiting == "TRUE" { "one_waiting_per_thread" } else { "one_active_per_thread" };
-        assert!(error.contains("UNIQUE constraint failed: runs.thread_id") || error.contains(index), "{error}");
+        assert!(
+            error.contains("UNIQUE constraint failed: runs.thread_id") || error.contains(index),
+            "{error}"
+        );
     }
 }
 

@@ -35,6 +35,10 @@ impl TestClock {
         DateTime::from_timestamp_micros(self.0.load(Ordering::SeqCst)).unwrap()
     }
 
+    pub(super) fn advance_seconds(&self, seconds: i64) {
+        self.advance_micros(seconds * 1_000_000);
+    }
+
     pub(super) fn advance_micros(&self, micros: i64) {
         self.0.fetch_add(micros, Ordering::SeqCst);
     }
@@ -56,12 +60,11 @@ impl Place {
     /// A Postgres schema of its own.
     pub(super) async fn schema() -> Self {
         static DATABASE: OnceCell<Database> = OnceCell::const_new();
-        let database =
-            DATABASE.get_or_init(async || threadkeep_testing::postgres().unwrap().database().await.unwrap()).await;
-        let place = Self::Schema {
-            url: database.url().to_owned(),
-            name: format!("s{}", Uuid::new_v4().simple()),
-        };
+        let database = DATABASE
+            .get_or_init(async || threadkeep_testing::postgres().unwrap().database().await.unwrap())
+            .await;
+        let place =
+            Self::Schema { url: database.url().to_owned(), name: format!("s{}", Uuid::new_v4().simple()) };
         place.execute("CREATE SCHEMA {s}").await;
         place
     }
@@ -116,6 +119,14 @@ impl Fixture {
         let clock = TestClock::new();
         let store = place.open(options(&clock, event_backend)).await;
         Self { store, clock, place }
+    }
+
+    /// Opens the same place as a process would that owns its rows under this name, for 30 seconds at a time.
+    pub(super) async fn owner(&self, name: &str) -> Store {
+        let lease = Lease { owner: name.to_owned(), length: chrono::TimeDelta::seconds(30) };
+        self.place
+            .open(StoreOptions { lease: Some(lease), ..options(&self.clock, EventBackend::Database) })
+            .await
     }
 
     /// Opens the same place as another process would.
@@ -229,7 +240,7 @@ pub(super) async fn dump(store: &Store) -> Vec<String> {
              message_count, first_human_message, last_ai_message, total_input_tokens, total_output_tokens, \
              total_tokens, llm_call_count, lead_agent_tokens, subagent_tokens, middleware_tokens, \
              token_usage_by_model, follow_up_to_run_id, owner_worker_id, lease_expires_at, cancel_action, \
-             cancel_requested_at, created_at, updated_at",
+             cancel_requested_at, decided_status, created_at, updated_at",
             "runs",
         ),
         (

@@ -22,7 +22,10 @@ async fn newer_schema_and_changed_migration_are_refused() {
     let fixture = fixture().await;
     let place = fixture.place.describe();
     let open = || fixture.place.try_open(StoreOptions::default());
-    fixture.place.execute("UPDATE {s}.threadkeep_gateway_migrations SET checksum = 'x' WHERE version = 2").await;
+    fixture
+        .place
+        .execute("UPDATE {s}.threadkeep_gateway_migrations SET checksum = 'x' WHERE version = 2")
+        .await;
     let error = open().await.unwrap_err();
     assert!(matches!(error, StoreError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
     fixture
@@ -60,11 +63,20 @@ async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
     let fixture = fixture_with(EventBackend::Database).await;
     let store = &fixture.store;
     let metadata = object(serde_json::json!({"k": "a\0b", "other": "c"}));
-    let new = NewThread { thread_id: "t".into(), display_name: Some("n\0".into()), metadata, ..NewThread::default() };
+    let new = NewThread {
+        thread_id: "t".into(),
+        display_name: Some("n\0".into()),
+        metadata,
+        ..NewThread::default()
+    };
     let row = store.threads().create(new).await.unwrap().row;
-    assert_eq!((row.display_name.as_deref(), &row.metadata["k"]), (Some("n\u{fffd}"), &serde_json::json!("a\0b")));
+    assert_eq!(
+        (row.display_name.as_deref(), &row.metadata["k"]),
+        (Some("n\u{fffd}"), &serde_json::json!("a\0b"))
+    );
     for (filter, found) in [("a\0b", 1), ("ab", 0)] {
-        let metadata = MetadataFilter::parse(&object(serde_json::json!({"k": filter, "other": "c"}))).unwrap();
+        let metadata =
+            MetadataFilter::parse(&object(serde_json::json!({"k": filter, "other": "c"}))).unwrap();
         let query = ThreadQuery { metadata, limit: 5, ..ThreadQuery::default() };
         assert_eq!(store.threads().search(&query).await.unwrap().len(), found);
     }
@@ -73,6 +85,15 @@ async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
     let event = NewEvent::new("x", MESSAGE_CATEGORY, serde_json::json!("\0"));
     store.events().append("t", "r", vec![event]).await.unwrap();
     assert_eq!(store.events().list(&EventQuery::new("t", "r")).await.unwrap()[0].content, "\0");
+}
+
+#[tokio::test]
+async fn the_clocks_of_process_and_database_are_compared() {
+    let store = lone(StoreOptions::default()).await;
+    assert!(store.clock_skew().await.unwrap().abs() < chrono::TimeDelta::minutes(1));
+    let late = Clock::from_fn(|| chrono::Utc::now() - chrono::TimeDelta::hours(1));
+    let store = lone(StoreOptions { clock: late, ..StoreOptions::default() }).await;
+    assert_eq!(store.clock_skew().await.unwrap().num_minutes(), 60);
 }
 
 /// One that stands still in the middle of a transaction, as when its machine is suspended.

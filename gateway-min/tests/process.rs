@@ -28,11 +28,11 @@ fn configured(mode: &str) -> TempDir {
     configured_with(json!({"backend": "sqlite", "checkpoint_channel_mode": mode}), json!({}))
 }
 
-/// On the Postgres database at `url`, with leases of a second.
+/// On the Postgres database at `url`, with leases of three seconds.
 fn on_postgres(url: &str, mode: &str) -> TempDir {
     configured_with(
         json!({"backend": "postgres", "postgres_url": url, "checkpoint_channel_mode": mode}),
-        json!({"lease_seconds": 1, "grace_seconds": 1}),
+        json!({"lease_seconds": 3, "grace_seconds": 2}),
     )
 }
 
@@ -100,11 +100,11 @@ impl Gateway {
     }
 
     /// Starts a run that never ends by itself, and waits until its input is stored.
-    async fn hang(&self) -> String {
-        let input = json!({"messages": [{"role": "user", "content": "hang"}]});
+    async fn hang(&self, text: &str) -> String {
+        let input = json!({"messages": [{"role": "user", "content": text}]});
         let (status, run) = self.post("/api/threads/t/runs", json!({ "input": input })).await;
         assert_eq!(status, 200, "{run}");
-        while texts(&self.get("/api/threads/t/state").await["values"]).last() != Some(&"hang") {
+        while texts(&self.get("/api/threads/t/state").await["values"]).last() != Some(&text) {
             tokio::task::yield_now().await;
         }
         run["run_id"].as_str().unwrap().to_owned()
@@ -255,7 +255,7 @@ async fn a_process_that_was_killed_is_cleared_up_by_another_one() {
         first.post("/api/threads", json!({"thread_id": "t"})).await;
         first.ask("one").await;
         second.ask("two").await;
-        let run = first.hang().await;
+        let run = first.hang("hang").await;
         let joined = format!("{}/api/threads/t/runs/{run}/stream", second.base);
         let joined = second.client.get(joined).send().await.unwrap();
         first.signal("-9");
@@ -289,11 +289,11 @@ async fn a_process_that_stood_still_changes_nothing_when_it_goes_on() {
     let [first, second] = [&dirs[0], &dirs[1]].map(|dir| Gateway::start(dir.path()));
     first.post("/api/threads", json!({"thread_id": "t"})).await;
     first.ask("one").await;
-    let run = first.hang().await;
+    let run = first.hang("hang").await;
     first.signal("-STOP");
     let record = second.until(&run, "error").await;
     assert_eq!(record["error"], LEASE_OVER);
-    let next = second.hang().await;
+    let next = second.hang("hang again").await;
     first.signal("-CONT");
     // It answers, and stops what it worked on: nothing is left to wait for.
     let left =
@@ -303,7 +303,7 @@ async fn a_process_that_stood_still_changes_nothing_when_it_goes_on() {
     assert_eq!(second.get(&format!("/api/threads/t/runs/{run}")).await, record);
     assert_eq!(second.get(&format!("/api/threads/t/runs/{next}")).await["status"], "running");
     let state = second.get("/api/threads/t/state").await;
-    assert_eq!(texts(&state["values"]), ["one", "You said: one", "hang", "hang"]);
+    assert_eq!(texts(&state["values"]), ["one", "You said: one", "hang", "hang again"]);
     assert_eq!(first.get("/api/threads/t/state").await, state);
     assert_eq!(first.get("/api/threads/t").await["status"], "busy");
 }
@@ -315,7 +315,7 @@ async fn a_terminated_process_hands_its_thread_to_the_others() {
     let [mut first, second] = [&dirs[0], &dirs[1]].map(|dir| Gateway::start(dir.path()));
     first.post("/api/threads", json!({"thread_id": "t"})).await;
     first.ask("one").await;
-    let run = first.hang().await;
+    let run = first.hang("hang").await;
     first.signal("-TERM");
     assert!(first.child.wait().unwrap().success());
     let record = second.get(&format!("/api/threads/t/runs/{run}")).await;

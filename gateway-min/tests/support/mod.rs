@@ -17,10 +17,13 @@ use threadkeep_gateway::app::App;
 use threadkeep_gateway::config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_gateway::http;
 use threadkeep_testing::Database;
+use tokio_postgres::NoTls;
 use tower::ServiceExt as _;
 
 /// The modes in which a thread can be kept.
 pub(crate) const MODES: [&str; 2] = ["full", "delta"];
+/// The backends that outlive the process.
+pub(crate) const DURABLE: [&str; 2] = ["sqlite", "postgres"];
 /// Every mode on every backend.
 pub(crate) const ALL: [(&str, &str); 6] = [
     ("memory", "full"),
@@ -275,9 +278,24 @@ impl Gateway {
         entries.as_array().unwrap().clone()
     }
 
-    /// How many rows each table of both SQLite files has.
+    /// How many rows each table of both SQLite files has, or of what is in their place in Postgres.
     pub(crate) async fn rows(&self) -> BTreeMap<String, i64> {
         let mut counts = BTreeMap::new();
+        if let Some(database) = &self.database {
+            let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+            tokio::spawn(connection);
+            let sql = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'";
+            for table in client.query(sql, &[]).await.unwrap() {
+                let table: String = table.get(0);
+                let count = client.query_one(&format!("SELECT COUNT(*) FROM {table}"), &[]).await.unwrap();
+                let name = match table.strip_prefix("threadkeep_gateway_") {
+                    Some(records) => format!("gateway.db.{records}"),
+                    None => format!("checkpoints.db.{table}"),
+                };
+                counts.insert(name, count.get(0));
+            }
+            return counts;
+        }
         for file in ["gateway.db", "checkpoints.db"] {
             let mut db = connect(&self.data().join(file)).await;
             let sql = "SELECT name FROM sqlite_schema WHERE type = 'table'";

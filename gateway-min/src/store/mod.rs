@@ -14,6 +14,14 @@
 //! the deletion of the thread. So a run and a deletion exclude each other by the same rule as two
 //! runs do, also between processes and after a crash. Nothing in a process's memory decides it.
 //!
+//! # Several processes
+//!
+//! Any number of processes may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in `runs`
+//! then say until when it is surely alive. It renews that for what it works on ([`Runs::renew`]); what is not renewed,
+//! any other process ends ([`Runs::recover_expired`]). An ended row never changes, so a process that comes back from
+//! standing still can end nothing any more. Cancellations are marks in the rows, which the owner finds
+//! ([`Runs::stopped`]).
+//!
 //! # Transactions
 //!
 //! Every operation is one transaction; write transactions of one thread run one after the other. An error, a

@@ -82,6 +82,20 @@ async fn a_run_of_one_is_joined_on_the_other_with_all_that_it_wrote() {
     }
 }
 
+/// The last note of a run is written before its row says that it has ended: it is in no other run's way.
+#[tokio::test]
+async fn a_run_may_follow_as_soon_as_the_one_before_it_elsewhere_shows_its_end() {
+    let (first, second) = two("delta", "several-follow").await;
+    for round in 0..12 {
+        let (one, other) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
+        let run = one.start_run("t", "hello").await;
+        while other.run("t", &run).await["status"] != "success" {}
+        let next = other.ask("t", "on").await;
+        assert_eq!(other.run("t", &next).await["status"], "success", "{}", other.run("t", &next).await);
+    }
+    assert_eq!(texts(&first.state("t").await).len(), 48);
+}
+
 #[tokio::test]
 async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end() {
     for mode in MODES {

@@ -15,19 +15,23 @@ use threadkeep::mode::{ChannelMode, ModeRegister};
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_memory::MemorySaver;
+use threadkeep_postgres::PostgresSaver;
 use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
 use crate::agent::{AgentError, LeadAgent};
-use crate::config::{Backend, CheckpointCacheType, Config, ConfigHandle, SqliteSynchronous};
+use crate::config::{
+    Backend, CheckpointCacheType, Config, ConfigHandle, RunEventsBackend, SqliteSynchronous,
+};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
+use crate::runs::ownership::{self, Terms};
 use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
-use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
+use crate::store::{DATABASE_FILE, InvalidAddress, Store, StoreError, StoreOptions};
 use crate::tools::{ToolContext, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
@@ -47,9 +51,20 @@ pub enum StartError {
     /// The history cache's Redis.
     #[error("database.checkpoint_cache.redis_url: {0}")]
     HistoryCache(#[from] InvalidUrl),
-    /// The configured backend is not part of this build.
-    #[error("database.backend '{0}' is not part of this build; use 'sqlite' or 'memory'")]
-    Backend(&'static str),
+    /// The clocks of the machines that share the database.
+    #[error(
+        "the clock of this machine and the database's differ by {skew} s, more than run_ownership.grace_seconds ({grace}); \
+         processes could take each other for gone; set the clocks right"
+    )]
+    Clock {
+        /// By how many seconds.
+        skew: i64,
+        /// How many are allowed.
+        grace: i64,
+    },
+    /// The address of the Postgres server.
+    #[error("database.postgres_url: {0}")]
+    Address(#[from] InvalidAddress),
 }
 
 /// A running gateway without its HTTP server.
@@ -66,7 +81,7 @@ pub struct App {
     pub(crate) background: TaskTracker,
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
-    sqlite: Option<Arc<SqliteSaver>>,
+    checkpoints: Checkpoints,
     threads_dir: PathBuf,
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
     stopping: AtomicBool,
@@ -83,23 +98,33 @@ impl App {
         let database = &current.database;
         modes.freeze_mode(settings::mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
+        let ownership = settings::ownership(&current);
         let options = StoreOptions {
             event_backend: settings::event_backend(&current)?,
             max_trace_content: current.run_events.max_trace_content,
+            lease: ownership.map(Terms::lease),
             ..StoreOptions::default()
         };
-        let (saver, sqlite, store): (Arc<dyn Saver>, _, _) = match database.backend {
-            Backend::Memory => (Arc::new(MemorySaver::default()), None, Store::open_memory(options).await?),
+        let (checkpoints, store) = match database.backend {
+            Backend::Memory => {
+                (Checkpoints::Memory(Arc::new(MemorySaver::default())), Store::open_memory(options).await?)
+            }
             Backend::Sqlite => {
                 let store = Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?;
-                let saver = Arc::new(open_sqlite(&current).await?);
-                (Arc::clone(&saver) as Arc<dyn Saver>, Some(saver), store)
+                (Checkpoints::Sqlite(Arc::new(open_sqlite(&current).await?)), store)
             }
-            Backend::Postgres => return Err(StartError::Backend("postgres")),
+            Backend::Postgres => {
+                let target = settings::postgres_records(database)?;
+                let checkpoints = open_postgres(&current).await?;
+                (Checkpoints::Postgres(Arc::new(checkpoints)), Store::open_postgres(&target, options).await?)
+            }
         };
-        let saver = with_history_cache(saver, &current)?;
+        let saver = with_history_cache(checkpoints.saver(), &current)?;
         let grace =
             TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
+        if ownership.is_some() {
+            check_sharing(&store, &current, grace).await?;
+        }
         let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
         for run in &recovered.runs {
             tracing::warn!(
@@ -110,7 +135,7 @@ impl App {
         }
         let ids = Arc::new(IdSource::default());
         let table = Schema::thread_state().compile(settings::mode(&current), modes.frequency(None)?)?;
-        Ok(Arc::new(Self {
+        let app = Arc::new(Self {
             accessor: StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids)),
             bridge: StreamBridge::new(BridgeOptions {
                 queue_maxsize: current.stream_bridge.queue_maxsize,
@@ -125,10 +150,14 @@ impl App {
             progress_every: progress::EVERY,
             background: TaskTracker::new(),
             modes,
-            sqlite,
+            checkpoints,
             models: Mutex::default(),
             stopping: AtomicBool::new(false),
-        }))
+        });
+        if let Some(terms) = ownership {
+            ownership::keep(&app, terms);
+        }
+        Ok(app)
     }
 
     /// The state accessor of this process: the frozen mode and cadence.
@@ -233,10 +262,48 @@ impl App {
     /// Closes the stores: the last part of stopping.
     pub async fn close(&self) {
         self.store.close().await;
-        if let Some(sqlite) = &self.sqlite {
-            sqlite.close().await;
+        self.checkpoints.close().await;
+    }
+}
+
+/// What keeps the checkpoints.
+enum Checkpoints {
+    Memory(Arc<MemorySaver>),
+    Sqlite(Arc<SqliteSaver>),
+    Postgres(Arc<PostgresSaver>),
+}
+
+impl Checkpoints {
+    fn saver(&self) -> Arc<dyn Saver> {
+        match self {
+            Self::Memory(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+            Self::Sqlite(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+            Self::Postgres(saver) => Arc::clone(saver) as Arc<dyn Saver>,
         }
     }
+
+    async fn close(&self) {
+        match self {
+            Self::Memory(_) => {}
+            Self::Sqlite(saver) => saver.close().await,
+            Self::Postgres(saver) => saver.close(),
+        }
+    }
+}
+
+/// Whether several processes can share the database, of which this one may be the first.
+async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
+    let skew = store.clock_skew().await?.abs();
+    // A second is less than what a query may take on a busy machine.
+    if skew > grace.max(TimeDelta::seconds(1)) {
+        return Err(StartError::Clock { skew: skew.num_seconds(), grace: grace.num_seconds() });
+    }
+    if config.run_events.backend == RunEventsBackend::Memory {
+        tracing::warn!(
+            "run_events.backend is memory: of several processes on one database each shows the events of its own runs only"
+        );
+    }
+    Ok(())
 }
 
 /// The saver with the configured history cache before it. Only delta mode has histories to cache.
@@ -273,6 +340,20 @@ pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, Invalid
 async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
     let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
     Ok(SqliteSaver::open_async(path, sqlite_options(config)).await?)
+}
+
+/// Connects to the Postgres server. Tables that are missing or of an older format are made first, for which the role
+/// must be their owner.
+async fn open_postgres(config: &Config) -> Result<PostgresSaver, StartError> {
+    let (url, options) =
+        (settings::postgres_url(&config.database), settings::postgres_options(&config.database));
+    match PostgresSaver::connect(url, options.clone()).await {
+        Err(threadkeep::Error::Unavailable { .. }) => {
+            threadkeep_postgres::setup(url, &options).await?;
+            Ok(PostgresSaver::connect(url, options).await?)
+        }
+        connected => Ok(connected?),
+    }
 }
 
 /// How the configuration wants the checkpoint database to be opened.

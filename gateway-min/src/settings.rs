@@ -7,9 +7,10 @@ use serde_json::Value as Json;
 use threadkeep::mode::ChannelMode;
 
 use crate::app::CHECKPOINT_FILE;
-use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend};
+use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend, Secret};
 use crate::model::{ModelKind, ModelSettings};
-use crate::store::{EventBackend, StoreError};
+use crate::runs::ownership::Terms;
+use crate::store::{EventBackend, InvalidAddress, PostgresTarget, StoreError};
 use crate::tools::ToolSettings;
 
 pub(crate) fn mode(config: &Config) -> ChannelMode {
@@ -48,6 +49,39 @@ pub(crate) fn history_cache_prefix(database: &Database) -> String {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     format!("threadkeep:{}:", &hasher.finalize().to_hex()[..16])
+}
+
+/// The schema of the Postgres tables where the configuration names none.
+const POSTGRES_SCHEMA: &str = "public";
+
+/// The address of the Postgres server; a configuration of that backend without one is refused.
+pub(crate) fn postgres_url(database: &Database) -> &str {
+    database.postgres_url.as_ref().map_or("", Secret::expose)
+}
+
+/// How the checkpoints in Postgres are reached.
+pub(crate) fn postgres_options(database: &Database) -> threadkeep_postgres::Options {
+    threadkeep_postgres::Options {
+        schema: database.postgres_schema.clone().unwrap_or_else(|| POSTGRES_SCHEMA.to_owned()),
+        connections: usize::try_from(database.pool_size).unwrap_or(usize::MAX),
+        ..threadkeep_postgres::Options::default()
+    }
+}
+
+/// How the gateway's records in Postgres are reached: beside the checkpoints, with a pool of their own.
+pub(crate) fn postgres_records(database: &Database) -> Result<PostgresTarget, InvalidAddress> {
+    let schema = database.postgres_schema.as_deref().unwrap_or(POSTGRES_SCHEMA);
+    PostgresTarget::parse(postgres_url(database), schema, database.pool_size)
+}
+
+/// On which terms this process owns what it works on; none if it is the only one on its database.
+pub(crate) fn ownership(config: &Config) -> Option<Terms> {
+    let section = &config.run_ownership;
+    let shared = section.heartbeat_enabled.unwrap_or(config.database.backend == Backend::Postgres);
+    shared.then(|| Terms {
+        lease: Duration::from_secs(section.lease_seconds),
+        grace: Duration::from_secs(section.grace_seconds),
+    })
 }
 
 pub(crate) fn event_backend(config: &Config) -> Result<EventBackend, StoreError> {
@@ -100,7 +134,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::config::Secret;
 
     fn postgres(url: &str) -> Database {
         Database { backend: Backend::Postgres, postgres_url: Some(Secret::new(url)), ..Database::default() }

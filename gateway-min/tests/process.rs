@@ -6,10 +6,15 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use reqwest::Client;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+use threadkeep_testing::{Postgres, postgres};
+use tokio_postgres::NoTls;
 
 /// The fourth question waits at a gate that nobody opens.
 fn script() -> Json {
@@ -20,12 +25,25 @@ fn script() -> Json {
 }
 
 fn configured(mode: &str) -> TempDir {
+    configured_with(json!({"backend": "sqlite", "checkpoint_channel_mode": mode}), json!({}))
+}
+
+/// On the Postgres database at `url`, with leases of three seconds.
+fn on_postgres(url: &str, mode: &str) -> TempDir {
+    configured_with(
+        json!({"backend": "postgres", "postgres_url": url, "checkpoint_channel_mode": mode}),
+        json!({"lease_seconds": 3, "grace_seconds": 2}),
+    )
+}
+
+fn configured_with(database: Json, run_ownership: Json) -> TempDir {
     let dir = TempDir::new().unwrap();
     std::fs::write(dir.path().join("script.json"), script().to_string()).unwrap();
     let config = json!({
         "config_version": 49,
-        "database": {"backend": "sqlite", "checkpoint_channel_mode": mode},
+        "database": database,
         "run_events": {"backend": "db"},
+        "run_ownership": run_ownership,
         "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
     });
     std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
@@ -79,6 +97,28 @@ impl Gateway {
         let (status, values) = self.post("/api/threads/t/runs/wait", json!({ "input": input })).await;
         assert_eq!(status, 200, "{values}");
         values
+    }
+
+    /// Starts a run that never ends by itself, and waits until its input is stored.
+    async fn hang(&self, text: &str) -> String {
+        let input = json!({"messages": [{"role": "user", "content": text}]});
+        let (status, run) = self.post("/api/threads/t/runs", json!({ "input": input })).await;
+        assert_eq!(status, 200, "{run}");
+        while texts(&self.get("/api/threads/t/state").await["values"]).last() != Some(&text) {
+            tokio::task::yield_now().await;
+        }
+        run["run_id"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until a run has this status; returns its record.
+    async fn until(&self, run: &str, status: &str) -> Json {
+        loop {
+            let record = self.get(&format!("/api/threads/t/runs/{run}")).await;
+            if record["status"] == status {
+                return record;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     fn signal(&self, name: &str) {
@@ -201,4 +241,181 @@ fn a_start_that_cannot_work_says_why_and_exits_with_one() {
 fn a_wrong_command_line_exits_with_two() {
     let dir = configured("full");
     assert_eq!(refused(dir.path(), &["--nonsense"]).status.code(), Some(2));
+}
+
+const LEASE_OVER: &str = "Run lease expired \u{2014} owning worker is unreachable.";
+
+/// Two processes on one database, one of them killed in a run: the other one ends the run, once, and goes on.
+#[tokio::test]
+async fn a_process_that_was_killed_is_cleared_up_by_another_one() {
+    for mode in ["full", "delta"] {
+        let database = postgres().unwrap().database().await.unwrap();
+        let dirs = [(); 2].map(|()| on_postgres(database.url(), mode));
+        let [first, second] = [&dirs[0], &dirs[1]].map(|dir| Gateway::start(dir.path()));
+        first.post("/api/threads", json!({"thread_id": "t"})).await;
+        first.ask("one").await;
+        second.ask("two").await;
+        let run = first.hang("hang").await;
+        let joined = format!("{}/api/threads/t/runs/{run}/stream", second.base);
+        let joined = second.client.get(joined).send().await.unwrap();
+        first.signal("-9");
+        let record = second.until(&run, "error").await;
+        assert_eq!(
+            (&record["error"], &record["stop_reason"]),
+            (&json!(LEASE_OVER), &json!("orphan_recovered"))
+        );
+        // Whoever followed it on the other one is told.
+        let frames = joined.text().await.unwrap();
+        assert!(
+            frames.contains(&json!(LEASE_OVER).to_string()) && frames.ends_with("event: end\ndata: null\n\n"),
+            "{frames}"
+        );
+        assert_eq!(second.get("/api/threads/t").await["status"], "error");
+        let values = second.ask("three").await;
+        let expected = ["one", "You said: one", "two", "You said: two", "hang", "three", "You said: three"];
+        assert_eq!(texts(&values), expected, "{mode}");
+        drop(first);
+        let again = Gateway::start(dirs[0].path());
+        assert_eq!(texts(&again.get("/api/threads/t/state").await["values"]), expected);
+        assert_eq!(again.get(&format!("/api/threads/t/runs/{run}")).await, record, "it was ended once");
+    }
+}
+
+/// It wakes up when its run is over and another one has the thread.
+#[tokio::test]
+async fn a_process_that_stood_still_changes_nothing_when_it_goes_on() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let dirs = [(); 2].map(|()| on_postgres(database.url(), "delta"));
+    let [first, second] = [&dirs[0], &dirs[1]].map(|dir| Gateway::start(dir.path()));
+    first.post("/api/threads", json!({"thread_id": "t"})).await;
+    first.ask("one").await;
+    let run = first.hang("hang").await;
+    first.signal("-STOP");
+    let record = second.until(&run, "error").await;
+    assert_eq!(record["error"], LEASE_OVER);
+    let next = second.hang("hang again").await;
+    first.signal("-CONT");
+    // It answers, and stops what it worked on: nothing is left to wait for.
+    let left =
+        first.client.post(format!("{}/api/threads/t/runs/{run}/cancel?wait=true", first.base)).send().await;
+    assert_eq!(left.unwrap().status(), 409);
+    first.get(&format!("/api/threads/t/runs/{run}/join")).await;
+    assert_eq!(second.get(&format!("/api/threads/t/runs/{run}")).await, record);
+    assert_eq!(second.get(&format!("/api/threads/t/runs/{next}")).await["status"], "running");
+    let state = second.get("/api/threads/t/state").await;
+    assert_eq!(texts(&state["values"]), ["one", "You said: one", "hang", "hang again"]);
+    assert_eq!(first.get("/api/threads/t/state").await, state);
+    assert_eq!(first.get("/api/threads/t").await["status"], "busy");
+}
+
+#[tokio::test]
+async fn a_terminated_process_hands_its_thread_to_the_others() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let dirs = [(); 2].map(|()| on_postgres(database.url(), "full"));
+    let [mut first, second] = [&dirs[0], &dirs[1]].map(|dir| Gateway::start(dir.path()));
+    first.post("/api/threads", json!({"thread_id": "t"})).await;
+    first.ask("one").await;
+    let run = first.hang("hang").await;
+    first.signal("-TERM");
+    assert!(first.child.wait().unwrap().success());
+    let record = second.get(&format!("/api/threads/t/runs/{run}")).await;
+    assert_eq!((&record["status"], &record["error"]), (&json!("interrupted"), &Json::Null));
+    let values = second.ask("two").await;
+    assert_eq!(texts(&values), ["one", "You said: one", "hang", "two", "You said: two"]);
+}
+
+/// Turns on many threads while the server is away for some time: what was acknowledged is there, what could not be done
+/// was refused as such, and afterwards everything works.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was_acknowledged() {
+    let server = tokio::task::spawn_blocking(|| Postgres::start().unwrap()).await.unwrap();
+    let database = server.database().await.unwrap();
+    let dir = on_postgres(database.url(), "delta");
+    let gateway = Arc::new(Gateway::start(dir.path()));
+    let (done, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let talks: Vec<_> = (0..4)
+        .map(|n| {
+            let (gateway, done, refused) = (gateway.clone(), done.clone(), refused.clone());
+            tokio::spawn(async move {
+                let (thread, mut acknowledged, mut afterwards) = (format!("t{n}"), Vec::new(), 0);
+                gateway.post("/api/threads", json!({ "thread_id": thread })).await;
+                for turn in 0.. {
+                    let back = done.load(Ordering::SeqCst);
+                    if afterwards == 3 {
+                        break;
+                    }
+                    let text = format!("q{turn}");
+                    let input = json!({"messages": [{"role": "user", "content": text}]});
+                    let wait = format!("/api/threads/{thread}/runs/wait");
+                    let (status, body) = gateway.post(&wait, json!({ "input": input })).await;
+                    match status {
+                        200 if body.get("status").is_none() => {
+                            acknowledged.push(format!("You said: {text}"));
+                            afterwards += usize::from(back);
+                        }
+                        // A run that the outage has failed, or one before it that is not over yet.
+                        200 | 409 => tokio::time::sleep(Duration::from_millis(100)).await,
+                        503 => {
+                            refused.fetch_add(1, Ordering::SeqCst);
+                        }
+                        other => panic!("{other}: {body}"),
+                    }
+                }
+                (thread, acknowledged)
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let server = tokio::task::spawn_blocking(move || {
+        server.crash().unwrap();
+        server
+    });
+    let server = server.await.unwrap();
+    while refused.load(Ordering::SeqCst) == 0 {
+        assert!(talks.iter().all(|talk| !talk.is_finished()));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let _server = tokio::task::spawn_blocking(move || {
+        server.resume().unwrap();
+        server
+    })
+    .await
+    .unwrap();
+    done.store(true, Ordering::SeqCst);
+    for talk in talks {
+        let (thread, acknowledged) = talk.await.unwrap();
+        let state = gateway.get(&format!("/api/threads/{thread}/state")).await;
+        let there = texts(&state["values"]);
+        for text in acknowledged {
+            assert_eq!(there.iter().filter(|found| **found == text).count(), 1, "{text} in {there:?}");
+        }
+        let (_, runs) = gateway.post("/api/threads/search", json!({"ids": [thread]})).await;
+        assert_eq!(runs[0]["status"], "idle");
+    }
+}
+
+/// The owner of the tables has served once; from then on rights to the rows are enough.
+#[tokio::test]
+async fn a_role_that_may_only_read_and_write_rows_can_serve() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let owner = on_postgres(database.url(), "delta");
+    let gateway = Gateway::start(owner.path());
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+    drop(gateway);
+    let role = database.name().replace("threadkeep", "app");
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let grants = format!(
+        "CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA public TO {role};
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
+    );
+    client.batch_execute(&grants).await.unwrap();
+    let mut url = url::Url::parse(database.url()).unwrap();
+    url.set_username(&role).unwrap();
+    url.set_password(Some("secret")).unwrap();
+    let dir = on_postgres(url.as_str(), "delta");
+    let gateway = Gateway::start(dir.path());
+    assert_eq!(texts(&gateway.ask("one").await), ["one", "You said: one"]);
+    drop(gateway);
+    client.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }

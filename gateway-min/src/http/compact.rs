@@ -155,7 +155,8 @@ async fn compact(
     let earlier = earlier.as_ref().and_then(Value::as_str);
     let prompt = settings.summary_prompt.as_deref();
     let text = summary::summarize(&model, prompt, earlier, removed, settings.trim_tokens_to_summarize).await;
-    let text = text.ok_or_else(|| ApiError::internal(FAILED, &"the model gave no summary"))?;
+    let text =
+        text.ok_or_else(|| ApiError::internal(FAILED, &std::io::Error::other("the model gave no summary")))?;
     let writes = vec![
         accessor.write(MESSAGES_CHANNEL, json!(preserved), true).map_err(engine)?,
         accessor.write(SUMMARY_CHANNEL, json!(text), false).map_err(engine)?,

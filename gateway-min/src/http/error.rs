@@ -12,10 +12,14 @@ use threadkeep::Error;
 use threadkeep::id::ThreadId;
 
 use super::fields::Problems;
+use crate::store::StoreError;
 
 /// The greatest request body, in bytes. The reference names no limit; this one leaves room for a conversation with
 /// images, and keeps a stray upload from filling the memory.
 pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
+
+/// When to come back to a gateway whose database is away.
+const AWAY: Duration = Duration::from_secs(1);
 
 /// An answer with an error status and a JSON body (service reference, "Error bodies").
 ///
@@ -79,19 +83,30 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, detail)
     }
 
-    /// 500 with the route's own text. The cause is logged and kept from the client.
-    pub fn internal(detail: &'static str, cause: &dyn std::fmt::Display) -> Self {
+    /// 500 with the route's own text; 503 if the cause is a database that is away, which may be back in a moment. The
+    /// cause is logged and kept from the client.
+    pub fn internal(detail: &'static str, cause: &(dyn std::error::Error + 'static)) -> Self {
         tracing::error!(%cause, "{detail}");
+        Self::caused(detail, cause)
+    }
+
+    fn caused(detail: &'static str, cause: &(dyn std::error::Error + 'static)) -> Self {
+        if is_unavailable(cause) {
+            return Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(AWAY);
+        }
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
     }
 
     /// An error of the engine in a thread route (service reference, "HTTP mapping"): a mode mismatch is 409, a
-    /// reconfiguration 503, both with their own text; anything else is 500 with the route's text.
+    /// reconfiguration 503, both with their own text; anything else is as [`Self::internal`] has it.
     pub fn from_engine(thread: &ThreadId, detail: &'static str, error: &Error) -> Self {
         match error {
             Error::ModeMismatch => Self::conflict(format!("Thread {thread}: {error}")),
             Error::Reconfiguration(text) => Self::new(StatusCode::SERVICE_UNAVAILABLE, *text),
-            other => Self::internal(detail, &format_args!("thread {thread}: {other}")),
+            other => {
+                tracing::error!(cause = %other, %thread, "{detail}");
+                Self::caused(detail, other)
+            }
         }
     }
 
@@ -105,6 +120,12 @@ impl ApiError {
     pub fn status(&self) -> StatusCode {
         self.status
     }
+}
+
+/// Whether the error is a database that is away.
+fn is_unavailable(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(Error::Unavailable { .. } | Error::InDoubt { .. }))
+        || error.downcast_ref().is_some_and(StoreError::is_unavailable)
 }
 
 impl From<Problems> for ApiError {
@@ -243,17 +264,31 @@ mod tests {
             assert_eq!((status, body), (503, json!({"detail": text}).to_string()));
         }
 
-        for error in [
-            Error::Unavailable { saver: "sqlite", reason: "disk full".into() },
-            Error::corrupt("blobs", "bad checksum"),
-            Error::InvalidInput("odd".into()),
-        ] {
+        for error in [Error::corrupt("blobs", "bad checksum"), Error::InvalidInput("odd".into())] {
             let (status, body, log) = mapped(&error).await;
             assert_eq!((status, body.as_str()), (500, r#"{"detail":"Failed to get thread state"}"#));
             for part in ["ERROR", "Failed to get thread state", "t-1", &error.to_string()] {
                 assert!(log.contains(part), "{part}: {log}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_database_that_is_away_is_a_503_to_come_back_from() {
+        let (status, body, log) =
+            mapped(&Error::Unavailable { saver: "postgres", reason: "connection refused".into() }).await;
+        assert_eq!((status, body.as_str()), (503, r#"{"detail":"Failed to get thread state"}"#));
+        assert!(log.contains("connection refused"), "{log}");
+        for away in [
+            StoreError::Unavailable { cause: sqlx::Error::PoolTimedOut },
+            StoreError::InDoubt { cause: sqlx::Error::PoolTimedOut },
+        ] {
+            let response = ApiError::internal("Failed to create run", &away).into_response();
+            assert_eq!(response.status(), 503);
+            assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        }
+        let other = StoreError::DuplicateRun { run_id: "r".into() };
+        assert_eq!(ApiError::internal("Failed to create run", &other).status(), 500);
     }
 
     #[tokio::test]

@@ -139,7 +139,9 @@ async fn set(app: Arc<App>, thread: ThreadId, goal: Value) -> Result<Value, ApiE
         let extra = extra.as_object().cloned().unwrap_or_default();
         app.accessor().create(&thread, extra).await.map_err(failed)?;
         let created = head(&app, &thread).await.map_err(failed)?;
-        created.ok_or_else(|| ApiError::internal(WRITE_FAILED, &"the first checkpoint is gone"))?
+        created.ok_or_else(|| {
+            ApiError::internal(WRITE_FAILED, &std::io::Error::other("the first checkpoint is gone"))
+        })?
     };
     write(&app, &found, &goal).await.map_err(failed)?;
     Ok(goal)

@@ -388,13 +388,14 @@ async fn join(
     ApiPath(path): ApiPath<RunPath>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    run_of(&app, &path).await?;
-    let stream = app.bridge.subscribe(&path.run_id, sse::last_event_id(&headers));
+    let run = run_of(&app, &path).await?;
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accepts.contains("text/event-stream") {
+        let stream = app.follow(&run, sse::last_event_id(&headers));
         return Ok(sse::response(stream, &path.thread_id, &path.run_id));
     }
-    finished(&app, &path.thread_id, &path.run_id, stream).await
+    // Of a run of another process there is no stream, and none is needed.
+    finished(&app, &path.thread_id, &path.run_id, app.bridge.subscribe(&path.run_id, None)).await
 }
 
 /// How to follow a run.
@@ -423,8 +424,8 @@ async fn join_stream(
     ApiQuery(params): ApiQuery<FollowParams>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    run_of(&app, &path).await?;
-    let stream = app.bridge.subscribe(&path.run_id, sse::last_event_id(&headers));
+    let run = run_of(&app, &path).await?;
+    let stream = app.follow(&run, sse::last_event_id(&headers));
     let stream = if params.cancel_on_disconnect { stream.owning() } else { stream };
     if let Some(action) = params.cancel.action {
         cancel_now(&app, &path.run_id, action).await?;

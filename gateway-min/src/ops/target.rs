@@ -12,14 +12,15 @@ use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::mode::{ChannelMode, DEFAULT_SNAPSHOT_FREQUENCY};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
 use threadkeep::state::StateAccessor;
-use threadkeep_postgres::{Options as PostgresOptions, PostgresSaver};
+use threadkeep_postgres::PostgresSaver;
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use super::error::{OpsError, Result};
 use super::purge::PurgeOnly;
 use crate::app::{CHECKPOINT_FILE, redis_cache, sqlite_options};
-use crate::config::{Backend, Config, LoadOptions, Secret};
-use crate::store::{DATABASE_FILE, Store, StoreOptions, ThreadRow};
+use crate::config::{Backend, Config, Database, LoadOptions, Secret};
+use crate::settings;
+use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions, ThreadRow};
 
 /// Threads that are asked for at a time.
 const PAGE: usize = 500;
@@ -79,7 +80,8 @@ impl Target {
     /// Opens the store that the arguments name.
     pub(crate) async fn open(args: &StoreArgs) -> Result<Self> {
         if let Some(url) = &args.postgres {
-            return Self::postgres(url, DEFAULT_SNAPSHOT_FREQUENCY).await;
+            let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
+            return Self::postgres(&database, DEFAULT_SNAPSHOT_FREQUENCY).await;
         }
         if let Some(path) = &args.sqlite {
             return Self::sqlite(path, Options::default(), DEFAULT_SNAPSHOT_FREQUENCY).await;
@@ -89,11 +91,7 @@ impl Target {
         let config = loading.map_err(std::io::Error::from)??.config;
         let mut target = match config.database.backend {
             Backend::Memory => return Err(OpsError::InMemory),
-            Backend::Postgres => {
-                // The configuration is refused without one.
-                let url = config.database.postgres_url.as_ref().map_or("", Secret::expose);
-                Self::postgres(url, config.snapshot_frequency()).await?
-            }
+            Backend::Postgres => Self::postgres(&config.database, config.snapshot_frequency()).await?,
             Backend::Sqlite => {
                 let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
                 Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await?
@@ -120,15 +118,16 @@ impl Target {
         })
     }
 
-    async fn postgres(url: &str, frequency: u64) -> Result<Self> {
-        let postgres = PostgresSaver::connect(url, PostgresOptions::default()).await?;
+    async fn postgres(database: &Database, frequency: u64) -> Result<Self> {
+        let url = settings::postgres_url(database);
+        let postgres = PostgresSaver::connect(url, settings::postgres_options(database)).await?;
         let postgres = Arc::new(postgres);
         Ok(Self {
             name: postgres_name(url),
             saver: postgres.clone(),
             sqlite: None,
             postgres: Some(postgres),
-            records: None,
+            records: postgres_records(database).await,
             table: Arc::new(table(ChannelMode::Delta, frequency)?),
         })
     }
@@ -288,13 +287,20 @@ async fn records(path: &Path) -> Option<Store> {
     if !path.is_file() {
         return None;
     }
-    match Store::open(path, StoreOptions::default()).await {
-        Ok(store) => Some(store),
-        Err(error) => {
-            tracing::warn!(%error, "the gateway's records cannot be read; threads are shown without names");
-            None
-        }
-    }
+    readable(Store::open(path, StoreOptions::default()).await.map(Some))
+}
+
+/// The same in Postgres.
+async fn postgres_records(database: &Database) -> Option<Store> {
+    let target = settings::postgres_records(database).inspect_err(|error| tracing::warn!(%error)).ok()?;
+    readable(Store::open_existing_postgres(&target, StoreOptions::default()).await)
+}
+
+fn readable(opened: std::result::Result<Option<Store>, StoreError>) -> Option<Store> {
+    opened.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the gateway's records cannot be read; threads are shown without names");
+        None
+    })
 }
 
 /// Which Postgres database a URL names, without what is secret in it.

@@ -172,8 +172,8 @@ impl App {
     }
 
     /// A run that an earlier request has created. Its stream belongs to that request: leaving it does not stop the run.
-    fn joined(&self, run: RunRow) -> Created {
-        Created { stream: self.bridge.subscribe(&run.run_id, None), run }
+    fn joined(self: &Arc<Self>, run: RunRow) -> Created {
+        Created { stream: self.follow(&run, None), run }
     }
 
     /// Whether the selected checkpoint exists. A raw check: the gate comes when the run starts.

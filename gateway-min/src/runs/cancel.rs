@@ -1,10 +1,12 @@
 //! Cancelling a run.
 
+use super::relay::POLL;
 use crate::app::App;
 use crate::store::{CancelAction, CancelOutcome, StoreError};
 
 impl App {
-    /// Marks the run for cancellation in the database and tells the task that works on it, if it is this process's.
+    /// Marks the run for cancellation in the database and tells the task that works on it, if it is this process's; another
+    /// process finds the mark.
     pub(crate) async fn cancel_run(
         &self,
         run_id: &str,
@@ -19,10 +21,18 @@ impl App {
         Ok(outcome)
     }
 
-    /// Waits until this process writes nothing of the run any more. At once if it does not work on it.
+    /// Waits until nothing of the run is written any more, here or in another process. Ends early if the database cannot
+    /// tell.
     pub(crate) async fn run_ended(&self, run_id: &str) {
         if let Some(control) = self.local_runs.get(run_id) {
             control.ended().await;
+        }
+        // Its row ends with its last write.
+        while let Ok(Some(run)) = self.store.runs().get(run_id).await
+            && run.status.is_active()
+            && self.is_foreign(&run)
+        {
+            tokio::time::sleep(POLL).await;
         }
     }
 }

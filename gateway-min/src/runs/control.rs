@@ -50,6 +50,11 @@ impl LocalRuns {
         self.with(|runs| runs.get(run_id).cloned())
     }
 
+    /// The ids of the runs.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.with(|runs| runs.keys().cloned().collect())
+    }
+
     pub(crate) fn all(&self) -> Vec<Arc<RunControl>> {
         self.with(|runs| runs.values().cloned().collect())
     }

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use crate::store::StoreError;
 
-/// How long to wait before each further attempt to write the receipt.
+/// How long to wait before each further attempt to write.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
 /// The files that a run wrote with its file tools. What a command wrote is in the summary of the changes only.
@@ -32,7 +32,7 @@ impl Delivery {
     }
 }
 
-/// Tries `write` up to three times, with pauses of 0.1 s and 0.5 s. It must be idempotent.
+/// Tries `write` up to three times while the database is away, with pauses of 0.1 s and 0.5 s. It must be idempotent.
 ///
 /// # Errors
 /// That of the last attempt.
@@ -42,7 +42,7 @@ where
 {
     for delay in RETRY_DELAYS {
         match write().await {
-            Err(error) => tracing::debug!(%error, ?delay, "the receipt of a run is to be written again"),
+            Err(error) if error.is_unavailable() => tracing::debug!(%error, ?delay, "to be written again"),
             written => return written,
         }
         tokio::time::sleep(delay).await;

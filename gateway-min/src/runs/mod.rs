@@ -13,7 +13,9 @@ mod golden;
 pub(crate) mod interrupted_title;
 pub(crate) mod journal;
 pub(crate) mod lineage;
+pub(crate) mod ownership;
 pub(crate) mod progress;
+pub(crate) mod relay;
 pub mod request;
 pub(crate) mod resume;
 #[cfg(test)]

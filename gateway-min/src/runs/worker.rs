@@ -1,6 +1,7 @@
 //! The life of one run, from its admission to its last write.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json};
@@ -11,6 +12,7 @@ use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 
 use super::control::RunGuard;
+use super::delivery::persistently;
 use super::duration::{self, RunNotes};
 use super::frames::Frames;
 use super::interrupted_title;
@@ -21,7 +23,8 @@ use super::resume::{self, Resumed};
 use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{
-    CancelAction, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store, StoreError, ThreadStatus,
+    CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
+    StoreError, ThreadStatus,
 };
 use crate::tools::Snapshot;
 
@@ -78,7 +81,7 @@ async fn bury(store: &Store, run_id: &str) {
         stop_reason: None,
         totals: RunTotals::default(),
     };
-    if let Err(error) = store.runs().finish(run_id, &end).await {
+    if let Err(error) = persistently(|| store.runs().finish(run_id, &end)).await {
         tracing::error!(run_id, %error, "a run died and its row could not be ended");
     }
 }
@@ -108,8 +111,9 @@ async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
         app.cancel_run(&spec.run_id, CancelAction::Interrupt).await?;
         living.await
     };
-    if let Err(error) = lived.await {
+    if let Err(error) = Box::pin(lived).await {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "the run's records could not be written");
+        bury(&app.store, &spec.run_id).await;
     }
     frames.end();
 }
@@ -157,10 +161,19 @@ impl Worker<'_> {
 
     /// Waits until the thread is the run's. Returns the action if it is cancelled before.
     async fn await_turn(&mut self) -> Result<Option<CancelAction>, StoreError> {
+        let in_doubt = AtomicBool::new(false);
         loop {
             let promoted = self.guard.control.promoted.notified();
-            match self.app.store.runs().start(&self.spec.run_id).await? {
+            let started = persistently(|| async {
+                let started = self.app.store.runs().start(&self.spec.run_id).await;
+                in_doubt.fetch_or(matches!(started, Err(StoreError::InDoubt { .. })), Ordering::Relaxed);
+                started
+            });
+            match started.await? {
                 StartOutcome::Started => return Ok(None),
+                StartOutcome::NotPending(RunStatus::Running) if in_doubt.load(Ordering::Relaxed) => {
+                    return Ok(None);
+                }
                 StartOutcome::Cancelled(action) => return Ok(Some(action)),
                 StartOutcome::NotPending(_) => return Ok(Some(CancelAction::Interrupt)),
                 StartOutcome::Waiting => {
@@ -275,9 +288,15 @@ impl Worker<'_> {
         };
         self.note_workspace_changes().await;
         self.journal.close().await;
-        if let FinishOutcome::CancelRequested(_) = self.end_row(&end).await? {
+        let mut decided = self.decide(&end).await?;
+        if let DecideOutcome::CancelRequested(_) = decided {
             end = self.cancelled(accessor).await?;
-            self.end_row(&end).await?;
+            decided = self.decide(&end).await?;
+        }
+        if let DecideOutcome::AlreadyTerminal(status) = decided {
+            // Another process took this one for gone; what is written from now on is not this run's.
+            tracing::error!(run_id = self.spec.run_id, %status, "the run was ended by another process");
+            return Ok(());
         }
         if let Some(accessor) = accessor {
             if end.status == RunStatus::Success {
@@ -285,12 +304,8 @@ impl Worker<'_> {
             }
             self.settle_title(accessor, &end).await;
         }
-        let status = match end.status {
-            RunStatus::Success => ThreadStatus::Idle,
-            RunStatus::Interrupted => ThreadStatus::Interrupted,
-            _ => ThreadStatus::Error,
-        };
-        self.app.store.threads().set_status(&self.spec.thread_id, status).await
+        // Last: with its row the run gives its thread away, also to other processes.
+        self.end_row(&end).await
     }
 
     /// The files of the thread now. A failure costs the summary of their changes, nothing else.
@@ -317,6 +332,8 @@ impl Worker<'_> {
     async fn cancelled(&self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
         let row = self.app.store.runs().get(&self.spec.run_id).await?;
         let interrupted = End { status: RunStatus::Interrupted, error: None, stop_reason: None };
+        // A run that another process has ended has nothing to restore any more.
+        let row = row.filter(|row| row.status.is_active());
         if row.and_then(|row| row.cancel_action) != Some(CancelAction::Rollback) {
             return Ok(interrupted);
         }
@@ -346,21 +363,31 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Makes the run's row terminal and wakes the run that waited for it.
-    async fn end_row(&self, end: &End) -> Result<FinishOutcome, StoreError> {
-        let end = RunEnd {
-            status: end.status,
-            error: end.error.clone(),
-            stop_reason: end.stop_reason.clone(),
-            totals: self.usage.totals(),
-        };
-        let outcome = self.app.store.runs().finish(&self.spec.run_id, &end).await?;
+    /// Makes the run's row terminal, once all else is written, and wakes the run that waited for it.
+    async fn end_row(&self, end: &End) -> Result<(), StoreError> {
+        let end = self.row_end(end);
+        let outcome = persistently(|| self.app.store.runs().finish(&self.spec.run_id, &end)).await?;
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.app.local_runs.get(next)
         {
             control.promoted.notify_one();
         }
-        Ok(outcome)
+        Ok(())
+    }
+
+    /// Stores how the run will end, which no cancellation changes any more.
+    async fn decide(&self, end: &End) -> Result<DecideOutcome, StoreError> {
+        let end = self.row_end(end);
+        persistently(|| self.app.store.runs().decide(&self.spec.run_id, &end)).await
+    }
+
+    fn row_end(&self, end: &End) -> RunEnd {
+        RunEnd {
+            status: end.status,
+            error: end.error.clone(),
+            stop_reason: end.stop_reason.clone(),
+            totals: self.usage.totals(),
+        }
     }
 
     /// Notes how long the run took. A failure costs a later history read some work, nothing else.

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use sqlx::Row as _;
 
-use super::sqlite::Row;
+use super::query::{Cell, Row};
 
 /// A JSON object, as metadata fields hold it.
 pub type JsonObject = serde_json::Map<String, Value>;
@@ -92,18 +91,15 @@ impl<'r> Cells<'r> {
     }
 
     fn id(&self) -> String {
-        let ids = self.id_columns.iter().map(|column| match self.row.try_get::<String, _>(*column) {
+        let ids = self.id_columns.iter().map(|column| match self.row.get::<String, _>(*column) {
             Ok(text) => text,
-            Err(_) => self.row.try_get::<i64, _>(*column).map_or_else(|_| "?".to_owned(), |n| n.to_string()),
+            Err(_) => self.row.get::<i64, _>(*column).map_or_else(|_| "?".to_owned(), |n| n.to_string()),
         });
         ids.collect::<Vec<_>>().join("/")
     }
 
-    fn get<T>(&self, column: &'static str) -> sqlx::Result<T>
-    where
-        T: sqlx::Decode<'r, super::sqlite::Database> + sqlx::Type<super::sqlite::Database>,
-    {
-        self.row.try_get(column).map_err(|error| self.bad(column, error.to_string()))
+    fn get<T: Cell<'r>>(&self, column: &'static str) -> sqlx::Result<T> {
+        self.row.get(column).map_err(|error| self.bad(column, error.to_string()))
     }
 
     pub(super) fn text(&self, column: &'static str) -> sqlx::Result<String> {

@@ -1,54 +1,84 @@
 //! The database handle that the repositories share: plain reads, and write transactions.
 //!
-//! One connection writes, a few read. Writers queue in the process for the one connection instead
+//! In SQLite one connection writes and a few read. Writers queue in the process for the one connection instead
 //! of fighting for the file's lock (which a busy server loses with `database is locked`), and in WAL
-//! mode readers neither wait for the writer nor hold it up.
+//! mode readers neither wait for the writer nor hold it up. In Postgres writers of one thread queue for its lock.
 
 use std::path::Path;
 
-use sqlx::{FromRow, Transaction};
+use chrono::{DateTime, TimeDelta};
+use sqlx::{Postgres, Sqlite, Transaction};
 
 use super::codec::Clock;
 use super::error::StoreError;
+use super::postgres::{self, PostgresTarget, Scope, Tables};
+use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
-use super::sqlite::{self, BEGIN_WRITE, Database, Pool, Row, Sql};
+use super::sqlite::{self, BEGIN_WRITE};
 
 #[derive(Clone, Debug)]
 pub(super) struct Db {
-    writer: Pool,
-    readers: Pool,
+    pools: Pools,
     pub(super) clock: Clock,
     #[cfg(test)]
     pub(super) fault: super::tests::fault::Fault,
 }
 
+#[derive(Clone, Debug)]
+enum Pools {
+    Sqlite { writer: sqlite::Pool, readers: sqlite::Pool },
+    Postgres { pool: postgres::Pool, tables: Tables },
+}
+
 impl Db {
     pub(super) async fn open(path: &Path, clock: Clock) -> Result<Self, StoreError> {
-        let not_opened = |cause| match StoreError::from(cause) {
-            StoreError::Unavailable { cause } => StoreError::Open { path: path.display().to_string(), cause },
-            StoreError::Corrupt { detail, .. } => {
-                StoreError::Corrupt { place: path.display().to_string(), detail }
-            }
-            other => other,
-        };
+        let place = path.display().to_string();
+        let not_opened = |cause| not_opened(&place, cause);
         let writer = sqlite::open_writer(path).await.map_err(not_opened)?;
         sqlite::check_library(&writer).await?;
-        schema::migrate(&writer, path).await?;
+        schema::migrate_sqlite(&writer, &place).await?;
         let readers = sqlite::open_readers(path).await.map_err(not_opened)?;
-        Ok(Self::new(writer, readers, clock))
+        Ok(Self::new(Pools::Sqlite { writer, readers }, clock))
     }
 
     pub(super) async fn open_memory(clock: Clock) -> Result<Self, StoreError> {
         let only = sqlite::open_memory().await?;
         sqlite::check_library(&only).await?;
-        schema::migrate(&only, Path::new(":memory:")).await?;
-        Ok(Self::new(only.clone(), only, clock))
+        schema::migrate_sqlite(&only, ":memory:").await?;
+        Ok(Self::new(Pools::Sqlite { writer: only.clone(), readers: only }, clock))
     }
 
-    fn new(writer: Pool, readers: Pool, clock: Clock) -> Self {
+    pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, StoreError> {
+        let pool = target.connect().await.map_err(|cause| not_opened(target.place(), cause))?;
+        schema::migrate_postgres(&pool, target).await?;
+        Ok(Self::new(Pools::Postgres { pool, tables: target.tables().clone() }, clock))
+    }
+
+    /// Whether the tables were made.
+    pub(super) async fn is_in_postgres(target: &PostgresTarget) -> Result<bool, StoreError> {
+        let pool = target.connect().await.map_err(|cause| not_opened(target.place(), cause))?;
+        let there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
+            .bind(target.tables().migrations())
+            .fetch_one(&pool)
+            .await;
+        pool.close().await;
+        Ok(there?)
+    }
+
+    /// How far the database's clock is ahead of this process's; nothing where there is one clock.
+    pub(super) async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
+        if self.dialect() == Dialect::Sqlite {
+            return Ok(TimeDelta::zero());
+        }
+        let sql = query("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint");
+        let micros: Option<(i64,)> = self.fetch_optional(sql).await?;
+        let there = micros.and_then(|(micros,)| DateTime::from_timestamp_micros(micros));
+        Ok(there.map_or(TimeDelta::zero(), |there| there - self.clock.now()))
+    }
+
+    fn new(pools: Pools, clock: Clock) -> Self {
         Self {
-            writer,
-            readers,
+            pools,
             clock,
             #[cfg(test)]
             fault: super::tests::fault::Fault::default(),
@@ -58,80 +88,167 @@ impl Db {
     /// Stops waiting for the disk: tests do not survive a power cut anyway.
     #[cfg(test)]
     pub(super) async fn stop_flushing(&self) {
-        sqlx::query("PRAGMA synchronous = OFF").execute(&self.writer).await.unwrap();
+        if let Pools::Sqlite { writer, .. } = &self.pools {
+            sqlx::query("PRAGMA synchronous = OFF").execute(writer).await.unwrap();
+        }
     }
 
     pub(super) async fn close(&self) {
-        self.readers.close().await;
-        // Last: closing the last connection folds the WAL into the file.
-        self.writer.close().await;
+        match &self.pools {
+            Pools::Sqlite { writer, readers } => {
+                readers.close().await;
+                // Last: closing the last connection folds the WAL into the file.
+                writer.close().await;
+            }
+            Pools::Postgres { pool, .. } => pool.close().await,
+        }
     }
 
-    pub(super) async fn fetch_optional<T>(&self, sql: Sql<'_>) -> Result<Option<T>, StoreError>
-    where
-        T: for<'r> FromRow<'r, Row>,
-    {
-        let row = sql.fetch_optional(&self.readers).await?;
+    pub(super) fn dialect(&self) -> Dialect {
+        match self.pools {
+            Pools::Sqlite { .. } => Dialect::Sqlite,
+            Pools::Postgres { .. } => Dialect::Postgres,
+        }
+    }
+
+    /// A statement that begins with `text` and is put together piece by piece.
+    pub(super) fn builder(&self, text: &str) -> Builder {
+        Builder::new(self.dialect(), text)
+    }
+
+    pub(super) async fn fetch_optional<T: FromRow>(&self, sql: Sql) -> Result<Option<T>, StoreError> {
+        let row = match &self.pools {
+            Pools::Sqlite { readers, .. } => {
+                sqlite::prepared(sql).fetch_optional(readers).await?.map(Row::Sqlite)
+            }
+            Pools::Postgres { pool, tables } => {
+                postgres::prepared(sql, tables).fetch_optional(pool).await?.map(Row::Postgres)
+            }
+        };
         Ok(row.as_ref().map(T::from_row).transpose()?)
     }
 
-    pub(super) async fn fetch_all<T>(&self, sql: Sql<'_>) -> Result<Vec<T>, StoreError>
-    where
-        T: for<'r> FromRow<'r, Row>,
-    {
-        let rows = sql.fetch_all(&self.readers).await?;
-        Ok(rows.iter().map(T::from_row).collect::<Result<_, _>>()?)
+    pub(super) async fn fetch_all<T: FromRow>(&self, sql: Sql) -> Result<Vec<T>, StoreError> {
+        let rows = match &self.pools {
+            Pools::Sqlite { readers, .. } => {
+                read_all(sqlite::prepared(sql).fetch_all(readers).await?, Row::Sqlite)
+            }
+            Pools::Postgres { pool, tables } => {
+                read_all(postgres::prepared(sql, tables).fetch_all(pool).await?, Row::Postgres)
+            }
+        };
+        Ok(rows?)
     }
 
-    /// Begins a write transaction, after those that asked before. Write transactions run one after
-    /// the other, and the repositories rely on it: what one has read stays true until it commits.
-    pub(super) async fn write(&self) -> Result<WriteTx, StoreError> {
+    /// Begins a write transaction about a thread, after those that asked before. Write transactions about one thread
+    /// run one after the other, and the repositories rely on it: what one has read of its thread stays true until it
+    /// commits.
+    pub(super) async fn write(&self, thread_id: &str) -> Result<WriteTx, StoreError> {
+        self.begin(Scope::Thread(thread_id)).await
+    }
+
+    /// Begins a write transaction about the thread of a row of `runs`.
+    pub(super) async fn write_of_run(&self, run_id: &str) -> Result<WriteTx, StoreError> {
+        let mut thread_id = None;
+        if self.dialect() == Dialect::Postgres {
+            // A row never changes its thread.
+            thread_id = self
+                .fetch_optional(query("SELECT thread_id FROM runs WHERE run_id = $1").bind(run_id))
+                .await?;
+        }
+        // Of a run that is not there nothing can be relied on, and nothing is changed.
+        let (thread_id,) = thread_id.unwrap_or_else(|| (run_id.to_owned(),));
+        self.begin(Scope::Thread(&thread_id)).await
+    }
+
+    /// Begins a write transaction about any number of threads.
+    pub(super) async fn write_everywhere(&self) -> Result<WriteTx, StoreError> {
+        self.begin(Scope::EveryThread).await
+    }
+
+    async fn begin(&self, scope: Scope<'_>) -> Result<WriteTx, StoreError> {
+        let tx = match &self.pools {
+            Pools::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with(BEGIN_WRITE).await?),
+            Pools::Postgres { pool, tables } => {
+                Tx::Postgres(pool.begin_with(postgres::begin(tables, scope)).await?, tables.clone())
+            }
+        };
         Ok(WriteTx {
-            tx: self.writer.begin_with(BEGIN_WRITE).await?,
+            tx,
             #[cfg(test)]
             fault: self.fault.clone(),
         })
     }
 }
 
+fn not_opened(place: &str, cause: sqlx::Error) -> StoreError {
+    match StoreError::from(cause) {
+        StoreError::Unavailable { cause } => StoreError::Open { place: place.to_owned(), cause },
+        StoreError::Corrupt { detail, .. } => StoreError::Corrupt { place: place.to_owned(), detail },
+        other => other,
+    }
+}
+
+fn read_all<R, T: FromRow>(rows: Vec<R>, row: fn(R) -> Row) -> sqlx::Result<Vec<T>> {
+    rows.into_iter().map(|found| T::from_row(&row(found))).collect()
+}
+
 /// A write transaction. Dropped without [`WriteTx::commit`], by an error or with the future that
 /// holds it, it rolls back.
 pub(super) struct WriteTx {
-    tx: Transaction<'static, Database>,
+    tx: Tx,
     #[cfg(test)]
     fault: super::tests::fault::Fault,
 }
 
+enum Tx {
+    Sqlite(Transaction<'static, Sqlite>),
+    Postgres(Transaction<'static, Postgres>, Tables),
+}
+
 impl WriteTx {
     /// Returns the number of rows changed.
-    pub(super) async fn execute(&mut self, sql: Sql<'_>) -> Result<u64, StoreError> {
-        let done = sql.execute(&mut *self.tx).await?;
+    pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, StoreError> {
+        let changed = match &mut self.tx {
+            Tx::Sqlite(tx) => sqlite::prepared(sql).execute(&mut **tx).await?.rows_affected(),
+            Tx::Postgres(tx, tables) => {
+                postgres::prepared(sql, tables).execute(&mut **tx).await?.rows_affected()
+            }
+        };
         self.statement_done()?;
-        Ok(done.rows_affected())
+        Ok(changed)
     }
 
-    pub(super) async fn fetch_optional<T>(&mut self, sql: Sql<'_>) -> Result<Option<T>, StoreError>
-    where
-        T: for<'r> FromRow<'r, Row>,
-    {
-        let row = sql.fetch_optional(&mut *self.tx).await?;
+    pub(super) async fn fetch_optional<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, StoreError> {
+        let row = match &mut self.tx {
+            Tx::Sqlite(tx) => sqlite::prepared(sql).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
+            Tx::Postgres(tx, tables) => {
+                postgres::prepared(sql, tables).fetch_optional(&mut **tx).await?.map(Row::Postgres)
+            }
+        };
         self.statement_done()?;
         Ok(row.as_ref().map(T::from_row).transpose()?)
     }
 
-    pub(super) async fn fetch_all<T>(&mut self, sql: Sql<'_>) -> Result<Vec<T>, StoreError>
-    where
-        T: for<'r> FromRow<'r, Row>,
-    {
-        let rows = sql.fetch_all(&mut *self.tx).await?;
+    pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, StoreError> {
+        let rows = match &mut self.tx {
+            Tx::Sqlite(tx) => read_all(sqlite::prepared(sql).fetch_all(&mut **tx).await?, Row::Sqlite),
+            Tx::Postgres(tx, tables) => {
+                read_all(postgres::prepared(sql, tables).fetch_all(&mut **tx).await?, Row::Postgres)
+            }
+        };
         self.statement_done()?;
-        Ok(rows.iter().map(T::from_row).collect::<Result<_, _>>()?)
+        Ok(rows?)
     }
 
     /// Makes the changes durable. A future dropped in here may have committed or not.
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         self.statement_done()?;
-        self.tx.commit().await.map_err(|cause| StoreError::InDoubt { cause })
+        let done = match self.tx {
+            Tx::Sqlite(tx) => tx.commit().await,
+            Tx::Postgres(tx, _) => tx.commit().await,
+        };
+        done.map_err(|cause| StoreError::InDoubt { cause })
     }
 
     /// Where tests make the k-th statement of an operation fail, after it took effect.

@@ -3,6 +3,7 @@
 use super::Store;
 use super::db::detached;
 use super::error::{Entity, StoreError};
+use super::query::query;
 use super::runs::{Reservation, RunRow, WriterKind};
 
 /// What [`Store::delete_thread`] deleted.
@@ -39,15 +40,15 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`]; [`StoreError::Conflict`] if the run is active.
     pub async fn delete_run(&self, run_id: &str) -> Result<(), StoreError> {
-        let mut tx = self.db.write().await?;
-        let run = sqlx::query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id);
+        let mut tx = self.db.write_of_run(run_id).await?;
+        let run = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id);
         let run: RunRow = tx.fetch_optional(run).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         if run.status.is_active() {
             return Err(StoreError::Conflict { thread_id: run.thread_id, holder: run.operation_kind });
         }
-        let events = sqlx::query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
+        let events = query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
         tx.execute(events.bind(&run.thread_id).bind(run_id)).await?;
-        tx.execute(sqlx::query("DELETE FROM runs WHERE run_id = $1").bind(run_id)).await?;
+        tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(run_id)).await?;
         tx.commit().await?;
         self.events.forget_run(&run.thread_id, run_id).await;
         Ok(())
@@ -55,19 +56,18 @@ impl Store {
 
     async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {
         let thread_id = reservation.thread_id();
-        let mut tx = self.db.write().await?;
-        let own_row = sqlx::query("DELETE FROM runs WHERE run_id = $1").bind(reservation.row_id());
+        let mut tx = self.db.write(thread_id).await?;
+        let own_row = query("DELETE FROM runs WHERE run_id = $1").bind(reservation.row_id());
         if tx.execute(own_row).await? == 0 {
             return Err(StoreError::NotFound {
                 entity: Entity::Reservation,
                 id: reservation.row_id().to_owned(),
             });
         }
-        let runs = tx.execute(sqlx::query("DELETE FROM runs WHERE thread_id = $1").bind(thread_id)).await?;
-        let events =
-            tx.execute(sqlx::query("DELETE FROM run_events WHERE thread_id = $1").bind(thread_id)).await?;
+        let runs = tx.execute(query("DELETE FROM runs WHERE thread_id = $1").bind(thread_id)).await?;
+        let events = tx.execute(query("DELETE FROM run_events WHERE thread_id = $1").bind(thread_id)).await?;
         let threads =
-            tx.execute(sqlx::query("DELETE FROM threads_meta WHERE thread_id = $1").bind(thread_id)).await?;
+            tx.execute(query("DELETE FROM threads_meta WHERE thread_id = $1").bind(thread_id)).await?;
         tx.commit().await?;
         let in_memory = self.events.forget_thread(thread_id).await;
         reservation.forget();

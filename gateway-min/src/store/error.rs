@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::codec::BadCell;
 use super::runs::OperationKind;
-use super::sqlite;
+use super::{postgres, sqlite};
 
 /// The kind of record that a [`StoreError::NotFound`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,23 +91,23 @@ pub enum StoreError {
         detail: String,
     },
 
-    /// The database file cannot be opened or created.
-    #[error("cannot open the gateway's database {path}: {cause}; check the path and its permissions")]
+    /// The database cannot be opened or created.
+    #[error("cannot open the gateway's database {place}: {cause}; check where it is and its permissions")]
     Open {
-        /// The file.
-        path: String,
+        /// The file, or the database and its server.
+        place: String,
         /// What the system said.
         cause: sqlx::Error,
     },
 
     /// A newer build has written this database.
     #[error(
-        "the database {path} has schema version {found}, but this build of Threadkeep knows only \
+        "the database {place} has schema version {found}, but this build of Threadkeep knows only \
          versions up to {supported}; start the build that wrote it, or a newer one"
     )]
     NewerSchema {
-        /// The file.
-        path: String,
+        /// The file, or the database and its server.
+        place: String,
         /// The first schema version found there that this build does not know.
         found: i64,
         /// The newest schema version of this build.
@@ -149,6 +149,11 @@ impl StoreError {
         matches!(self, Self::Conflict { .. })
     }
 
+    /// Whether the database is away, so that the same call may succeed later.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::InDoubt { .. })
+    }
+
     pub(super) fn thread_not_found(thread_id: &str) -> Self {
         Self::NotFound { entity: Entity::Thread, id: thread_id.to_owned() }
     }
@@ -178,7 +183,9 @@ impl From<sqlx::Error> for StoreError {
                 None => ("an unknown row".to_owned(), cause.to_string()),
             },
             sqlx::Error::ColumnDecode { .. } => ("an unknown row".to_owned(), cause.to_string()),
-            sqlx::Error::Database(error) if sqlite::is_corruption(error.as_ref()) => {
+            sqlx::Error::Database(error)
+                if sqlite::is_corruption(error.as_ref()) || postgres::is_corruption(error.as_ref()) =>
+            {
                 ("an unknown page".to_owned(), cause.to_string())
             }
             _ => return Self::Unavailable { cause },

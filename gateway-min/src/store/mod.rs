@@ -14,9 +14,17 @@
 //! the deletion of the thread. So a run and a deletion exclude each other by the same rule as two
 //! runs do, also between processes and after a crash. Nothing in a process's memory decides it.
 //!
+//! # Several processes
+//!
+//! Any number of processes may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in `runs`
+//! then say until when it is surely alive. It renews that for what it works on ([`Runs::renew`]); what is not renewed,
+//! any other process ends ([`Runs::recover_expired`]). An ended row never changes, so a process that comes back from
+//! standing still can end nothing any more. Cancellations are marks in the rows, which the owner finds
+//! ([`Runs::stopped`]).
+//!
 //! # Transactions
 //!
-//! Every operation is one transaction; write transactions run one after the other. An error, a
+//! Every operation is one transaction; write transactions of one thread run one after the other. An error, a
 //! dropped future or a crash leaves all of an operation or nothing. [`StoreError`] says which of the
 //! two, save where a commit itself fails ([`StoreError::InDoubt`]). A caller whose future is dropped
 //! does not learn which; the methods for which that matters say what to do.
@@ -26,6 +34,8 @@ mod db;
 mod deletion;
 mod error;
 mod events;
+mod postgres;
+mod query;
 mod runs;
 mod schema;
 mod sqlite;
@@ -35,6 +45,9 @@ mod thread_search;
 mod threads;
 
 use std::path::Path;
+use std::sync::Arc;
+
+use chrono::TimeDelta;
 
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use deletion::DeletedThread;
@@ -43,10 +56,12 @@ pub use events::{
     EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
     TRACE_CATEGORY,
 };
+pub use postgres::{InvalidAddress, PostgresTarget};
 pub use runs::{
-    Admission, CancelAction, CancelOutcome, FinishOutcome, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy,
-    NewRun, OperationKind, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery,
-    RunRow, RunStatus, RunTotals, Runs, StartOutcome, WriterKind,
+    Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, Lease,
+    MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, OperationKind, RECOVERY_ERROR,
+    RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus, RunTotals, Runs,
+    StartOutcome, WriterKind,
 };
 pub use thread_search::{FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadQuery};
 pub use threads::{
@@ -67,6 +82,8 @@ pub struct StoreOptions {
     pub event_backend: EventBackend,
     /// The setting `run_events.max_trace_content`, in bytes.
     pub max_trace_content: usize,
+    /// On which terms this process owns what it works on; `None` if no other process opens the database.
+    pub lease: Option<Lease>,
 }
 
 impl Default for StoreOptions {
@@ -75,6 +92,7 @@ impl Default for StoreOptions {
             clock: Clock::system(),
             event_backend: EventBackend::default(),
             max_trace_content: MAX_TRACE_CONTENT,
+            lease: None,
         }
     }
 }
@@ -105,13 +123,47 @@ impl Store {
         Ok(Self::new(Db::open_memory(options.clock.clone()).await?, &options))
     }
 
+    /// Opens the tables in a Postgres database, whose schema exists, and brings them to this build's version.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::Corrupt`].
+    pub async fn open_postgres(target: &PostgresTarget, options: StoreOptions) -> Result<Self, StoreError> {
+        Ok(Self::new(Db::open_postgres(target, options.clock.clone()).await?, &options))
+    }
+
+    /// [`Store::open_postgres`], if a gateway has made the tables.
+    ///
+    /// # Errors
+    /// See [`Store::open_postgres`].
+    pub async fn open_existing_postgres(
+        target: &PostgresTarget,
+        options: StoreOptions,
+    ) -> Result<Option<Self>, StoreError> {
+        if !Db::is_in_postgres(target).await? {
+            return Ok(None);
+        }
+        Self::open_postgres(target, options).await.map(Some)
+    }
+
     fn new(db: Db, options: &StoreOptions) -> Self {
         Self {
             threads: Threads { db: db.clone() },
-            runs: Runs { db: db.clone() },
+            runs: Runs {
+                db: db.clone(),
+                lease: options.lease.clone().map(Arc::new),
+                reserved: Arc::default(),
+            },
             events: Events::new(db.clone(), options.event_backend, options.max_trace_content),
             db,
         }
+    }
+
+    /// How far the database's clock is ahead of this process's. Leases need clocks that agree.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
+        self.db.clock_skew().await
     }
 
     /// The threads.

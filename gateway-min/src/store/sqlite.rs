@@ -1,23 +1,19 @@
 //! Everything that is SQLite's and not plain SQL: how connections are opened, how a write
-//! transaction begins, and the two expressions that differ between databases. A second database
-//! gets a file like this one; the rest of the store uses the names defined here.
+//! transaction begins, and the expressions that differ between databases.
 
 use std::path::Path;
 use std::time::Duration;
 
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{ConnectOptions as _, QueryBuilder, SqlitePool};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Sqlite, SqlitePool};
 
 use super::error::StoreError;
+use super::query::{Builder, Sql, Value};
 
-pub(super) type Database = sqlx::Sqlite;
 pub(super) type Pool = SqlitePool;
-pub(super) type Row = SqliteRow;
-pub(super) type Sql<'q> = sqlx::query::Query<'q, Database, SqliteArguments>;
-pub(super) type Builder = QueryBuilder<Database>;
 
 /// Takes the write lock at once. A transaction that begins as a reader and turns writer later can
 /// fail in the middle with "busy"; this one can only wait at its beginning.
@@ -96,22 +92,26 @@ pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
     matches!(kind, Some(CORRUPT | NOT_A_DATABASE))
 }
 
-/// Adds: the value at the top-level `key` of the JSON object in `column` is one of `texts`. Values
-/// are compared as the JSON text they are stored as, which keeps types apart (`1`, `"1"`, `true`)
-/// and is exact for every number and string. `key` must not contain a double quote.
-pub(super) fn push_json_is(query: &mut Builder, column: &'static str, key: &str, texts: &[String]) {
-    query.push("(").push(column).push(" -> ").push_bind(format!("$.\"{key}\"")).push(") IN (");
-    let mut list = query.separated(", ");
-    for text in texts {
-        list.push_bind(text.clone());
+/// A statement as SQLite takes it.
+pub(super) fn prepared(sql: Sql) -> sqlx::query::Query<'static, Sqlite, SqliteArguments> {
+    let mut query = sqlx::query(AssertSqlSafe(sql.text));
+    for value in sql.values {
+        query = match value {
+            Value::Text(text) => query.bind(text),
+            Value::Int(number) => query.bind(number),
+            Value::Flag(flag) => query.bind(flag),
+            Value::Texts(texts) => query.bind(serde_json::Value::from(texts).to_string()),
+        };
     }
-    query.push(")");
+    query
 }
 
-/// Adds: the text in `column` is one of `texts`, of which there may be any number.
-pub(super) fn push_text_in(query: &mut Builder, column: &'static str, texts: &[String]) {
-    let texts = serde_json::Value::from(texts).to_string();
-    query.push(column).push(" IN (SELECT value FROM json_each(").push_bind(texts).push("))");
+/// What stands around the list of texts that a column's text is looked for in.
+pub(super) const TEXT_IN: (&str, &str) = (" IN (SELECT value FROM json_each(", "))");
+
+/// Adds the text of the value at `key` of the JSON object in `column`.
+pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
+    query.push("(").push(column).push(" -> ").push_bind(format!("$.\"{key}\"")).push(")");
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use serde_json::{Number, Value};
 
 use super::codec::{JsonObject, page_offset};
 use super::error::StoreError;
-use super::sqlite::{Builder, push_json_is, push_text_in};
+use super::query::Builder;
 use super::threads::{ThreadRow, ThreadStatus, Threads};
 
 /// The most keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
@@ -142,7 +142,7 @@ impl Threads {
     /// The threads that `query` asks for: pinned ones first, then the last updated, then the
     /// greatest id.
     pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, StoreError> {
-        let mut sql = Builder::new("SELECT * FROM threads_meta WHERE TRUE");
+        let mut sql = self.db.builder("SELECT * FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
         sql.push(" ORDER BY pinned DESC, updated_at DESC, thread_id DESC LIMIT ")
             .push_bind(i64::from(query.limit));
@@ -152,7 +152,7 @@ impl Threads {
 
     /// How many threads `query` asks for, whatever its limit and offset.
     pub async fn count(&self, query: &ThreadQuery) -> Result<u64, StoreError> {
-        let mut sql = Builder::new("SELECT COUNT(*) FROM threads_meta WHERE TRUE");
+        let mut sql = self.db.builder("SELECT COUNT(*) FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
         let count: Option<(i64,)> = self.db.fetch_optional(sql.build()).await?;
         Ok(count.map_or(0, |(count,)| count.unsigned_abs()))
@@ -168,10 +168,10 @@ fn push_conditions(sql: &mut Builder, query: &ThreadQuery) {
     }
     if let Some(ids) = &query.ids {
         sql.push(" AND ");
-        push_text_in(sql, "thread_id", ids);
+        sql.push_text_in("thread_id", ids);
     }
     for (key, texts) in &query.metadata.0 {
         sql.push(" AND ");
-        push_json_is(sql, "metadata_json", key, texts);
+        sql.push_json_is("metadata_json", key, texts);
     }
 }

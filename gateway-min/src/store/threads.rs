@@ -1,12 +1,11 @@
 //! The rows of `threads_meta`: one conversation thread each.
 
-use chrono::{DateTime, Utc};
-use sqlx::FromRow;
-
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
 use super::db::{Db, WriteTx};
 use super::error::StoreError;
-use super::sqlite::Row;
+use super::query::{FromRow, Row, Sql, query};
+use super::runs::RunStatus;
+use chrono::{DateTime, Utc};
 
 /// The metadata key of the pin flag: a thread that has `true` here comes first in every search.
 pub const PINNED_KEY: &str = "svc_pinned";
@@ -25,6 +24,17 @@ name_enum! {
         Interrupted = "interrupted",
         /// The last run failed.
         Error = "error",
+    }
+}
+
+impl ThreadStatus {
+    /// What a run that ended like this leaves.
+    pub(super) fn after(end: RunStatus) -> Self {
+        match end {
+            RunStatus::Success => Self::Idle,
+            RunStatus::Interrupted => Self::Interrupted,
+            RunStatus::Pending | RunStatus::Running | RunStatus::Error | RunStatus::Timeout => Self::Error,
+        }
     }
 }
 
@@ -74,8 +84,8 @@ impl ThreadRow {
     }
 }
 
-impl<'r> FromRow<'r, Row> for ThreadRow {
-    fn from_row(row: &'r Row) -> sqlx::Result<Self> {
+impl FromRow for ThreadRow {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "threads_meta", &["thread_id"]);
         Ok(Self {
             thread_id: cells.text("thread_id")?,
@@ -113,10 +123,10 @@ impl Threads {
     /// owns it (see [`ThreadRow::visible_to`]).
     pub async fn create(&self, new: NewThread) -> Result<CreatedThread, StoreError> {
         let now = time_text(self.db.clock.now());
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write(&new.thread_id).await?;
         let inserted = tx
             .fetch_optional(
-                sqlx::query(
+                query(
                     "INSERT INTO threads_meta (thread_id, assistant_id, user_id, display_name, status, \
                      metadata_json, pinned, created_at, updated_at) \
                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT DO NOTHING RETURNING *",
@@ -143,7 +153,7 @@ impl Threads {
     pub async fn get(&self, thread_id: &str, owner: Option<&str>) -> Result<Option<ThreadRow>, StoreError> {
         let row: Option<ThreadRow> = self
             .db
-            .fetch_optional(sqlx::query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
+            .fetch_optional(query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
             .await?;
         Ok(row.filter(|row| row.visible_to(owner)))
     }
@@ -154,14 +164,14 @@ impl Threads {
     /// # Errors
     /// [`StoreError::NotFound`].
     pub async fn patch_metadata(&self, thread_id: &str, patch: JsonObject) -> Result<ThreadRow, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write(thread_id).await?;
         let mut row = self.row(&mut tx, thread_id).await?;
         if patch.len() != 1 || !patch.contains_key(PINNED_KEY) {
             row.updated_at = self.db.clock.now();
         }
         row.metadata.extend(patch);
         tx.execute(
-            sqlx::query(
+            query(
                 "UPDATE threads_meta SET metadata_json = $2, pinned = $3, updated_at = $4 WHERE thread_id = $1",
             )
             .bind(thread_id)
@@ -181,7 +191,7 @@ impl Threads {
     pub async fn set_status(&self, thread_id: &str, status: ThreadStatus) -> Result<(), StoreError> {
         self.update(
             thread_id,
-            sqlx::query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1")
+            query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1")
                 .bind(thread_id)
                 .bind(status.as_str()),
         )
@@ -195,7 +205,7 @@ impl Threads {
     pub async fn set_display_name(&self, thread_id: &str, name: Option<&str>) -> Result<(), StoreError> {
         self.update(
             thread_id,
-            sqlx::query("UPDATE threads_meta SET display_name = $2, updated_at = $3 WHERE thread_id = $1")
+            query("UPDATE threads_meta SET display_name = $2, updated_at = $3 WHERE thread_id = $1")
                 .bind(thread_id)
                 .bind(name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS))),
         )
@@ -203,8 +213,8 @@ impl Threads {
     }
 
     /// Runs `sql` with the current time as its last parameter.
-    async fn update(&self, thread_id: &str, sql: super::sqlite::Sql<'_>) -> Result<(), StoreError> {
-        let mut tx = self.db.write().await?;
+    async fn update(&self, thread_id: &str, sql: Sql) -> Result<(), StoreError> {
+        let mut tx = self.db.write(thread_id).await?;
         if tx.execute(sql.bind(time_text(self.db.clock.now()))).await? == 0 {
             return Err(StoreError::thread_not_found(thread_id));
         }
@@ -212,7 +222,7 @@ impl Threads {
     }
 
     async fn row(&self, tx: &mut WriteTx, thread_id: &str) -> Result<ThreadRow, StoreError> {
-        tx.fetch_optional(sqlx::query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
+        tx.fetch_optional(query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
             .await?
             .ok_or_else(|| StoreError::thread_not_found(thread_id))
     }

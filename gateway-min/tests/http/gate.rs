@@ -3,14 +3,14 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Setup, id, question, texts};
+use crate::support::{DURABLE, Gateway, Setup, id, question, texts};
 
 const MISMATCH: &str =
     "Thread t: Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
 
 /// A thread `t` written in delta mode, in a gateway that runs in full mode; with the id of one of its checkpoints.
-async fn mismatching() -> (Gateway, String) {
-    let gateway = Setup::on("sqlite", "delta").start().await;
+async fn mismatching(backend: &'static str) -> (Gateway, String) {
+    let gateway = Setup::on(backend, "delta").start().await;
     gateway.create("t").await;
     gateway.create("other").await;
     gateway.ask("t", "one").await;
@@ -21,42 +21,48 @@ async fn mismatching() -> (Gateway, String) {
 
 #[tokio::test]
 async fn every_gated_route_answers_409_before_anything_else_and_changes_nothing() {
-    let (gateway, checkpoint) = mismatching().await;
-    let none = "0199aaaa-0000-7000-8000-000000000000";
-    let rows = gateway.rows().await;
-    let state = "/api/threads/t/state";
-    let at = |id: &str| format!("{state}/{id}");
-    let requests: Vec<(Method, String, Option<Value>)> = vec![
-        (Method::GET, "/api/threads/t".into(), None),
-        (Method::GET, state.into(), None),
-        (Method::GET, at(&checkpoint), None),
-        (Method::GET, at(none), None),
-        (Method::GET, at("x"), None),
-        (Method::POST, at("checkpoint"), Some(json!({}))),
-        (Method::POST, at("checkpoint"), Some(json!({"checkpoint": {"checkpoint_id": none}}))),
-        (Method::POST, at("checkpoint"), Some(json!({"checkpoint": "x"}))),
-        (Method::POST, state.into(), Some(json!({"values": {"title": "x"}}))),
-        (Method::POST, state.into(), Some(json!({"values": {"no_such": 1}}))),
-        (Method::POST, state.into(), Some(json!({"checkpoint_id": ""}))),
-        (Method::POST, state.into(), Some(json!({"checkpoint_id": none, "values": {"title": "x"}}))),
-        (Method::POST, "/api/threads/t/history".into(), Some(json!({}))),
-        (Method::POST, "/api/threads/t/history".into(), Some(json!({"limit": 1000, "before": checkpoint}))),
-        (Method::POST, "/api/threads/t/history".into(), Some(json!({"metadata": {"no": "match"}}))),
-    ];
-    for (method, path, body) in requests {
-        let answer = gateway.call(method.clone(), &path, body.clone()).await;
-        answer.refused(409, MISMATCH);
-        assert_eq!(answer.body.as_object().unwrap().len(), 1, "{method} {path} {body:?}");
+    for backend in DURABLE {
+        let (gateway, checkpoint) = mismatching(backend).await;
+        let none = "0199aaaa-0000-7000-8000-000000000000";
+        let rows = gateway.rows().await;
+        let state = "/api/threads/t/state";
+        let at = |id: &str| format!("{state}/{id}");
+        let requests: Vec<(Method, String, Option<Value>)> = vec![
+            (Method::GET, "/api/threads/t".into(), None),
+            (Method::GET, state.into(), None),
+            (Method::GET, at(&checkpoint), None),
+            (Method::GET, at(none), None),
+            (Method::GET, at("x"), None),
+            (Method::POST, at("checkpoint"), Some(json!({}))),
+            (Method::POST, at("checkpoint"), Some(json!({"checkpoint": {"checkpoint_id": none}}))),
+            (Method::POST, at("checkpoint"), Some(json!({"checkpoint": "x"}))),
+            (Method::POST, state.into(), Some(json!({"values": {"title": "x"}}))),
+            (Method::POST, state.into(), Some(json!({"values": {"no_such": 1}}))),
+            (Method::POST, state.into(), Some(json!({"checkpoint_id": ""}))),
+            (Method::POST, state.into(), Some(json!({"checkpoint_id": none, "values": {"title": "x"}}))),
+            (Method::POST, "/api/threads/t/history".into(), Some(json!({}))),
+            (
+                Method::POST,
+                "/api/threads/t/history".into(),
+                Some(json!({"limit": 1000, "before": checkpoint})),
+            ),
+            (Method::POST, "/api/threads/t/history".into(), Some(json!({"metadata": {"no": "match"}}))),
+        ];
+        for (method, path, body) in requests {
+            let answer = gateway.call(method.clone(), &path, body.clone()).await;
+            answer.refused(409, MISMATCH);
+            assert_eq!(answer.body.as_object().unwrap().len(), 1, "{method} {path} {body:?}");
+        }
+        assert_eq!(gateway.rows().await, rows, "nothing was written");
+        let malformed = gateway.post("/api/threads/t/history", json!({"limit": 0})).await;
+        malformed.invalid("greater_than_equal", &json!(["body", "limit"]));
     }
-    assert_eq!(gateway.rows().await, rows, "nothing was written");
-    let malformed = gateway.post("/api/threads/t/history", json!({"limit": 0})).await;
-    malformed.invalid("greater_than_equal", &json!(["body", "limit"]));
 }
 
 /// The newest checkpoint of a thread decides, also for a row that is gone.
 #[tokio::test]
 async fn a_thread_without_a_record_is_gated_too() {
-    let (gateway, _) = mismatching().await;
+    let (gateway, _) = mismatching("sqlite").await;
     let gateway = gateway
         .reopen_after("full", |data| async move {
             let mut db = crate::support::connect(&data.join("gateway.db")).await;
@@ -69,49 +75,57 @@ async fn a_thread_without_a_record_is_gated_too() {
 
 #[tokio::test]
 async fn routes_on_records_do_not_look_at_the_mode() {
-    let (gateway, _) = mismatching().await;
-    let found = gateway.post("/api/threads/search", json!({"ids": ["t"]})).await.ok();
-    assert_eq!((&found[0]["thread_id"], &found[0]["values"]), (&json!("t"), &json!({"title": "one"})));
-    assert_eq!(gateway.post("/api/threads/count", json!({})).await.ok(), json!(2));
-    let patched = gateway.patch("/api/threads/t", json!({"metadata": {"a": 1}})).await.ok();
-    assert_eq!(patched["metadata"], json!({"a": 1}));
-    let created = gateway.post("/api/threads", json!({"thread_id": "t"})).await.ok();
-    assert_eq!(created["metadata"], json!({"a": 1}), "creating it again finds it");
-    let runs = gateway.get("/api/threads/t/runs").await.ok();
-    let run = runs[0]["run_id"].as_str().unwrap();
-    let events = gateway.get(&format!("/api/threads/t/runs/{run}/events")).await.ok();
-    assert_eq!(events[0]["event_type"], "run.start");
-    gateway.delete("/api/threads/t").await.ok();
-    gateway.get("/api/threads/t").await.refused(404, "Thread t not found");
-    gateway.create("t").await;
-    gateway.ask("t", "new").await;
-    assert_eq!(texts(&gateway.state("t").await), ["new", "You said: new"], "the id is free for this mode");
+    for backend in DURABLE {
+        let (gateway, _) = mismatching(backend).await;
+        let found = gateway.post("/api/threads/search", json!({"ids": ["t"]})).await.ok();
+        assert_eq!((&found[0]["thread_id"], &found[0]["values"]), (&json!("t"), &json!({"title": "one"})));
+        assert_eq!(gateway.post("/api/threads/count", json!({})).await.ok(), json!(2));
+        let patched = gateway.patch("/api/threads/t", json!({"metadata": {"a": 1}})).await.ok();
+        assert_eq!(patched["metadata"], json!({"a": 1}));
+        let created = gateway.post("/api/threads", json!({"thread_id": "t"})).await.ok();
+        assert_eq!(created["metadata"], json!({"a": 1}), "creating it again finds it");
+        let runs = gateway.get("/api/threads/t/runs").await.ok();
+        let run = runs[0]["run_id"].as_str().unwrap();
+        let events = gateway.get(&format!("/api/threads/t/runs/{run}/events")).await.ok();
+        assert_eq!(events[0]["event_type"], "run.start");
+        gateway.delete("/api/threads/t").await.ok();
+        gateway.get("/api/threads/t").await.refused(404, "Thread t not found");
+        gateway.create("t").await;
+        gateway.ask("t", "new").await;
+        assert_eq!(
+            texts(&gateway.state("t").await),
+            ["new", "You said: new"],
+            "the id is free for this mode"
+        );
+    }
 }
 
 /// A delta process takes over full threads; after that a full one refuses them.
 #[tokio::test]
 async fn a_full_thread_goes_on_in_delta_mode_and_does_not_come_back() {
-    let gateway = Setup::on("sqlite", "full").start().await;
-    gateway.create("t").await;
-    gateway.ask("t", "one").await;
-    let full = gateway.history("t").await;
-    let gateway = gateway.reopen("delta").await;
-    assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one"]);
-    let titled = gateway.post("/api/threads/t/state", json!({"values": {"title": "x"}})).await.ok();
-    assert_eq!(titled["metadata"]["svc_checkpoint_channel_mode"], "delta");
-    gateway.ask("t", "two").await;
-    let entries = gateway.history("t").await;
-    assert_eq!(texts(&entries[0]), ["one", "You said: one", "two", "You said: two"]);
-    let ids = |entries: &[Value]| entries.iter().map(|e| id(e).to_owned()).collect::<Vec<_>>();
-    assert_eq!(ids(&entries[entries.len() - full.len()..]), ids(&full));
-    for entry in &full {
-        let state = gateway.get(&format!("/api/threads/t/state/{}", id(entry))).await.ok();
-        assert_eq!(state["metadata"].get("svc_checkpoint_channel_mode"), None);
+    for backend in DURABLE {
+        let gateway = Setup::on(backend, "full").start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "one").await;
+        let full = gateway.history("t").await;
+        let gateway = gateway.reopen("delta").await;
+        assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one"]);
+        let titled = gateway.post("/api/threads/t/state", json!({"values": {"title": "x"}})).await.ok();
+        assert_eq!(titled["metadata"]["svc_checkpoint_channel_mode"], "delta");
+        gateway.ask("t", "two").await;
+        let entries = gateway.history("t").await;
+        assert_eq!(texts(&entries[0]), ["one", "You said: one", "two", "You said: two"]);
+        let ids = |entries: &[Value]| entries.iter().map(|e| id(e).to_owned()).collect::<Vec<_>>();
+        assert_eq!(ids(&entries[entries.len() - full.len()..]), ids(&full));
+        for entry in &full {
+            let state = gateway.get(&format!("/api/threads/t/state/{}", id(entry))).await.ok();
+            assert_eq!(state["metadata"].get("svc_checkpoint_channel_mode"), None);
+        }
+        let gateway = gateway.reopen("full").await;
+        gateway.get("/api/threads/t").await.refused(409, MISMATCH);
+        let old = gateway.get(&format!("/api/threads/t/state/{}", id(&full[0]))).await;
+        old.refused(409, MISMATCH);
+        let refused = gateway.post("/api/threads/t/runs/wait", question("three")).await.ok();
+        assert_eq!(refused["status"], "error");
     }
-    let gateway = gateway.reopen("full").await;
-    gateway.get("/api/threads/t").await.refused(409, MISMATCH);
-    let old = gateway.get(&format!("/api/threads/t/state/{}", id(&full[0]))).await;
-    old.refused(409, MISMATCH);
-    let refused = gateway.post("/api/threads/t/runs/wait", question("three")).await.ok();
-    assert_eq!(refused["status"], "error");
 }

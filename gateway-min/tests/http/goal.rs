@@ -26,7 +26,7 @@ async fn a_goal_is_set_read_and_cleared_on_the_head() {
                    "updated_at": goal["created_at"], "continuation_count": 0, "max_continuations": 3,
                    "no_progress_count": 0, "max_no_progress_continuations": 2})
         );
-        let gateway = if backend == "sqlite" { gateway.reopen(mode).await } else { gateway };
+        let gateway = if backend == "memory" { gateway } else { gateway.reopen(mode).await };
         assert_eq!(gateway.get("/api/threads/t/goal").await.ok(), set);
         let after = gateway.state("t").await;
         assert_eq!((&after["values"]["goal"], &after["next"]), (goal, &before["next"]));

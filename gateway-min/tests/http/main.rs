@@ -25,6 +25,7 @@ mod run_stream;
 mod run_workspace;
 mod runs;
 mod search;
+mod several;
 mod sse;
 mod state;
 #[path = "../support/mod.rs"]

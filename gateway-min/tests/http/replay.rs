@@ -71,7 +71,7 @@ async fn the_last_answer_is_made_again_in_its_place() {
             assert_eq!((texts(&state), &state["next"]), (vec!["one", "You said: one"], &json!([])));
 
             run(&gateway, "t", &prepared).await;
-            let gateway = if backend == "sqlite" { gateway.reopen(mode).await } else { gateway };
+            let gateway = if backend == "memory" { gateway } else { gateway.reopen(mode).await };
             let after = messages(&gateway, "t").await;
             let ids: Vec<&str> = (0..4).map(|at| id_at(&after, at)).collect();
             assert_eq!(after.len(), 4);
@@ -102,7 +102,7 @@ async fn an_answer_of_a_branch_is_made_again_in_its_place() {
                 assert_eq!(id_at(&after, 2), id_at(&source, 2));
                 assert_ne!(id_at(&after, 3), id_at(&before, 3));
             }
-            let gateway = if backend == "sqlite" { gateway.reopen(mode).await } else { gateway };
+            let gateway = if backend == "memory" { gateway } else { gateway.reopen(mode).await };
             let after = messages(&gateway, branch).await;
             let prepared = edit(&gateway, branch, id_at(&after, 2), "other").await.ok();
             run(&gateway, branch, &prepared).await;

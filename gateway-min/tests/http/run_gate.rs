@@ -8,7 +8,7 @@ use axum::http::{Request, Response};
 use serde_json::{Value, json};
 
 use crate::sse;
-use crate::support::{Gateway, Setup, id, question, texts};
+use crate::support::{DURABLE, Gateway, Setup, id, question, texts};
 
 const MISMATCH: &str =
     "Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
@@ -20,8 +20,8 @@ const STREAM: [&str; 2] = ["/api/threads/t/runs/stream", "/api/runs/stream"];
 const WAIT: [&str; 2] = ["/api/threads/t/runs/wait", "/api/runs/wait"];
 
 /// A thread `t` of two turns, written in delta mode, with the id of a checkpoint inside it, in a full process.
-async fn mismatching(events: &'static str) -> (Gateway, String) {
-    let gateway = Setup { events, ..Setup::on("sqlite", "delta") }.start().await;
+async fn mismatching(backend: &'static str, events: &'static str) -> (Gateway, String) {
+    let gateway = Setup { events, ..Setup::on(backend, "delta") }.start().await;
     gateway.create("t").await;
     gateway.ask("t", "one").await;
     let checkpoint = id(&gateway.state("t").await).to_owned();
@@ -78,188 +78,206 @@ fn selections(path: &str, checkpoint: &str) -> [Value; 2] {
 
 #[tokio::test]
 async fn a_background_run_is_accepted_and_its_record_has_the_mismatch_later() {
-    let (gateway, checkpoint) = mismatching("db").await;
-    let rows = checkpoints(&gateway).await;
-    for path in BACKGROUND {
-        for body in selections(path, &checkpoint) {
-            let record = gateway.post(path, body).await.ok();
-            assert_eq!((&record["status"], &record["error"]), (&json!("pending"), &Value::Null));
-            failed(&gateway, record["run_id"].as_str().unwrap()).await;
+    for backend in DURABLE {
+        let (gateway, checkpoint) = mismatching(backend, "db").await;
+        let rows = checkpoints(&gateway).await;
+        for path in BACKGROUND {
+            for body in selections(path, &checkpoint) {
+                let record = gateway.post(path, body).await.ok();
+                assert_eq!((&record["status"], &record["error"]), (&json!("pending"), &Value::Null));
+                failed(&gateway, record["run_id"].as_str().unwrap()).await;
+            }
         }
+        assert_eq!(checkpoints(&gateway).await, rows);
+        let found = gateway.post("/api/threads/search", json!({"ids": ["t"]})).await.ok();
+        assert_eq!(found[0]["status"], "error");
     }
-    assert_eq!(checkpoints(&gateway).await, rows);
-    let found = gateway.post("/api/threads/search", json!({"ids": ["t"]})).await.ok();
-    assert_eq!(found[0]["status"], "error");
 }
 
 #[tokio::test]
 async fn a_stream_shows_the_mismatch_by_name_and_ends() {
-    let (gateway, checkpoint) = mismatching("db").await;
-    let rows = checkpoints(&gateway).await;
-    for path in STREAM {
-        for mut body in selections(path, &checkpoint) {
-            body["stream_mode"] = json!(["values", "messages-tuple", "updates", "debug"]);
-            let answer = open(&gateway, path, &body).await;
-            assert_eq!(answer.headers()["content-type"], "text/event-stream");
-            let run = run_of(&answer);
-            let frames = sse::all(answer).await;
-            assert_eq!(sse::names(&frames), ["error", "end"]);
-            assert_eq!(frames[0].data, json!({"message": MISMATCH, "name": NAME}));
-            failed(&gateway, &run).await;
-            let joined = Request::get(format!("/api/threads/t/runs/{run}/stream")).body(Body::empty());
-            assert_eq!(sse::all(gateway.open_answer(joined.unwrap()).await).await, frames);
+    for backend in DURABLE {
+        let (gateway, checkpoint) = mismatching(backend, "db").await;
+        let rows = checkpoints(&gateway).await;
+        for path in STREAM {
+            for mut body in selections(path, &checkpoint) {
+                body["stream_mode"] = json!(["values", "messages-tuple", "updates", "debug"]);
+                let answer = open(&gateway, path, &body).await;
+                assert_eq!(answer.headers()["content-type"], "text/event-stream");
+                let run = run_of(&answer);
+                let frames = sse::all(answer).await;
+                assert_eq!(sse::names(&frames), ["error", "end"]);
+                assert_eq!(frames[0].data, json!({"message": MISMATCH, "name": NAME}));
+                failed(&gateway, &run).await;
+                let joined = Request::get(format!("/api/threads/t/runs/{run}/stream")).body(Body::empty());
+                assert_eq!(sse::all(gateway.open_answer(joined.unwrap()).await).await, frames);
+            }
         }
+        assert_eq!(checkpoints(&gateway).await, rows);
     }
-    assert_eq!(checkpoints(&gateway).await, rows);
 }
 
 #[tokio::test]
 async fn waiting_gives_the_mismatch_as_status_and_error_and_never_409() {
-    let (gateway, checkpoint) = mismatching("db").await;
-    let rows = checkpoints(&gateway).await;
-    let expected = json!({
-        "status": "error", "error": MISMATCH, "__error__": {"error": "RunError", "message": MISMATCH},
-    });
-    for path in WAIT {
-        for body in selections(path, &checkpoint) {
-            let answer = gateway.post(path, body).await;
-            let place = answer.headers["content-location"].to_str().unwrap().to_owned();
-            assert_eq!(answer.ok(), expected, "{path}");
-            failed(&gateway, place.rsplit_once('/').unwrap().1).await;
-            let joined = gateway.get(&format!("{place}/join")).await;
-            assert_eq!(joined.ok(), expected);
+    for backend in DURABLE {
+        let (gateway, checkpoint) = mismatching(backend, "db").await;
+        let rows = checkpoints(&gateway).await;
+        let expected = json!({
+            "status": "error", "error": MISMATCH, "__error__": {"error": "RunError", "message": MISMATCH},
+        });
+        for path in WAIT {
+            for body in selections(path, &checkpoint) {
+                let answer = gateway.post(path, body).await;
+                let place = answer.headers["content-location"].to_str().unwrap().to_owned();
+                assert_eq!(answer.ok(), expected, "{path}");
+                failed(&gateway, place.rsplit_once('/').unwrap().1).await;
+                let joined = gateway.get(&format!("{place}/join")).await;
+                assert_eq!(joined.ok(), expected);
+            }
         }
+        assert_eq!(checkpoints(&gateway).await, rows);
     }
-    assert_eq!(checkpoints(&gateway).await, rows);
 }
 
 #[tokio::test]
 async fn after_failed_runs_the_thread_is_as_it_was_for_a_delta_process() {
-    let gateway = Setup::on("sqlite", "delta").start().await;
-    gateway.create("t").await;
-    gateway.ask("t", "one").await;
-    let (state, history) = (gateway.state("t").await, gateway.history("t").await);
-    let gateway = gateway.reopen("full").await;
-    for path in WAIT {
-        assert_eq!(gateway.post(path, asking(path, "two")).await.ok()["status"], "error");
+    for backend in DURABLE {
+        let gateway = Setup::on(backend, "delta").start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "one").await;
+        let (state, history) = (gateway.state("t").await, gateway.history("t").await);
+        let gateway = gateway.reopen("full").await;
+        for path in WAIT {
+            assert_eq!(gateway.post(path, asking(path, "two")).await.ok()["status"], "error");
+        }
+        let gateway = gateway.reopen("delta").await;
+        assert_eq!((gateway.state("t").await, gateway.history("t").await), (state, history));
+        assert_eq!(gateway.get("/api/threads/t").await.ok()["status"], "idle", "the head has no failed task");
+        let run = gateway.ask("t", "two").await;
+        assert_eq!(gateway.run("t", &run).await["status"], "success");
+        assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one", "two", "You said: two"]);
     }
-    let gateway = gateway.reopen("delta").await;
-    assert_eq!((gateway.state("t").await, gateway.history("t").await), (state, history));
-    assert_eq!(gateway.get("/api/threads/t").await.ok()["status"], "idle", "the head has no failed task");
-    let run = gateway.ask("t", "two").await;
-    assert_eq!(gateway.run("t", &run).await["status"], "success");
-    assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one", "two", "You said: two"]);
 }
 
 /// The head would fill the feed that the restart emptied, so it is read before there is a run.
 #[tokio::test]
 async fn with_an_empty_feed_every_creating_route_is_500_with_the_mismatch_and_changes_nothing() {
-    let (gateway, checkpoint) = mismatching("memory").await;
-    let runs = gateway.get("/api/threads/t/runs").await.ok();
-    assert_eq!(runs.as_array().unwrap().len(), 2);
-    let rows = gateway.rows().await;
-    for path in [BACKGROUND, STREAM, WAIT].concat() {
-        for body in selections(path, &checkpoint) {
-            let answer = gateway.post(path, body).await;
-            assert_eq!((answer.status, &answer.body), (500, &json!({"detail": MISMATCH})), "{path}");
-            assert_eq!(answer.headers["content-type"], "application/json");
-            assert_eq!(answer.headers.get("content-location"), None);
+    for backend in DURABLE {
+        let (gateway, checkpoint) = mismatching(backend, "memory").await;
+        let runs = gateway.get("/api/threads/t/runs").await.ok();
+        assert_eq!(runs.as_array().unwrap().len(), 2);
+        let rows = gateway.rows().await;
+        for path in [BACKGROUND, STREAM, WAIT].concat() {
+            for body in selections(path, &checkpoint) {
+                let answer = gateway.post(path, body).await;
+                assert_eq!((answer.status, &answer.body), (500, &json!({"detail": MISMATCH})), "{path}");
+                assert_eq!(answer.headers["content-type"], "application/json");
+                assert_eq!(answer.headers.get("content-location"), None);
+            }
         }
-    }
-    assert_eq!(gateway.get("/api/threads/t/runs").await.ok(), runs);
-    assert_eq!(gateway.rows().await, rows);
+        assert_eq!(gateway.get("/api/threads/t/runs").await.ok(), runs);
+        assert_eq!(gateway.rows().await, rows);
 
-    let wrong = gateway.post("/api/threads/t/runs", json!({"nope": 1})).await;
-    assert_eq!(wrong.status, 422, "the form of the body is checked before");
-    let mut unknown = question("three");
-    unknown["checkpoint_id"] = json!("0190b0f0-0000-7000-8000-000000000000");
-    assert_eq!(gateway.post("/api/threads/t/runs", unknown).await.status, 404, "and so is the selector");
-    gateway.create("u").await;
-    gateway.ask("u", "another thread").await;
+        let wrong = gateway.post("/api/threads/t/runs", json!({"nope": 1})).await;
+        assert_eq!(wrong.status, 422, "the form of the body is checked before");
+        let mut unknown = question("three");
+        unknown["checkpoint_id"] = json!("0190b0f0-0000-7000-8000-000000000000");
+        assert_eq!(gateway.post("/api/threads/t/runs", unknown).await.status, 404, "and so is the selector");
+        gateway.create("u").await;
+        gateway.ask("u", "another thread").await;
+    }
 }
 
 /// A state update writes a checkpoint and no event.
 #[tokio::test]
 async fn a_thread_without_runs_has_an_empty_feed_also_in_a_database() {
-    let gateway = Setup::on("sqlite", "delta").start().await;
-    gateway.create("t").await;
-    gateway.post("/api/threads/t/state", json!({"values": {"title": "x"}})).await.ok();
-    let gateway = gateway.reopen("full").await;
-    let rows = gateway.rows().await;
-    for path in [BACKGROUND, STREAM, WAIT].concat() {
-        gateway.post(path, asking(path, "one")).await.refused(500, MISMATCH);
+    for backend in DURABLE {
+        let gateway = Setup::on(backend, "delta").start().await;
+        gateway.create("t").await;
+        gateway.post("/api/threads/t/state", json!({"values": {"title": "x"}})).await.ok();
+        let gateway = gateway.reopen("full").await;
+        let rows = gateway.rows().await;
+        for path in [BACKGROUND, STREAM, WAIT].concat() {
+            gateway.post(path, asking(path, "one")).await.refused(500, MISMATCH);
+        }
+        assert_eq!(gateway.rows().await, rows);
     }
-    assert_eq!(gateway.rows().await, rows);
 }
 
 #[tokio::test]
 async fn the_feed_that_a_restart_emptied_is_filled_from_the_head_by_the_next_run() {
-    for mode in ["full", "delta"] {
-        let gateway = Setup { events: "memory", ..Setup::on("sqlite", mode) }.start().await;
-        gateway.create("t").await;
-        gateway.ask("t", "one").await;
-        gateway.ask("t", "two").await;
-        let gateway = gateway.reopen(mode).await;
-        let run = gateway.ask("t", "three").await;
-        let events = async |run: &str| {
-            let events = gateway.get(&format!("/api/threads/t/runs/{run}/events")).await.ok();
-            let shape = events.as_array().unwrap().iter();
-            shape.map(|e| (e["seq"].clone(), e["content"]["content"].clone())).collect::<Vec<_>>()
-        };
-        let say = |seq: u8, text: &str| (json!(seq), json!(text));
-        assert_eq!(events("checkpoint-seed-t-0").await, [say(1, "one"), say(2, "You said: one")]);
-        assert_eq!(events("checkpoint-seed-t-1").await, [say(3, "two"), say(4, "You said: two")]);
-        let own = events(&run).await;
-        assert_eq!((&own[0].0, &own[1]), (&json!(5), &say(6, "three")), "{mode}: behind them");
-        gateway.ask("t", "four").await;
-        assert_eq!(events("checkpoint-seed-t-0").await.len(), 2, "once");
-        let runs = gateway.get("/api/threads/t/runs").await.ok();
-        assert_eq!(runs.as_array().unwrap().len(), 4, "that made no records of runs");
+    for backend in DURABLE {
+        for mode in ["full", "delta"] {
+            let gateway = Setup { events: "memory", ..Setup::on(backend, mode) }.start().await;
+            gateway.create("t").await;
+            gateway.ask("t", "one").await;
+            gateway.ask("t", "two").await;
+            let gateway = gateway.reopen(mode).await;
+            let run = gateway.ask("t", "three").await;
+            let events = async |run: &str| {
+                let events = gateway.get(&format!("/api/threads/t/runs/{run}/events")).await.ok();
+                let shape = events.as_array().unwrap().iter();
+                shape.map(|e| (e["seq"].clone(), e["content"]["content"].clone())).collect::<Vec<_>>()
+            };
+            let say = |seq: u8, text: &str| (json!(seq), json!(text));
+            assert_eq!(events("checkpoint-seed-t-0").await, [say(1, "one"), say(2, "You said: one")]);
+            assert_eq!(events("checkpoint-seed-t-1").await, [say(3, "two"), say(4, "You said: two")]);
+            let own = events(&run).await;
+            assert_eq!((&own[0].0, &own[1]), (&json!(5), &say(6, "three")), "{mode}: behind them");
+            gateway.ask("t", "four").await;
+            assert_eq!(events("checkpoint-seed-t-0").await.len(), 2, "once");
+            let runs = gateway.get("/api/threads/t/runs").await.ok();
+            assert_eq!(runs.as_array().unwrap().len(), 4, "that made no records of runs");
+        }
     }
 }
 
 /// Scenario of an operator who switches to delta mode and back.
 #[tokio::test]
 async fn every_form_of_run_takes_a_full_thread_over_into_delta_mode_and_then_none_works_in_full() {
-    for path in [BACKGROUND, STREAM, WAIT].concat() {
-        let gateway = Setup::on("sqlite", "full").start().await;
-        gateway.create("t").await;
-        gateway.ask("t", "one").await;
-        let full = gateway.history("t").await;
-        let gateway = gateway.reopen("delta").await;
-        let answer = open(&gateway, path, &asking(path, "two")).await;
-        let run = run_of(&answer);
-        axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
-        gateway.join("t", &run).await;
-        assert_eq!(gateway.run("t", &run).await["status"], "success", "{path}");
-        let history = gateway.history("t").await;
-        assert_eq!(texts(&history[0]), ["one", "You said: one", "two", "You said: two"]);
-        let ids = |entries: &[Value]| entries.iter().map(|e| id(e).to_owned()).collect::<Vec<_>>();
-        assert_eq!(ids(&history[history.len() - full.len()..]), ids(&full), "the history is complete");
-        let gateway = gateway.reopen("full").await;
-        for path in WAIT {
-            assert_eq!(gateway.post(path, asking(path, "three")).await.ok()["error"], MISMATCH);
+    for backend in DURABLE {
+        for path in [BACKGROUND, STREAM, WAIT].concat() {
+            let gateway = Setup::on(backend, "full").start().await;
+            gateway.create("t").await;
+            gateway.ask("t", "one").await;
+            let full = gateway.history("t").await;
+            let gateway = gateway.reopen("delta").await;
+            let answer = open(&gateway, path, &asking(path, "two")).await;
+            let run = run_of(&answer);
+            axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+            gateway.join("t", &run).await;
+            assert_eq!(gateway.run("t", &run).await["status"], "success", "{path}");
+            let history = gateway.history("t").await;
+            assert_eq!(texts(&history[0]), ["one", "You said: one", "two", "You said: two"]);
+            let ids = |entries: &[Value]| entries.iter().map(|e| id(e).to_owned()).collect::<Vec<_>>();
+            assert_eq!(ids(&history[history.len() - full.len()..]), ids(&full), "the history is complete");
+            let gateway = gateway.reopen("full").await;
+            for path in WAIT {
+                assert_eq!(gateway.post(path, asking(path, "three")).await.ok()["error"], MISMATCH);
+            }
         }
     }
 }
 
 #[tokio::test]
 async fn a_run_from_a_full_checkpoint_in_delta_mode_becomes_the_head_of_one_line() {
-    let gateway = Setup::on("sqlite", "full").start().await;
-    gateway.create("t").await;
-    gateway.ask("t", "one").await;
-    let selected = gateway.state("t").await;
-    gateway.ask("t", "two").await;
-    let old = id(&gateway.state("t").await).to_owned();
-    let gateway = gateway.reopen("delta").await;
-    let mut body = question("instead");
-    body["checkpoint"] = json!({"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": id(&selected)});
-    gateway.post("/api/threads/t/runs/wait", body).await.ok();
-    let expected = ["one", "You said: one", "instead", "You said: instead"];
-    assert_eq!(texts(&gateway.state("t").await), expected);
-    let history = gateway.history("t").await;
-    let child = history.iter().find(|entry| entry["parent_checkpoint_id"] == old.as_str());
-    assert!(child.is_some(), "the restored state is on top of the old head");
-    let gateway = gateway.reopen("delta").await;
-    assert_eq!(texts(&gateway.state("t").await), expected);
+    for backend in DURABLE {
+        let gateway = Setup::on(backend, "full").start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "one").await;
+        let selected = gateway.state("t").await;
+        gateway.ask("t", "two").await;
+        let old = id(&gateway.state("t").await).to_owned();
+        let gateway = gateway.reopen("delta").await;
+        let mut body = question("instead");
+        body["checkpoint"] = json!({"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": id(&selected)});
+        gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        let expected = ["one", "You said: one", "instead", "You said: instead"];
+        assert_eq!(texts(&gateway.state("t").await), expected);
+        let history = gateway.history("t").await;
+        let child = history.iter().find(|entry| entry["parent_checkpoint_id"] == old.as_str());
+        assert!(child.is_some(), "the restored state is on top of the old head");
+        let gateway = gateway.reopen("delta").await;
+        assert_eq!(texts(&gateway.state("t").await), expected);
+    }
 }

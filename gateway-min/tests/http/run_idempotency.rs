@@ -49,7 +49,10 @@ async fn the_same_key_gives_the_same_run_in_every_form_and_starts_nothing() {
         }
         assert_eq!((runs(&gateway, "t").await, runs(&gateway, "other").await), (4, 1));
         assert_eq!(texts(&gateway.state("t").await).len(), 8);
-        let gateway = if backend == "sqlite" { gateway.reopen(mode).await } else { return };
+        if backend == "memory" {
+            continue;
+        }
+        let gateway = gateway.reopen(mode).await;
         assert_eq!(place(&post(&gateway, "/api/threads/t/runs/wait", "k").await), place(&first));
     }
 }

@@ -137,7 +137,7 @@ async fn an_update_replaces_what_channels_hold() {
             assert_eq!(again["values"], state["values"]);
             assert_ne!(id(&again), id(&state));
         }
-        let gateway = if backend == "sqlite" { gateway.reopen(mode).await } else { gateway };
+        let gateway = if backend == "memory" { gateway } else { gateway.reopen(mode).await };
         assert_eq!(gateway.state("t").await["values"], state["values"]);
         assert_eq!(texts(&gateway.state("t").await), ["one"]);
         gateway.ask("t", "next").await;
@@ -237,7 +237,7 @@ async fn an_update_of_an_older_checkpoint_is_a_fork_that_becomes_the_head() {
             assert_eq!(fork["values"]["summary_text"], "s");
             assert_eq!(fork["metadata"]["svc_agent_name"], base["metadata"]["svc_agent_name"]);
 
-            let gateway = if backend == "sqlite" { gateway.reopen(mode).await } else { gateway };
+            let gateway = if backend == "memory" { gateway } else { gateway.reopen(mode).await };
             assert_eq!(gateway.state("t").await, fork, "it is the head");
             let again = gateway.get(&format!("/api/threads/t/state/{}", id(&old_head))).await.ok();
             assert_eq!(again, old_head, "the other branch is as it was");

@@ -1,5 +1,8 @@
 //! The same commands on Postgres.
 
+use serde_json::{Value as Json, json};
+use threadkeep::mode::ChannelMode;
+use threadkeep_gateway::store::{NewThread, PostgresTarget, Store as Records, StoreOptions};
 use threadkeep_postgres::{Options, setup};
 use threadkeep_testing::{Database, postgres};
 
@@ -43,4 +46,40 @@ async fn a_thread_is_moved_to_postgres_looked_at_pruned_converted_and_verified()
     assert!(run(&database, &["vacuum"]).done().contains("autovacuum"));
     let missing = run(&database, &["threads", "show", "copy"]);
     assert!(missing.code == 1 && missing.err.contains("copy-full"), "{}", missing.err);
+}
+
+/// In the schema that the configuration names, and where a gateway has made its tables.
+#[tokio::test]
+async fn the_gateways_records_in_postgres_are_seen() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let options = Options { schema: "own".to_owned(), ..Options::default() };
+    setup(database.url(), &options).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml").display().to_string();
+    let settings = json!({"config_version": 49, "database": {
+        "backend": "postgres", "postgres_url": database.url(), "postgres_schema": "own",
+    }});
+    std::fs::write(&config, settings.to_string()).unwrap();
+    let run = |args: &[&str]| threadkeep(&[args, &["--config", &config]].concat());
+
+    let store = Store::new(ChannelMode::Full).await;
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    run(&["import", &file]).done();
+    let list = ["threads", "list", "--json"];
+    assert_eq!(run(&list).json()[0]["owner"], Json::Null, "there are no records, and none are made");
+
+    let target = PostgresTarget::parse(database.url(), "own", 1).unwrap();
+    let records = Records::open_postgres(&target, StoreOptions::default()).await.unwrap();
+    let new = NewThread {
+        thread_id: TALK.to_owned(),
+        display_name: Some("Tables".to_owned()),
+        user_id: Some("ann".to_owned()),
+        ..NewThread::default()
+    };
+    records.threads().create(new).await.unwrap();
+    records.close().await;
+    let listed = &run(&list).json()[0];
+    assert_eq!((&listed["owner"], &listed["title"]), (&"ann".into(), &"Tables".into()));
+    assert_eq!(run(&["threads", "show", TALK, "--json"]).json()[0]["record"]["owner"], "ann");
 }

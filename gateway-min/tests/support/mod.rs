@@ -1,6 +1,7 @@
 //! A gateway in this process, on a directory of its own, and JSON requests to it.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,13 +16,23 @@ use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_gateway::http;
+use threadkeep_testing::Database;
+use tokio_postgres::NoTls;
 use tower::ServiceExt as _;
 
 /// The modes in which a thread can be kept.
 pub(crate) const MODES: [&str; 2] = ["full", "delta"];
+/// The backends that outlive the process.
+pub(crate) const DURABLE: [&str; 2] = ["sqlite", "postgres"];
 /// Every mode on every backend.
-pub(crate) const ALL: [(&str, &str); 4] =
-    [("memory", "full"), ("memory", "delta"), ("sqlite", "full"), ("sqlite", "delta")];
+pub(crate) const ALL: [(&str, &str); 6] = [
+    ("memory", "full"),
+    ("memory", "delta"),
+    ("sqlite", "full"),
+    ("sqlite", "delta"),
+    ("postgres", "full"),
+    ("postgres", "delta"),
+];
 
 /// What a gateway is configured with.
 #[derive(Clone)]
@@ -66,7 +77,11 @@ impl Setup {
 
     /// Starts it in a new directory.
     pub(crate) async fn start(self) -> Gateway {
-        Gateway::open(TempDir::new().unwrap(), self).await
+        let database = match self.backend {
+            "postgres" => Some(Arc::new(threadkeep_testing::postgres().unwrap().database().await.unwrap())),
+            _ => None,
+        };
+        Gateway::open(TempDir::new().unwrap(), self, database).await
     }
 }
 
@@ -76,6 +91,8 @@ pub(crate) struct Gateway {
     app: Arc<App>,
     router: Router,
     dir: TempDir,
+    /// The database of a gateway on Postgres.
+    database: Option<Arc<Database>>,
 }
 
 /// What it answered.
@@ -111,9 +128,9 @@ impl Answer {
 }
 
 impl Gateway {
-    async fn open(dir: TempDir, setup: Setup) -> Self {
+    async fn open(dir: TempDir, setup: Setup, database: Option<Arc<Database>>) -> Self {
         std::fs::write(dir.path().join("script.json"), setup.script.to_string()).unwrap();
-        write_config(dir.path(), &setup);
+        write_config(dir.path(), &setup, database.as_deref());
         let home = ("SVC_HOME", dir.path().join("state").display().to_string());
         let options = LoadOptions {
             config_path: None,
@@ -122,7 +139,7 @@ impl Gateway {
         };
         let config = ConfigHandle::open(&options).unwrap();
         let app = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
-        Self { setup, router: http::router(Arc::clone(&app)), app, dir }
+        Self { setup, router: http::router(Arc::clone(&app)), app, dir, database }
     }
 
     /// Stops it and starts one on the same directory, in this mode.
@@ -139,19 +156,33 @@ impl Gateway {
         self.app.stop_runs().await;
         self.app.close().await;
         meanwhile(self.data()).await;
-        Self::open(self.dir, Setup { mode, ..self.setup }).await
+        Self::open(self.dir, Setup { mode, ..self.setup }, self.database).await
     }
 
     /// Starts one on the directory of this one, whose tasks died without stopping.
     pub(crate) async fn reopen_dead(self) -> Self {
         drop((self.router, self.app));
-        Self::open(self.dir, self.setup).await
+        Self::open(self.dir, self.setup, self.database).await
+    }
+
+    /// Starts another one, with a directory of its own, on the database of this one.
+    pub(crate) async fn beside(&self) -> Self {
+        Self::open(TempDir::new().unwrap(), self.setup.clone(), self.database.clone()).await
+    }
+
+    /// Serves it at an address.
+    pub(crate) async fn listen(&self) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = self.router.clone();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        address
     }
 
     /// Edits the configuration file while the gateway runs.
     pub(crate) fn reconfigure(&mut self, edit: impl FnOnce(&mut Setup)) {
         edit(&mut self.setup);
-        write_config(self.dir.path(), &self.setup);
+        write_config(self.dir.path(), &self.setup, self.database.as_deref());
     }
 
     /// Where the database files are.
@@ -247,9 +278,24 @@ impl Gateway {
         entries.as_array().unwrap().clone()
     }
 
-    /// How many rows each table of both SQLite files has.
+    /// How many rows each table of both SQLite files has, or of what is in their place in Postgres.
     pub(crate) async fn rows(&self) -> BTreeMap<String, i64> {
         let mut counts = BTreeMap::new();
+        if let Some(database) = &self.database {
+            let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+            tokio::spawn(connection);
+            let sql = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'";
+            for table in client.query(sql, &[]).await.unwrap() {
+                let table: String = table.get(0);
+                let count = client.query_one(&format!("SELECT COUNT(*) FROM {table}"), &[]).await.unwrap();
+                let name = match table.strip_prefix("threadkeep_gateway_") {
+                    Some(records) => format!("gateway.db.{records}"),
+                    None => format!("checkpoints.db.{table}"),
+                };
+                counts.insert(name, count.get(0));
+            }
+            return counts;
+        }
         for file in ["gateway.db", "checkpoints.db"] {
             let mut db = connect(&self.data().join(file)).await;
             let sql = "SELECT name FROM sqlite_schema WHERE type = 'table'";
@@ -286,7 +332,7 @@ pub(crate) fn id(state: &Value) -> &str {
     state["checkpoint_id"].as_str().unwrap()
 }
 
-fn write_config(dir: &Path, setup: &Setup) {
+fn write_config(dir: &Path, setup: &Setup, database: Option<&Database>) {
     let mut config = json!({
         "config_version": 49,
         "database": {
@@ -294,6 +340,7 @@ fn write_config(dir: &Path, setup: &Setup) {
             "checkpoint_channel_mode": setup.mode,
             "checkpoint_delta": {"snapshot_frequency": setup.frequency},
             "sqlite_synchronous": "normal",
+            "postgres_url": database.map(Database::url),
         },
         "run_events": {"backend": setup.events},
         "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],

@@ -112,13 +112,14 @@ pub struct RunOwnership {
     pub lease_seconds: u64,
     /// Seconds past the lease before another process takes over; default 10.
     pub grace_seconds: u64,
-    /// Whether leases are renewed, which several processes on one database need; default false.
-    pub heartbeat_enabled: bool,
+    /// Whether rows have leases that are renewed, which several processes on one database need; by default with the
+    /// backend `postgres` only.
+    pub heartbeat_enabled: Option<bool>,
 }
 
 impl Default for RunOwnership {
     fn default() -> Self {
-        Self { lease_seconds: 30, grace_seconds: 10, heartbeat_enabled: false }
+        Self { lease_seconds: 30, grace_seconds: 10, heartbeat_enabled: None }
     }
 }
 
@@ -128,7 +129,7 @@ impl RunOwnership {
         Self {
             lease_seconds: node.int("lease_seconds", default.lease_seconds, 1..),
             grace_seconds: node.int("grace_seconds", default.grace_seconds, 0..),
-            heartbeat_enabled: node.bool("heartbeat_enabled", default.heartbeat_enabled),
+            heartbeat_enabled: node.opt_bool("heartbeat_enabled"),
         }
     }
 }
@@ -167,7 +168,7 @@ mod tests {
             let ownership = read(&tree, RunOwnership::read).unwrap();
             assert_eq!(
                 ownership,
-                RunOwnership { lease_seconds: 30, grace_seconds: 10, heartbeat_enabled: false }
+                RunOwnership { lease_seconds: 30, grace_seconds: 10, heartbeat_enabled: None }
             );
         }
     }
@@ -202,7 +203,7 @@ mod tests {
             json!({"run_ownership": {"lease_seconds": 5, "grace_seconds": 0, "heartbeat_enabled": true}});
         assert_eq!(
             read(&ownership, RunOwnership::read).unwrap(),
-            RunOwnership { lease_seconds: 5, grace_seconds: 0, heartbeat_enabled: true }
+            RunOwnership { lease_seconds: 5, grace_seconds: 0, heartbeat_enabled: Some(true) }
         );
     }
 

@@ -9,6 +9,7 @@
 
 mod subscription;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -142,14 +143,28 @@ impl StreamBridge {
     /// Starts the stream of a run. Do it before the run's id is given to anybody: a subscription to a run that has no
     /// stream is told that the run has ended.
     pub fn open(&self, run_id: &str) -> Publisher {
-        let run = Arc::new(Run {
+        let run = self.new_run(run_id);
+        lock(&self.shared.runs).insert(Arc::clone(&run.id), Arc::clone(&run));
+        Publisher { run, bridge: Arc::clone(&self.shared) }
+    }
+
+    /// Starts the stream of a run unless there is one: of several that ask at the same moment one gets it.
+    pub(crate) fn open_absent(&self, run_id: &str) -> Option<Publisher> {
+        let run = self.new_run(run_id);
+        match lock(&self.shared.runs).entry(Arc::clone(&run.id)) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(place) => place.insert(Arc::clone(&run)),
+        };
+        Some(Publisher { run, bridge: Arc::clone(&self.shared) })
+    }
+
+    fn new_run(&self, run_id: &str) -> Arc<Run> {
+        Arc::new(Run {
             id: run_id.into(),
             capacity: self.shared.options.queue_maxsize.max(1),
             abandoned: CancellationToken::new(),
             state: Mutex::default(),
-        });
-        lock(&self.shared.runs).insert(Arc::clone(&run.id), Arc::clone(&run));
-        Publisher { run, bridge: Arc::clone(&self.shared) }
+        })
     }
 
     /// Follows a run, from the event after `last_event_id` (the `Last-Event-ID` of a reconnecting client).

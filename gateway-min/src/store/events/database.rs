@@ -1,16 +1,14 @@
 //! The feed in the table `run_events`. A number is given in the transaction that inserts its row, so
 //! a number that was given is a row, and two appends cannot get the same one.
 
-use sqlx::FromRow;
-
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::store::codec::{Cells, object_text, time_text};
 use crate::store::db::{Db, WriteTx};
 use crate::store::error::StoreError;
-use crate::store::sqlite::{Builder, Row, Sql, push_json_is, push_text_in};
+use crate::store::query::{FromRow, Row, Sql, query};
 
-impl<'r> FromRow<'r, Row> for EventRow {
-    fn from_row(row: &'r Row) -> sqlx::Result<Self> {
+impl FromRow for EventRow {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "run_events", &["thread_id", "seq"]);
         Ok(Self {
             thread_id: cells.text("thread_id")?,
@@ -32,7 +30,7 @@ pub(super) async fn append(
     run_id: &str,
     events: Vec<PreparedEvent>,
 ) -> Result<Vec<i64>, StoreError> {
-    let mut tx = db.write().await?;
+    let mut tx = db.write(thread_id).await?;
     let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
     let mut places = Vec::with_capacity(events.len());
     for event in &events {
@@ -48,11 +46,11 @@ pub(super) async fn append_if_absent(
     run_id: &str,
     event: PreparedEvent,
 ) -> Result<Option<i64>, StoreError> {
-    let mut tx = db.write().await?;
+    let mut tx = db.write(thread_id).await?;
     let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
     let present: Option<(i64,)> = tx
         .fetch_optional(
-            sqlx::query(
+            query(
                 "SELECT seq FROM run_events WHERE thread_id = $1 AND run_id = $2 AND event_type = $3 LIMIT 1",
             )
             .bind(thread_id)
@@ -73,7 +71,7 @@ pub(super) async fn seed(
     thread_id: &str,
     runs: Vec<(String, Vec<PreparedEvent>)>,
 ) -> Result<bool, StoreError> {
-    let mut tx = db.write().await?;
+    let mut tx = db.write(thread_id).await?;
     let owner: Option<Owner> = tx.fetch_optional(thread_owner(thread_id)).await?;
     let (user_id,) = owner.ok_or_else(|| StoreError::thread_not_found(thread_id))?;
     let messages: Option<(i64,)> = tx.fetch_optional(messages_of(thread_id)).await?;
@@ -91,20 +89,16 @@ pub(super) async fn seed(
 }
 
 pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
-    let mut sql = Builder::new("SELECT * FROM run_events WHERE thread_id = ");
+    let mut sql = db.builder("SELECT * FROM run_events WHERE thread_id = ");
     sql.push_bind(&query.thread_id).push(" AND run_id = ").push_bind(&query.run_id);
     if let Some(event_types) = &query.event_types {
         sql.push(" AND ");
-        push_text_in(&mut sql, "event_type", event_types);
+        sql.push_text_in("event_type", event_types);
     }
     if let Some(task_id) = &query.task_id {
         sql.push(" AND ");
-        push_json_is(
-            &mut sql,
-            "event_metadata",
-            "task_id",
-            &[serde_json::Value::from(task_id.as_str()).to_string()],
-        );
+        let text = serde_json::Value::from(task_id.as_str()).to_string();
+        sql.push_json_is("event_metadata", "task_id", &[text]);
     }
     if let Some(after_seq) = query.after_seq {
         sql.push(" AND seq > ").push_bind(after_seq);
@@ -118,8 +112,8 @@ pub(super) async fn count_messages(db: &Db, thread_id: &str) -> Result<u64, Stor
     Ok(count.map_or(0, |(count,)| count.unsigned_abs()))
 }
 
-fn messages_of(thread_id: &str) -> Sql<'_> {
-    sqlx::query("SELECT COUNT(*) FROM run_events WHERE thread_id = $1 AND category = $2")
+fn messages_of(thread_id: &str) -> Sql {
+    query("SELECT COUNT(*) FROM run_events WHERE thread_id = $1 AND category = $2")
         .bind(thread_id)
         .bind(MESSAGE_CATEGORY)
 }
@@ -139,7 +133,7 @@ impl<'a> Feed<'a> {
     }
 
     async fn of(tx: &mut WriteTx, thread_id: &'a str, user_id: Option<String>) -> Result<Self, StoreError> {
-        let sql = sqlx::query("SELECT seq FROM run_events WHERE thread_id = $1 ORDER BY seq DESC LIMIT 1");
+        let sql = query("SELECT seq FROM run_events WHERE thread_id = $1 ORDER BY seq DESC LIMIT 1");
         let last: Option<(i64,)> = tx.fetch_optional(sql.bind(thread_id)).await?;
         Ok(Self { thread_id, user_id, last_seq: last.map_or(0, |(seq,)| seq) })
     }
@@ -152,7 +146,7 @@ impl<'a> Feed<'a> {
     ) -> Result<i64, StoreError> {
         let seq = self.last_seq + 1;
         tx.execute(
-            sqlx::query(
+            query(
                 "INSERT INTO run_events \
                  (thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at) \
                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",

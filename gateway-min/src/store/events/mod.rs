@@ -21,7 +21,7 @@ use self::memory::MemoryFeed;
 use super::codec::JsonObject;
 use super::db::Db;
 use super::error::StoreError;
-use super::sqlite::Sql;
+use super::query::{Sql, query};
 
 /// The most bytes of content that an event of the category `trace` keeps, unless
 /// `run_events.max_trace_content` says otherwise.
@@ -298,15 +298,15 @@ struct PreparedEvent {
 type Owner = (Option<String>,);
 
 /// Finds the owner of a run, and with it whether the run is still there.
-fn run_owner<'q>(thread_id: &str, run_id: &str) -> Sql<'q> {
-    sqlx::query("SELECT user_id FROM runs WHERE thread_id = $1 AND run_id = $2 AND operation_kind = 'run'")
+fn run_owner(thread_id: &str, run_id: &str) -> Sql {
+    query("SELECT user_id FROM runs WHERE thread_id = $1 AND run_id = $2 AND operation_kind = 'run'")
         .bind(thread_id)
         .bind(run_id)
 }
 
 /// Finds the owner of a thread, and with it whether the thread is still there.
-fn thread_owner<'q>(thread_id: &str) -> Sql<'q> {
-    sqlx::query("SELECT user_id FROM threads_meta WHERE thread_id = $1").bind(thread_id)
+fn thread_owner(thread_id: &str) -> Sql {
+    query("SELECT user_id FROM threads_meta WHERE thread_id = $1").bind(thread_id)
 }
 
 fn check_name(field: &'static str, name: &str, max: usize) -> Result<(), StoreError> {

@@ -16,10 +16,13 @@
 
 use chrono::{DateTime, Utc};
 
-use super::{CancelAction, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
+use super::{
+    CancelAction, Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER,
+};
 use crate::store::codec::{cut, object_text, time_text};
 use crate::store::db::WriteTx;
 use crate::store::error::StoreError;
+use crate::store::query::query;
 
 /// What became of a new run.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,15 +57,15 @@ impl Runs {
     ///   strategy is `reject`.
     /// * [`StoreError::DuplicateRun`]: the run id is taken.
     pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write(&run.thread_id).await?;
         if let Some(key) = &run.idempotency_key {
-            let sql = sqlx::query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
+            let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
             if let Some(existing) = tx.fetch_optional(sql).await? {
                 return Ok(Admission::Existing(existing));
             }
         }
-        let thread = sqlx::query("SELECT 1 FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
-        if tx.fetch_optional::<(i64,)>(thread).await?.is_none() {
+        let thread = query("SELECT thread_id FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
+        if tx.fetch_optional::<(String,)>(thread).await?.is_none() {
             return Err(StoreError::thread_not_found(&run.thread_id));
         }
 
@@ -73,6 +76,7 @@ impl Runs {
             waiting: false,
             strategy,
             now: self.db.clock.now(),
+            lease: self.lease.as_deref(),
         };
         let admission = match insert(&mut tx, &row).await? {
             Some(run) => Admission::Admitted(run),
@@ -88,7 +92,7 @@ async fn take_over(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, 
     let thread_id = &row.run.thread_id;
     let duplicate = || StoreError::DuplicateRun { run_id: row.run.run_id.clone() };
     let holder: RunRow =
-        tx.fetch_optional(sqlx::query(SELECT_HOLDER).bind(thread_id)).await?.ok_or_else(duplicate)?;
+        tx.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await?.ok_or_else(duplicate)?;
     let action = match row.strategy {
         MultitaskStrategy::Interrupt => Some(CancelAction::Interrupt),
         MultitaskStrategy::Rollback => Some(CancelAction::Rollback),
@@ -101,7 +105,7 @@ async fn take_over(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, 
     let action = mark_cancelled(tx, &holder, action, row.now).await?;
     let superseded: Option<(String,)> = tx
         .fetch_optional(
-            sqlx::query(
+            query(
                 "UPDATE runs SET status = 'interrupted', waiting = FALSE, \
                  cancel_action = COALESCE(cancel_action, 'interrupt'), \
                  cancel_requested_at = COALESCE(cancel_requested_at, $2), updated_at = $2 \
@@ -126,9 +130,13 @@ pub(super) async fn mark_cancelled(
     if let Some(earlier) = run.cancel_action {
         return Ok(earlier);
     }
+    if run.decided_status.is_some() {
+        // It ends without that.
+        return Ok(action);
+    }
     let sql =
         "UPDATE runs SET cancel_action = $2, cancel_requested_at = $3, updated_at = $3 WHERE run_id = $1";
-    tx.execute(sqlx::query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now))).await?;
+    tx.execute(query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now))).await?;
     Ok(action)
 }
 
@@ -140,13 +148,14 @@ pub(super) struct RowToInsert<'a> {
     pub(super) waiting: bool,
     pub(super) strategy: MultitaskStrategy,
     pub(super) now: DateTime<Utc>,
+    pub(super) lease: Option<&'a Lease>,
 }
 
 /// Inserts the row, unless a unique index forbids it: then `None`.
 pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Option<RunRow>, StoreError> {
     let run = row.run;
     tx.fetch_optional(
-        sqlx::query(
+        query(
             "INSERT INTO runs (run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
              idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, first_human_message, \
              follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at) \
@@ -167,8 +176,8 @@ pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Op
         .bind(run.kwargs.to_string())
         .bind(run.first_human_message.as_deref().map(|text| cut(text, super::MESSAGE_PREVIEW_MAX_CHARS)))
         .bind(&run.follow_up_to_run_id)
-        .bind(&run.owner_worker_id)
-        .bind(run.lease_expires_at.map(time_text))
+        .bind(row.lease.map(|lease| lease.owner.as_str()))
+        .bind(row.lease.map(|lease| time_text(row.now + lease.length)))
         .bind(time_text(row.now)),
     )
     .await

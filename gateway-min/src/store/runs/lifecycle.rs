@@ -6,7 +6,8 @@ use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotal
 use crate::store::codec::{cut, object_text, time_text};
 use crate::store::db::WriteTx;
 use crate::store::error::StoreError;
-use crate::store::sqlite::Sql;
+use crate::store::query::{Sql, query};
+use crate::store::threads::ThreadStatus;
 
 /// What [`Runs::start`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,19 @@ pub struct RunEnd {
     pub totals: RunTotals,
 }
 
+/// What [`Runs::decide`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecideOutcome {
+    /// It is stored how the run ends.
+    Decided,
+    /// The run was asked to cancel and cannot end as a `success`; nothing changed. Carry out the
+    /// cancellation and decide for another end.
+    CancelRequested(CancelAction),
+    /// The run had ended with this status before, by whoever; nothing changed. It is not this process's any more:
+    /// write nothing for it.
+    AlreadyTerminal(RunStatus),
+}
+
 /// What [`Runs::finish`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishOutcome {
@@ -78,7 +92,7 @@ impl Runs {
     /// # Errors
     /// [`StoreError::NotFound`].
     pub async fn start(&self, run_id: &str) -> Result<StartOutcome, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         match (run.status, run.cancel_action) {
             (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
@@ -86,7 +100,7 @@ impl Runs {
             (RunStatus::Pending, None) => {}
             (status, _) => return Ok(StartOutcome::NotPending(status)),
         }
-        let sql = sqlx::query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
+        let sql = query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
         tx.execute(sql.bind(run_id).bind(time_text(self.db.clock.now()))).await?;
         tx.commit().await?;
         Ok(StartOutcome::Started)
@@ -94,9 +108,9 @@ impl Runs {
 
     /// Stores what the run has used so far; `false` if it is not `running`, and then nothing changes.
     pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let sql = bind_totals(
-            sqlx::query(concat!(
+            query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
                 " WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running'"
@@ -118,9 +132,9 @@ impl Runs {
         run_id: &str,
         action: CancelAction,
     ) -> Result<CancelOutcome, StoreError> {
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let Some(run) = run(&mut tx, run_id).await? else { return Ok(CancelOutcome::NotFound) };
-        match run.reported_status() {
+        match run.decided_status.unwrap_or(run.reported_status()) {
             RunStatus::Pending | RunStatus::Running => {}
             RunStatus::Interrupted => return Ok(CancelOutcome::AlreadyInterrupted),
             status => return Ok(CancelOutcome::AlreadyTerminal(status)),
@@ -130,29 +144,59 @@ impl Runs {
         Ok(CancelOutcome::Accepted)
     }
 
-    /// Ends an active run and passes its thread to the run that waits for it, if there is one. A run
-    /// that was asked to cancel does not end as a `success`, so no accepted cancellation is lost to a
-    /// run that was just done.
+    /// Stores how a run that works will end. It keeps its thread until [`Runs::finish`], so that what is still to be
+    /// written of it is written before anybody else writes; clients see it at work until then. A run that was asked to
+    /// cancel is not decided to be a `success`, so no accepted cancellation is lost to a run that was just done, and one
+    /// that is decided accepts no cancellation.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
+    pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, StoreError> {
+        check_end(end)?;
+        let mut tx = self.db.write_of_run(run_id).await?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        match run.cancel_action {
+            _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),
+            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
+                return Ok(DecideOutcome::CancelRequested(action));
+            }
+            _ => {}
+        }
+        let sql = bind_totals(
+            query(concat!(
+                "UPDATE runs SET updated_at = $2, ",
+                set_totals!(),
+                ", decided_status = $14, error = $15, stop_reason = $16 WHERE run_id = $1"
+            ))
+            .bind(run_id)
+            .bind(time_text(self.db.clock.now())),
+            &end.totals,
+        );
+        tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
+        tx.commit().await?;
+        Ok(DecideOutcome::Decided)
+    }
+
+    /// Ends an active run, gives its thread the status that follows from that if the run has worked on it, and passes
+    /// the thread to the run that waits for it, if there is one. A run that was asked to cancel does not end as a
+    /// `success`, unless that was [decided](Runs::decide) before.
     ///
     /// # Errors
     /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
     pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, StoreError> {
-        if end.status.is_active() {
-            let problem = format!("a run cannot end as '{}'", end.status);
-            return Err(StoreError::Invalid { field: "status", problem });
-        }
+        check_end(end)?;
         let now = time_text(self.db.clock.now());
-        let mut tx = self.db.write().await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         match run.cancel_action {
             _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
-            Some(action) if end.status == RunStatus::Success => {
+            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
                 return Ok(FinishOutcome::CancelRequested(action));
             }
             _ => {}
         }
         let sql = bind_totals(
-            sqlx::query(concat!(
+            query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
                 ", status = $14, error = $15, stop_reason = $16, waiting = FALSE WHERE run_id = $1"
@@ -162,17 +206,28 @@ impl Runs {
             &end.totals,
         );
         tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
+        if run.status == RunStatus::Running {
+            let sql = query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1");
+            let left = ThreadStatus::after(end.status);
+            tx.execute(sql.bind(&run.thread_id).bind(left.as_str()).bind(&now)).await?;
+        }
         let promoted = promote_waiting(&mut tx, &run.thread_id, &now).await?;
         tx.commit().await?;
         Ok(FinishOutcome::Finished { promoted })
     }
 }
 
+fn check_end(end: &RunEnd) -> Result<(), StoreError> {
+    if end.status.is_active() {
+        let problem = format!("a run cannot end as '{}'", end.status);
+        return Err(StoreError::Invalid { field: "status", problem });
+    }
+    Ok(())
+}
+
 async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreError> {
-    tx.fetch_optional(
-        sqlx::query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id),
-    )
-    .await
+    tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id))
+        .await
 }
 
 /// Gives the thread, which its holder has left, to the run that waits for it.
@@ -183,11 +238,11 @@ pub(super) async fn promote_waiting(
 ) -> Result<Option<String>, StoreError> {
     let sql =
         "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE thread_id = $1 AND waiting RETURNING run_id";
-    let promoted: Option<(String,)> = tx.fetch_optional(sqlx::query(sql).bind(thread_id).bind(now)).await?;
+    let promoted: Option<(String,)> = tx.fetch_optional(query(sql).bind(thread_id).bind(now)).await?;
     Ok(promoted.map(|(run_id,)| run_id))
 }
 
-fn bind_totals<'q>(sql: Sql<'q>, totals: &RunTotals) -> Sql<'q> {
+fn bind_totals(sql: Sql, totals: &RunTotals) -> Sql {
     let preview =
         |text: &Option<String>| text.as_deref().map(|text| cut(text, MESSAGE_PREVIEW_MAX_CHARS).to_owned());
     sql.bind(totals.message_count)

@@ -2,27 +2,31 @@
 //!
 //! The table is the one truth about who may write to a thread, over tasks and processes: a unique
 //! index allows one *active* row (`pending` or `running`) a thread. [`admission`] is how a run
-//! becomes that row, [`reservation`] how another writer does, [`lifecycle`] how a run moves on, and
-//! [`recovery`] what a restart does about rows that nobody works on any more.
+//! becomes that row, [`reservation`] how another writer does, [`lifecycle`] how a run moves on,
+//! [`lease`] how a process shows that it still works on its rows, and [`recovery`] what is done about rows that
+//! nobody works on any more.
 
 mod admission;
+mod lease;
 mod lifecycle;
 mod recovery;
 mod reservation;
 
-use chrono::{DateTime, Utc};
-use serde_json::Value;
-use sqlx::FromRow;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 pub use admission::Admission;
-pub use lifecycle::{CancelOutcome, FinishOutcome, RunEnd, StartOutcome};
-pub use recovery::{RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
+use chrono::{DateTime, Utc};
+pub use lease::Lease;
+pub use lifecycle::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
+pub use recovery::{LEASE_EXPIRED_ERROR, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
+use serde_json::Value;
 
 use super::codec::{Cells, JsonObject, name_enum, page_offset};
 use super::db::Db;
 use super::error::StoreError;
-use super::sqlite::{Builder, Row};
+use super::query::{FromRow, Row, query};
 
 /// The most characters that [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`]
 /// keep; longer texts are cut.
@@ -122,10 +126,6 @@ pub struct NewRun {
     pub first_human_message: Option<String>,
     /// The run that this one follows up.
     pub follow_up_to_run_id: Option<String>,
-    /// The worker process that will run it.
-    pub owner_worker_id: Option<String>,
-    /// Until when that worker is surely alive; `None` if workers hold no leases, as with a single one.
-    pub lease_expires_at: Option<DateTime<Utc>>,
 }
 
 /// What a run has used and said so far.
@@ -191,14 +191,16 @@ pub struct RunRow {
     pub totals: RunTotals,
     /// The run that this one follows up.
     pub follow_up_to_run_id: Option<String>,
-    /// The worker process that runs it.
+    /// The process that works on it, if it is not the only one.
     pub owner_worker_id: Option<String>,
-    /// See [`NewRun::lease_expires_at`].
+    /// Until when that process is surely alive; `None` if it is the only one.
     pub lease_expires_at: Option<DateTime<Utc>>,
     /// How it was asked to cancel.
     pub cancel_action: Option<CancelAction>,
     /// When it was asked to cancel.
     pub cancel_requested_at: Option<DateTime<Utc>>,
+    /// How the run will end, as soon as all that belongs to it is written; no cancellation changes it any more.
+    pub decided_status: Option<RunStatus>,
     /// When it was admitted.
     pub created_at: DateTime<Utc>,
     /// When the row last changed.
@@ -217,8 +219,8 @@ impl RunRow {
     }
 }
 
-impl<'r> FromRow<'r, Row> for RunRow {
-    fn from_row(row: &'r Row) -> sqlx::Result<Self> {
+impl FromRow for RunRow {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "runs", &["run_id"]);
         Ok(Self {
             run_id: cells.text("run_id")?,
@@ -253,6 +255,7 @@ impl<'r> FromRow<'r, Row> for RunRow {
             lease_expires_at: cells.opt_time("lease_expires_at")?,
             cancel_action: cells.opt_name("cancel_action")?,
             cancel_requested_at: cells.opt_time("cancel_requested_at")?,
+            decided_status: cells.opt_name("decided_status")?,
             created_at: cells.time("created_at")?,
             updated_at: cells.time("updated_at")?,
         })
@@ -277,23 +280,27 @@ pub struct RunQuery {
 #[derive(Clone, Debug)]
 pub struct Runs {
     pub(super) db: Db,
+    /// On which terms this process owns its rows; `None` if it is the only one.
+    pub(super) lease: Option<Arc<Lease>>,
+    /// The rows of the reservations that this process holds.
+    pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Runs {
     /// The run with this id; reservations are not found here.
     pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, StoreError> {
-        let sql = sqlx::query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
+        let sql = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
         self.db.fetch_optional(sql.bind(run_id)).await
     }
 
     /// The run that was admitted with this key; see [`NewRun::idempotency_key`].
     pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, StoreError> {
-        self.db.fetch_optional(sqlx::query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
+        self.db.fetch_optional(query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
     }
 
     /// The thread's runs, last admitted first; reservations are not among them.
     pub async fn list_by_thread(&self, thread_id: &str, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
-        let mut sql = Builder::new("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
+        let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
         sql.push_bind(thread_id);
         match query.status {
             None => {}
@@ -316,7 +323,7 @@ impl Runs {
 
     /// The runs that are pending or running and were not cancelled, first admitted first; those of one thread, or all.
     pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, StoreError> {
-        let mut sql = Builder::new(
+        let mut sql = self.db.builder(
             "SELECT * FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
              AND cancel_action IS NULL",
         );
@@ -329,7 +336,7 @@ impl Runs {
 
     /// The run or reservation that holds the thread; a run that only waits for it does not count.
     pub async fn active_for_thread(&self, thread_id: &str) -> Result<Option<RunRow>, StoreError> {
-        self.db.fetch_optional(sqlx::query(SELECT_HOLDER).bind(thread_id)).await
+        self.db.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await
     }
 }
 

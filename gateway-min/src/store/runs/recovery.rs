@@ -1,4 +1,4 @@
-//! What a start does about operations whose process is gone.
+//! What is done about operations whose process is gone: at a start, and while others go on.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -6,11 +6,16 @@ use super::lifecycle::promote_waiting;
 use super::{RunRow, Runs};
 use crate::store::codec::time_text;
 use crate::store::error::StoreError;
+use crate::store::query::query;
+use crate::store::threads::ThreadStatus;
 
 /// The error text of a run whose process ended before it did.
 pub const RECOVERY_ERROR: &str = "Gateway restarted before this run reached a durable final state.";
 
-/// The stop reason of such a run.
+/// The error text of a run whose process has not renewed its lease.
+pub const LEASE_EXPIRED_ERROR: &str = "Run lease expired \u{2014} owning worker is unreachable.";
+
+/// The stop reason of both.
 pub const RECOVERY_STOP_REASON: &str = "orphan_recovered";
 
 /// What [`Runs::recover_orphans`] found and repaired.
@@ -24,44 +29,74 @@ pub struct Recovered {
     pub promoted: Vec<String>,
 }
 
+/// The rows that nobody works on, before the time `$1`.
+const DEAD: &str = "lease_expires_at < $1";
+/// The same at a start, where one without a lease is of a process that ended.
+const DEAD_AT_START: &str = "(lease_expires_at IS NULL OR lease_expires_at < $1)";
+
 impl Runs {
     /// Ends every active operation that no live worker can be working on: one without a lease, or
     /// with a lease that ended more than `grace` before `now`. Call it once at start, before the first
-    /// admission.
+    /// admission. Processes that share a database must all have leases.
     ///
-    /// * Runs become `error` with [`RECOVERY_ERROR`] and [`RECOVERY_STOP_REASON`], waiting ones too.
-    /// * Reservations are removed. They have no leases, so a process that starts beside others frees
-    ///   the threads that those have reserved: one process a database.
-    /// * Threads whose last run is among those runs get the status `error`. Any other thread that is
+    /// * Runs become `error` with [`RECOVERY_ERROR`], or [`LEASE_EXPIRED_ERROR`] if they had a lease, and
+    ///   [`RECOVERY_STOP_REASON`], waiting ones too; but a run whose end was [decided](Runs::decide) ends like that.
+    /// * Reservations are removed.
+    /// * Threads whose last run is among those runs get the status that follows. Any other thread that is
     ///   `running` though nothing holds it gets the status that its last run left.
     pub async fn recover_orphans(
         &self,
         now: DateTime<Utc>,
         grace: TimeDelta,
     ) -> Result<Recovered, StoreError> {
+        self.recover(now, grace, DEAD_AT_START).await
+    }
+
+    /// The same for operations with a lease, at any time: what other processes left that ended or stand still. If
+    /// there is none, nobody has to wait.
+    pub async fn recover_expired(
+        &self,
+        now: DateTime<Utc>,
+        grace: TimeDelta,
+    ) -> Result<Recovered, StoreError> {
+        let sql = "SELECT run_id FROM runs WHERE status IN ('pending', 'running') AND lease_expires_at < $1 LIMIT 1";
+        let found: Option<(String,)> =
+            self.db.fetch_optional(query(sql).bind(time_text(now - grace))).await?;
+        if found.is_none() {
+            return Ok(Recovered::default());
+        }
+        self.recover(now, grace, DEAD).await
+    }
+
+    async fn recover(
+        &self,
+        now: DateTime<Utc>,
+        grace: TimeDelta,
+        dead: &'static str,
+    ) -> Result<Recovered, StoreError> {
         let dead_before = time_text(now - grace);
         let now = time_text(now);
-        let mut tx = self.db.write().await?;
-        let released: Vec<(String,)> = tx
-            .fetch_all(
-                sqlx::query(
-                    "DELETE FROM runs WHERE operation_kind <> 'run' \
-                     AND (lease_expires_at IS NULL OR lease_expires_at < $1) RETURNING thread_id",
-                )
-                .bind(&dead_before),
-            )
-            .await?;
+        let mut tx = self.db.write_everywhere().await?;
+        let sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ").with(dead);
+        let released: Vec<(String,)> =
+            tx.fetch_all(sql.with(" RETURNING thread_id").build().bind(&dead_before)).await?;
+        let sql = self.db.builder(
+            "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
+             stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
+             error = CASE WHEN decided_status IS NOT NULL THEN error \
+             WHEN lease_expires_at IS NULL THEN $3 ELSE $4 END \
+             WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND ",
+        );
         let runs: Vec<RunRow> = tx
             .fetch_all(
-                sqlx::query(
-                    "UPDATE runs SET status = 'error', error = $3, stop_reason = $4, waiting = FALSE, updated_at = $2 \
-                     WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
-                     AND (lease_expires_at IS NULL OR lease_expires_at < $1) RETURNING *",
-                )
-                .bind(&dead_before)
-                .bind(&now)
-                .bind(RECOVERY_ERROR)
-                .bind(RECOVERY_STOP_REASON),
+                sql.with(dead)
+                    .with(" RETURNING *")
+                    .build()
+                    .bind(&dead_before)
+                    .bind(&now)
+                    .bind(RECOVERY_ERROR)
+                    .bind(LEASE_EXPIRED_ERROR)
+                    .bind(RECOVERY_STOP_REASON),
             )
             .await?;
 
@@ -69,20 +104,21 @@ impl Runs {
         for run in &runs {
             promoted.extend(promote_waiting(&mut tx, &run.thread_id, &now).await?);
             tx.execute(
-                sqlx::query(
-                    "UPDATE threads_meta SET status = 'error', updated_at = $3 WHERE thread_id = $1 AND $2 = \
+                query(
+                    "UPDATE threads_meta SET status = $4, updated_at = $3 WHERE thread_id = $1 AND $2 = \
                      (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
                      ORDER BY admission_seq DESC LIMIT 1)",
                 )
                 .bind(&run.thread_id)
                 .bind(&run.run_id)
-                .bind(&now),
+                .bind(&now)
+                .bind(ThreadStatus::after(run.status).as_str()),
             )
             .await?;
         }
         // A run row is final before its thread's status is: a process may have ended in between.
         tx.execute(
-            sqlx::query(
+            query(
                 "UPDATE threads_meta SET updated_at = $1, status = COALESCE((SELECT CASE runs.status \
                  WHEN 'success' THEN 'idle' WHEN 'interrupted' THEN 'interrupted' ELSE 'error' END \
                  FROM runs WHERE runs.thread_id = threads_meta.thread_id AND operation_kind = 'run' \

@@ -6,6 +6,7 @@ use super::admission::{RowToInsert, insert};
 use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
 use crate::store::db::detached;
 use crate::store::error::StoreError;
+use crate::store::query::query;
 
 /// The writers other than runs that hold a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,12 +78,14 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        // From now on its lease is not renewed.
+        self.runs.reserved().remove(&self.row_id);
         // Without a runtime the process is ending, and the next start recovers the thread.
         if let (true, Ok(runtime)) = (self.held, tokio::runtime::Handle::try_current()) {
             let (runs, row_id, thread_id) = (self.runs.clone(), self.row_id.clone(), self.thread_id.clone());
             runtime.spawn(async move {
                 if let Err(error) = delete_row(&runs, &row_id).await {
-                    tracing::error!(%thread_id, %error, "a reserved thread stays reserved until the next start");
+                    tracing::error!(%thread_id, %error, "a reserved thread stays reserved until its lease is over or the next start");
                 }
             });
         }
@@ -90,9 +93,8 @@ impl Drop for Reservation {
 }
 
 async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), StoreError> {
-    let mut tx = runs.db.write().await?;
-    tx.execute(sqlx::query("DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run'").bind(row_id))
-        .await?;
+    let mut tx = runs.db.write_of_run(row_id).await?;
+    tx.execute(query("DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run'").bind(row_id)).await?;
     tx.commit().await
 }
 
@@ -118,15 +120,26 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
         waiting: false,
         strategy: MultitaskStrategy::Reject,
         now: runs.db.clock.now(),
+        lease: runs.lease.as_deref(),
     };
-    let mut tx = runs.db.write().await?;
+    let mut tx = runs.db.write(&thread_id).await?;
     if insert(&mut tx, &row).await?.is_none() {
-        let holder: Option<RunRow> = tx.fetch_optional(sqlx::query(SELECT_HOLDER).bind(&thread_id)).await?;
+        let holder: Option<RunRow> = tx.fetch_optional(query(SELECT_HOLDER).bind(&thread_id)).await?;
         return Err(match holder {
             Some(holder) => StoreError::Conflict { thread_id, holder: holder.operation_kind },
             None => StoreError::DuplicateRun { run_id: row_id },
         });
     }
-    tx.commit().await?;
-    Ok(Reservation { runs, thread_id, row_id, kind, held: true })
+    let reservation = Reservation { runs, thread_id, row_id, kind, held: true };
+    // Before the commit, from which on the row needs renewals.
+    reservation.runs.reserved().insert(reservation.row_id.clone());
+    match tx.commit().await {
+        Ok(()) => Ok(reservation),
+        // Dropped, it is given back in case that it was made.
+        Err(error @ StoreError::InDoubt { .. }) => Err(error),
+        Err(error) => {
+            reservation.forget();
+            Err(error)
+        }
+    }
 }

@@ -12,7 +12,7 @@ use crate::store::*;
 async fn admitted_run_reads_back() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
-    let lease = fixture.clock.now();
+    let owner = fixture.owner("w").await;
     fixture.clock.advance_micros(9);
     let new = NewRun {
         run_id: "r".to_owned(),
@@ -25,10 +25,8 @@ async fn admitted_run_reads_back() {
         kwargs: json!({"input": {"messages": []}, "config": null}),
         first_human_message: Some("é".repeat(2001)),
         follow_up_to_run_id: Some("r0".to_owned()),
-        owner_worker_id: Some("w".to_owned()),
-        lease_expires_at: Some(lease),
     };
-    let admission = fixture.store.runs().admit(new, Reject).await.unwrap();
+    let admission = owner.runs().admit(new, Reject).await.unwrap();
     let expected = RunRow {
         run_id: "r".to_owned(),
         thread_id: "t".to_owned(),
@@ -47,9 +45,10 @@ async fn admitted_run_reads_back() {
         totals: RunTotals { first_human_message: Some("é".repeat(2000)), ..RunTotals::default() },
         follow_up_to_run_id: Some("r0".to_owned()),
         owner_worker_id: Some("w".to_owned()),
-        lease_expires_at: Some(lease),
+        lease_expires_at: Some(fixture.clock.now() + chrono::TimeDelta::seconds(30)),
         cancel_action: None,
         cancel_requested_at: None,
+        decided_status: None,
         created_at: fixture.clock.now(),
         updated_at: fixture.clock.now(),
     };
@@ -136,14 +135,18 @@ async fn the_database_itself_allows_one_active_and_one_waiting_row() {
     start(&fixture.store, "t", "r1").await;
     wait(&fixture.store, "t", "r2", Interrupt).await;
     for (status, waiting) in [("pending", "FALSE"), ("running", "FALSE"), ("pending", "TRUE")] {
-        let mut tx = fixture.store.db.write().await.unwrap();
-        let insert = format!(
+        let mut tx = fixture.store.db.write("t").await.unwrap();
+        let insert = fixture.store.db.builder(&format!(
             "INSERT INTO runs (run_id, thread_id, status, operation_kind, waiting, multitask_strategy, \
              metadata_json, kwargs_json, created_at, updated_at) \
              VALUES ('r3', 't', '{status}', 'run', {waiting}, 'reject', '{{}}', 'null', '', '')"
+        ));
+        let error = tx.execute(insert.build()).await.unwrap_err().to_string();
+        let index = if waiting == "TRUE" { "one_waiting_per_thread" } else { "one_active_per_thread" };
+        assert!(
+            error.contains("UNIQUE constraint failed: runs.thread_id") || error.contains(index),
+            "{error}"
         );
-        let error = tx.execute(sqlx::query(sqlx::AssertSqlSafe(insert))).await.unwrap_err();
-        assert!(error.to_string().contains("UNIQUE constraint failed: runs.thread_id"), "{error}");
     }
 }
 
@@ -279,7 +282,7 @@ async fn admit_together(
     count: usize,
     strategy: MultitaskStrategy,
 ) -> Vec<Result<Admission, StoreError>> {
-    let second = reopen(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await;
+    let second = fixture.reopen(EventBackend::Memory).await;
     let barrier = Arc::new(Barrier::new(count));
     let tasks = (0..count).map(|i| {
         let store = if i % 2 == 0 { fixture.store.clone() } else { second.clone() };

@@ -122,7 +122,7 @@ async fn events_racing_with_the_deletion_leave_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_a_run_and_a_deletion_exactly_one_wins() {
     let fixture = fixture().await;
-    let second = reopen(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await;
+    let second = fixture.reopen(EventBackend::Memory).await;
     for round in 0..100 {
         let (thread_id, run_id) = (format!("t{round}"), format!("r{round}"));
         create_thread(&fixture.store, &thread_id).await;

@@ -347,7 +347,7 @@ async fn long_trace_content_is_cut() {
 async fn trace_limit_is_a_setting() {
     let clock = TestClock::new();
     let options = StoreOptions { max_trace_content: 3, ..options(&clock, EventBackend::Database) };
-    let store = Store::open_memory(options).await.unwrap();
+    let store = lone(options).await;
     create_thread(&store, "t").await;
     admit(&store, "t", "r").await;
     store.events().append("t", "r", vec![NewEvent::new("x", TRACE_CATEGORY, json!("abcd"))]).await.unwrap();
@@ -361,7 +361,7 @@ async fn memory_feed_ends_with_the_process_and_the_other_does_not() {
         let fixture = with_runs(backend).await;
         fixture.store.events().append("t", "r", vec![message(1)]).await.unwrap();
         fixture.store.close().await;
-        let reopened = reopen(&fixture.path, options(&fixture.clock, backend)).await;
+        let reopened = fixture.reopen(backend).await;
         assert_eq!(reopened.events().count_messages("t").await.unwrap(), expected);
     }
 }

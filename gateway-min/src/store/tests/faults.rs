@@ -57,7 +57,8 @@ async fn a_run_from_admission_to_end() {
     every_statement_fails_once(store, 2, async || runs.progress("r1", &totals).await).await;
     every_statement_fails_once(store, 3, async || runs.request_cancel("r1", CancelAction::Rollback).await)
         .await;
-    every_statement_fails_once(store, 4, async || runs.finish("r1", &end(RunStatus::Error)).await).await;
+    every_statement_fails_once(store, 3, async || runs.decide("r1", &end(RunStatus::Error)).await).await;
+    every_statement_fails_once(store, 5, async || runs.finish("r1", &end(RunStatus::Error)).await).await;
 }
 
 #[tokio::test]
@@ -69,7 +70,7 @@ async fn a_takeover_with_a_superseded_run() {
     every_statement_fails_once(store, 7, async || runs.admit(new_run("t", "r2"), Interrupt).await).await;
     fixture.clock.advance_micros(1);
     every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r3"), Interrupt).await).await;
-    every_statement_fails_once(store, 4, async || runs.finish("r1", &end(RunStatus::Interrupted)).await)
+    every_statement_fails_once(store, 5, async || runs.finish("r1", &end(RunStatus::Interrupted)).await)
         .await;
     assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
 }

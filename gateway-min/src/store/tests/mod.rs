@@ -1,17 +1,6 @@
-//! Tests of the store as its users see it, and of what races, faults and dropped futures leave.
+//! Tests of the store as its users see it, and of what races, faults and dropped futures leave: on each database.
 
-mod admission;
-mod deletion;
-mod dropped;
-mod events;
 pub(super) mod fault;
-mod faults;
-mod lifecycle;
-mod model;
-mod open;
-mod recovery;
-mod reservation;
-mod search;
-mod send;
+mod on_postgres;
+mod on_sqlite;
 mod support;
-mod threads;

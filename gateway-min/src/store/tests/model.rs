@@ -235,7 +235,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let clock = TestClock::new();
-            let store = Store::open_memory(options(&clock, EventBackend::Memory)).await.unwrap();
+            let store = lone(options(&clock, EventBackend::Memory)).await;
             let threads = ["t", "u"];
             let mut models = [Model::default(), Model::default()];
             for thread_id in threads {

@@ -35,7 +35,7 @@ async fn runs_of_a_dead_process_become_errors_and_free_their_threads() {
     std::mem::forget(reservation);
     fixture.store.close().await;
 
-    let store = reopen(&fixture.path, options(&fixture.clock, EventBackend::Memory)).await;
+    let store = fixture.reopen(EventBackend::Memory).await;
     fixture.clock.advance_micros(1);
     let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.released, ["reserved"]);
@@ -80,18 +80,20 @@ async fn waiting_run_is_recovered_with_its_predecessor() {
 async fn live_leases_and_their_grace_are_respected() {
     let fixture = fixture().await;
     let store = &fixture.store;
-    let now = fixture.clock.now();
-    for (name, lease) in [
-        ("live", Some(now + TimeDelta::seconds(30))),
-        ("grace", Some(now - GRACE)),
-        ("dead", Some(now - GRACE - TimeDelta::microseconds(1))),
-        ("none", None),
+    let owner = fixture.owner("a").await;
+    for (name, by, advance) in [
+        ("dead", &owner, 1),
+        // Its lease of 30 seconds is over for exactly the grace.
+        ("grace", &owner, 40_000_000),
+        ("live", &owner, 0),
+        ("none", store, 0),
     ] {
         create_thread(store, name).await;
-        let run = NewRun { lease_expires_at: lease, ..new_run(name, name) };
-        store.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+        admit(by, name, name).await;
         store.threads().set_status(name, ThreadStatus::Running).await.unwrap();
+        fixture.clock.advance_micros(advance);
     }
+    let now = fixture.clock.now();
     let recovered = store.runs().recover_orphans(now, GRACE).await.unwrap();
     let mut recovered: Vec<_> = recovered.runs.into_iter().map(|row| row.run_id).collect();
     recovered.sort_unstable();
@@ -108,9 +110,7 @@ async fn live_run_inherits_the_thread_of_a_dead_one() {
     let store = &fixture.store;
     create_thread(store, "t").await;
     start(store, "t", "dead").await;
-    let lease = fixture.clock.now() + TimeDelta::seconds(30);
-    let live = NewRun { lease_expires_at: Some(lease), ..new_run("t", "live") };
-    store.runs().admit(live, MultitaskStrategy::Interrupt).await.unwrap();
+    wait(&fixture.owner("a").await, "t", "live", MultitaskStrategy::Interrupt).await;
     let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.promoted, ["live"]);
     assert_eq!(store.runs().start("live").await.unwrap(), StartOutcome::Started);

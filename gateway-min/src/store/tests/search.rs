@@ -222,7 +222,7 @@ proptest! {
     fn filter_finds_exactly_the_equal_values(values in prop::collection::vec(scalar(), 1..12)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let store = Store::open_memory(StoreOptions::default()).await.unwrap();
+            let store = lone(StoreOptions::default()).await;
             for (i, value) in values.iter().enumerate() {
                 create(&store, &format!("{i:02}"), json!({ "k": value })).await;
             }

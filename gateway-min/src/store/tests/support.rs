@@ -7,8 +7,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
 use tempfile::TempDir;
+use threadkeep_testing::Database;
+use tokio::sync::OnceCell;
+use uuid::Uuid;
 
+use crate::store::query::Dialect;
 use crate::store::*;
 
 /// A clock that stands until it is moved.
@@ -30,36 +35,104 @@ impl TestClock {
         DateTime::from_timestamp_micros(self.0.load(Ordering::SeqCst)).unwrap()
     }
 
+    pub(super) fn advance_seconds(&self, seconds: i64) {
+        self.advance_micros(seconds * 1_000_000);
+    }
+
     pub(super) fn advance_micros(&self, micros: i64) {
         self.0.fetch_add(micros, Ordering::SeqCst);
     }
 }
 
-/// A store in a file of its own, with a clock that stands.
+/// Where a store is.
+pub(super) enum Place {
+    File { path: PathBuf, _directory: TempDir },
+    Schema { url: String, name: String },
+}
+
+impl Place {
+    /// A SQLite file of its own.
+    pub(super) fn file() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self::File { path: directory.path().join(DATABASE_FILE), _directory: directory }
+    }
+
+    /// A Postgres schema of its own.
+    pub(super) async fn schema() -> Self {
+        static DATABASE: OnceCell<Database> = OnceCell::const_new();
+        let database = DATABASE
+            .get_or_init(async || threadkeep_testing::postgres().unwrap().database().await.unwrap())
+            .await;
+        let place =
+            Self::Schema { url: database.url().to_owned(), name: format!("s{}", Uuid::new_v4().simple()) };
+        place.execute("CREATE SCHEMA {s}").await;
+        place
+    }
+
+    /// Opens it as another process would.
+    pub(super) async fn open(&self, options: StoreOptions) -> Store {
+        let store = self.try_open(options).await.unwrap();
+        store.db.stop_flushing().await;
+        store
+    }
+
+    pub(super) async fn try_open(&self, options: StoreOptions) -> Result<Store, StoreError> {
+        match self {
+            Self::File { path, .. } => Store::open(path, options).await,
+            Self::Schema { .. } => Store::open_postgres(&self.target(), options).await,
+        }
+    }
+
+    fn target(&self) -> PostgresTarget {
+        let Self::Schema { url, name } = self else { panic!("not in Postgres") };
+        PostgresTarget::parse(url, name, 5).unwrap()
+    }
+
+    /// What errors say of it.
+    pub(super) fn describe(&self) -> String {
+        self.target().place().to_owned()
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        let Self::File { path, .. } = self else { panic!("not a file") };
+        path
+    }
+
+    /// Runs SQL on Postgres; `{s}` is the schema.
+    pub(super) async fn execute(&self, sql: &str) {
+        let Self::Schema { name, .. } = self else { panic!("not in Postgres") };
+        let pool = self.target().connect().await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql.replace("{s}", name))).execute(&pool).await.unwrap();
+        pool.close().await;
+    }
+}
+
+/// A store in a place of its own, with a clock that stands.
 pub(super) struct Fixture {
     pub(super) store: Store,
     pub(super) clock: TestClock,
-    pub(super) path: PathBuf,
-    _directory: TempDir,
+    pub(super) place: Place,
 }
 
-pub(super) async fn fixture() -> Fixture {
-    fixture_with(EventBackend::Memory).await
-}
+impl Fixture {
+    pub(super) async fn in_place(place: Place, event_backend: EventBackend) -> Self {
+        let clock = TestClock::new();
+        let store = place.open(options(&clock, event_backend)).await;
+        Self { store, clock, place }
+    }
 
-pub(super) async fn fixture_with(event_backend: EventBackend) -> Fixture {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join(DATABASE_FILE);
-    let clock = TestClock::new();
-    let store = reopen(&path, options(&clock, event_backend)).await;
-    Fixture { store, clock, path, _directory: directory }
-}
+    /// Opens the same place as a process would that owns its rows under this name, for 30 seconds at a time.
+    pub(super) async fn owner(&self, name: &str) -> Store {
+        let lease = Lease { owner: name.to_owned(), length: chrono::TimeDelta::seconds(30) };
+        self.place
+            .open(StoreOptions { lease: Some(lease), ..options(&self.clock, EventBackend::Database) })
+            .await
+    }
 
-/// Opens the file at `path` as another process would.
-pub(super) async fn reopen(path: &Path, options: StoreOptions) -> Store {
-    let store = Store::open(path, options).await.unwrap();
-    store.db.stop_flushing().await;
-    store
+    /// Opens the same place as another process would.
+    pub(super) async fn reopen(&self, event_backend: EventBackend) -> Store {
+        self.place.open(options(&self.clock, event_backend)).await
+    }
 }
 
 pub(super) fn options(clock: &TestClock, event_backend: EventBackend) -> StoreOptions {
@@ -144,30 +217,43 @@ pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_mins(1), future).await.expect("never happened")
 }
 
-/// Runs any SQL on the writing connection.
+/// Runs any SQL in a write transaction.
 pub(super) async fn sql(store: &Store, sql: &'static str) {
-    let mut tx = store.db.write().await.unwrap();
-    tx.execute(sqlx::query(sql)).await.unwrap();
+    let mut tx = store.db.write_everywhere().await.unwrap();
+    tx.execute(query::query(sql)).await.unwrap();
     tx.commit().await.unwrap();
 }
 
 /// All rows of all tables, as text, after the transactions that are under way.
 pub(super) async fn dump(store: &Store) -> Vec<String> {
-    let mut tx = store.db.write().await.unwrap();
+    let mut tx = store.db.write_everywhere().await.unwrap();
     let mut rows: Vec<(String,)> = Vec::new();
-    for table in [
-        "SELECT json_array('thread', thread_id, assistant_id, user_id, display_name, status, metadata_json, pinned, \
-         created_at, updated_at) FROM threads_meta ORDER BY 1",
-        "SELECT json_array('run', admission_seq, run_id, thread_id, assistant_id, user_id, status, operation_kind, \
-         waiting, idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, error, stop_reason, \
-         message_count, first_human_message, last_ai_message, total_input_tokens, total_output_tokens, total_tokens, \
-         llm_call_count, lead_agent_tokens, subagent_tokens, middleware_tokens, token_usage_by_model, \
-         follow_up_to_run_id, owner_worker_id, lease_expires_at, cancel_action, cancel_requested_at, created_at, \
-         updated_at) FROM runs ORDER BY 1",
-        "SELECT json_array('event', id, thread_id, run_id, user_id, event_type, category, content, event_metadata, \
-         seq, created_at) FROM run_events ORDER BY 1",
+    for (columns, table) in [
+        (
+            "'thread', thread_id, assistant_id, user_id, display_name, status, metadata_json, pinned, created_at, \
+             updated_at",
+            "threads_meta",
+        ),
+        (
+            "'run', admission_seq, run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
+             idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, error, stop_reason, \
+             message_count, first_human_message, last_ai_message, total_input_tokens, total_output_tokens, \
+             total_tokens, llm_call_count, lead_agent_tokens, subagent_tokens, middleware_tokens, \
+             token_usage_by_model, follow_up_to_run_id, owner_worker_id, lease_expires_at, cancel_action, \
+             cancel_requested_at, decided_status, created_at, updated_at",
+            "runs",
+        ),
+        (
+            "'event', id, thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at",
+            "run_events",
+        ),
     ] {
-        rows.extend(tx.fetch_all::<(String,)>(sqlx::query(table)).await.unwrap());
+        let row = match store.db.dialect() {
+            Dialect::Sqlite => format!("json_array({columns})"),
+            Dialect::Postgres => format!("json_build_array({columns})::text"),
+        };
+        let sql = store.db.builder(&format!("SELECT {row} FROM {table} ORDER BY 1")).build();
+        rows.extend(tx.fetch_all::<(String,)>(sql).await.unwrap());
     }
     rows.into_iter().map(|(row,)| row).collect()
 }

@@ -32,7 +32,7 @@ async fn created_thread_reads_back() {
     assert_eq!(created.row, expected);
     assert_eq!(thread(&fixture.store, "t").await, expected);
     let text: Option<(String,)> =
-        fixture.store.db.fetch_optional(sqlx::query("SELECT created_at FROM threads_meta")).await.unwrap();
+        fixture.store.db.fetch_optional(query::query("SELECT created_at FROM threads_meta")).await.unwrap();
     assert_eq!(text.unwrap().0, "2026-01-02T03:04:05.000007+00:00");
 }
 
@@ -40,7 +40,7 @@ async fn created_thread_reads_back() {
 async fn times_are_whole_microseconds() {
     let nanos = chrono::DateTime::from_timestamp(1_767_323_045, 123_456_789).unwrap();
     let options = StoreOptions { clock: Clock::from_fn(move || nanos), ..StoreOptions::default() };
-    let store = Store::open_memory(options).await.unwrap();
+    let store = lone(options).await;
     create_thread(&store, "t").await;
     let patched = store.threads().patch_metadata("t", object(json!({"a": 1}))).await.unwrap();
     assert_eq!(patched.updated_at.timestamp_subsec_nanos(), 123_456_000);

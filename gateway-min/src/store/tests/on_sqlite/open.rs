@@ -24,7 +24,7 @@ async fn rows_outlive_the_process_that_wrote_them() {
     let before = dump(&fixture.store).await;
     fixture.store.close().await;
 
-    let reopened = reopen(&fixture.path, options(&fixture.clock, EventBackend::Database)).await;
+    let reopened = fixture.reopen(EventBackend::Database).await;
     assert_eq!(dump(&reopened).await, before);
 }
 
@@ -49,8 +49,8 @@ async fn writing_connection_is_durable_and_checks_foreign_keys() {
         ("SELECT CAST(foreign_keys AS TEXT) FROM pragma_foreign_keys", "1"),
         ("SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout", "5000"),
     ] {
-        let mut tx = store.db.write().await.unwrap();
-        let value: Option<(String,)> = tx.fetch_optional(sqlx::query(pragma)).await.unwrap();
+        let mut tx = store.db.write("t").await.unwrap();
+        let value: Option<(String,)> = tx.fetch_optional(query::query(pragma)).await.unwrap();
         assert_eq!(value.unwrap().0, expected, "{pragma}");
     }
 }
@@ -58,7 +58,7 @@ async fn writing_connection_is_durable_and_checks_foreign_keys() {
 #[tokio::test]
 async fn reading_connections_cannot_write() {
     let fixture = fixture().await;
-    let delete = sqlx::query("DELETE FROM runs RETURNING run_id");
+    let delete = query::query("DELETE FROM runs RETURNING run_id");
     let error = fixture.store.db.fetch_all::<(String,)>(delete).await.unwrap_err();
     assert!(error.to_string().contains("readonly"), "{error}");
 }
@@ -67,8 +67,8 @@ async fn reading_connections_cannot_write() {
 async fn readers_do_not_wait_for_a_writer() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
-    let mut tx = fixture.store.db.write().await.unwrap();
-    tx.execute(sqlx::query("DELETE FROM threads_meta")).await.unwrap();
+    let mut tx = fixture.store.db.write("t").await.unwrap();
+    tx.execute(query::query("DELETE FROM threads_meta")).await.unwrap();
     // Returns although the transaction is open, and does not see what is not committed.
     assert_eq!(thread(&fixture.store, "t").await.thread_id, "t");
     tx.commit().await.unwrap();
@@ -80,10 +80,10 @@ async fn opening_again_changes_nothing() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
     let schema = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
-    let before: Vec<(String,)> = fixture.store.db.fetch_all(sqlx::query(schema)).await.unwrap();
+    let before: Vec<(String,)> = fixture.store.db.fetch_all(query::query(schema)).await.unwrap();
     fixture.store.close().await;
-    let again = Store::open(&fixture.path, StoreOptions::default()).await.unwrap();
-    let after: Vec<(String,)> = again.db.fetch_all(sqlx::query(schema)).await.unwrap();
+    let again = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap();
+    let after: Vec<(String,)> = again.db.fetch_all(query::query(schema)).await.unwrap();
     assert_eq!(after, before);
     assert_eq!(thread(&again, "t").await.thread_id, "t");
 }
@@ -98,13 +98,13 @@ async fn newer_schema_is_refused_and_left_alone() {
     )
     .await;
     fixture.store.close().await;
-    let before = std::fs::read(&fixture.path).unwrap();
+    let before = std::fs::read(fixture.place.path()).unwrap();
 
-    let error = Store::open(&fixture.path, StoreOptions::default()).await.unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 3, .. }), "{error}");
+    let error = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 4, .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains(&fixture.path.display().to_string()) && text.contains("newer"), "{text}");
-    assert_eq!(std::fs::read(&fixture.path).unwrap(), before);
+    assert!(text.contains(&fixture.place.path().display().to_string()) && text.contains("newer"), "{text}");
+    assert_eq!(std::fs::read(fixture.place.path()).unwrap(), before);
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn changed_migration_is_refused() {
     let fixture = fixture().await;
     sql(&fixture.store, "UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 2").await;
     fixture.store.close().await;
-    let error = Store::open(&fixture.path, StoreOptions::default()).await.unwrap_err();
+    let error = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap_err();
     assert!(matches!(error, StoreError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
 }
 

@@ -1,0 +1,117 @@
+//! Keeping what this process works on its own, where several processes share a database.
+//!
+//! Each row of a run or another writer has an owner and a lease. The owner renews the leases of what its tasks work on,
+//! and of nothing else. Who is gone, or stands still, renews nothing: when the lease and its grace are over, any other
+//! process ends its runs, once. An owner that could not renew in time takes its runs for lost and stops them by itself;
+//! and what was ended by others it can end no more, because the end of a row is for good.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use chrono::{TimeDelta, Utc};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::store::{Lease, StoreError};
+
+/// How often a process looks whether somebody else has cancelled or ended its runs.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The terms on which rows are owned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// How long a row is owned without a renewal; at least a second.
+    pub(crate) lease: Duration,
+    /// How much longer the others wait: more than the clocks of their machines differ.
+    pub(crate) grace: Duration,
+}
+
+impl Terms {
+    /// The lease of a process that starts now.
+    pub(crate) fn lease(self) -> Lease {
+        let length = TimeDelta::from_std(self.lease).unwrap_or(TimeDelta::MAX);
+        Lease { owner: Uuid::new_v4().to_string(), length }
+    }
+}
+
+/// Starts the task that keeps up the ownership for as long as the gateway lives.
+pub(crate) fn keep(app: &Arc<App>, terms: Terms) {
+    tokio::spawn(run(Arc::downgrade(app), terms));
+}
+
+async fn run(app: Weak<App>, terms: Terms) {
+    let mut renewed = Instant::now();
+    let mut due = Instant::now();
+    loop {
+        tokio::time::sleep(LOOK.min(terms.lease / 4)).await;
+        let Some(app) = app.upgrade() else { return };
+        if let Err(error) = app.notice_stopped_runs().await {
+            tracing::debug!(%error, "cannot look for cancelled runs");
+        }
+        if Instant::now() < due {
+            continue;
+        }
+        let asked = Instant::now();
+        due = asked + terms.lease / 3;
+        match app.renew().await {
+            // From when it was asked: the lease in the database is not younger.
+            Ok(()) => renewed = asked,
+            Err(error) => {
+                tracing::warn!(%error, "leases cannot be renewed");
+                if renewed.elapsed() >= terms.lease {
+                    app.lose_all();
+                }
+                continue;
+            }
+        }
+        if let Err(error) = app.recover_expired(terms.grace).await {
+            tracing::warn!(%error, "cannot look for runs of processes that are gone");
+        }
+    }
+}
+
+impl App {
+    async fn renew(&self) -> Result<(), StoreError> {
+        self.store.runs().renew(&self.local_runs.ids()).await
+    }
+
+    /// Stops what this process works on and somebody else has cancelled or ended.
+    async fn notice_stopped_runs(&self) -> Result<(), StoreError> {
+        for run_id in self.store.runs().stopped(&self.local_runs.ids()).await? {
+            if let Some(control) = self.local_runs.get(&run_id) {
+                control.cancel.cancel();
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops everything: others may take it for dead by now.
+    fn lose_all(&self) {
+        for control in self.local_runs.all() {
+            if !control.cancel.is_cancelled() {
+                tracing::error!("a run is stopped, because its lease could not be renewed in time");
+                control.cancel.cancel();
+            }
+        }
+    }
+
+    /// Ends what processes that are gone have left.
+    async fn recover_expired(&self, grace: Duration) -> Result<(), StoreError> {
+        let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
+        let recovered = self.store.runs().recover_expired(Utc::now(), grace).await?;
+        for run in &recovered.runs {
+            tracing::warn!(
+                run_id = run.run_id,
+                thread_id = run.thread_id,
+                "ended a run whose process is gone"
+            );
+        }
+        for run_id in &recovered.promoted {
+            if let Some(control) = self.local_runs.get(run_id) {
+                control.promoted.notify_one();
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,309 @@
+//! Everything that is Postgres's and not plain SQL: how connections are opened, how a write transaction begins and whom it
+//! waits for, where the tables are, and the expressions that differ between databases.
+//!
+//! # Write transactions
+//!
+//! Those of one thread run one after the other, in whatever process: each begins by taking the thread's lock, which ends
+//! with the transaction. One that is about all threads takes a lock that every other one shares.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::error::DatabaseError;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Postgres};
+use tokio_postgres::config::{Host, SslMode};
+use url::Url;
+
+use super::query::{Builder, Sql, Value};
+
+pub(super) type Pool = PgPool;
+
+/// How long an operation waits for a connection: also for a server that is just starting.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Which server and database, and who asks.
+#[derive(Clone)]
+pub struct PostgresTarget {
+    options: PgConnectOptions,
+    place: String,
+    connections: u32,
+    tables: Tables,
+}
+
+impl std::fmt::Debug for PostgresTarget {
+    /// Without the password, which the options hold.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresTarget").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+/// An address of a database that cannot be used. Nothing of it is repeated: it holds a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the address of the database {0}")]
+pub struct InvalidAddress(&'static str);
+
+impl PostgresTarget {
+    /// Takes an address apart: a URL or the `key=value` form, as for the checkpoints. TLS is used with
+    /// `sslmode=require` and stronger, and then always checked, against `sslrootcert` or the system's certificates.
+    ///
+    /// # Errors
+    /// [`InvalidAddress`].
+    pub fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, InvalidAddress> {
+        let (address, root) = split_root_certificate(address);
+        let config: tokio_postgres::Config = address
+            .parse()
+            .map_err(|_| InvalidAddress("cannot be read; it is postgres://user:password@host/database"))?;
+        let [host] = config.get_hosts() else {
+            return Err(InvalidAddress("must name one host"));
+        };
+        let port = config.get_ports().first().copied().unwrap_or(5432);
+        let mut options = PgConnectOptions::new_without_pgpass().port(port).disable_statement_logging();
+        let shown = match host {
+            Host::Tcp(name) => {
+                options = options.host(name);
+                name.clone()
+            }
+            #[cfg(unix)]
+            Host::Unix(path) => {
+                options = options.socket(path);
+                path.display().to_string()
+            }
+        };
+        if let Some(user) = config.get_user() {
+            options = options.username(user);
+        }
+        if let Some(password) = config.get_password() {
+            let password = std::str::from_utf8(password);
+            options =
+                options.password(password.map_err(|_| InvalidAddress("has a password that is no text"))?);
+        }
+        let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
+        options = options.database(database);
+        options = options.application_name(config.get_application_name().unwrap_or("threadkeep"));
+        options = match config.get_ssl_mode() {
+            SslMode::Require => options.ssl_mode(PgSslMode::VerifyFull),
+            _ => options.ssl_mode(PgSslMode::Disable),
+        };
+        if let Some(root) = root {
+            options = options.ssl_root_cert(root);
+        }
+        Ok(Self {
+            place: format!("{database} on {shown}:{port}"),
+            options,
+            connections: connections.max(1),
+            tables: Tables::of(schema),
+        })
+    }
+
+    /// What is said of the database in errors.
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    pub(super) async fn connect(&self) -> Result<Pool, sqlx::Error> {
+        PgPoolOptions::new()
+            .max_connections(self.connections)
+            .acquire_timeout(PATIENCE)
+            .connect_with(self.options.clone())
+            .await
+    }
+}
+
+/// Takes what only this program understands out of a URL.
+fn split_root_certificate(address: &str) -> (String, Option<String>) {
+    let Ok(mut url) = Url::parse(address) else { return (address.to_owned(), None) };
+    let (mut root, mut kept) = (None, Vec::new());
+    for (key, value) in url.query_pairs() {
+        match (&*key, &*value) {
+            ("sslrootcert", file) => root = Some(file.to_owned()),
+            ("sslmode", "verify-ca" | "verify-full") => {
+                kept.push(("sslmode".to_owned(), "require".to_owned()));
+            }
+            _ => kept.push((key.into_owned(), value.into_owned())),
+        }
+    }
+    url.set_query(None);
+    if !kept.is_empty() {
+        url.query_pairs_mut().extend_pairs(kept);
+    }
+    (url.into(), root)
+}
+
+/// Where the tables are: in a schema that others may use too, hence with a prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    prefix: Arc<str>,
+}
+
+/// The tables as statements name them.
+const NAMES: [&str; 3] = ["threads_meta", "runs", "run_events"];
+
+impl Tables {
+    fn of(schema: &str) -> Self {
+        Self { prefix: format!("\"{}\".threadkeep_gateway_", schema.replace('"', "\"\"")).into() }
+    }
+
+    /// The table that says which migrations were applied.
+    pub(super) fn migrations(&self) -> String {
+        format!("{}migrations", self.prefix)
+    }
+
+    /// The number of a lock among those of these tables. Two names with one number only wait for each other.
+    fn lock(&self, name: &str) -> i64 {
+        let mut key = [0; 8];
+        let hash = blake3::Hasher::new().update(self.prefix.as_bytes()).update(name.as_bytes()).finalize();
+        key.copy_from_slice(&hash.as_bytes()[..8]);
+        i64::from_le_bytes(key)
+    }
+
+    /// A statement in which the tables have their full names.
+    pub(super) fn qualify(&self, text: &str) -> String {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let mut qualified = String::with_capacity(text.len() + 2 * self.prefix.len());
+        let (mut rest, mut before) = (text, ' ');
+        while let Some(first) = rest.chars().next() {
+            let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len()).max(first.len_utf8());
+            let (word, after) = rest.split_at(end);
+            if NAMES.contains(&word) && !matches!(before, '.' | '"' | '\'') {
+                qualified.push_str(&self.prefix);
+            }
+            qualified.push_str(word);
+            before = word.chars().next_back().unwrap_or(' ');
+            rest = after;
+        }
+        qualified
+    }
+}
+
+/// Which transactions a write transaction excludes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scope<'a> {
+    /// Those of this thread.
+    Thread(&'a str),
+    /// All.
+    EveryThread,
+}
+
+/// The statements that begin a write transaction. One whose process stands still is ended by the server, so that nobody waits for it
+/// for long.
+pub(super) fn begin(tables: &Tables, scope: Scope<'_>) -> AssertSqlSafe<String> {
+    let every_thread = tables.lock("");
+    let lock = match scope {
+        Scope::Thread(thread_id) => format!(
+            "SELECT pg_advisory_xact_lock_shared({every_thread}), pg_advisory_xact_lock({})",
+            // A thread's id is never empty.
+            tables.lock(thread_id)
+        ),
+        Scope::EveryThread => format!("SELECT pg_advisory_xact_lock({every_thread})"),
+    };
+    AssertSqlSafe(format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'; \
+         SET LOCAL lock_timeout = '10s'; {lock}"
+    ))
+}
+
+/// A statement as Postgres takes it.
+pub(super) fn prepared(sql: Sql, tables: &Tables) -> sqlx::query::Query<'static, Postgres, PgArguments> {
+    let mut query = sqlx::query(AssertSqlSafe(tables.qualify(&sql.text)));
+    for value in sql.values {
+        query = match value {
+            Value::Text(text) => query.bind(text.map(without_nul)),
+            Value::Int(number) => query.bind(number),
+            Value::Flag(flag) => query.bind(flag),
+            Value::Texts(texts) => query.bind(texts.into_iter().map(without_nul).collect::<Vec<_>>()),
+        };
+    }
+    query
+}
+
+/// No text in Postgres has a NUL; a JSON document has it escaped.
+fn without_nul(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
+}
+
+/// What stands around the list of texts that a column's text is looked for in.
+pub(super) const TEXT_IN: (&str, &str) = (" = ANY(", ")");
+
+/// Adds the text of the value at `key` of the JSON object in `column`.
+pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
+    // The server does not look into a document with an escaped NUL.
+    query
+        .push("(replace(")
+        .push(column)
+        .push(", '\\u0000', '\\ufffd')::json -> ")
+        .push_bind(key)
+        .push(")::text");
+}
+
+/// The text of a JSON value as [`push_json_at`] finds it.
+pub(super) fn json_without_nul(text: &str) -> String {
+    text.replace("\\u0000", "\\ufffd")
+}
+
+/// Whether the server says that its files are damaged.
+pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
+    matches!(error.code().as_deref(), Some("XX001" | "XX002"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_named_in_full_and_nothing_else_is_changed() {
+        let tables = Tables::of("a\"b");
+        assert_eq!(
+            tables.qualify(
+                "SELECT runs.run_id, 'runs' FROM runs WHERE EXISTS (SELECT 1 FROM run_events) -- r\u{fc}ns"
+            ),
+            "SELECT \"a\"\"b\".threadkeep_gateway_runs.run_id, 'runs' FROM \"a\"\"b\".threadkeep_gateway_runs WHERE EXISTS \
+             (SELECT 1 FROM \"a\"\"b\".threadkeep_gateway_run_events) -- r\u{fc}ns"
+        );
+        for same in ["runs_one_active_per_thread", "first_runs", "s.runs", "\"runs\"", ""] {
+            assert_eq!(tables.qualify(same), same);
+        }
+        assert_eq!(tables.migrations(), "\"a\"\"b\".threadkeep_gateway_migrations");
+    }
+
+    #[test]
+    fn an_address_is_read_in_both_forms_and_never_repeated() {
+        let parse = |address: &str| PostgresTarget::parse(address, "public", 5);
+        for address in ["postgres://u:hunter2@h:5433/d", "host=h port=5433 user=u password=hunter2 dbname=d"]
+        {
+            let target = parse(address).unwrap();
+            assert_eq!(target.place(), "d on h:5433");
+            assert!(!format!("{target:?}").contains("hunter2"));
+            assert_eq!(target.options.get_username(), "u");
+        }
+        for address in [
+            "postgres://u:hunter2@h/d?nonsense=1",
+            "mysql://u:hunter2@h/d",
+            "postgres://u:hunter2@a,b/d",
+            "hunter2",
+        ] {
+            let error = parse(address).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn tls_is_checked_where_it_is_asked_for() {
+        let mode =
+            |address: &str| PostgresTarget::parse(address, "public", 5).unwrap().options.get_ssl_mode();
+        for plain in ["postgres://u@h/d", "postgres://u@h/d?sslmode=prefer", "host=h user=u"] {
+            assert!(matches!(mode(plain), PgSslMode::Disable), "{plain}");
+        }
+        for checked in [
+            "postgres://u@h/d?sslmode=require",
+            "postgres://u@h/d?sslmode=verify-full&sslrootcert=/some/file",
+            "host=h user=u sslmode=require",
+        ] {
+            assert!(matches!(mode(checked), PgSslMode::VerifyFull), "{checked}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Statements and rows in a form that each of the two databases takes. A statement has one text for both, with numbered
+//! parameters (`$1`); what differs between them is in [`super::sqlite`] and [`super::postgres`].
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use sqlx::postgres::PgRow;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{ColumnIndex, Decode, Postgres, Row as _, Sqlite, Type};
+
+use super::{postgres, sqlite};
+
+/// The databases that the records can be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    Sqlite,
+    Postgres,
+}
+
+/// A value for a parameter.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    Text(Option<String>),
+    Int(i64),
+    Flag(bool),
+    /// For the list of [`Builder::push_text_in`].
+    Texts(Vec<String>),
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(Some(text.to_owned()))
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(Some(text))
+    }
+}
+
+impl From<&String> for Value {
+    fn from(text: &String) -> Self {
+        Self::Text(Some(text.clone()))
+    }
+}
+
+impl From<Option<&str>> for Value {
+    fn from(text: Option<&str>) -> Self {
+        Self::Text(text.map(str::to_owned))
+    }
+}
+
+impl From<Option<String>> for Value {
+    fn from(text: Option<String>) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&Option<String>> for Value {
+    fn from(text: &Option<String>) -> Self {
+        Self::Text(text.clone())
+    }
+}
+
+impl From<i64> for Value {
+    fn from(number: i64) -> Self {
+        Self::Int(number)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+/// A statement with the values of its parameters.
+#[derive(Clone, Debug)]
+pub(super) struct Sql {
+    pub(super) text: Cow<'static, str>,
+    pub(super) values: Vec<Value>,
+}
+
+/// A statement whose parameters are still to be bound, in their order.
+pub(super) fn query(text: &'static str) -> Sql {
+    Sql { text: text.into(), values: Vec::new() }
+}
+
+impl Sql {
+    /// Binds the next parameter.
+    pub(super) fn bind(mut self, value: impl Into<Value>) -> Self {
+        self.values.push(value.into());
+        self
+    }
+}
+
+/// A statement that is put together piece by piece.
+pub(super) struct Builder {
+    dialect: Dialect,
+    text: String,
+    values: Vec<Value>,
+}
+
+impl Builder {
+    pub(super) fn new(dialect: Dialect, text: &str) -> Self {
+        Self { dialect, text: text.to_owned(), values: Vec::new() }
+    }
+
+    /// Adds text as it is.
+    pub(super) fn push(&mut self, text: &str) -> &mut Self {
+        self.text.push_str(text);
+        self
+    }
+
+    /// With more text.
+    pub(super) fn with(mut self, text: &str) -> Self {
+        self.push(text);
+        self
+    }
+
+    /// Adds a parameter.
+    pub(super) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
+        self.values.push(value.into());
+        // Writing to a string cannot fail.
+        let _ = write!(self.text, "${}", self.values.len());
+        self
+    }
+
+    /// Adds: the text in `column` is one of `texts`, of which there may be any number.
+    pub(super) fn push_text_in(&mut self, column: &str, texts: &[String]) -> &mut Self {
+        let (before, after) = match self.dialect {
+            Dialect::Sqlite => sqlite::TEXT_IN,
+            Dialect::Postgres => postgres::TEXT_IN,
+        };
+        self.push(column).push(before).push_bind(Value::Texts(texts.to_vec())).push(after)
+    }
+
+    /// Adds: the value at the top-level `key` of the JSON object in `column` is one of `texts`. Values are compared as
+    /// the JSON text they are stored as, which keeps types apart (`1`, `"1"`, `true`) and is exact for every number and
+    /// string. `key` has only letters, digits, `_` and `-`.
+    pub(super) fn push_json_is(&mut self, column: &str, key: &str, texts: &[String]) -> &mut Self {
+        match self.dialect {
+            Dialect::Sqlite => sqlite::push_json_at(self, column, key),
+            Dialect::Postgres => postgres::push_json_at(self, column, key),
+        }
+        self.push(" IN (");
+        for (index, text) in texts.iter().enumerate() {
+            let text = match self.dialect {
+                Dialect::Sqlite => text.clone(),
+                Dialect::Postgres => postgres::json_without_nul(text),
+            };
+            self.push(if index == 0 { "" } else { ", " }).push_bind(text);
+        }
+        self.push(")")
+    }
+
+    pub(super) fn build(self) -> Sql {
+        Sql { text: self.text.into(), values: self.values }
+    }
+}
+
+/// A row of either database.
+pub(super) enum Row {
+    Sqlite(SqliteRow),
+    Postgres(PgRow),
+}
+
+impl Row {
+    /// The value of a column, by its name or its place.
+    pub(super) fn get<'r, T, I>(&'r self, column: I) -> sqlx::Result<T>
+    where
+        T: Cell<'r>,
+        I: ColumnIndex<SqliteRow> + ColumnIndex<PgRow>,
+    {
+        match self {
+            Self::Sqlite(row) => row.try_get(column),
+            Self::Postgres(row) => row.try_get(column),
+        }
+    }
+}
+
+/// What a cell of either database can be read as.
+pub(super) trait Cell<'r>:
+    Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>
+{
+}
+
+impl<'r, T: Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>> Cell<'r> for T {}
+
+/// What a row is read as.
+pub(super) trait FromRow: Sized {
+    fn from_row(row: &Row) -> sqlx::Result<Self>;
+}
+
+impl<T: for<'r> Cell<'r>> FromRow for (T,) {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
+        Ok((row.get(0)?,))
+    }
+}

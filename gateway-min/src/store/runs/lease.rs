@@ -1,0 +1,65 @@
+//! How a process shows that it works on its rows: it owns them for some time, and renews that.
+//!
+//! A row never changes its owner. Whoever takes an owner for gone ends the row ([`super::recovery`]), and an ended row
+//! is ended for good: so an owner that comes back too late can change nothing of it.
+
+use std::collections::BTreeSet;
+use std::sync::{MutexGuard, PoisonError};
+
+use chrono::TimeDelta;
+
+use super::Runs;
+use crate::store::codec::time_text;
+use crate::store::error::StoreError;
+
+/// On which terms a process owns its rows.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    /// A name that no other process has, nor this one after a restart.
+    pub owner: String,
+    /// How long a row is owned without a renewal.
+    pub length: TimeDelta,
+}
+
+impl Runs {
+    /// The name under which this process owns rows, if it is not the only one.
+    pub fn owner(&self) -> Option<&str> {
+        self.lease.as_ref().map(|lease| lease.owner.as_str())
+    }
+
+    /// Renews the leases of these runs and of all reservations that this process holds. What is not its own, or has
+    /// ended, stays as it is.
+    pub async fn renew(&self, run_ids: &[String]) -> Result<(), StoreError> {
+        let Some(lease) = &self.lease else { return Ok(()) };
+        let held: Vec<String> = run_ids.iter().cloned().chain(self.reserved().iter().cloned()).collect();
+        if held.is_empty() {
+            return Ok(());
+        }
+        // Rows of many threads, in no order that others keep.
+        let mut tx = self.db.write_everywhere().await?;
+        let mut sql = self.db.builder("UPDATE runs SET lease_expires_at = ");
+        sql.push_bind(time_text(self.db.clock.now() + lease.length));
+        sql.push(" WHERE status IN ('pending', 'running') AND owner_worker_id = ").push_bind(&lease.owner);
+        sql.push(" AND ").push_text_in("run_id", &held);
+        tx.execute(sql.build()).await?;
+        tx.commit().await
+    }
+
+    /// Which of these runs somebody has asked to cancel, or has ended.
+    pub async fn stopped(&self, run_ids: &[String]) -> Result<Vec<String>, StoreError> {
+        if run_ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sql = self.db.builder(
+            "SELECT run_id FROM runs WHERE (cancel_action IS NOT NULL OR status NOT IN ('pending', 'running')) AND ",
+        );
+        sql.push_text_in("run_id", run_ids);
+        let stopped: Vec<(String,)> = self.db.fetch_all(sql.build()).await?;
+        Ok(stopped.into_iter().map(|(run_id,)| run_id).collect())
+    }
+
+    /// The rows of the reservations that this process holds.
+    pub(super) fn reserved(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

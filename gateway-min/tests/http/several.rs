@@ -1,0 +1,341 @@
+//! Several gateways on one database, with a load balancer before them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use futures::future::join_all;
+use reqwest::Client;
+use serde_json::{Value, json};
+use threadkeep_gateway::model::scripted::gate;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::sse;
+use crate::support::{Gateway, MODES, Setup, question, texts};
+
+/// On `work`, calls a tool and waits at `gate`; on `fail`, fails; else answers.
+fn script(gate: &str) -> Value {
+    json!({"rules": [
+        {"when": {"contains": ["work"]}, "answers": [
+            {"text": "Looking.", "tool_calls": [{"name": "ls"}]},
+            {"text": "Done.", "gate": {"name": gate}},
+        ]},
+        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [{"tool_calls": [{"name": "ls"}]}]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+/// Two gateways on one database, and a thread `t`.
+async fn two(mode: &'static str, gate: &str) -> (Gateway, Gateway) {
+    let first = Setup { script: script(gate), ..Setup::on("postgres", mode) }.start().await;
+    let second = first.beside().await;
+    first.create("t").await;
+    (first, second)
+}
+
+async fn cancel(gateway: &Gateway, run: &str, query: &str) -> u16 {
+    gateway.call(Method::POST, &format!("/api/threads/t/runs/{run}/cancel{query}"), None).await.status
+}
+
+/// Waits until the run has this status, as the gateway sees it.
+async fn until(gateway: &Gateway, run: &str, status: &str) -> Value {
+    loop {
+        let record = gateway.run("t", run).await;
+        if record["status"] == status {
+            return record;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_of_one_is_joined_on_the_other_with_all_that_it_wrote() {
+    for mode in MODES {
+        let name = format!("several-join-{mode}");
+        let (first, second) = two(mode, &name).await;
+        second.ask("t", "hello").await;
+        let run = first.start_run("t", "work").await;
+        gate(&name).reached().await;
+        assert_eq!(second.run("t", &run).await["status"], "running");
+        assert_eq!(second.get("/api/threads/t").await.ok()["status"], "busy");
+        let place = format!("/api/threads/t/runs/{run}/join");
+        let join = second.get(&place);
+        let open = async {
+            tokio::task::yield_now().await;
+            gate(&name).open();
+        };
+        let (joined, ()) = tokio::join!(join, open);
+        let values = joined.ok();
+        assert_eq!(values["messages"].as_array().unwrap().last().unwrap()["content"], "Done.");
+        // All of it is there, the last note of the run too, and on both.
+        assert_eq!(second.run("t", &run).await["status"], "success");
+        assert_eq!(second.history("t").await, first.history("t").await);
+        let metadata = &second.state("t").await["metadata"];
+        assert!(metadata["run_durations"].get(&run).is_some(), "{metadata}");
+        assert_eq!(first.get("/api/threads/t").await.ok()["status"], "idle");
+        // The next run, on the other one, follows without a gap.
+        let next = second.ask("t", "on").await;
+        assert_eq!(first.run("t", &next).await["status"], "success");
+        assert_eq!(first.state("t").await, second.state("t").await);
+    }
+}
+
+/// The last note of a run is written before its row says that it has ended: it is in no other run's way.
+#[tokio::test]
+async fn a_run_may_follow_as_soon_as_the_one_before_it_elsewhere_shows_its_end() {
+    let (first, second) = two("delta", "several-follow").await;
+    for round in 0..12 {
+        let (one, other) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
+        let run = one.start_run("t", "hello").await;
+        while other.run("t", &run).await["status"] != "success" {}
+        let next = other.ask("t", "on").await;
+        assert_eq!(other.run("t", &next).await["status"], "success", "{}", other.run("t", &next).await);
+    }
+    assert_eq!(texts(&first.state("t").await).len(), 48);
+}
+
+#[tokio::test]
+async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end() {
+    for mode in MODES {
+        let name = format!("several-stream-{mode}");
+        let (first, second) = two(mode, &name).await;
+        let run = first.start_run("t", "work").await;
+        gate(&name).reached().await;
+        let request =
+            || Request::get(format!("/api/threads/t/runs/{run}/stream")).body(Body::empty()).unwrap();
+        let (one, other) = (second.open_answer(request()).await, second.open_answer(request()).await);
+        let (frames, open) =
+            (async { tokio::join!(sse::all(one), sse::all(other)) }, async { gate(&name).open() });
+        let ((frames, again), ()) = tokio::join!(frames, open);
+        assert_eq!(frames[0].name, "metadata");
+        assert_eq!(frames[0].data, json!({"run_id": run, "thread_id": "t"}));
+        let (end, shown) = frames[1..].split_last().unwrap();
+        assert_eq!((end.name.as_str(), &end.data), ("end", &Value::Null));
+        assert!(!shown.is_empty() && shown.iter().all(|frame| frame.name == "values"), "{shown:?}");
+        assert_eq!(shown.last().unwrap().data["messages"], first.state("t").await["values"]["messages"]);
+        assert_eq!(again.last().unwrap().name, "end", "every subscriber gets it");
+        // Of one that has ended, the end.
+        let ended = sse::all(first.beside().await.open_answer(request()).await).await;
+        assert_eq!(ended.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>(), ["end"]);
+
+        let failing = json!({"input": question("loop")["input"], "config": {"recursion_limit": 2}});
+        let failed = first.post("/api/threads/t/runs", failing).await.ok();
+        let run = failed["run_id"].as_str().unwrap();
+        let path = format!("/api/threads/t/runs/{run}/stream");
+        let frames =
+            sse::all(second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
+        let record = until(&second, run, "error").await;
+        // Whoever comes when it has failed already sees no more than the end.
+        if frames.len() > 1 {
+            let error = &frames[frames.len() - 2];
+            assert_eq!((error.name.as_str(), &error.data["message"]), ("error", &record["error"]));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_run_of_one_is_cancelled_on_the_other() {
+    for mode in MODES {
+        for action in ["interrupt", "rollback"] {
+            let name = format!("several-cancel-{mode}-{action}");
+            let (first, second) = two(mode, &name).await;
+            first.ask("t", "before").await;
+            let before = first.state("t").await;
+            let run = first.start_run("t", "work").await;
+            gate(&name).reached().await;
+            assert_eq!(cancel(&second, &run, &format!("?action={action}")).await, 202);
+            assert_eq!(first.run("t", &run).await["status"], "interrupted", "from the answer on");
+            assert_eq!(cancel(&second, &run, "?wait=true").await, 204, "to its end");
+            let record = second.run("t", &run).await;
+            let state = second.state("t").await;
+            if action == "rollback" {
+                assert_eq!(
+                    (&record["status"], &record["error"]),
+                    (&json!("error"), &json!("Rolled back by user"))
+                );
+                assert_eq!(state["values"], before["values"]);
+            } else {
+                assert_eq!((&record["status"], &record["error"]), (&json!("interrupted"), &Value::Null));
+                assert_eq!(texts(&state)[2], "work");
+            }
+            second.ask("t", "after").await;
+            assert_eq!(texts(&first.state("t").await).last(), Some(&"You said: after"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn leaving_the_stream_of_a_run_elsewhere_cancels_it_if_the_client_said_so() {
+    let (first, second) = two("delta", "several-leave").await;
+    let run = first.start_run("t", "work").await;
+    gate("several-leave").reached().await;
+    let path = |query: &str| format!("/api/threads/t/runs/{run}/stream{query}");
+    let open =
+        async |query: &str| second.open_answer(Request::get(path(query)).body(Body::empty()).unwrap()).await;
+    drop(open("").await);
+    let stays = open("?cancel_on_disconnect=true").await;
+    assert_eq!(first.run("t", &run).await["status"], "running");
+    drop(stays);
+    until(&first, &run, "interrupted").await;
+    first.join("t", &run).await;
+}
+
+#[tokio::test]
+async fn a_run_on_one_keeps_writers_on_the_other_out_and_gives_way_to_a_run_that_takes_over() {
+    for mode in MODES {
+        let name = format!("several-busy-{mode}");
+        let (first, second) = two(mode, &name).await;
+        first.ask("t", "before").await;
+        let run = first.start_run("t", "work").await;
+        gate(&name).reached().await;
+        let refused = second.post("/api/threads/t/runs", question("no")).await;
+        refused.refused(409, "Thread t already has an active run");
+        assert_eq!(second.post("/api/threads/t/state", json!({"values": {"title": "x"}})).await.status, 409);
+        assert_eq!(second.delete("/api/threads/t").await.status, 409);
+        assert_eq!(first.run("t", &run).await["status"], "running");
+
+        let mut body = question("instead");
+        body["multitask_strategy"] = json!("rollback");
+        let next = second.post("/api/threads/t/runs", body).await.ok();
+        let next = next["run_id"].as_str().unwrap();
+        second.join("t", next).await;
+        assert_eq!(second.run("t", next).await["status"], "success");
+        assert_eq!(second.run("t", &run).await["error"], "Rolled back by user");
+        let state = first.state("t").await;
+        assert_eq!(texts(&state), ["before", "You said: before", "instead", "You said: instead"]);
+        assert_eq!(second.delete("/api/threads/t").await.status, 200);
+        assert_eq!(first.get("/api/threads/t").await.status, 404);
+    }
+}
+
+/// Passes each connection on to the next of the servers.
+async fn balancer(servers: Vec<SocketAddr>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for server in servers.iter().cycle() {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let server = *server;
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(server).await.unwrap();
+                // Whoever hangs up first ends it.
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    address
+}
+
+/// A client of both gateways, which takes a new connection, and so the other gateway, for each request.
+struct Balanced {
+    base: String,
+    client: Client,
+}
+
+impl Balanced {
+    async fn before(gateways: [&Gateway; 2]) -> Arc<Self> {
+        let servers = join_all(gateways.map(Gateway::listen)).await;
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let client = Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
+        Arc::new(Self { base: format!("http://{}", balancer(servers).await), client })
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Option<Value>, key: Option<&str>) -> (u16, Value) {
+        let mut request = self.client.request(method, format!("{}{path}", self.base));
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap_or_default())
+    }
+
+    async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        self.send(Method::POST, path, Some(body), None).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_requests_through_a_balancer_one_gets_the_thread() {
+    let (first, second) = two("delta", "several-parallel").await;
+    let balanced = Balanced::before([&first, &second]).await;
+    let asked = join_all((0..30).map(|_| {
+        let balanced = Arc::clone(&balanced);
+        tokio::spawn(async move { balanced.post("/api/threads/t/runs", question("work")).await })
+    }));
+    let answers: Vec<_> = asked.await.into_iter().map(Result::unwrap).collect();
+    let statuses = |status| answers.iter().filter(|(found, _)| *found == status).count();
+    assert_eq!((statuses(200), statuses(409)), (1, 29));
+
+    // With one key all get the same run.
+    gate("several-parallel").open();
+    let (_, run) = answers.into_iter().find(|(status, _)| *status == 200).unwrap();
+    first.join("t", run["run_id"].as_str().unwrap()).await;
+    let asked = join_all((0..10).map(|_| {
+        let balanced = Arc::clone(&balanced);
+        tokio::spawn(async move {
+            balanced.send(Method::POST, "/api/threads/t/runs", Some(question("hi")), Some("k")).await
+        })
+    }));
+    let mut runs: Vec<_> = asked.await.into_iter().map(|answer| answer.unwrap().1["run_id"].take()).collect();
+    runs.dedup();
+    assert!(runs.len() == 1 && runs[0].is_string(), "{runs:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deletion_and_a_run_through_a_balancer_exclude_each_other() {
+    let (first, second) = two("delta", "several-delete").await;
+    let balanced = Balanced::before([&first, &second]).await;
+    for round in 0..20 {
+        let thread = format!("t{round}");
+        first.create(&thread).await;
+        let (place, runs) = (format!("/api/threads/{thread}"), format!("/api/threads/{thread}/runs"));
+        let (deleted, created) = tokio::join!(
+            balanced.send(Method::DELETE, &place, None, None),
+            balanced.post(&runs, question("hello"))
+        );
+        match (deleted.0, created.0) {
+            (409, 200) => {
+                first.join(&thread, created.1["run_id"].as_str().unwrap()).await;
+                assert_eq!(texts(&second.state(&thread).await), ["hello", "You said: hello"]);
+            }
+            (200, 404 | 409) => assert_eq!(second.get(&format!("{place}/state")).await.status, 404),
+            // Both, if the run had ended, or the deletion, before the other one came.
+            (200, 200) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Conversations whose turns go to one gateway and the other in turn, many at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn conversations_over_a_balancer_are_whole() {
+    for mode in MODES {
+        let (first, second) = two(mode, "several-turns").await;
+        let balanced = Balanced::before([&first, &second]).await;
+        let talks = join_all((0..6).map(|n| {
+            let balanced = Arc::clone(&balanced);
+            tokio::spawn(async move {
+                let thread = format!("talk{n}");
+                balanced.post("/api/threads", json!({ "thread_id": thread })).await;
+                for turn in 0..5 {
+                    let wait = format!("/api/threads/{thread}/runs/wait");
+                    let (status, body) = balanced.post(&wait, question(&format!("q{turn}"))).await;
+                    assert_eq!(status, 200, "{body}");
+                }
+            })
+        }));
+        talks.await.into_iter().for_each(Result::unwrap);
+        let expected: Vec<String> =
+            (0..5).flat_map(|turn| [format!("q{turn}"), format!("You said: q{turn}")]).collect();
+        for n in 0..6 {
+            let state = first.state(&format!("talk{n}")).await;
+            assert_eq!(texts(&state), expected);
+            assert_eq!(second.state(&format!("talk{n}")).await, state);
+        }
+    }
+}

@@ -20,6 +20,7 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
 use crate::agent::{AgentError, LeadAgent};
+use crate::auth::Authenticator;
 use crate::config::{Backend, CheckpointCacheType, Config, ConfigHandle, SqliteSynchronous};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
@@ -55,6 +56,7 @@ pub enum StartError {
 /// A running gateway without its HTTP server.
 pub struct App {
     pub(crate) config: ConfigHandle,
+    pub(crate) auth: Authenticator,
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) bridge: StreamBridge,
@@ -117,6 +119,7 @@ impl App {
                 ..BridgeOptions::default()
             }),
             threads_dir: current.state_dir.join("threads"),
+            auth: Authenticator::new(&current.auth),
             config,
             store,
             ids,

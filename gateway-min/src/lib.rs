@@ -2,7 +2,9 @@
 
 mod agent;
 pub mod app;
+pub mod auth;
 pub mod config;
+mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -11,7 +11,8 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
-use threadkeep_gateway::config::{ConfigHandle, LoadOptions};
+use threadkeep_gateway::auth::{self, KeyFile};
+use threadkeep_gateway::config::{Auth, ConfigHandle, LoadOptions};
 use threadkeep_gateway::http;
 use threadkeep_gateway::ops::{self, OpsCommand};
 use tokio::sync::Notify;
@@ -64,6 +65,9 @@ enum Command {
         /// The port to listen on; 0 takes a free one and says which.
         #[arg(long, env = "GATEWAY_PORT", default_value_t = 8001)]
         port: u16,
+        /// Serve other machines, and under any host name, although there is no authentication.
+        #[arg(long, env = "GATEWAY_ALLOW_UNAUTHENTICATED")]
+        allow_unauthenticated: bool,
     },
     #[command(flatten)]
     Ops(OpsCommand),
@@ -87,8 +91,9 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match cli.command {
-        Command::Serve { config, host, port } => {
-            runtime.block_on(serve(config, SocketAddr::new(host, port))).map(|()| ExitCode::SUCCESS)
+        Command::Serve { config, host, port, allow_unauthenticated } => {
+            let address = SocketAddr::new(host, port);
+            runtime.block_on(serve(config, address, allow_unauthenticated)).map(|()| ExitCode::SUCCESS)
         }
         Command::Ops(command) => Ok(runtime.block_on(ops::run(&command)).into()),
     }
@@ -102,18 +107,22 @@ async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<(
         format!("cannot listen on {address}; is another gateway running? --port chooses another port")
     })?;
     let address = listener.local_addr()?;
-    if !address.ip().is_loopback() {
-        tracing::warn!(%address, "listening beyond this machine, and there is no authentication: anybody who reaches the port is the administrator");
+    if settings.enabled {
+        warn_without_keys(&settings).await?;
+    } else if !address.ip().is_loopback() {
+        tracing::warn!(%address, "listening beyond this machine without authentication: whoever reaches the port is the administrator");
     }
     tracing::info!(
         "serving on http://{address}, API at http://{address}/api, description at http://{address}/openapi.json"
     );
-    let router = http::router(Arc::clone(&app));
+    let router = http::router_for(Arc::clone(&app), reach);
     let drained = Arc::new(Notify::new());
     let stopping = {
         let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
         async move {
             interrupted().await;
+    let settings = config.current_async().await.auth.clone();
+    let reach = auth::reach(address, &settings, allow_unauthenticated)?;
             tracing::info!("stopping: runs are interrupted, their last writes awaited");
             app.stop_runs().await;
             drained.notify_one();
@@ -146,3 +155,14 @@ async fn interrupted() {
     // Without a handler the process ends as the system decides.
     let _ = tokio::signal::ctrl_c().await;
 }
+/// Points out that nobody can get in yet; a file of keys that cannot be read stops the start.
+async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
+    let file = KeyFile::new(&settings.keys_file);
+    if tokio::task::spawn_blocking(move || file.list()).await??.is_empty() {
+        tracing::warn!(
+            "there is no API key yet, so every request is refused; `threadkeep keys create` makes one"
+        );
+    }
+    Ok(())
+}
+

@@ -1,18 +1,12 @@
 //! Following the configuration file while the gateway runs.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
 
 use super::environment::Environment;
 use super::error::{ConfigError, Origin};
 use super::find::Location;
+use super::stamp::Stamp;
 use super::{Config, LoadOptions, SourceFile};
-
-/// How old a file's time stamp must be, when the file is read, for it to vouch for the content. Two edits
-/// within the clock's grain may leave the same stamp and size, so a younger file is read again.
-const TRUSTED_AGE: Duration = Duration::from_secs(2);
 
 /// The configuration as the file has it now. Clones share one state.
 ///
@@ -39,13 +33,6 @@ struct State {
     /// The stamp that vouches for `last`, once it is old enough.
     stamp: Option<Stamp>,
     last_error: Option<Arc<ConfigError>>,
-}
-
-#[derive(PartialEq, Eq)]
-struct Stamp {
-    path: PathBuf,
-    modified: SystemTime,
-    len: u64,
 }
 
 impl ConfigHandle {
@@ -122,7 +109,8 @@ impl State {
                 return Ok(None);
             }
         };
-        let stamp = Stamp::of(&path)?;
+        let unreadable = |source| ConfigError::Unreadable { path: path.clone(), source };
+        let stamp = Stamp::of(&path).map_err(unreadable)?;
         if self.stamp.as_ref() == Some(&stamp) {
             return Ok(None);
         }
@@ -158,19 +146,6 @@ impl State {
     fn keep(&mut self, error: ConfigError) {
         tracing::warn!(%error, "the configuration cannot be reloaded; the last good one stays in use");
         self.last_error = Some(Arc::new(error));
-    }
-}
-
-impl Stamp {
-    fn of(path: &Path) -> Result<Self, ConfigError> {
-        let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
-        let metadata = fs::metadata(path).map_err(unreadable)?;
-        let modified = metadata.modified().map_err(unreadable)?;
-        Ok(Self { path: path.to_owned(), modified, len: metadata.len() })
-    }
-
-    fn is_trusted(&self) -> bool {
-        SystemTime::now().duration_since(self.modified).is_ok_and(|age| age > TRUSTED_AGE)
     }
 }
 

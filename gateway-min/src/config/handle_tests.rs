@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::time::{Duration, SystemTime};
 
 use super::super::testing::{Project, logged};
 use super::*;

@@ -7,7 +7,7 @@
 //! [`LoadOptions::from_process`].
 //!
 //! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a
-//! later edit counts after a restart only: `database` (save `checkpoint_graph_cache`), `run_events`,
+//! later edit counts after a restart only: `auth` (the keys follow their file), `database` (save `checkpoint_graph_cache`), `run_events`,
 //! `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime` and `subagent_batches`.
 //! Whoever builds something from them keeps what it was given. The others are read anew for each run:
 //! `models`, `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`,
@@ -48,11 +48,11 @@ pub use handle::ConfigHandle;
 pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
-    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, ContextSize, CustomAgent, INHERIT_MODEL,
-    LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox, SandboxProvider,
-    StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime, Subagents,
-    Summarization, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup,
-    ToolSearch, Verification,
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent,
+    INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox,
+    SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime,
+    Subagents, Summarization, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency,
+    ToolGroup, ToolSearch, Verification,
 };
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
 
@@ -62,11 +62,13 @@ pub(crate) use fuzzing::fuzz;
 use node::{Node, Report};
 
 /// The top-level keys that are read here. All others are kept in [`Config::extra`].
-const SECTIONS: [&str; 22] = [
+const SECTIONS: [&str; 23] = [
+pub(crate) use stamp::Stamp;
     CONFIG_VERSION_KEY,
     "database",
     "models",
     "run_events",
+    "auth",
     "stream_bridge",
     "run_ownership",
     "max_recursion_limit",
@@ -135,6 +137,8 @@ pub struct Config {
     /// Where and how checkpoints are kept.
     pub database: Database,
     /// The language models, at least one; the first is the default.
+    /// Who may use the gateway.
+    pub auth: Auth,
     pub models: Vec<Model>,
     /// Where run events are kept.
     pub run_events: RunEvents,
@@ -226,6 +230,7 @@ impl Config {
             database: Database::read(&root.section("database"), location),
             models: models::read(&root, config_dir),
             run_events: RunEvents::read(&root),
+            auth: Auth::read(&root, location),
             stream_bridge: StreamBridge::read(&root),
             run_ownership: RunOwnership::read(&root),
             max_recursion_limit: root.int("max_recursion_limit", 1000, 1..),

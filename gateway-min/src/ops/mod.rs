@@ -1,7 +1,7 @@
 //! The operator commands of the binary `threadkeep`: looking into a store, removing what is not needed, converting,
-//! checking, moving threads between stores.
+//! checking, moving threads between stores; and looking after API keys and the configuration file.
 //!
-//! They work on the store of the configuration or on one that is named, whether a gateway runs or not: every change is
+//! Those on threads work on the store of the configuration or on one that is named, whether a gateway runs or not: every change is
 //! one atomic change of a thread, refused and planned anew if anybody wrote meanwhile. Nothing is deleted without `--yes` or
 //! a question that was answered. What is printed for programs is one JSON document a line.
 
@@ -11,6 +11,7 @@ mod convert;
 mod diff;
 mod error;
 mod lineage;
+mod keys;
 mod output;
 mod plan;
 mod progress;
@@ -35,6 +36,7 @@ use self::convert::ConvertCommand;
 use self::error::Result;
 use self::output::{Out, one_line};
 use self::prune::PruneCommand;
+use self::keys::KeysCommand;
 use self::retention::RetentionCommand;
 use self::state::StateCommand;
 use self::target::{StoreArgs, Target};
@@ -100,7 +102,7 @@ enum Command {
     Vacuum(VacuumCommand),
 }
 
-impl Command {
+impl StoreCommand {
     fn store(&self) -> &StoreArgs {
         match self {
             Self::Threads(command) => command.store(),
@@ -136,15 +138,7 @@ impl Command {
 /// Carries out a command: results go to stdout, errors and progress to stderr.
 pub async fn run(command: &OpsCommand) -> Exit {
     let mut out = Out::stdout();
-    let result = match Target::open(command.0.store()).await {
-        Ok(target) => {
-            let result = command.0.carry_out(&target, &mut out).await;
-            // Closing moves what was written into the database file, also after an error.
-            target.close().await;
-            result
-        }
-        Err(error) => Err(error),
-    };
+    let result = command.0.carry_out(&mut out).await;
     let flushed = out.flush().map_err(error::OpsError::from);
     match result.and_then(|exit| flushed.map(|()| exit)) {
         Ok(exit) => exit,

@@ -25,6 +25,8 @@ mod models;
 mod node;
 mod secret;
 mod sections;
+mod stamp;
+mod upgrade;
 mod version;
 mod yaml;
 
@@ -54,21 +56,22 @@ pub use sections::{
     Subagents, Summarization, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency,
     ToolGroup, ToolSearch, Verification,
 };
+pub use upgrade::{Cadence, Upgrade, UpgradeError, upgrade};
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
 
 use find::Location;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::fuzz;
 use node::{Node, Report};
+pub(crate) use stamp::Stamp;
 
 /// The top-level keys that are read here. All others are kept in [`Config::extra`].
 const SECTIONS: [&str; 23] = [
-pub(crate) use stamp::Stamp;
     CONFIG_VERSION_KEY,
+    "auth",
     "database",
     "models",
     "run_events",
-    "auth",
     "stream_bridge",
     "run_ownership",
     "max_recursion_limit",
@@ -134,11 +137,11 @@ pub struct Config {
     pub root: PathBuf,
     /// Where the process keeps its data: `SVC_HOME`, else `.svc` in the root.
     pub state_dir: PathBuf,
+    /// Who may use the gateway.
+    pub auth: Auth,
     /// Where and how checkpoints are kept.
     pub database: Database,
     /// The language models, at least one; the first is the default.
-    /// Who may use the gateway.
-    pub auth: Auth,
     pub models: Vec<Model>,
     /// Where run events are kept.
     pub run_events: RunEvents,
@@ -227,10 +230,10 @@ impl Config {
             config_version: stated_version(sections),
             root: location.root.clone(),
             state_dir: location.state_dir.clone(),
+            auth: Auth::read(&root, location),
             database: Database::read(&root.section("database"), location),
             models: models::read(&root, config_dir),
             run_events: RunEvents::read(&root),
-            auth: Auth::read(&root, location),
             stream_bridge: StreamBridge::read(&root),
             run_ownership: RunOwnership::read(&root),
             max_recursion_limit: root.int("max_recursion_limit", 1000, 1..),

@@ -116,11 +116,11 @@ impl From<Problems> for ApiError {
 }
 
 impl IntoResponse for ApiError {
+        let mut response = (self.status, Json(self.body)).into_response();
     fn into_response(self) -> Response {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        let mut response = (self.status, Json(self.body)).into_response();
         if let Some(delay) = self.retry_after {
             let seconds = delay.as_secs() + u64::from(delay.subsec_nanos() > 0);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

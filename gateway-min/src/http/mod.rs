@@ -14,9 +14,9 @@ mod goal;
 mod health;
 mod history;
 mod models;
-mod replay;
 mod origins;
 pub mod run_body;
+mod replay;
 mod run_control;
 pub(crate) mod runs;
 mod schema;
@@ -34,15 +34,15 @@ use std::sync::Arc;
 use axum::extract::Request;
 use axum::http::uri::{PathAndQuery, Uri};
 use axum::routing::{Router, get};
-use tower::ServiceExt as _;
 use axum::{Json, middleware};
 use utoipa_axum::router::OpenApiRouter;
+use tower::ServiceExt as _;
 
-use crate::app::App;
 use self::origins::{Guard, Origins};
-
+use crate::app::App;
 use crate::auth::Reach;
 /// Where the API is.
+
 const API: &str = "/api/";
 /// Where clients that are made for a reverse proxy look for it.
 const PROXIED_API: &str = "/api/langgraph/";

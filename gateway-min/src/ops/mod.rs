@@ -7,11 +7,12 @@
 
 pub mod archive;
 mod checkpoints;
+mod config;
 mod convert;
 mod diff;
 mod error;
-mod lineage;
 mod keys;
+mod lineage;
 mod output;
 mod plan;
 mod progress;
@@ -32,11 +33,12 @@ use clap::{ArgMatches, FromArgMatches, Subcommand};
 pub use error::Exit;
 
 use self::checkpoints::CheckpointsCommand;
+use self::config::ConfigCommand;
 use self::convert::ConvertCommand;
 use self::error::Result;
+use self::keys::KeysCommand;
 use self::output::{Out, one_line};
 use self::prune::PruneCommand;
-use self::keys::KeysCommand;
 use self::retention::RetentionCommand;
 use self::state::StateCommand;
 use self::target::{StoreArgs, Target};
@@ -75,6 +77,36 @@ impl Subcommand for OpsCommand {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(flatten)]
+    Store(StoreCommand),
+    /// Make, list and revoke API keys.
+    #[command(subcommand)]
+    Keys(KeysCommand),
+    /// Look after the configuration file: upgrade.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+impl Command {
+    async fn carry_out(&self, out: &mut Out) -> Result<Exit> {
+        match self {
+            Self::Store(command) => {
+                let target = Target::open(command.store()).await?;
+                let result = command.carry_out(&target, out).await;
+                // Closing moves what was written into the database file, also after an error.
+                target.close().await;
+                return result;
+            }
+            Self::Keys(command) => command.run(out)?,
+            Self::Config(command) => command.run(out)?,
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// A command that works on the store.
+#[derive(Debug, Subcommand)]
+enum StoreCommand {
     /// Look at threads: list, show, du.
     #[command(subcommand)]
     Threads(ThreadsCommand),

@@ -29,7 +29,7 @@ use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
-use crate::tools::{ToolContext, Toolbox};
+use crate::tools::{ToolContext, ToolSettings, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
 pub const CHECKPOINT_FILE: &str = "checkpoints.db";
@@ -74,6 +74,8 @@ pub struct App {
     stopping: AtomicBool,
 }
 
+    /// Where tools run, as it was at the start.
+    tool_settings: ToolSettings,
 impl App {
     /// Opens the stores, freezes mode and cadence, and recovers the runs of a process that ended without finishing
     /// them. `modes` is the register of the process; a test gives each gateway its own.
@@ -126,6 +128,7 @@ impl App {
             locks: ThreadLocks::default(),
             local_runs: LocalRuns::default(),
             progress_every: progress::EVERY,
+            tool_settings: settings::tools(&current),
             background: TaskTracker::new(),
             modes,
             sqlite,
@@ -170,7 +173,7 @@ impl App {
         Ok(LeadAgent {
             model,
             title_model,
-            toolbox: Arc::new(Toolbox::builtin(&settings::tools(&config))),
+            toolbox: Arc::new(Toolbox::builtin(&self.tool_settings)),
             tool_context: ToolContext {
                 thread_id: spec.thread_id.clone(),
                 run_id: spec.run_id.clone(),

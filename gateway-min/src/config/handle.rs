@@ -26,6 +26,8 @@ struct Shared {
 
 struct State {
     current: Arc<Config>,
+    /// The first one, whose restart-only sections stay in use.
+    first: Arc<Config>,
     /// What `current` was built from; none is the built-in defaults.
     good: Option<SourceFile>,
     /// What was read last, good or broken; none if there was nothing to read.
@@ -44,8 +46,9 @@ impl ConfigHandle {
         let location = Location::of(options)?;
         let good = location.config_file()?.map(SourceFile::read).transpose()?;
         let (config, _logged) = Config::build(&location, good.as_ref())?;
-        let state =
-            State { current: Arc::new(config), last: good.clone(), good, stamp: None, last_error: None };
+        let current = Arc::new(config);
+        let first = Arc::clone(&current);
+        let state = State { current, first, last: good.clone(), good, stamp: None, last_error: None };
         Ok(Self { shared: Arc::new(Shared { location, state: Mutex::new(state) }) })
     }
 
@@ -129,6 +132,14 @@ impl State {
         match Config::build(location, Some(&read)) {
             Ok((config, _logged)) => {
                 tracing::info!(path = %read.path.display(), "configuration reloaded");
+                let waiting = config.restart_only_changes(&self.first);
+                if !waiting.is_empty() {
+                    let sections = waiting.join(", ");
+                    tracing::warn!(
+                        sections,
+                        "edited sections that are read at start only; they count after a restart"
+                    );
+                }
                 (self.current, self.good, self.last_error) = (Arc::new(config), Some(read), None);
             }
             Err(error) => self.keep(error),

@@ -271,6 +271,25 @@ impl Config {
         }
     }
 
+    /// The sections that are read at start only and differ from those of `first`.
+    fn restart_only_changes(&self, first: &Self) -> Vec<&'static str> {
+        // The one key of `database` that is live.
+        let live = CheckpointGraphCache::default;
+        let database = |of: &Self| Database { checkpoint_graph_cache: live(), ..of.database.clone() };
+        let changes = [
+            ("auth", self.auth != first.auth),
+            ("database", database(self) != database(first)),
+            ("run_events", self.run_events != first.run_events),
+            ("stream_bridge", self.stream_bridge != first.stream_bridge),
+            ("run_ownership", self.run_ownership != first.run_ownership),
+            ("sandbox", self.sandbox != first.sandbox),
+            ("subagent_runtime", self.subagent_runtime != first.subagent_runtime),
+            ("subagent_batches", self.subagent_batches != first.subagent_batches),
+            ("agent_storage", self.agent_storage != first.agent_storage),
+        ];
+        changes.into_iter().filter_map(|(name, changed)| changed.then_some(name)).collect()
+    }
+
     /// How many per-step writes lie between two snapshots in delta mode. It may change under a
     /// [`ConfigHandle`]: whoever starts a run compares it with the cadence frozen at start.
     pub fn snapshot_frequency(&self) -> u64 {

@@ -15,9 +15,9 @@ mod health;
 mod history;
 mod models;
 mod origins;
-pub mod run_body;
 mod replay;
 mod run_control;
+pub mod run_body;
 pub(crate) mod runs;
 mod schema;
 mod search;
@@ -35,15 +35,15 @@ use axum::extract::Request;
 use axum::http::uri::{PathAndQuery, Uri};
 use axum::routing::{Router, get};
 use axum::{Json, middleware};
-use utoipa_axum::router::OpenApiRouter;
 use tower::ServiceExt as _;
 
+use utoipa_axum::router::OpenApiRouter;
 use self::origins::{Guard, Origins};
 use crate::app::App;
 use crate::auth::Reach;
-/// Where the API is.
 
 const API: &str = "/api/";
+/// Where the API is.
 /// Where clients that are made for a reverse proxy look for it.
 const PROXIED_API: &str = "/api/langgraph/";
 

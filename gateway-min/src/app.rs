@@ -34,6 +34,8 @@ use crate::tools::{ToolContext, ToolSettings, Toolbox};
 /// The file of the checkpoints inside `database.sqlite_dir`.
 pub const CHECKPOINT_FILE: &str = "checkpoints.db";
 /// How long a stopping gateway waits for its runs.
+/// The directory of `run_events.backend: jsonl` inside the state directory.
+const EVENT_DIRECTORY: &str = "run_events";
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Why a gateway could not start.
@@ -72,10 +74,10 @@ pub struct App {
     threads_dir: PathBuf,
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
     stopping: AtomicBool,
-}
-
     /// Where tools run, as it was at the start.
     tool_settings: ToolSettings,
+}
+
 impl App {
     /// Opens the stores, freezes mode and cadence, and recovers the runs of a process that ended without finishing
     /// them. `modes` is the register of the process; a test gives each gateway its own.
@@ -88,7 +90,8 @@ impl App {
         modes.freeze_mode(settings::mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let options = StoreOptions {
-            event_backend: settings::event_backend(&current)?,
+            event_backend: settings::event_backend(&current),
+            event_directory: current.state_dir.join(EVENT_DIRECTORY),
             max_trace_content: current.run_events.max_trace_content,
             ..StoreOptions::default()
         };
@@ -125,10 +128,10 @@ impl App {
             config,
             store,
             ids,
+            tool_settings: settings::tools(&current),
             locks: ThreadLocks::default(),
             local_runs: LocalRuns::default(),
             progress_every: progress::EVERY,
-            tool_settings: settings::tools(&current),
             background: TaskTracker::new(),
             modes,
             sqlite,

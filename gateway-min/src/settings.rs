@@ -9,7 +9,7 @@ use threadkeep::mode::ChannelMode;
 use crate::app::CHECKPOINT_FILE;
 use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend};
 use crate::model::{ModelKind, ModelSettings};
-use crate::store::{EventBackend, StoreError};
+use crate::store::EventBackend;
 use crate::tools::ToolSettings;
 
 pub(crate) fn mode(config: &Config) -> ChannelMode {
@@ -50,13 +50,12 @@ pub(crate) fn history_cache_prefix(database: &Database) -> String {
     format!("threadkeep:{}:", &hasher.finalize().to_hex()[..16])
 }
 
-pub(crate) fn event_backend(config: &Config) -> Result<EventBackend, StoreError> {
+pub(crate) fn event_backend(config: &Config) -> EventBackend {
     match config.run_events.backend {
-        RunEventsBackend::Memory => "memory",
-        RunEventsBackend::Db => "db",
-        RunEventsBackend::Jsonl => "jsonl",
+        RunEventsBackend::Memory => EventBackend::Memory,
+        RunEventsBackend::Db => EventBackend::Database,
+        RunEventsBackend::Jsonl => EventBackend::Jsonl,
     }
-    .parse()
 }
 
 pub(crate) fn tools(config: &Config) -> ToolSettings {

@@ -16,9 +16,9 @@ mod history;
 mod models;
 mod origins;
 mod replay;
-mod run_control;
 pub mod run_body;
 pub(crate) mod runs;
+mod run_control;
 mod schema;
 mod search;
 pub mod sse;
@@ -36,15 +36,15 @@ use axum::http::uri::{PathAndQuery, Uri};
 use axum::routing::{Router, get};
 use axum::{Json, middleware};
 use tower::ServiceExt as _;
-
 use utoipa_axum::router::OpenApiRouter;
 use self::origins::{Guard, Origins};
+
 use crate::app::App;
 use crate::auth::Reach;
 
-const API: &str = "/api/";
 /// Where the API is.
 /// Where clients that are made for a reverse proxy look for it.
+const API: &str = "/api/";
 const PROXIED_API: &str = "/api/langgraph/";
 
 /// Every route of the gateway, and at `/openapi.json` their description, for whom the configuration says.

@@ -34,7 +34,7 @@ mod tests;
 mod thread_search;
 mod threads;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use deletion::DeletedThread;
@@ -65,6 +65,8 @@ pub struct StoreOptions {
     pub clock: Clock,
     /// The setting `run_events.backend`.
     pub event_backend: EventBackend,
+    /// Where the files of [`EventBackend::Jsonl`] are.
+    pub event_directory: PathBuf,
     /// The setting `run_events.max_trace_content`, in bytes.
     pub max_trace_content: usize,
 }
@@ -74,6 +76,7 @@ impl Default for StoreOptions {
         Self {
             clock: Clock::system(),
             event_backend: EventBackend::default(),
+            event_directory: PathBuf::from("run_events"),
             max_trace_content: MAX_TRACE_CONTENT,
         }
     }
@@ -109,7 +112,12 @@ impl Store {
         Self {
             threads: Threads { db: db.clone() },
             runs: Runs { db: db.clone() },
-            events: Events::new(db.clone(), options.event_backend, options.max_trace_content),
+            events: Events::new(
+                db.clone(),
+                options.event_backend,
+                &options.event_directory,
+                options.max_trace_content,
+            ),
             db,
         }
     }

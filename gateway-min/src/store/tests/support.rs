@@ -51,8 +51,19 @@ pub(super) async fn fixture_with(event_backend: EventBackend) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(DATABASE_FILE);
     let clock = TestClock::new();
-    let store = reopen(&path, options(&clock, event_backend)).await;
+    let store = reopen(&path, options_at(&path, &clock, event_backend)).await;
     Fixture { store, clock, path, _directory: directory }
+}
+
+impl Fixture {
+    /// Opens its files as another process would.
+    pub(super) async fn reopen(&self, event_backend: EventBackend) -> Store {
+        reopen(&self.path, options_at(&self.path, &self.clock, event_backend)).await
+    }
+}
+
+fn options_at(path: &Path, clock: &TestClock, event_backend: EventBackend) -> StoreOptions {
+    StoreOptions { event_directory: path.with_file_name("run_events"), ..options(clock, event_backend) }
 }
 
 /// Opens the file at `path` as another process would.

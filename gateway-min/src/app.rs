@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::agent::{AgentError, LeadAgent};
 use crate::auth::Authenticator;
 use crate::config::{Backend, CheckpointCacheType, Config, ConfigHandle, SqliteSynchronous};
+use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
@@ -33,9 +34,9 @@ use crate::tools::{ToolContext, ToolSettings, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
 pub const CHECKPOINT_FILE: &str = "checkpoints.db";
-/// How long a stopping gateway waits for its runs.
 /// The directory of `run_events.backend: jsonl` inside the state directory.
 const EVENT_DIRECTORY: &str = "run_events";
+/// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Why a gateway could not start.
@@ -59,6 +60,7 @@ pub enum StartError {
 pub struct App {
     pub(crate) config: ConfigHandle,
     pub(crate) auth: Authenticator,
+    pub(crate) counted: Metrics,
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) bridge: StreamBridge,
@@ -72,10 +74,10 @@ pub struct App {
     accessor: StateAccessor,
     sqlite: Option<Arc<SqliteSaver>>,
     threads_dir: PathBuf,
-    models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
-    stopping: AtomicBool,
     /// Where tools run, as it was at the start.
     tool_settings: ToolSettings,
+    models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
+    stopping: AtomicBool,
 }
 
 impl App {
@@ -104,7 +106,9 @@ impl App {
             }
             Backend::Postgres => return Err(StartError::Backend("postgres")),
         };
-        let saver = with_history_cache(saver, &current)?;
+        let counted = Metrics::new(sqlite.clone());
+        let saver = with_history_cache(saver, &current, &counted)?;
+        let saver = Arc::new(MeteredSaver::new(saver, counted.clone()));
         let grace =
             TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
         let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
@@ -124,11 +128,12 @@ impl App {
                 ..BridgeOptions::default()
             }),
             threads_dir: current.state_dir.join("threads"),
+            tool_settings: settings::tools(&current),
             auth: Authenticator::new(&current.auth),
+            counted,
             config,
             store,
             ids,
-            tool_settings: settings::tools(&current),
             locks: ThreadLocks::default(),
             local_runs: LocalRuns::default(),
             progress_every: progress::EVERY,
@@ -153,6 +158,22 @@ impl App {
         let frequency = self.config.current_async().await.snapshot_frequency();
         self.modes.freeze_frequency(i64::try_from(frequency).unwrap_or(i64::MAX))?;
         Ok(&self.accessor)
+    }
+
+    /// What was counted since the start, and what holds now, as text for `/metrics`.
+    pub(crate) async fn metrics(&self) -> String {
+        let database = match &self.sqlite {
+            Some(sqlite) => sqlite.file_size().await.ok(),
+            None => None,
+        };
+        self.config.current_async().await;
+        self.counted.rendered(Snapshot {
+            runs: self.local_runs.all().len(),
+            background: self.background.len(),
+            streams: self.bridge.kept(),
+            config_valid: self.config.last_error().is_none(),
+            database,
+        })
     }
 
     /// Whether the gateway takes no new runs because it is about to stop.
@@ -249,13 +270,17 @@ impl App {
 }
 
 /// The saver with the configured history cache before it. Only delta mode has histories to cache.
-fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn Saver>, StartError> {
+fn with_history_cache(
+    saver: Arc<dyn Saver>,
+    config: &Config,
+    counted: &Metrics,
+) -> Result<Arc<dyn Saver>, StartError> {
     let cache: Arc<dyn HistoryCache> = match (redis_cache(config)?, history_cache_entries(config)) {
         (Some(redis), _) => Arc::new(redis),
         (None, Some(max_entries)) => Arc::new(MemoryCache::new(max_entries)),
         (None, None) => return Ok(saver),
     };
-    Ok(Arc::new(CachedSaver::new(saver, cache)))
+    Ok(Arc::new(CachedSaver::new(saver, Arc::new(MeteredCache::new(cache, counted.clone())))))
 }
 
 /// The bound of the history cache; none if there is to be no cache, whatever its type.

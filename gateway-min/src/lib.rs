@@ -9,6 +9,7 @@ mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod http;
+mod metrics;
 pub mod model;
 pub mod ops;
 pub mod runs;

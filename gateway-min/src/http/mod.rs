@@ -13,12 +13,13 @@ pub mod fields;
 mod goal;
 mod health;
 mod history;
+mod metrics;
 mod models;
 mod origins;
 mod replay;
 pub mod run_body;
-pub(crate) mod runs;
 mod run_control;
+pub(crate) mod runs;
 mod schema;
 mod search;
 pub mod sse;
@@ -37,14 +38,14 @@ use axum::routing::{Router, get};
 use axum::{Json, middleware};
 use tower::ServiceExt as _;
 use utoipa_axum::router::OpenApiRouter;
-use self::origins::{Guard, Origins};
 
+use self::origins::{Guard, Origins};
 use crate::app::App;
 use crate::auth::Reach;
 
 /// Where the API is.
-/// Where clients that are made for a reverse proxy look for it.
 const API: &str = "/api/";
+/// Where clients that are made for a reverse proxy look for it.
 const PROXIED_API: &str = "/api/langgraph/";
 
 /// Every route of the gateway, and at `/openapi.json` their description, for whom the configuration says.
@@ -73,6 +74,7 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(compact::routes())
         .merge(token_usage::routes())
         .merge(events::routes())
+        .merge(metrics::routes())
         .merge(models::routes())
         .merge(assistants::routes())
         .split_for_parts();

@@ -355,6 +355,9 @@ impl Worker<'_> {
             totals: self.usage.totals(),
         };
         let outcome = self.app.store.runs().finish(&self.spec.run_id, &end).await?;
+        if matches!(outcome, FinishOutcome::Finished { .. }) {
+            self.app.counted.run_ended(end.status);
+        }
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.app.local_runs.get(next)
         {

@@ -88,6 +88,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// Lets the process have as many open files as it may: a client that follows a run is one, and the usual limit of 1,024 is
+/// there for programs that could not use more.
+fn raise_open_files() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        // Without it, fewer clients are served at once.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
+}
+
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match cli.command {
@@ -99,9 +111,16 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<()> {
+async fn serve(
+    config: Option<PathBuf>,
+    address: SocketAddr,
+    allow_unauthenticated: bool,
+) -> anyhow::Result<()> {
+    raise_open_files();
     let options = LoadOptions::from_process(config)?;
     let config = tokio::task::spawn_blocking(move || ConfigHandle::open(&options)).await??;
+    let settings = config.current_async().await.auth.clone();
+    let reach = auth::reach(address, &settings, allow_unauthenticated)?;
     let app = App::start(config, Arc::new(ModeRegister::new())).await?;
     let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
         format!("cannot listen on {address}; is another gateway running? --port chooses another port")
@@ -121,8 +140,6 @@ async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<(
         let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
         async move {
             interrupted().await;
-    let settings = config.current_async().await.auth.clone();
-    let reach = auth::reach(address, &settings, allow_unauthenticated)?;
             tracing::info!("stopping: runs are interrupted, their last writes awaited");
             app.stop_runs().await;
             drained.notify_one();
@@ -136,6 +153,17 @@ async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<(
     }
     app.close().await;
     tracing::info!("stopped");
+    Ok(())
+}
+
+/// Points out that nobody can get in yet; a file of keys that cannot be read stops the start.
+async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
+    let file = KeyFile::new(&settings.keys_file);
+    if tokio::task::spawn_blocking(move || file.list()).await??.is_empty() {
+        tracing::warn!(
+            "there is no API key yet, so every request is refused; `threadkeep keys create` makes one"
+        );
+    }
     Ok(())
 }
 
@@ -155,14 +183,3 @@ async fn interrupted() {
     // Without a handler the process ends as the system decides.
     let _ = tokio::signal::ctrl_c().await;
 }
-/// Points out that nobody can get in yet; a file of keys that cannot be read stops the start.
-async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
-    let file = KeyFile::new(&settings.keys_file);
-    if tokio::task::spawn_blocking(move || file.list()).await??.is_empty() {
-        tracing::warn!(
-            "there is no API key yet, so every request is refused; `threadkeep keys create` makes one"
-        );
-    }
-    Ok(())
-}
-

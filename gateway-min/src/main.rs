@@ -34,10 +34,12 @@ Examples:
   threadkeep serve                              serve on http://127.0.0.1:8001
   threadkeep serve --config prod.yaml --port 80 with a configuration of your own
   RUST_LOG=debug threadkeep serve               say more on stderr
+  threadkeep keys create --user ann             a key for a gateway with auth.enabled: true
+  threadkeep config upgrade                     add what is new in this version to config.yaml
   threadkeep threads list                       the threads in the gateway's store
   threadkeep prune plan --all --keep since:30d  what would go, and why
 
-The commands but serve work on the store of the configuration (--config) or on one that is named (--sqlite), whether a
+The commands on threads work on the store of the configuration (--config) or on one that is named (--sqlite), whether a
 gateway runs or not. Each has a --help of its own, with examples.
 
 Exit codes:

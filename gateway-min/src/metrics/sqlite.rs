@@ -6,6 +6,7 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
 use threadkeep_sqlite::SqliteSaver;
 
 /// The counts of a saver.
@@ -33,6 +34,8 @@ impl Collector for Collected {
             let counter = ConstCounter::new(count);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        Ok(())
+        let queued = ConstGauge::new(u64::try_from(self.0.queued()).unwrap_or(u64::MAX));
+        let help = "Writing operations that wait for the writer";
+        queued.encode(encoder.encode_descriptor("sqlite_queued", help, None, queued.metric_type())?)
     }
 }

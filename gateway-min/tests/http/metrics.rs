@@ -61,6 +61,7 @@ async fn runs_commits_flushes_the_cache_and_bytes_are_counted() {
     let (commands, flushes) =
         (value(&text, "threadkeep_sqlite_commands_total"), value(&text, "threadkeep_sqlite_flushes_total"));
     assert!(commands >= commits && flushes <= commands && flushes > 0, "{text}");
+    assert_eq!(value(&text, "threadkeep_sqlite_queued"), 0);
     assert!(text.ends_with("# EOF\n"), "{text}");
     for id in ["secret-thread", &run, "default"] {
         assert!(!text.contains(id), "{id}\n{text}");

@@ -1,11 +1,14 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint docs sdk-check tour conformance fuzz crash-check size-report
+.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz crash-check size-report
 
 help: ## Show what there is to run
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: ## Serve the gateway on http://127.0.0.1:8001, with an embedded SQLite; needs no configuration
 	cargo run --release --locked -p threadkeep-gateway -- serve
+
+config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_CONFIG_PATH, else config.yaml), with a backup
+	cargo run --release --locked -p threadkeep-gateway -- config upgrade $(if $(CONFIG),--config $(CONFIG))
 
 test: ## Run every test, the SDK clients and the tour included
 	cargo test --workspace --locked --no-fail-fast

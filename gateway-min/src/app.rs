@@ -21,9 +21,11 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
 use crate::agent::{AgentError, LeadAgent};
+use crate::auth::Authenticator;
 use crate::config::{
     Backend, CheckpointCacheType, Config, ConfigHandle, RunEventsBackend, SqliteSynchronous,
 };
+use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
@@ -32,10 +34,12 @@ use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
 use crate::store::{DATABASE_FILE, InvalidAddress, Store, StoreError, StoreOptions};
-use crate::tools::{ToolContext, Toolbox};
+use crate::tools::{ToolContext, ToolSettings, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
 pub const CHECKPOINT_FILE: &str = "checkpoints.db";
+/// The directory of `run_events.backend: jsonl` inside the state directory.
+const EVENT_DIRECTORY: &str = "run_events";
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -70,6 +74,8 @@ pub enum StartError {
 /// A running gateway without its HTTP server.
 pub struct App {
     pub(crate) config: ConfigHandle,
+    pub(crate) auth: Authenticator,
+    pub(crate) counted: Metrics,
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) bridge: StreamBridge,
@@ -83,6 +89,8 @@ pub struct App {
     accessor: StateAccessor,
     checkpoints: Checkpoints,
     threads_dir: PathBuf,
+    /// Where tools run, as it was at the start.
+    tool_settings: ToolSettings,
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
     stopping: AtomicBool,
 }
@@ -100,7 +108,8 @@ impl App {
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let ownership = settings::ownership(&current);
         let options = StoreOptions {
-            event_backend: settings::event_backend(&current)?,
+            event_backend: settings::event_backend(&current),
+            event_directory: current.state_dir.join(EVENT_DIRECTORY),
             max_trace_content: current.run_events.max_trace_content,
             lease: ownership.map(Terms::lease),
             ..StoreOptions::default()
@@ -119,7 +128,9 @@ impl App {
                 (Checkpoints::Postgres(Arc::new(checkpoints)), Store::open_postgres(&target, options).await?)
             }
         };
-        let saver = with_history_cache(checkpoints.saver(), &current)?;
+        let counted = Metrics::new(checkpoints.sqlite());
+        let saver = with_history_cache(checkpoints.saver(), &current, &counted)?;
+        let saver = Arc::new(MeteredSaver::new(saver, counted.clone()));
         let grace =
             TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
         if ownership.is_some() {
@@ -142,6 +153,9 @@ impl App {
                 ..BridgeOptions::default()
             }),
             threads_dir: current.state_dir.join("threads"),
+            tool_settings: settings::tools(&current),
+            auth: Authenticator::new(&current.auth),
+            counted,
             config,
             store,
             ids,
@@ -175,6 +189,22 @@ impl App {
         Ok(&self.accessor)
     }
 
+    /// What was counted since the start, and what holds now, as text for `/metrics`.
+    pub(crate) async fn metrics(&self) -> String {
+        let database = match &self.checkpoints.sqlite() {
+            Some(sqlite) => sqlite.file_size().await.ok(),
+            None => None,
+        };
+        self.config.current_async().await;
+        self.counted.rendered(Snapshot {
+            runs: self.local_runs.all().len(),
+            background: self.background.len(),
+            streams: self.bridge.kept(),
+            config_valid: self.config.last_error().is_none(),
+            database,
+        })
+    }
+
     /// Whether the gateway takes no new runs because it is about to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
@@ -196,7 +226,7 @@ impl App {
         Ok(LeadAgent {
             model,
             title_model,
-            toolbox: Arc::new(Toolbox::builtin(&settings::tools(&config))),
+            toolbox: Arc::new(Toolbox::builtin(&self.tool_settings)),
             tool_context: ToolContext {
                 thread_id: spec.thread_id.clone(),
                 run_id: spec.run_id.clone(),
@@ -282,6 +312,13 @@ impl Checkpoints {
         }
     }
 
+    fn sqlite(&self) -> Option<Arc<SqliteSaver>> {
+        match self {
+            Self::Sqlite(saver) => Some(Arc::clone(saver)),
+            Self::Memory(_) | Self::Postgres(_) => None,
+        }
+    }
+
     async fn close(&self) {
         match self {
             Self::Memory(_) => {}
@@ -307,13 +344,17 @@ async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Resu
 }
 
 /// The saver with the configured history cache before it. Only delta mode has histories to cache.
-fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn Saver>, StartError> {
+fn with_history_cache(
+    saver: Arc<dyn Saver>,
+    config: &Config,
+    counted: &Metrics,
+) -> Result<Arc<dyn Saver>, StartError> {
     let cache: Arc<dyn HistoryCache> = match (redis_cache(config)?, history_cache_entries(config)) {
         (Some(redis), _) => Arc::new(redis),
         (None, Some(max_entries)) => Arc::new(MemoryCache::new(max_entries)),
         (None, None) => return Ok(saver),
     };
-    Ok(Arc::new(CachedSaver::new(saver, cache)))
+    Ok(Arc::new(CachedSaver::new(saver, Arc::new(MeteredCache::new(cache, counted.clone())))))
 }
 
 /// The bound of the history cache; none if there is to be no cache, whatever its type.

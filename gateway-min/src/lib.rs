@@ -2,11 +2,14 @@
 
 mod agent;
 pub mod app;
+pub mod auth;
 pub mod config;
+mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod http;
+mod metrics;
 pub mod model;
 pub mod ops;
 pub mod runs;

@@ -11,7 +11,8 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
-use threadkeep_gateway::config::{ConfigHandle, LoadOptions};
+use threadkeep_gateway::auth::{self, KeyFile};
+use threadkeep_gateway::config::{Auth, ConfigHandle, LoadOptions};
 use threadkeep_gateway::http;
 use threadkeep_gateway::ops::{self, OpsCommand};
 use tokio::sync::Notify;
@@ -33,10 +34,12 @@ Examples:
   threadkeep serve                              serve on http://127.0.0.1:8001
   threadkeep serve --config prod.yaml --port 80 with a configuration of your own
   RUST_LOG=debug threadkeep serve               say more on stderr
+  threadkeep keys create --user ann             a key for a gateway with auth.enabled: true
+  threadkeep config upgrade                     add what is new in this version to config.yaml
   threadkeep threads list                       the threads in the gateway's store
   threadkeep prune plan --all --keep since:30d  what would go, and why
 
-The commands but serve work on the store of the configuration (--config) or on one that is named (--sqlite), whether a
+The commands on threads work on the store of the configuration (--config) or on one that is named (--sqlite), whether a
 gateway runs or not. Each has a --help of its own, with examples.
 
 Exit codes:
@@ -64,6 +67,9 @@ enum Command {
         /// The port to listen on; 0 takes a free one and says which.
         #[arg(long, env = "GATEWAY_PORT", default_value_t = 8001)]
         port: u16,
+        /// Serve other machines, and under any host name, although there is no authentication.
+        #[arg(long, env = "GATEWAY_ALLOW_UNAUTHENTICATED")]
+        allow_unauthenticated: bool,
     },
     #[command(flatten)]
     Ops(OpsCommand),
@@ -84,31 +90,53 @@ fn main() -> ExitCode {
     }
 }
 
+/// Lets the process have as many open files as it may: a client that follows a run is one, and the usual limit of 1,024 is
+/// there for programs that could not use more.
+fn raise_open_files() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        // Without it, fewer clients are served at once.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
+}
+
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match cli.command {
-        Command::Serve { config, host, port } => {
-            runtime.block_on(serve(config, SocketAddr::new(host, port))).map(|()| ExitCode::SUCCESS)
+        Command::Serve { config, host, port, allow_unauthenticated } => {
+            let address = SocketAddr::new(host, port);
+            runtime.block_on(serve(config, address, allow_unauthenticated)).map(|()| ExitCode::SUCCESS)
         }
         Command::Ops(command) => Ok(runtime.block_on(ops::run(&command)).into()),
     }
 }
 
-async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<()> {
+async fn serve(
+    config: Option<PathBuf>,
+    address: SocketAddr,
+    allow_unauthenticated: bool,
+) -> anyhow::Result<()> {
+    raise_open_files();
     let options = LoadOptions::from_process(config)?;
     let config = tokio::task::spawn_blocking(move || ConfigHandle::open(&options)).await??;
+    let settings = config.current_async().await.auth.clone();
+    let reach = auth::reach(address, &settings, allow_unauthenticated)?;
     let app = App::start(config, Arc::new(ModeRegister::new())).await?;
     let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
         format!("cannot listen on {address}; is another gateway running? --port chooses another port")
     })?;
     let address = listener.local_addr()?;
-    if !address.ip().is_loopback() {
-        tracing::warn!(%address, "listening beyond this machine, and there is no authentication: anybody who reaches the port is the administrator");
+    if settings.enabled {
+        warn_without_keys(&settings).await?;
+    } else if !address.ip().is_loopback() {
+        tracing::warn!(%address, "listening beyond this machine without authentication: whoever reaches the port is the administrator");
     }
     tracing::info!(
         "serving on http://{address}, API at http://{address}/api, description at http://{address}/openapi.json"
     );
-    let router = http::router(Arc::clone(&app));
+    let router = http::router_for(Arc::clone(&app), reach);
     let drained = Arc::new(Notify::new());
     let stopping = {
         let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
@@ -127,6 +155,17 @@ async fn serve(config: Option<PathBuf>, address: SocketAddr) -> anyhow::Result<(
     }
     app.close().await;
     tracing::info!("stopped");
+    Ok(())
+}
+
+/// Points out that nobody can get in yet; a file of keys that cannot be read stops the start.
+async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
+    let file = KeyFile::new(&settings.keys_file);
+    if tokio::task::spawn_blocking(move || file.list()).await??.is_empty() {
+        tracing::warn!(
+            "there is no API key yet, so every request is refused; `threadkeep keys create` makes one"
+        );
+    }
     Ok(())
 }
 

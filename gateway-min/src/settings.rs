@@ -10,7 +10,7 @@ use crate::app::CHECKPOINT_FILE;
 use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend, Secret};
 use crate::model::{ModelKind, ModelSettings};
 use crate::runs::ownership::Terms;
-use crate::store::{EventBackend, InvalidAddress, PostgresTarget, StoreError};
+use crate::store::{EventBackend, InvalidAddress, PostgresTarget};
 use crate::tools::ToolSettings;
 
 pub(crate) fn mode(config: &Config) -> ChannelMode {
@@ -84,13 +84,12 @@ pub(crate) fn ownership(config: &Config) -> Option<Terms> {
     })
 }
 
-pub(crate) fn event_backend(config: &Config) -> Result<EventBackend, StoreError> {
+pub(crate) fn event_backend(config: &Config) -> EventBackend {
     match config.run_events.backend {
-        RunEventsBackend::Memory => "memory",
-        RunEventsBackend::Db => "db",
-        RunEventsBackend::Jsonl => "jsonl",
+        RunEventsBackend::Memory => EventBackend::Memory,
+        RunEventsBackend::Db => EventBackend::Database,
+        RunEventsBackend::Jsonl => EventBackend::Jsonl,
     }
-    .parse()
 }
 
 pub(crate) fn tools(config: &Config) -> ToolSettings {

@@ -142,6 +142,11 @@ impl SqliteSaver {
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 
+    /// How many operations wait for the writer now.
+    pub fn queued(&self) -> usize {
+        self.queue.max_capacity() - self.queue.capacity()
+    }
+
     /// What was counted since the store was opened.
     pub fn stats(&self) -> Stats {
         self.counters.stats()

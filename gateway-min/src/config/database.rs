@@ -25,10 +25,10 @@ pub const DEFAULT_REDIS_URL: &str = "redis://localhost:6379/0";
 /// The variables that name the history cache's Redis, the first one that is set wins.
 pub const REDIS_URL_VARIABLES: [&str; 2] = ["SVC_CHECKPOINT_CACHE_REDIS_URL", "REDIS_URL"];
 
-const SECTION: &str = "database";
-const FLAT_CADENCE_KEY: &str = "checkpoint_delta_snapshot_frequency";
-const DELTA_KEY: &str = "checkpoint_delta";
-const CADENCE_KEY: &str = "snapshot_frequency";
+pub(super) const SECTION: &str = "database";
+pub(super) const FLAT_CADENCE_KEY: &str = "checkpoint_delta_snapshot_frequency";
+pub(super) const DELTA_KEY: &str = "checkpoint_delta";
+pub(super) const CADENCE_KEY: &str = "snapshot_frequency";
 
 /// What keeps the checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

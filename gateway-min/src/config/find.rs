@@ -58,8 +58,13 @@ impl Location {
         match &self.named {
             Some((path, _)) if path.is_file() => Ok(Some(path.clone())),
             Some((path, origin)) => Err(ConfigError::Missing { path: path.clone(), origin: *origin }),
-            None => Ok(Some(self.root.join(CONFIG_FILE)).filter(|path| path.is_file())),
+            None => Ok(Some(self.default_file()).filter(|path| path.is_file())),
         }
+    }
+
+    /// Where the configuration file is unless one is named.
+    pub(super) fn default_file(&self) -> PathBuf {
+        self.root.join(CONFIG_FILE)
     }
 }
 

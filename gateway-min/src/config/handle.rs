@@ -1,18 +1,12 @@
 //! Following the configuration file while the gateway runs.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
 
 use super::environment::Environment;
 use super::error::{ConfigError, Origin};
 use super::find::Location;
+use super::stamp::Stamp;
 use super::{Config, LoadOptions, SourceFile};
-
-/// How old a file's time stamp must be, when the file is read, for it to vouch for the content. Two edits
-/// within the clock's grain may leave the same stamp and size, so a younger file is read again.
-const TRUSTED_AGE: Duration = Duration::from_secs(2);
 
 /// The configuration as the file has it now. Clones share one state.
 ///
@@ -32,6 +26,8 @@ struct Shared {
 
 struct State {
     current: Arc<Config>,
+    /// The first one, whose restart-only sections stay in use.
+    first: Arc<Config>,
     /// What `current` was built from; none is the built-in defaults.
     good: Option<SourceFile>,
     /// What was read last, good or broken; none if there was nothing to read.
@@ -39,13 +35,6 @@ struct State {
     /// The stamp that vouches for `last`, once it is old enough.
     stamp: Option<Stamp>,
     last_error: Option<Arc<ConfigError>>,
-}
-
-#[derive(PartialEq, Eq)]
-struct Stamp {
-    path: PathBuf,
-    modified: SystemTime,
-    len: u64,
 }
 
 impl ConfigHandle {
@@ -57,8 +46,9 @@ impl ConfigHandle {
         let location = Location::of(options)?;
         let good = location.config_file()?.map(SourceFile::read).transpose()?;
         let (config, _logged) = Config::build(&location, good.as_ref())?;
-        let state =
-            State { current: Arc::new(config), last: good.clone(), good, stamp: None, last_error: None };
+        let current = Arc::new(config);
+        let first = Arc::clone(&current);
+        let state = State { current, first, last: good.clone(), good, stamp: None, last_error: None };
         Ok(Self { shared: Arc::new(Shared { location, state: Mutex::new(state) }) })
     }
 
@@ -122,7 +112,8 @@ impl State {
                 return Ok(None);
             }
         };
-        let stamp = Stamp::of(&path)?;
+        let unreadable = |source| ConfigError::Unreadable { path: path.clone(), source };
+        let stamp = Stamp::of(&path).map_err(unreadable)?;
         if self.stamp.as_ref() == Some(&stamp) {
             return Ok(None);
         }
@@ -141,6 +132,14 @@ impl State {
         match Config::build(location, Some(&read)) {
             Ok((config, _logged)) => {
                 tracing::info!(path = %read.path.display(), "configuration reloaded");
+                let waiting = config.restart_only_changes(&self.first);
+                if !waiting.is_empty() {
+                    let sections = waiting.join(", ");
+                    tracing::warn!(
+                        sections,
+                        "edited sections that are read at start only; they count after a restart"
+                    );
+                }
                 (self.current, self.good, self.last_error) = (Arc::new(config), Some(read), None);
             }
             Err(error) => self.keep(error),
@@ -158,19 +157,6 @@ impl State {
     fn keep(&mut self, error: ConfigError) {
         tracing::warn!(%error, "the configuration cannot be reloaded; the last good one stays in use");
         self.last_error = Some(Arc::new(error));
-    }
-}
-
-impl Stamp {
-    fn of(path: &Path) -> Result<Self, ConfigError> {
-        let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
-        let metadata = fs::metadata(path).map_err(unreadable)?;
-        let modified = metadata.modified().map_err(unreadable)?;
-        Ok(Self { path: path.to_owned(), modified, len: metadata.len() })
-    }
-
-    fn is_trusted(&self) -> bool {
-        SystemTime::now().duration_since(self.modified).is_ok_and(|age| age > TRUSTED_AGE)
     }
 }
 

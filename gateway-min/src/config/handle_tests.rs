@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::time::{Duration, SystemTime};
 
 use super::super::testing::{Project, logged};
 use super::*;
@@ -104,6 +105,46 @@ fn a_broken_edit_keeps_the_last_good_one_and_is_logged_once_per_content() {
     assert_eq!(edit("max_recursion_limit: $NOT_SET\n"), ([10; 3], 1));
     assert_eq!(edit(&yaml(30)), ([30; 3], 0));
     assert!(handle.last_error().is_none());
+}
+
+#[test]
+fn an_edit_of_what_is_read_at_start_only_is_told_until_it_is_taken_back() {
+    let (project, handle) = followed(10);
+    let edit = |content: &str| {
+        project.write("config.yaml", content);
+        let (_, log) = logged(|| limit(&handle));
+        let told = log.lines().find(|line| line.contains("after a restart"));
+        told.map(|line| line.split('"').nth(1).unwrap().to_owned())
+    };
+    for section in [
+        "auth: {enabled: true}",
+        "database: {checkpoint_channel_mode: delta}",
+        "database: {checkpoint_delta: {snapshot_frequency: 3}}",
+        "run_events: {backend: db}",
+        "stream_bridge: {queue_maxsize: 7}",
+        "run_ownership: {lease_seconds: 7}",
+        "sandbox: {use: local, allow_host_bash: true}",
+        "subagent_runtime: {max_running: 1}",
+        "subagent_batches: {poll_interval_seconds: 2}",
+        "agent_storage: {backend: db}",
+    ] {
+        let name = section.split(':').next().map(str::to_owned);
+        assert_eq!(edit(&format!("{section}\n")), name, "{section}");
+    }
+    assert_eq!(edit("auth: {enabled: true}\ndatabase: {pool_size: 1}\n").as_deref(), Some("auth, database"));
+    for live in [
+        "database: {checkpoint_graph_cache: {accessor_graph_max: 5}}",
+        "title: {enabled: false}",
+        "token_usage: {enabled: false}",
+        "models: [{name: a, use: openai, model: b}]",
+        "summarization: {enabled: true}",
+        "loop_detection: {enabled: false}",
+        "token_budget: {enabled: true}",
+        "subagents: {max_total_per_run: 2}",
+        "tools: []",
+    ] {
+        assert_eq!(edit(&format!("{live}\n")), None, "{live}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! [`LoadOptions::from_process`].
 //!
 //! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a
-//! later edit counts after a restart only: `database` (save `checkpoint_graph_cache`), `run_events`,
+//! later edit counts after a restart only: `auth` (the keys follow their file), `database` (save `checkpoint_graph_cache`), `run_events`,
 //! `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime` and `subagent_batches`.
 //! Whoever builds something from them keeps what it was given. The others are read anew for each run:
 //! `models`, `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`,
@@ -25,6 +25,8 @@ mod models;
 mod node;
 mod secret;
 mod sections;
+mod stamp;
+mod upgrade;
 mod version;
 mod yaml;
 
@@ -48,22 +50,25 @@ pub use handle::ConfigHandle;
 pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
-    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, ContextSize, CustomAgent, INHERIT_MODEL,
-    LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox, SandboxProvider,
-    StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime, Subagents,
-    Summarization, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup,
-    ToolSearch, Verification,
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent,
+    INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox,
+    SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime,
+    Subagents, Summarization, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency,
+    ToolGroup, ToolSearch, Verification,
 };
+pub use upgrade::{Cadence, Upgrade, UpgradeError, upgrade};
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
 
 use find::Location;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::fuzz;
 use node::{Node, Report};
+pub(crate) use stamp::Stamp;
 
 /// The top-level keys that are read here. All others are kept in [`Config::extra`].
-const SECTIONS: [&str; 22] = [
+const SECTIONS: [&str; 23] = [
     CONFIG_VERSION_KEY,
+    "auth",
     "database",
     "models",
     "run_events",
@@ -132,6 +137,8 @@ pub struct Config {
     pub root: PathBuf,
     /// Where the process keeps its data: `SVC_HOME`, else `.svc` in the root.
     pub state_dir: PathBuf,
+    /// Who may use the gateway.
+    pub auth: Auth,
     /// Where and how checkpoints are kept.
     pub database: Database,
     /// The language models, at least one; the first is the default.
@@ -223,6 +230,7 @@ impl Config {
             config_version: stated_version(sections),
             root: location.root.clone(),
             state_dir: location.state_dir.clone(),
+            auth: Auth::read(&root, location),
             database: Database::read(&root.section("database"), location),
             models: models::read(&root, config_dir),
             run_events: RunEvents::read(&root),
@@ -261,6 +269,25 @@ impl Config {
         if self.agent_storage.backend == AgentStorageBackend::Db {
             report.problem("agent_storage.backend", error::AGENT_STORAGE_NEEDS_SQL);
         }
+    }
+
+    /// The sections that are read at start only and differ from those of `first`.
+    fn restart_only_changes(&self, first: &Self) -> Vec<&'static str> {
+        // The one key of `database` that is live.
+        let live = CheckpointGraphCache::default;
+        let database = |of: &Self| Database { checkpoint_graph_cache: live(), ..of.database.clone() };
+        let changes = [
+            ("auth", self.auth != first.auth),
+            ("database", database(self) != database(first)),
+            ("run_events", self.run_events != first.run_events),
+            ("stream_bridge", self.stream_bridge != first.stream_bridge),
+            ("run_ownership", self.run_ownership != first.run_ownership),
+            ("sandbox", self.sandbox != first.sandbox),
+            ("subagent_runtime", self.subagent_runtime != first.subagent_runtime),
+            ("subagent_batches", self.subagent_batches != first.subagent_batches),
+            ("agent_storage", self.agent_storage != first.agent_storage),
+        ];
+        changes.into_iter().filter_map(|(name, changed)| changed.then_some(name)).collect()
     }
 
     /// How many per-step writes lie between two snapshots in delta mode. It may change under a

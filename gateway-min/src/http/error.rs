@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::Router;
@@ -139,6 +138,9 @@ impl From<Problems> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body)).into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(delay) = self.retry_after {
             let seconds = delay.as_secs() + u64::from(delay.subsec_nanos() > 0);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -147,15 +149,12 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Gives a router the conventions of the whole surface: unknown paths and methods answer with JSON, and bodies end at
-/// [`MAX_BODY_BYTES`]. Call it when every route is there.
+/// Gives a router the conventions of the whole surface: unknown paths and methods answer with JSON. Call it when every
+/// route is there.
 pub fn with_conventions<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
-    router
-        .fallback(|| async { ApiError::not_found("Not Found") })
-        .method_not_allowed_fallback(|| async {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
-        })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+    router.fallback(|| async { ApiError::not_found("Not Found") }).method_not_allowed_fallback(|| async {
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+    })
 }
 
 #[cfg(test)]

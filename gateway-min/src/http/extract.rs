@@ -1,14 +1,22 @@
 //! Extractors whose refusals are the service's error bodies.
 
-use axum::body::Bytes;
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream};
 use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use futures::StreamExt as _;
 use serde_json::{Map, Value};
 use threadkeep::id::ThreadId;
 
-use super::error::ApiError;
+use super::error::{ApiError, MAX_BODY_BYTES};
 use super::fields::{Fields, Flaw, FromFields, Loc, Pattern, Problems};
+
+/// How much of a body that is too large is taken from the client and dropped.
+const MAX_DISCARDED_BYTES: usize = 256 * 1024 * 1024;
+/// For how long.
+const MAX_DISCARDING: Duration = Duration::from_secs(30);
 
 /// The JSON body of a request. A missing `Content-Type` is taken for JSON, another one is refused.
 #[derive(Debug, Clone, Copy)]
@@ -55,14 +63,9 @@ impl FromFields for RunPath {
 impl<S: Send + Sync, T: FromFields> FromRequest<S> for ApiJson<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let json = is_json(request.headers());
-        let body = Bytes::from_request(request, state).await.map_err(|error| match error.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "Request body is too large")
-            }
-            _ => ApiError::bad_request("Request body could not be read"),
-        })?;
+        let body = collected(request.into_body(), MAX_BODY_BYTES).await?;
         read(whole(&body, json, T::BODY_OPTIONAL)?, "body").map(Self)
     }
 }
@@ -86,6 +89,38 @@ impl<S: Send + Sync, T: FromFields> FromRequestParts<S> for ApiPath<T> {
             .map_err(|_| ApiError::bad_request("Path could not be read"))?;
         read(path.iter().map(|(key, value)| (key.to_owned(), value.into())).collect(), "path").map(Self)
     }
+}
+
+/// The body, if it has at most `limit` bytes.
+async fn collected(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut chunks = body.into_data_stream();
+    let mut collected = Vec::new();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| ApiError::bad_request("Request body could not be read"))?;
+        if collected.len() + chunk.len() > limit {
+            drop(collected);
+            discard(chunks).await;
+            let text = format!("Request body is too large: at most {limit} bytes are accepted");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+        }
+        collected.extend_from_slice(&chunk);
+    }
+    Ok(collected)
+}
+
+/// Takes what else the client sends, within bounds: one that is cut off while it sends finds a broken connection and not
+/// the answer.
+async fn discard(mut chunks: BodyDataStream) {
+    let mut left = MAX_DISCARDED_BYTES;
+    let discarding = async {
+        while let Some(Ok(chunk)) = chunks.next().await
+            && left > chunk.len()
+        {
+            left -= chunk.len();
+        }
+    };
+    // A client that is too slow is cut off after all.
+    let _ = tokio::time::timeout(MAX_DISCARDING, discarding).await;
 }
 
 /// Reads the fields of this part of the request.
@@ -129,8 +164,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::{Body, to_bytes};
-    use axum::extract::DefaultBodyLimit;
+    use axum::body::{Bytes, to_bytes};
     use axum::routing::{Router, post};
     use serde_json::json;
     use tower::ServiceExt;
@@ -176,7 +210,6 @@ mod tests {
                     format!("{} {}", path.thread_id, path.run_id)
                 }),
             )
-            .layer(DefaultBodyLimit::max(100))
     }
 
     async fn send(path: &str, kind: Option<&str>, body: impl Into<Body>) -> (u16, String) {
@@ -299,11 +332,41 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_above_the_limit_is_a_413() {
-        let body = format!(r#"{{"name": "{}"}}"#, "a".repeat(88));
-        assert_eq!(send("/named", None, body.clone()).await, (200, "a".repeat(88)));
-        let body = body.replace('{', "{ ");
-        let expected = r#"{"detail":"Request body is too large"}"#;
-        assert_eq!(send("/named", None, body).await, (413, expected.into()));
+    async fn a_body_above_the_limit_is_a_413_and_taken_to_its_end() {
+        let chunks = |count: usize| {
+            let (sent, body) = futures::channel::mpsc::unbounded();
+            for _ in 0..count {
+                sent.unbounded_send(Ok::<_, std::io::Error>(Bytes::from_static(&[b'x'; 50]))).unwrap();
+            }
+            (sent, Body::from_stream(body))
+        };
+        let (sent, body) = chunks(2);
+        drop(sent);
+        assert_eq!(collected(body, 100).await.unwrap().len(), 100);
+        let (sent, body) = chunks(5);
+        let refused = tokio::spawn(collected(body, 100));
+        // It is answered when the client has sent what it had to send.
+        while !sent.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!refused.is_finished());
+        drop(sent);
+        let refused = refused.await.unwrap().unwrap_err();
+        assert_eq!(refused.status(), 413);
+        assert!(refused.to_string().contains("at most 100 bytes"), "{refused}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_stalls_with_too_much_is_not_waited_for() {
+        let (sent, body) = futures::channel::mpsc::unbounded::<Result<Bytes, std::io::Error>>();
+        sent.unbounded_send(Ok(Bytes::from_static(&[b'x'; 101]))).unwrap();
+        assert_eq!(collected(Body::from_stream(body), 100).await.unwrap_err().status(), 413);
+        drop(sent);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_a_400() {
+        let broken = futures::stream::iter([Ok(Bytes::new()), Err(std::io::Error::other("gone"))]);
+        assert_eq!(collected(Body::from_stream(broken), 100).await.unwrap_err().status(), 400);
     }
 }

@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::auth::Caller;
 use super::error::ApiError;
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
@@ -99,6 +100,7 @@ async fn get_goal(
 async fn put_goal(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<SetGoal>,
 ) -> Result<Json<Goal>, ApiError> {
     let now = time(Utc::now());
@@ -107,7 +109,12 @@ async fn put_goal(
         "continuation_count": 0, "max_continuations": body.max_continuations,
         "no_progress_count": 0, "max_no_progress_continuations": NO_PROGRESS_MAX,
     });
-    let work = set(Arc::clone(&app), thread_id.clone(), goal);
+    let new = NewThread {
+        thread_id: thread_id.to_string(),
+        user_id: Some(caller.user().to_owned()),
+        ..NewThread::default()
+    };
+    let work = set(Arc::clone(&app), thread_id.clone(), new, goal);
     let kind = WriterKind::CheckpointWrite;
     let goal = exclusively(&app, &thread_id, kind, SET_BUSY.to_owned(), WRITE_FAILED, work).await?;
     Ok(Json(Goal { goal }))
@@ -127,9 +134,8 @@ async fn delete_goal(
     Ok(Json(Goal { goal: Value::Null }))
 }
 
-async fn set(app: Arc<App>, thread: ThreadId, goal: Value) -> Result<Value, ApiError> {
+async fn set(app: Arc<App>, thread: ThreadId, new: NewThread, goal: Value) -> Result<Value, ApiError> {
     let failed = |error: Error| ApiError::internal(WRITE_FAILED, &error);
-    let new = NewThread { thread_id: thread.to_string(), ..NewThread::default() };
     let row = app.store.threads().create(new).await;
     let row = row.map_err(|error| ApiError::internal(WRITE_FAILED, &error))?.row;
     let found = if let Some(found) = head(&app, &thread).await.map_err(failed)? {

@@ -1,6 +1,7 @@
 //! The HTTP surface.
 
 mod assistants;
+mod auth;
 mod branches;
 mod compact;
 mod delete;
@@ -12,7 +13,9 @@ pub mod fields;
 mod goal;
 mod health;
 mod history;
+mod metrics;
 mod models;
+mod origins;
 mod replay;
 pub mod run_body;
 mod run_control;
@@ -29,30 +32,33 @@ mod turns;
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::Request;
 use axum::http::uri::{PathAndQuery, Uri};
-use axum::http::{HeaderValue, header};
 use axum::routing::{Router, get};
+use axum::{Json, middleware};
 use tower::ServiceExt as _;
-use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 
+use self::origins::{Guard, Origins};
 use crate::app::App;
+use crate::auth::Reach;
 
-/// The variable with the origins whose pages may use the API, with commas between them; `*` for all.
-const CORS_VARIABLE: &str = "GATEWAY_CORS_ORIGINS";
 /// Where the API is.
 const API: &str = "/api/";
 /// Where clients that are made for a reverse proxy look for it.
 const PROXIED_API: &str = "/api/langgraph/";
 
-/// Every route of the gateway, and at `/openapi.json` their description.
+/// Every route of the gateway, and at `/openapi.json` their description, for whom the configuration says.
 ///
 /// Each route below `/api/` also answers below `/api/langgraph/`. Pages of other origins may use it if
 /// `GATEWAY_CORS_ORIGINS` names them.
 pub fn router(app: Arc<App>) -> Router {
-    let origins = app.config.environment().non_empty(CORS_VARIABLE).and_then(cors);
+    let reach = app.auth.reach();
+    router_for(app, reach)
+}
+
+/// [`router`] for whom the operator says in another way than in the configuration.
+pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
     let (routes, document) = OpenApiRouter::with_openapi(schema::document())
         .merge(health::routes())
         .merge(threads::routes())
@@ -68,15 +74,26 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(compact::routes())
         .merge(token_usage::routes())
         .merge(events::routes())
+        .merge(metrics::routes())
         .merge(models::routes())
         .merge(assistants::routes())
         .split_for_parts();
     let document = Arc::new(schema::rendered(&document));
-    let routes =
-        routes.route("/openapi.json", get(|| async move { Json(document.as_ref().clone()) })).with_state(app);
-    let mut routes = error::with_conventions(routes);
-    if let Some(layer) = origins {
-        routes = routes.layer(layer);
+    let routes = routes
+        .route("/openapi.json", get(|| async move { Json(document.as_ref().clone()) }))
+        .with_state(Arc::clone(&app));
+    let origins = Origins::of(app.config.environment());
+    let cors = origins.layer();
+    let guard = Guard { origins, any_host: reach == Reach::Anywhere };
+    let has_keys = app.auth.is_on();
+    let mut routes =
+        error::with_conventions(routes).layer(middleware::from_fn_with_state(app, auth::authenticate));
+    // With keys, a page has to have one, and no browser adds it by itself.
+    if !has_keys {
+        routes = routes.layer(middleware::from_fn_with_state(guard, origins::guard));
+    }
+    if let Some(cors) = cors {
+        routes = routes.layer(cors);
     }
     // A layer of the router itself would see requests only after their route was chosen.
     let service = routes.map_request(|request: Request| without_proxy_prefix(request));
@@ -96,30 +113,4 @@ fn without_proxy_prefix(mut request: Request) -> Request {
         *request.uri_mut() = uri;
     }
     request
-}
-
-/// What lets pages of these origins use the API, the headers with the places of runs included.
-fn cors(origins: &str) -> Option<CorsLayer> {
-    let origins = origins.split(',').map(str::trim).filter(|origin| !origin.is_empty());
-    let mut allowed: Vec<HeaderValue> = Vec::new();
-    let mut any = false;
-    for origin in origins {
-        match origin.parse() {
-            Ok(_) if origin == "*" => any = true,
-            Ok(origin) => allowed.push(origin),
-            Err(_) => tracing::warn!("{CORS_VARIABLE}: an entry is not an origin and is left out"),
-        }
-    }
-    let allowed = match (any, allowed.is_empty()) {
-        (true, _) => AllowOrigin::any(),
-        (false, true) => return None,
-        (false, false) => AllowOrigin::list(allowed),
-    };
-    Some(
-        CorsLayer::new()
-            .allow_origin(allowed)
-            .allow_methods(AllowMethods::mirror_request())
-            .allow_headers(AllowHeaders::mirror_request())
-            .expose_headers([header::CONTENT_LOCATION, header::LOCATION]),
-    )
 }

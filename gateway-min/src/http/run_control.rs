@@ -9,13 +9,14 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::auth::{Caller, check_thread};
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, Flaw, FromFields, Pattern};
 use super::runs::run_of;
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::store::{CancelAction, RunStatus, StoreError};
+use crate::store::{CancelAction, RunRow, RunStatus, StoreError};
 
 const CANCEL_FAILED: &str = "Failed to cancel runs";
 const DELETE_FAILED: &str = "Failed to delete run";
@@ -25,7 +26,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(cancel_many)).routes(routes!(delete_run))
 }
 
-/// Which runs to cancel: some of a thread by id, or all with a status. Other fields are ignored.
+/// Which runs to cancel: some of a thread by id, or all of the caller's with a status. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct CancelMany {
     /// Only runs of this thread.
@@ -76,9 +77,13 @@ impl FromFields for CancelManyParams {
 async fn cancel_many(
     State(app): State<Arc<App>>,
     ApiQuery(CancelManyParams { action }): ApiQuery<CancelManyParams>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<CancelMany>,
 ) -> Result<StatusCode, ApiError> {
     let failed = |error: StoreError| ApiError::internal(CANCEL_FAILED, &error);
+    if let Some(thread_id) = &body.thread_id {
+        check_thread(&app, &caller, thread_id).await?;
+    }
     let run_ids = match (body.run_ids, body.thread_id) {
         (Some(run_ids), Some(thread_id)) => {
             for run_id in &run_ids {
@@ -89,8 +94,11 @@ async fn cancel_many(
         (_, thread_id) => {
             let active = app.store.runs().list_active(thread_id.as_ref().map(ThreadId::as_str)).await;
             let wanted = |status: RunStatus| body.status.is_some_and(|s| s == "all" || s == status.as_str());
-            let active = active.map_err(failed)?.into_iter().filter(|run| wanted(run.status));
-            active.map(|run| run.run_id).collect()
+            let own = |run: &RunRow| {
+                caller.sees().is_none_or(|user| run.user_id.as_deref().is_none_or(|of| of == user))
+            };
+            let active = active.map_err(failed)?.into_iter();
+            active.filter(|run| wanted(run.status) && own(run)).map(|run| run.run_id).collect()
         }
     };
     for run_id in run_ids {

@@ -13,12 +13,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::auth::{Caller, check_thread};
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::run_body::{RunBody, RunLimits};
 use super::sse;
 use crate::app::App;
+use crate::auth::Principal;
 use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
 use crate::runs::request::OnDisconnect;
@@ -101,8 +103,9 @@ enum Follow {
 /// Checks what can only be checked against the gateway's configuration, and creates the run.
 async fn start(
     app: &Arc<App>,
+    caller: &Principal,
     thread: &ThreadId,
-    place: Place,
+    place: Place<'_>,
     body: RunBody,
     follow: Follow,
     idempotency_key: Option<String>,
@@ -114,11 +117,17 @@ async fn start(
     if follow == Follow::No {
         request.options.on_disconnect = OnDisconnect::Continue;
     }
-    app.create_run(thread.as_str(), place, request, None, idempotency_key).await.map_err(refused)
+    app.create_run(thread.as_str(), place, request, Some(caller.user()), idempotency_key)
+        .await
+        .map_err(refused)
 }
 
-/// The key under which the run of this request is known, if the client sent one: it stands for this thread only.
-fn idempotency_key(headers: &HeaderMap, thread: &ThreadId) -> Result<Option<String>, ApiError> {
+/// The key under which the run of this request is known, if the client sent one: it stands for this user and this thread only.
+fn idempotency_key(
+    headers: &HeaderMap,
+    caller: &Principal,
+    thread: &ThreadId,
+) -> Result<Option<String>, ApiError> {
     let refuse = |why: &str| {
         Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("Header {IDEMPOTENCY_KEY} {why}")))
     };
@@ -132,7 +141,8 @@ fn idempotency_key(headers: &HeaderMap, thread: &ThreadId) -> Result<Option<Stri
         return Ok(None);
     }
     let mut hasher = blake3::Hasher::new();
-    // A thread id has no zero byte, so no other pair has the same bytes.
+    // Neither a user nor a thread id has a zero byte, so no other three have the same bytes.
+    hasher.update(caller.user().as_bytes()).update(&[0]);
     hasher.update(thread.as_str().as_bytes()).update(&[0]).update(key.as_bytes());
     Ok(Some(hasher.finalize().to_hex().to_string()))
 }
@@ -160,8 +170,14 @@ fn refused(error: CreateError) -> ApiError {
 }
 
 /// The thread of a stateless run: the one that its configuration names, or a new one.
-fn stateless_thread(body: &RunBody) -> ThreadId {
-    body.thread_id().map_or_else(|| Uuid::new_v4().to_string().into(), ThreadId::from)
+///
+/// # Errors
+/// 404 for another user's thread.
+async fn stateless_thread(app: &App, caller: &Principal, body: &RunBody) -> Result<ThreadId, ApiError> {
+    let Some(named) = body.thread_id() else { return Ok(Uuid::new_v4().to_string().into()) };
+    let thread = ThreadId::from(named);
+    check_thread(app, caller, &thread).await?;
+    Ok(thread)
 }
 
 fn created_record(thread: &ThreadId, created: &Created) -> Response {
@@ -211,12 +227,13 @@ async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<
 async fn create(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
     headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let key = idempotency_key(&headers, &thread_id)?;
-    let created = start(&app, &thread_id, Place::Existing, body, Follow::No, key).await?;
+    let key = idempotency_key(&headers, &caller, &thread_id)?;
+    let created = start(&app, &caller, &thread_id, Place::Existing, body, Follow::No, key).await?;
     Ok(created_record(&thread_id, &created))
 }
 
@@ -227,12 +244,13 @@ async fn create(
 async fn stream(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
     headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let key = idempotency_key(&headers, &thread_id)?;
-    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
+    let key = idempotency_key(&headers, &caller, &thread_id)?;
+    let created = start(&app, &caller, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
     Ok(sse::response(created.stream, &thread_id, &created.run.run_id))
 }
 
@@ -242,12 +260,13 @@ async fn stream(
 async fn wait(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
     headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
-    let key = idempotency_key(&headers, &thread_id)?;
-    let created = start(&app, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
+    let key = idempotency_key(&headers, &caller, &thread_id)?;
+    let created = start(&app, &caller, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
     finished(&app, &thread_id, &created.run.run_id, created.stream).await
 }
 
@@ -256,10 +275,11 @@ async fn wait(
     responses((status = 200, description = "The run's record", body = Value)))]
 async fn create_stateless(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body, Follow::No, None).await?;
+    let thread = stateless_thread(&app, &caller, &body).await?;
+    let created = start(&app, &caller, &thread, Place::Visible(&caller), body, Follow::No, None).await?;
     Ok(created_record(&thread, &created))
 }
 
@@ -268,10 +288,11 @@ async fn create_stateless(
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
 async fn stream_stateless(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes, None).await?;
+    let thread = stateless_thread(&app, &caller, &body).await?;
+    let created = start(&app, &caller, &thread, Place::Visible(&caller), body, Follow::Yes, None).await?;
     Ok(sse::response(created.stream, &thread, &created.run.run_id))
 }
 
@@ -280,10 +301,11 @@ async fn stream_stateless(
     responses((status = 200, description = "Channel values, or status and error", body = Value)))]
 async fn wait_stateless(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    let thread = stateless_thread(&body);
-    let created = start(&app, &thread, Place::Anywhere, body, Follow::Yes, None).await?;
+    let thread = stateless_thread(&app, &caller, &body).await?;
+    let created = start(&app, &caller, &thread, Place::Visible(&caller), body, Follow::Yes, None).await?;
     finished(&app, &thread, &created.run.run_id, created.stream).await
 }
 

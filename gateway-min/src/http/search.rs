@@ -9,12 +9,14 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::ApiJson;
 use super::fields::{Fields, Flaw, FromFields, Problems};
 use super::schema::ErrorBody;
 use super::threads::Thread;
 use crate::app::App;
+use crate::auth::Principal;
 use crate::store::{FilterProblem, MetadataFilter, ThreadQuery, ThreadRow, ThreadStatus};
 
 const SEARCH_FAILED: &str = "Failed to search threads";
@@ -53,8 +55,8 @@ impl FromFields for ThreadFilter {
 }
 
 impl ThreadFilter {
-    /// The query of all that match; none if nothing can.
-    fn query(self) -> Result<Option<ThreadQuery>, ApiError> {
+    /// The query of all that match and that the caller may see; none if nothing can.
+    fn query(self, caller: &Principal) -> Result<Option<ThreadQuery>, ApiError> {
         let status = match self.status.as_deref() {
             None => None,
             Some("busy") => Some(ThreadStatus::Running),
@@ -64,7 +66,8 @@ impl ThreadFilter {
             },
         };
         let metadata = metadata_filter(&self.metadata)?;
-        Ok(Some(ThreadQuery { metadata, status, ids: self.ids, ..ThreadQuery::default() }))
+        let owner = caller.sees().map(str::to_owned);
+        Ok(Some(ThreadQuery { metadata, status, ids: self.ids, owner, ..ThreadQuery::default() }))
     }
 }
 
@@ -119,9 +122,10 @@ impl FromFields for ThreadSearch {
         (status = 422, description = "The request is not valid", body = ErrorBody)))]
 async fn search_threads(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<ThreadSearch>,
 ) -> Result<Json<Vec<Thread>>, ApiError> {
-    let Some(query) = body.filter.query()? else { return Ok(Json(Vec::new())) };
+    let Some(query) = body.filter.query(&caller)? else { return Ok(Json(Vec::new())) };
     let query = ThreadQuery { limit: body.limit, offset: body.offset, ..query };
     let rows = app.store.threads().search(&query).await;
     let rows = rows.map_err(|error| ApiError::internal(SEARCH_FAILED, &error))?;
@@ -143,9 +147,10 @@ fn found(mut row: ThreadRow) -> Thread {
         (status = 422, description = "The request is not valid", body = ErrorBody)))]
 async fn count_threads(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<ThreadFilter>,
 ) -> Result<Json<u64>, ApiError> {
-    let Some(query) = body.query()? else { return Ok(Json(0)) };
+    let Some(query) = body.query(&caller)? else { return Ok(Json(0)) };
     let count = app.store.threads().count(&query).await;
     count.map(Json).map_err(|error| ApiError::internal(SEARCH_FAILED, &error))
 }

@@ -19,12 +19,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::auth::Caller;
 use super::error::ApiError;
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields, Pattern};
 use super::schema::{ErrorBody, Gated};
 use crate::app::App;
+use crate::auth::Principal;
 use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::runs::worker::AGENT_BINDING;
 use crate::serialize::{self, time};
@@ -166,12 +168,16 @@ fn thread_metadata(fields: &mut Fields<'_>) -> Map<String, Value> {
     responses((status = 200, description = "The thread, new or as it is", body = Thread), Gated))]
 async fn create_thread(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<CreateThread>,
 ) -> Result<Json<Thread>, ApiError> {
     let raise = body.if_exists.as_deref() == Some("raise");
     let thread = ThreadId::from(body.thread_id.unwrap_or_else(|| Uuid::new_v4().to_string()));
     let known = app.store.threads().get(thread.as_str(), None).await;
     if let Some(row) = known.map_err(|error| ApiError::internal(CREATE_FAILED, &error))? {
+        if !row.visible_to(caller.sees()) {
+            return Err(absent(&thread));
+        }
         if raise {
             return Err(exists(&thread));
         }
@@ -182,17 +188,18 @@ async fn create_thread(
     let new = NewThread {
         thread_id: thread.to_string(),
         assistant_id: body.assistant_id,
+        user_id: Some(caller.user().to_owned()),
         metadata: body.metadata,
         ..NewThread::default()
     };
     let busy = StoreError::Conflict { thread_id: thread.to_string(), holder: OperationKind::CheckpointWrite };
-    let work = create(Arc::clone(&app), thread.clone(), new, raise);
+    let work = create(Arc::clone(&app), thread.clone(), new, raise, caller.clone());
     let created =
         exclusively(&app, &thread, WriterKind::CheckpointWrite, busy.to_string(), CREATE_FAILED, work).await;
     match created {
         // What works on the thread will leave a checkpoint, or delete the thread; either way it is not ours to write.
         Err(error) if error.status() == StatusCode::CONFLICT && !raise => {
-            let row = app.store.threads().get(thread.as_str(), None).await.ok().flatten();
+            let row = app.store.threads().get(thread.as_str(), caller.sees()).await.ok().flatten();
             row.map(|row| Json(row.into())).ok_or(error)
         }
         created => created.map(|row| Json(row.into())),
@@ -200,9 +207,18 @@ async fn create_thread(
 }
 
 /// Makes sure that the thread has a row and a checkpoint.
-async fn create(app: Arc<App>, thread: ThreadId, new: NewThread, raise: bool) -> Result<ThreadRow, ApiError> {
+async fn create(
+    app: Arc<App>,
+    thread: ThreadId,
+    new: NewThread,
+    raise: bool,
+    caller: Principal,
+) -> Result<ThreadRow, ApiError> {
     let created = app.store.threads().create(new).await;
     let created = created.map_err(|error| ApiError::internal(CREATE_FAILED, &error))?;
+    if !created.row.visible_to(caller.sees()) {
+        return Err(absent(&thread));
+    }
     if raise && !created.created {
         return Err(exists(&thread));
     }

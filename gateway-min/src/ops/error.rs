@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use threadkeep::id::{CheckpointId, ThreadId};
 
 use super::archive::ArchiveError;
-use crate::config::ConfigError;
+use crate::auth::KeyError;
+use crate::config::{ConfigError, UpgradeError};
 use crate::store::StoreError;
 
 /// How a command ended: the exit code of the process.
@@ -41,6 +42,12 @@ pub(crate) enum OpsError {
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The file of API keys.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    /// The upgrade of the configuration.
+    #[error(transparent)]
+    Upgrade(#[from] UpgradeError),
     /// The history cache's Redis.
     #[error("database.checkpoint_cache.redis_url: {0}")]
     HistoryCache(#[from] threadkeep_redis::InvalidUrl),

@@ -1,15 +1,17 @@
 //! The operator commands of the binary `threadkeep`: looking into a store, removing what is not needed, converting,
-//! checking, moving threads between stores.
+//! checking, moving threads between stores; and looking after API keys and the configuration file.
 //!
-//! They work on the store of the configuration or on one that is named, whether a gateway runs or not: every change is
+//! Those on threads work on the store of the configuration or on one that is named, whether a gateway runs or not: every change is
 //! one atomic change of a thread, refused and planned anew if anybody wrote meanwhile. Nothing is deleted without `--yes` or
 //! a question that was answered. What is printed for programs is one JSON document a line.
 
 pub mod archive;
 mod checkpoints;
+mod config;
 mod convert;
 mod diff;
 mod error;
+mod keys;
 mod lineage;
 mod output;
 mod plan;
@@ -31,8 +33,10 @@ use clap::{ArgMatches, FromArgMatches, Subcommand};
 pub use error::Exit;
 
 use self::checkpoints::CheckpointsCommand;
+use self::config::ConfigCommand;
 use self::convert::ConvertCommand;
 use self::error::Result;
+use self::keys::KeysCommand;
 use self::output::{Out, one_line};
 use self::prune::PruneCommand;
 use self::retention::RetentionCommand;
@@ -73,6 +77,36 @@ impl Subcommand for OpsCommand {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(flatten)]
+    Store(StoreCommand),
+    /// Make, list and revoke API keys.
+    #[command(subcommand)]
+    Keys(KeysCommand),
+    /// Look after the configuration file: upgrade.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+impl Command {
+    async fn carry_out(&self, out: &mut Out) -> Result<Exit> {
+        match self {
+            Self::Store(command) => {
+                let target = Target::open(command.store()).await?;
+                let result = command.carry_out(&target, out).await;
+                // Closing moves what was written into the database file, also after an error.
+                target.close().await;
+                return result;
+            }
+            Self::Keys(command) => command.run(out)?,
+            Self::Config(command) => command.run(out)?,
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// A command that works on the store.
+#[derive(Debug, Subcommand)]
+enum StoreCommand {
     /// Look at threads: list, show, du.
     #[command(subcommand)]
     Threads(ThreadsCommand),
@@ -100,7 +134,7 @@ enum Command {
     Vacuum(VacuumCommand),
 }
 
-impl Command {
+impl StoreCommand {
     fn store(&self) -> &StoreArgs {
         match self {
             Self::Threads(command) => command.store(),
@@ -136,15 +170,7 @@ impl Command {
 /// Carries out a command: results go to stdout, errors and progress to stderr.
 pub async fn run(command: &OpsCommand) -> Exit {
     let mut out = Out::stdout();
-    let result = match Target::open(command.0.store()).await {
-        Ok(target) => {
-            let result = command.0.carry_out(&target, &mut out).await;
-            // Closing moves what was written into the database file, also after an error.
-            target.close().await;
-            result
-        }
-        Err(error) => Err(error),
-    };
+    let result = command.0.carry_out(&mut out).await;
     let flushed = out.flush().map_err(error::OpsError::from);
     match result.and_then(|exit| flushed.map(|()| exit)) {
         Ok(exit) => exit,

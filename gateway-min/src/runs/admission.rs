@@ -16,8 +16,9 @@ use super::resume::{self, ResumeError};
 use super::worker::{self, AGENT_BINDING, RunSpec};
 use crate::agent::Breakpoints;
 use crate::app::App;
+use crate::auth::Principal;
 use crate::model::message;
-use crate::store::{Admission, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
+use crate::store::{Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
 /// The binding of a run without an assistant of its own.
 const DEFAULT_AGENT: &str = "__default__";
@@ -47,11 +48,11 @@ pub(crate) enum CreateError {
 
 /// On which threads a run may be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Place<'a> {
     /// On a thread that has a row.
     Existing,
-    /// On any; the thread gets its row with the run.
-    Anywhere,
+    /// On any that this caller may see; one without a row gets it with the run.
+    Visible(&'a Principal),
 }
 
 /// A run that was admitted, and the stream of what it does.
@@ -70,7 +71,7 @@ impl App {
     pub(crate) async fn create_run(
         self: &Arc<Self>,
         thread_id: &str,
-        place: Place,
+        place: Place<'_>,
         request: RunRequest,
         owner: Option<&str>,
         idempotency_key: Option<String>,
@@ -90,13 +91,17 @@ impl App {
             self.check_resume(thread_id, request.checkpoint.as_ref(), resume).await?;
         }
         self.seed_feed(thread_id).await?;
-        if place == Place::Anywhere {
+        if let Place::Visible(caller) = place {
             let row = NewThread {
                 thread_id: thread_id.to_owned(),
                 user_id: owner.map(str::to_owned),
                 ..NewThread::default()
             };
-            self.store.threads().create(row).await?;
+            // Somebody else may have been quicker to take the id.
+            if !self.store.threads().create(row).await?.row.visible_to(caller.sees()) {
+                let id = thread_id.to_owned();
+                return Err(StoreError::NotFound { entity: Entity::Thread, id }.into());
+            }
         }
         let run_id = Uuid::new_v4().to_string();
         let new = NewRun {

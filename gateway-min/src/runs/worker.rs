@@ -365,8 +365,12 @@ impl Worker<'_> {
 
     /// Makes the run's row terminal, once all else is written, and wakes the run that waited for it.
     async fn end_row(&self, end: &End) -> Result<(), StoreError> {
+        let status = end.status;
         let end = self.row_end(end);
         let outcome = persistently(|| self.app.store.runs().finish(&self.spec.run_id, &end)).await?;
+        if matches!(outcome, FinishOutcome::Finished { .. }) {
+            self.app.counted.run_ended(status);
+        }
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.app.local_runs.get(next)
         {

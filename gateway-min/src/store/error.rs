@@ -125,17 +125,6 @@ pub enum StoreError {
         /// The oldest safe version.
         required: String,
     },
-
-    /// A setting has a value that this build does not carry out.
-    #[error("{setting} '{value}' is not supported by this build; use {supported}")]
-    Unsupported {
-        /// The configuration key.
-        setting: &'static str,
-        /// Its value.
-        value: String,
-        /// The values that work.
-        supported: &'static str,
-    },
 }
 
 impl StoreError {

@@ -44,7 +44,7 @@ mod tests;
 mod thread_search;
 mod threads;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
@@ -80,6 +80,8 @@ pub struct StoreOptions {
     pub clock: Clock,
     /// The setting `run_events.backend`.
     pub event_backend: EventBackend,
+    /// Where the files of [`EventBackend::Jsonl`] are.
+    pub event_directory: PathBuf,
     /// The setting `run_events.max_trace_content`, in bytes.
     pub max_trace_content: usize,
     /// On which terms this process owns what it works on; `None` if no other process opens the database.
@@ -91,6 +93,7 @@ impl Default for StoreOptions {
         Self {
             clock: Clock::system(),
             event_backend: EventBackend::default(),
+            event_directory: PathBuf::from("run_events"),
             max_trace_content: MAX_TRACE_CONTENT,
             lease: None,
         }
@@ -153,7 +156,12 @@ impl Store {
                 lease: options.lease.clone().map(Arc::new),
                 reserved: Arc::default(),
             },
-            events: Events::new(db.clone(), options.event_backend, options.max_trace_content),
+            events: Events::new(
+                db.clone(),
+                options.event_backend,
+                &options.event_directory,
+                options.max_trace_content,
+            ),
             db,
         }
     }

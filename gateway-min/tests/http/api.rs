@@ -129,7 +129,7 @@ async fn unknown_paths_and_methods_and_great_bodies_are_refused_in_json() {
     let great = vec![b' '; 32 * 1024 * 1024 + 1];
     let request = Request::post("/api/threads").header("content-type", "application/json");
     let answer = gateway.send(request.body(Body::from(great)).unwrap()).await;
-    answer.refused(413, "Request body is too large");
+    answer.refused(413, "Request body is too large: at most 33554432 bytes are accepted");
 }
 
 async fn cors(origins: Option<&str>, origin: &str) -> (Option<String>, Option<String>) {

@@ -1,9 +1,10 @@
 //! The HTTP surface, in process: threads, state, history, events, models, and the description of all of it.
 
 // Helpers are test code too, which the lint does not see.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api;
+mod auth;
 mod branches;
 mod compact;
 mod delete;
@@ -12,6 +13,9 @@ mod gate;
 mod goal;
 mod history;
 mod history_cache;
+mod limits;
+mod metrics;
+mod reload;
 mod replay;
 mod retention;
 mod run_cancel;

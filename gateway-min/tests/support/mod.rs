@@ -185,6 +185,11 @@ impl Gateway {
         write_config(self.dir.path(), &self.setup, self.database.as_deref());
     }
 
+    /// Its routes, to be served on a socket.
+    pub(crate) fn router(&self) -> Router {
+        self.router.clone()
+    }
+
     /// Where the database files are.
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("state/data")

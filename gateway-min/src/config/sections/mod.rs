@@ -5,6 +5,7 @@
 //! range given here is the widest that makes sense.
 
 mod agent;
+mod auth;
 mod delegation;
 mod runs;
 mod sandbox;
@@ -15,6 +16,7 @@ pub use agent::{
     ContextSize, LoopDetection, ReceiptsRenderMode, Summarization, Title, TokenBudget, TokenUsage,
     ToolFrequency, ToolSearch, Verification,
 };
+pub use auth::Auth;
 pub use delegation::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, SubagentBatches, SubagentRuntime,
 };

@@ -123,8 +123,10 @@ struct Shared {
 
 impl fmt::Debug for StreamBridge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let runs = lock(&self.shared.runs).len();
-        f.debug_struct("StreamBridge").field("options", &self.shared.options).field("runs", &runs).finish()
+        f.debug_struct("StreamBridge")
+            .field("options", &self.shared.options)
+            .field("runs", &self.kept())
+            .finish()
     }
 }
 
@@ -138,6 +140,11 @@ impl StreamBridge {
     pub fn with_clock(options: BridgeOptions, clock: impl Clock + 'static) -> Self {
         let shared = Shared { options, clock: Box::new(clock), runs: Mutex::default() };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// How many runs have their frames kept.
+    pub(crate) fn kept(&self) -> usize {
+        lock(&self.shared.runs).len()
     }
 
     /// Starts the stream of a run. Do it before the run's id is given to anybody: a subscription to a run that has no

@@ -1,22 +1,24 @@
 //! The event feed of the threads: an append-only list a thread, numbered 1, 2, 3 ... without gaps.
 //!
 //! The setting `run_events.backend` decides where the feed is: `memory` (the default; lost at a
-//! restart, and of limited size: about 64 MiB for all threads) or `db` (the table `run_events`). Both
-//! behave alike otherwise, and this file is what they share.
+//! restart, and of limited size: about 64 MiB for all threads), `db` (the table `run_events`) or `jsonl`
+//! (a file a thread). They behave alike otherwise, and this file is what they share.
 //!
 //! Events belong to a run, and a deleted thread takes both along: an append finds its run's row, or
 //! fails. So a worker that comes late cannot bring back a piece of a deleted thread, not even when a
 //! new thread has its id.
 
 mod database;
+mod jsonl;
 mod memory;
 
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
 
+use self::jsonl::JsonlFeed;
 use self::memory::MemoryFeed;
 use super::codec::JsonObject;
 use super::db::Db;
@@ -44,24 +46,8 @@ pub enum EventBackend {
     Memory,
     /// In the gateway's database.
     Database,
-}
-
-impl FromStr for EventBackend {
-    type Err = StoreError;
-
-    /// Reads `memory` or `db`.
-    fn from_str(text: &str) -> Result<Self, StoreError> {
-        match text {
-            "memory" => Ok(Self::Memory),
-            "db" => Ok(Self::Database),
-            // `jsonl` is a value of the service, but not of this build.
-            _ => Err(StoreError::Unsupported {
-                setting: "run_events.backend",
-                value: text.to_owned(),
-                supported: "'memory' or 'db'",
-            }),
-        }
-    }
+    /// In files of one JSON document a line, in [`StoreOptions::event_directory`](super::StoreOptions).
+    Jsonl,
 }
 
 /// An event to append.
@@ -161,17 +147,25 @@ impl EventQuery {
 pub struct Events {
     db: Db,
     max_trace_content: usize,
-    /// The feed in memory; `None` means that it is in the database.
-    memory: Option<Arc<MemoryFeed>>,
+    feed: Feed,
+}
+
+/// Where the events are.
+#[derive(Clone, Debug)]
+enum Feed {
+    Memory(Arc<MemoryFeed>),
+    Database,
+    Files(Arc<JsonlFeed>),
 }
 
 impl Events {
-    pub(super) fn new(db: Db, backend: EventBackend, max_trace_content: usize) -> Self {
-        let memory = match backend {
-            EventBackend::Memory => Some(Arc::default()),
-            EventBackend::Database => None,
+    pub(super) fn new(db: Db, backend: EventBackend, directory: &Path, max_trace_content: usize) -> Self {
+        let feed = match backend {
+            EventBackend::Memory => Feed::Memory(Arc::default()),
+            EventBackend::Database => Feed::Database,
+            EventBackend::Jsonl => Feed::Files(Arc::new(JsonlFeed::new(directory.to_owned()))),
         };
-        Self { db, max_trace_content, memory }
+        Self { db, max_trace_content, feed }
     }
 
     /// Appends `events` of one run, all or none, and returns their places in the feed.
@@ -186,9 +180,10 @@ impl Events {
         events: Vec<NewEvent>,
     ) -> Result<Vec<i64>, StoreError> {
         let events = self.prepare(events)?;
-        match &self.memory {
-            Some(feed) => feed.append(&self.db, thread_id, run_id, events).await,
-            None => database::append(&self.db, thread_id, run_id, events).await,
+        match &self.feed {
+            Feed::Memory(feed) => feed.append(&self.db, thread_id, run_id, events).await,
+            Feed::Database => database::append(&self.db, thread_id, run_id, events).await,
+            Feed::Files(feed) => feed.append(&self.db, thread_id, run_id, events).await,
         }
     }
 
@@ -204,9 +199,10 @@ impl Events {
         event: NewEvent,
     ) -> Result<Option<i64>, StoreError> {
         let event = self.prepare_one(event)?;
-        match &self.memory {
-            Some(feed) => feed.append_if_absent(&self.db, thread_id, run_id, event).await,
-            None => database::append_if_absent(&self.db, thread_id, run_id, event).await,
+        match &self.feed {
+            Feed::Memory(feed) => feed.append_if_absent(&self.db, thread_id, run_id, event).await,
+            Feed::Database => database::append_if_absent(&self.db, thread_id, run_id, event).await,
+            Feed::Files(feed) => feed.append_if_absent(&self.db, thread_id, run_id, event).await,
         }
     }
 
@@ -221,9 +217,10 @@ impl Events {
             .into_iter()
             .map(|run| Ok((run.run_id, self.prepare(run.events)?)))
             .collect::<Result<Vec<_>, StoreError>>()?;
-        match &self.memory {
-            Some(feed) => feed.seed(&self.db, thread_id, runs).await,
-            None => database::seed(&self.db, thread_id, runs).await,
+        match &self.feed {
+            Feed::Memory(feed) => feed.seed(&self.db, thread_id, runs).await,
+            Feed::Database => database::seed(&self.db, thread_id, runs).await,
+            Feed::Files(feed) => feed.seed(&self.db, thread_id, runs).await,
         }
     }
 
@@ -236,32 +233,45 @@ impl Events {
             let problem = format!("{} is not between 1 and {}", query.limit, EventQuery::MAX_LIMIT);
             return Err(StoreError::Invalid { field: "limit", problem });
         }
-        match &self.memory {
-            Some(feed) => Ok(feed.list(query).await),
-            None => database::list(&self.db, query).await,
+        match &self.feed {
+            Feed::Memory(feed) => Ok(feed.list(query).await),
+            Feed::Database => database::list(&self.db, query).await,
+            Feed::Files(feed) => feed.list(query).await,
         }
     }
 
     /// How many events of the category `message` the thread has: a feed without any counts as empty.
     pub async fn count_messages(&self, thread_id: &str) -> Result<u64, StoreError> {
-        match &self.memory {
-            Some(feed) => Ok(feed.count_messages(thread_id).await),
-            None => database::count_messages(&self.db, thread_id).await,
+        match &self.feed {
+            Feed::Memory(feed) => Ok(feed.count_messages(thread_id).await),
+            Feed::Database => database::count_messages(&self.db, thread_id).await,
+            Feed::Files(feed) => feed.count_messages(thread_id).await,
         }
     }
 
-    /// Forgets what is kept in memory of a thread whose rows are gone; returns how many events.
+    /// Forgets what is kept outside the database of a thread whose rows are gone; returns how many events.
     pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
-        match &self.memory {
-            Some(feed) => feed.forget_thread(thread_id).await,
-            None => 0,
+        match &self.feed {
+            Feed::Memory(feed) => feed.forget_thread(thread_id).await,
+            Feed::Database => 0,
+            Feed::Files(feed) => feed.forget_thread(thread_id).await.unwrap_or_else(|error| {
+                // The rows are gone; nothing leads to the events any more.
+                tracing::error!(thread_id, %error, "the event file of a deleted thread is left");
+                0
+            }),
         }
     }
 
-    /// Forgets what is kept in memory of a run whose row is gone.
+    /// Forgets what is kept outside the database of a run whose row is gone.
     pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) {
-        if let Some(feed) = &self.memory {
-            feed.forget_run(thread_id, run_id).await;
+        match &self.feed {
+            Feed::Memory(feed) => feed.forget_run(thread_id, run_id).await,
+            Feed::Database => {}
+            Feed::Files(feed) => {
+                if let Err(error) = feed.forget_run(thread_id, run_id).await {
+                    tracing::error!(thread_id, run_id, %error, "the events of a deleted run are left");
+                }
+            }
         }
     }
 

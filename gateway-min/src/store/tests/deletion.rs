@@ -23,7 +23,7 @@ async fn events(store: &Store, thread_id: &str, run_id: &str) -> usize {
 
 #[tokio::test]
 async fn deletion_takes_everything_of_the_thread_and_nothing_else() {
-    for backend in [EventBackend::Memory, EventBackend::Database] {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
         let fixture = fixture_with(backend).await;
         let store = &fixture.store;
         full_thread(store, "kept").await;
@@ -78,7 +78,7 @@ async fn deletion_needs_its_own_reservation() {
 
 #[tokio::test]
 async fn late_events_of_a_deleted_thread_are_refused() {
-    for backend in [EventBackend::Memory, EventBackend::Database] {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
         let fixture = fixture_with(backend).await;
         let store = &fixture.store;
         full_thread(store, "t").await;
@@ -96,7 +96,7 @@ async fn late_events_of_a_deleted_thread_are_refused() {
 /// Runs an append and the deletion of its thread at once, 100 times: in the end nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn events_racing_with_the_deletion_leave_nothing() {
-    for backend in [EventBackend::Memory, EventBackend::Database] {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
         let fixture = fixture_with(backend).await;
         let store = &fixture.store;
         for _ in 0..100 {

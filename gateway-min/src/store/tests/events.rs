@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::support::*;
 use crate::store::*;
 
-const BACKENDS: [EventBackend; 2] = [EventBackend::Memory, EventBackend::Database];
+const BACKENDS: [EventBackend; 3] = [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl];
 
 /// A store with the given backend, and a run `r` on each of the threads `t` and `u`.
 async fn with_runs(backend: EventBackend) -> Fixture {
@@ -356,8 +356,9 @@ async fn trace_limit_is_a_setting() {
 }
 
 #[tokio::test]
-async fn memory_feed_ends_with_the_process_and_the_other_does_not() {
-    for (backend, expected) in [(EventBackend::Memory, 0), (EventBackend::Database, 1)] {
+async fn memory_feed_ends_with_the_process_and_the_others_do_not() {
+    let backends = [(EventBackend::Memory, 0), (EventBackend::Database, 1), (EventBackend::Jsonl, 1)];
+    for (backend, expected) in backends {
         let fixture = with_runs(backend).await;
         fixture.store.events().append("t", "r", vec![message(1)]).await.unwrap();
         fixture.store.close().await;

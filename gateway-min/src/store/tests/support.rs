@@ -47,7 +47,7 @@ impl TestClock {
 /// Where a store is.
 pub(super) enum Place {
     File { path: PathBuf, _directory: TempDir },
-    Schema { url: String, name: String },
+    Schema { url: String, name: String, directory: TempDir },
 }
 
 impl Place {
@@ -63,8 +63,8 @@ impl Place {
         let database = DATABASE
             .get_or_init(async || threadkeep_testing::postgres().unwrap().database().await.unwrap())
             .await;
-        let place =
-            Self::Schema { url: database.url().to_owned(), name: format!("s{}", Uuid::new_v4().simple()) };
+        let (url, name) = (database.url().to_owned(), format!("s{}", Uuid::new_v4().simple()));
+        let place = Self::Schema { url, name, directory: tempfile::tempdir().unwrap() };
         place.execute("CREATE SCHEMA {s}").await;
         place
     }
@@ -77,14 +77,23 @@ impl Place {
     }
 
     pub(super) async fn try_open(&self, options: StoreOptions) -> Result<Store, StoreError> {
+        let options = StoreOptions { event_directory: self.event_directory(), ..options };
         match self {
             Self::File { path, .. } => Store::open(path, options).await,
             Self::Schema { .. } => Store::open_postgres(&self.target(), options).await,
         }
     }
 
+    /// Where feeds that are files are.
+    pub(super) fn event_directory(&self) -> PathBuf {
+        match self {
+            Self::File { path, .. } => path.with_file_name("run_events"),
+            Self::Schema { directory, .. } => directory.path().to_owned(),
+        }
+    }
+
     fn target(&self) -> PostgresTarget {
-        let Self::Schema { url, name } = self else { panic!("not in Postgres") };
+        let Self::Schema { url, name, .. } = self else { panic!("not in Postgres") };
         PostgresTarget::parse(url, name, 5).unwrap()
     }
 

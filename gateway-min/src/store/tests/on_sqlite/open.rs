@@ -192,11 +192,3 @@ async fn damaged_cell_of_a_lookup_is_damage_too() {
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
     assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
 }
-
-#[tokio::test]
-async fn unsupported_event_backend_says_what_works() {
-    assert_eq!("memory".parse::<EventBackend>().unwrap(), EventBackend::Memory);
-    assert_eq!("db".parse::<EventBackend>().unwrap(), EventBackend::Database);
-    let error = "jsonl".parse::<EventBackend>().unwrap_err().to_string();
-    assert_eq!(error, "run_events.backend 'jsonl' is not supported by this build; use 'memory' or 'db'");
-}

@@ -1,0 +1,212 @@
+//! Who may use the gateway, and whose threads they see.
+//!
+//! Off by default: whoever reaches the gateway is its one user, [`SINGLE_USER`], and administrator, which is why it then
+//! listens on this machine only ([`reach`]). With `auth.enabled`, each request carries an API key. Keys are in
+//! one file ([`KeyFile`]), as hashes; each belongs to a user, who sees their own threads and those without an owner, and
+//! has a role. A role opens routes, not the threads of others.
+
+mod keys;
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use keys::{KeyError, KeyFile, KeyRecord};
+
+use crate::config::{Auth, Secret};
+
+/// The user of a gateway without authentication.
+pub const SINGLE_USER: &str = "default";
+
+/// What a key may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Threads and runs.
+    User,
+    /// The same, and the routes for administrators.
+    Admin,
+}
+
+impl Role {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "user" => Ok(Self::User),
+            "admin" => Ok(Self::Admin),
+            _ => Err(format!("'{name}' is no role; there are user and admin")),
+        }
+    }
+}
+
+/// Who a request comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Principal {
+    user: Arc<str>,
+    role: Role,
+    sees_all: bool,
+}
+
+impl Principal {
+    /// Whoever asks a gateway without authentication.
+    fn single_user() -> Self {
+        Self { user: SINGLE_USER.into(), role: Role::Admin, sees_all: true }
+    }
+
+    /// The owner of what the request makes.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The user whose threads, beside those without an owner, are visible; `None` sees all.
+    pub fn sees(&self) -> Option<&str> {
+        (!self.sees_all).then_some(&*self.user)
+    }
+
+    /// Whether the routes for administrators are open.
+    pub fn is_admin(&self) -> bool {
+        self.role == Role::Admin
+    }
+}
+
+/// Whom a gateway without authentication serves. With authentication it does not matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Clients on this machine, which know it as `localhost` or by an address.
+    Local,
+    /// Everybody, under any name, as the operator wants it (`auth.allow_unauthenticated`).
+    Anywhere,
+}
+
+/// Tells who a request comes from.
+#[derive(Debug, Clone)]
+pub(crate) struct Authenticator {
+    /// None if authentication is off.
+    keys: Option<KeyFile>,
+    reach: Reach,
+}
+
+impl Authenticator {
+    pub(crate) fn new(settings: &Auth) -> Self {
+        Self {
+            keys: settings.enabled.then(|| KeyFile::new(&settings.keys_file)),
+            reach: if settings.allow_unauthenticated { Reach::Anywhere } else { Reach::Local },
+        }
+    }
+
+    pub(crate) fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.keys.is_some()
+    }
+
+    /// The principal of a request that carries this key; `None` if it is not to be let in.
+    ///
+    /// # Errors
+    /// [`KeyError`] if the keys cannot be read: then nobody is let in.
+    pub(crate) async fn authenticate(&self, key: Option<Secret>) -> Result<Option<Principal>, KeyError> {
+        let Some(file) = self.keys.clone() else { return Ok(Some(Principal::single_user())) };
+        let Some(key) = key else { return Ok(None) };
+        // Looks at the file, so it is off the reactor; a panic or a stopping runtime lets nobody in.
+        let found = tokio::task::spawn_blocking(move || file.find(&key)).await;
+        let record = found.unwrap_or(Ok(None))?;
+        Ok(record.map(|record| Principal { user: record.user.into(), role: record.role, sees_all: false }))
+    }
+}
+
+/// A gateway without authentication is about to listen beyond this machine.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "will not listen on {0} without authentication: whoever reaches the port would be the administrator. \
+     Set auth.enabled: true and make a key with `threadkeep keys create`; or listen on 127.0.0.1; or accept it with \
+     --allow-unauthenticated or auth.allow_unauthenticated: true"
+)]
+pub struct Exposed(pub SocketAddr);
+
+/// Whom a gateway that listens on `address` serves. `accepted` says that the operator accepts to serve everybody, on the
+/// command line; the configuration may say it too.
+///
+/// # Errors
+/// [`Exposed`] if it would serve everybody without authentication, and nobody said that it shall.
+pub fn reach(address: SocketAddr, settings: &Auth, accepted: bool) -> Result<Reach, Exposed> {
+    if accepted || settings.allow_unauthenticated {
+        return Ok(Reach::Anywhere);
+    }
+    if settings.enabled || address.ip().is_loopback() { Ok(Reach::Local) } else { Err(Exposed(address)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_authentication_only_this_machine_is_listened_to_unless_the_operator_says_so() {
+        let settings = |enabled, allow_unauthenticated| Auth {
+            enabled,
+            allow_unauthenticated,
+            ..Auth::at("/nowhere".as_ref())
+        };
+        for (address, local) in [
+            ("127.0.0.1:1", true),
+            ("127.9.9.9:1", true),
+            ("[::1]:1", true),
+            ("0.0.0.0:1", false),
+            ("[::]:1", false),
+            ("10.0.0.1:1", false),
+            ("[::ffff:127.0.0.1]:1", false),
+        ] {
+            let address: SocketAddr = address.parse().unwrap();
+            let expected = if local { Ok(Reach::Local) } else { Err(Exposed(address)) };
+            assert_eq!(reach(address, &settings(false, false), false), expected);
+            assert_eq!(reach(address, &settings(true, false), false), Ok(Reach::Local));
+            assert_eq!(reach(address, &settings(false, true), false), Ok(Reach::Anywhere));
+            assert_eq!(reach(address, &settings(false, false), true), Ok(Reach::Anywhere));
+        }
+        let said = Exposed("0.0.0.0:8001".parse().unwrap()).to_string();
+        for part in ["0.0.0.0:8001", "--allow-unauthenticated", "auth.allow_unauthenticated", "auth.enabled"]
+        {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn without_authentication_everybody_is_the_one_user() {
+        let off = Authenticator::new(&Auth::at("/nowhere".as_ref()));
+        let principal = off.authenticate(Some(Secret::new("whatever"))).await.unwrap().unwrap();
+        assert_eq!((principal.user(), principal.sees(), principal.is_admin()), ("default", None, true));
+    }
+
+    #[tokio::test]
+    async fn a_key_stands_for_its_user_and_role() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Auth { enabled: true, ..Auth::at(dir.path()) };
+        let file = KeyFile::new(&settings.keys_file);
+        let on = Authenticator::new(&settings);
+        assert_eq!(on.authenticate(None).await.unwrap(), None);
+        let mut last = None;
+        for (role, admin) in [(Role::User, false), (Role::Admin, true)] {
+            let (_, key) = file.create("ann", role).unwrap();
+            last = Some(key.clone());
+            let found = on.authenticate(Some(key)).await.unwrap().unwrap();
+            assert_eq!((found.user(), found.sees(), found.is_admin()), ("ann", Some("ann"), admin));
+        }
+        std::fs::write(&settings.keys_file, "{").unwrap();
+        assert!(on.authenticate(last).await.is_err(), "a broken file lets nobody in");
+        assert_eq!(on.authenticate(None).await.unwrap(), None);
+    }
+}

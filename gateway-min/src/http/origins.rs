@@ -1,0 +1,221 @@
+//! Which web pages may use the API.
+//!
+//! A browser sends what any page asks it to send, so a gateway that asks for no key must tell pages apart: those of other
+//! origins change nothing unless they are allowed, and no name but this machine's reaches it. With keys a page has to have
+//! one, and a browser adds none by itself.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
+
+use super::error::ApiError;
+use crate::config::Environment;
+
+/// The variable with the origins whose pages may use the API, with commas between them; `*` for all.
+const VARIABLE: &str = "GATEWAY_CORS_ORIGINS";
+/// Where a browser says which site a request comes from.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const CROSS_SITE: &str =
+    "Cross-site request denied. GATEWAY_CORS_ORIGINS names the origins whose pages may use the API.";
+const UNKNOWN_HOST: &str = "Without authentication the gateway answers only to localhost and to IP addresses. \
+     See auth.enabled and auth.allow_unauthenticated in the configuration.";
+
+/// The origins whose pages may use the API.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Origins {
+    any: bool,
+    listed: Arc<[HeaderValue]>,
+}
+
+impl Origins {
+    /// Those that the operator allowed.
+    pub(super) fn of(environment: &Environment) -> Self {
+        let origins = environment.non_empty(VARIABLE).unwrap_or_default();
+        let origins = origins.split(',').map(str::trim).filter(|origin| !origin.is_empty());
+        let (mut any, mut listed) = (false, Vec::new());
+        for origin in origins {
+            match origin.parse() {
+                Ok(_) if origin == "*" => any = true,
+                Ok(origin) => listed.push(origin),
+                Err(_) => tracing::warn!("{VARIABLE}: an entry is not an origin and is left out"),
+            }
+        }
+        Self { any, listed: listed.into() }
+    }
+
+    fn contain(&self, origin: &HeaderValue) -> bool {
+        self.any || self.listed.contains(origin)
+    }
+
+    /// What lets their pages use the API, the headers with the places of runs included; none if there are none.
+    pub(super) fn layer(&self) -> Option<CorsLayer> {
+        let allowed = match (self.any, self.listed.is_empty()) {
+            (true, _) => AllowOrigin::any(),
+            (false, true) => return None,
+            (false, false) => AllowOrigin::list(self.listed.iter().cloned()),
+        };
+        Some(
+            CorsLayer::new()
+                .allow_origin(allowed)
+                .allow_methods(AllowMethods::mirror_request())
+                .allow_headers(AllowHeaders::mirror_request())
+                .expose_headers([header::CONTENT_LOCATION, header::LOCATION]),
+        )
+    }
+}
+
+/// What a gateway without authentication lets in.
+#[derive(Debug, Clone)]
+pub(super) struct Guard {
+    pub(super) origins: Origins,
+    /// Whether it answers to any host name, as behind a reverse proxy.
+    pub(super) any_host: bool,
+}
+
+/// The layer that turns away what [`Guard`] does not let in.
+pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    match guard.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => ApiError::new(StatusCode::FORBIDDEN, refusal).into_response(),
+    }
+}
+
+impl Guard {
+    fn check(&self, request: &Request) -> Result<(), &'static str> {
+        let host = host(request);
+        // A name that somebody else made point here is how a page gets around the rule about origins.
+        if !self.any_host && !host.is_none_or(is_local) {
+            return Err(UNKNOWN_HOST);
+        }
+        if request.method().is_safe() || self.same_site(request.headers(), host) {
+            return Ok(());
+        }
+        Err(CROSS_SITE)
+    }
+
+    /// Whether no page, or one that may, asks for a change.
+    fn same_site(&self, headers: &HeaderMap, host: Option<&str>) -> bool {
+        let origin = headers.get(header::ORIGIN);
+        if origin.is_some_and(|origin| self.origins.contain(origin)) {
+            return true;
+        }
+        if let Some(site) = headers.get(SEC_FETCH_SITE) {
+            return site == "same-origin" || site == "none";
+        }
+        let Some(origin) = origin else { return true };
+        let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        origin.is_some_and(|(_, place)| Some(place) == host)
+    }
+}
+
+/// The name that the client knows the gateway by.
+fn host(request: &Request) -> Option<&str> {
+    let named = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
+    named.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str))
+}
+
+/// Whether a host, with or without a port, can only be this machine, or is an address and no name.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.ends_with(':') => name,
+        _ => host,
+    };
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || address.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    fn origins(list: &str) -> Origins {
+        Origins::of(&Environment::from_iter([(VARIABLE, list)]))
+    }
+
+    fn check(guard: &Guard, method: &str, headers: &[(&str, &str)]) -> Result<(), &'static str> {
+        let mut request = Request::builder().method(method).uri("/api/threads");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        guard.check(&request.body(Body::empty()).unwrap())
+    }
+
+    #[test]
+    fn only_names_of_this_machine_and_addresses_are_local() {
+        for host in [
+            "localhost",
+            "LOCALHOST:8001",
+            "localhost.",
+            "app.localhost:1",
+            "127.0.0.1",
+            "127.0.0.1:8001",
+            "[::1]",
+            "[::1]:8001",
+            "10.1.2.3:80",
+            "::1",
+        ] {
+            assert!(is_local(host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "evil.example:8001",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+            "xlocalhost",
+        ] {
+            assert!(!is_local(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn another_name_is_refused_unless_the_operator_allows_any() {
+        let mut guard = Guard { origins: Origins::default(), any_host: false };
+        let evil = [("host", "evil.example:8001")];
+        assert_eq!(check(&guard, "GET", &evil), Err(UNKNOWN_HOST));
+        assert_eq!(check(&guard, "POST", &evil), Err(UNKNOWN_HOST));
+        assert_eq!(check(&guard, "POST", &[("host", "127.0.0.1:8001")]), Ok(()));
+        assert_eq!(check(&guard, "POST", &[]), Ok(()), "a client of HTTP/1.0");
+        guard.any_host = true;
+        assert_eq!(check(&guard, "POST", &evil), Ok(()));
+    }
+
+    #[test]
+    fn pages_of_other_origins_change_nothing_unless_they_are_allowed() {
+        let guard = Guard { origins: origins("http://app.example"), any_host: false };
+        let host = ("host", "localhost:8001");
+        for (headers, allowed) in [
+            (vec![], true),
+            (vec![("origin", "http://localhost:8001")], true),
+            (vec![("origin", "http://localhost:3000")], false),
+            (vec![("origin", "http://evil.example")], false),
+            (vec![("origin", "null")], false),
+            (vec![("origin", "http://app.example")], true),
+            (vec![("origin", "http://app.example.evil.example")], false),
+            (vec![("sec-fetch-site", "same-origin")], true),
+            (vec![("sec-fetch-site", "none")], true),
+            (vec![("sec-fetch-site", "same-site")], false),
+            (vec![("sec-fetch-site", "cross-site")], false),
+            (vec![("sec-fetch-site", "cross-site"), ("origin", "http://app.example")], true),
+        ] {
+            let headers = [vec![host], headers].concat();
+            let expected = if allowed { Ok(()) } else { Err(CROSS_SITE) };
+            for method in ["POST", "PUT", "PATCH", "DELETE"] {
+                assert_eq!(check(&guard, method, &headers), expected, "{method} {headers:?}");
+            }
+            for method in ["GET", "HEAD", "OPTIONS"] {
+                assert_eq!(check(&guard, method, &headers), Ok(()), "{method} {headers:?}");
+            }
+        }
+        let any = Guard { origins: origins("*"), any_host: false };
+        assert_eq!(check(&any, "POST", &[host, ("origin", "http://evil.example")]), Ok(()));
+    }
+}

@@ -1,0 +1,221 @@
+//! What is counted, for `/metrics`. Each gateway has a registry of its own; no label says which thread, run or user.
+
+mod cache;
+mod saver;
+mod sqlite;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use threadkeep_sqlite::{FileSize, SqliteSaver};
+
+pub(crate) use cache::MeteredCache;
+pub(crate) use saver::MeteredSaver;
+
+use crate::store::RunStatus;
+
+/// The type of what [`Metrics::rendered`] gives.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// What stands before every name.
+const PREFIX: &str = "threadkeep";
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RunLabels {
+    outcome: &'static str,
+}
+
+/// How a call of the saver went.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    outcome: CallOutcome,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[allow(non_camel_case_types, reason = "these are the values of a label")]
+enum CallOutcome {
+    ok,
+    /// Somebody else moved the head.
+    conflict,
+    in_doubt,
+    error,
+}
+
+/// What a look into the history cache found.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LookupLabels {
+    result: &'static str,
+}
+
+/// The counters of a gateway. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct Metrics(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    registry: Registry,
+    runs: Family<RunLabels, Counter>,
+    commits: Family<CallLabels, Histogram, fn() -> Histogram>,
+    commit_bytes: Counter,
+    replayed: Histogram,
+    lookups: Family<LookupLabels, Counter>,
+    now: Now,
+}
+
+/// What is measured when somebody looks.
+#[derive(Debug, Default)]
+struct Now {
+    runs: Gauge,
+    background: Gauge,
+    streams: Gauge,
+    config_valid: Gauge,
+    database_bytes: Gauge<u64, AtomicU64>,
+    database_free_bytes: Gauge<u64, AtomicU64>,
+}
+
+/// What the gateway's parts say of themselves at this moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Snapshot {
+    /// Runs that this process works on, or that wait in it for their turn.
+    pub(crate) runs: usize,
+    /// Writers in the background.
+    pub(crate) background: usize,
+    /// Runs whose frames are kept for clients.
+    pub(crate) streams: usize,
+    /// Whether the configuration file as it is now is the one in use.
+    pub(crate) config_valid: bool,
+    /// The checkpoint database's room, if it is a file.
+    pub(crate) database: Option<FileSize>,
+}
+
+impl Metrics {
+    /// Counters at zero; those of `sqlite` itself are told along.
+    pub(crate) fn new(sqlite: Option<Arc<SqliteSaver>>) -> Self {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let of = &mut registry;
+        let runs = Family::default();
+        of.register("runs", "Runs that ended, by how", runs.clone());
+        let commits = Family::new_with_constructor(latencies as fn() -> Histogram);
+        of.register_with_unit(
+            "commit",
+            "How long commits of supersteps took",
+            Unit::Seconds,
+            commits.clone(),
+        );
+        let commit_bytes = Counter::default();
+        let help = "Values in committed supersteps, as they are before anything is shared or compressed";
+        of.register_with_unit("commit_values", help, Unit::Bytes, commit_bytes.clone());
+        let replayed = Histogram::new(exponential_buckets(1.0, 2.0, 13));
+        let help = "Supersteps behind the seed of a delta channel that was read";
+        of.register("replay_supersteps", help, replayed.clone());
+        let lookups = Family::default();
+        of.register(
+            "history_cache_lookups",
+            "Looks into the history cache, by what they found",
+            lookups.clone(),
+        );
+        let now = Now::default();
+        of.register("runs_local", "Runs that this process works on or has waiting", now.runs.clone());
+        of.register("background_tasks", "Writers that work in the background", now.background.clone());
+        of.register("streams_kept", "Runs whose frames are kept for clients", now.streams.clone());
+        let help = "Whether the configuration file as it is now is the one in use";
+        of.register("config_valid", help, now.config_valid.clone());
+        if let Some(sqlite) = sqlite {
+            let help = "Room of the checkpoint database";
+            of.register_with_unit("database", help, Unit::Bytes, now.database_bytes.clone());
+            let help = "Room in it that holds nothing";
+            of.register_with_unit("database_free", help, Unit::Bytes, now.database_free_bytes.clone());
+            of.register_collector(Box::new(sqlite::Collected(sqlite)));
+        }
+        Self(Arc::new(Inner { registry, runs, commits, commit_bytes, replayed, lookups, now }))
+    }
+
+    /// A run has ended for good.
+    pub(crate) fn run_ended(&self, status: RunStatus) {
+        self.0.runs.get_or_create(&RunLabels { outcome: status.as_str() }).inc();
+    }
+
+    fn committed(&self, took: Duration, bytes: u64, outcome: CallOutcome) {
+        self.0.commits.get_or_create(&CallLabels { outcome }).observe(took.as_secs_f64());
+        if outcome == CallOutcome::ok {
+            self.0.commit_bytes.inc_by(bytes);
+        }
+    }
+
+    fn replayed(&self, supersteps: usize) {
+        let supersteps = u32::try_from(supersteps).unwrap_or(u32::MAX);
+        self.0.replayed.observe(supersteps.into());
+    }
+
+    fn looked_up(&self, found: bool) {
+        let result = if found { "hit" } else { "miss" };
+        self.0.lookups.get_or_create(&LookupLabels { result }).inc();
+    }
+
+    /// Everything as text, with what holds now.
+    pub(crate) fn rendered(&self, snapshot: Snapshot) -> String {
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let now = &self.0.now;
+        now.runs.set(count(snapshot.runs));
+        now.background.set(count(snapshot.background));
+        now.streams.set(count(snapshot.streams));
+        now.config_valid.set(snapshot.config_valid.into());
+        if let Some(size) = snapshot.database {
+            now.database_bytes.set(size.bytes);
+            now.database_free_bytes.set(size.free);
+        }
+        let mut text = String::new();
+        // Writing to a text cannot fail.
+        let _ = text::encode(&mut text, &self.0.registry);
+        text
+    }
+}
+
+/// From a tenth of a millisecond to some seconds.
+fn latencies() -> Histogram {
+    Histogram::new(exponential_buckets(0.0001, 2.0, 16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_told_with_its_unit() {
+        let metrics = Metrics::new(None);
+        metrics.run_ended(RunStatus::Success);
+        metrics.run_ended(RunStatus::Success);
+        metrics.run_ended(RunStatus::Interrupted);
+        metrics.committed(Duration::from_millis(3), 100, CallOutcome::ok);
+        metrics.committed(Duration::from_millis(3), 100, CallOutcome::conflict);
+        metrics.replayed(5);
+        metrics.looked_up(true);
+        metrics.looked_up(false);
+        let snapshot = Snapshot { runs: 2, background: 3, streams: 4, config_valid: false, database: None };
+        let text = metrics.rendered(snapshot);
+        for line in [
+            "threadkeep_runs_total{outcome=\"success\"} 2",
+            "threadkeep_runs_total{outcome=\"interrupted\"} 1",
+            "threadkeep_commit_seconds_count{outcome=\"ok\"} 1",
+            "threadkeep_commit_seconds_count{outcome=\"conflict\"} 1",
+            "threadkeep_commit_values_bytes_total 100",
+            "threadkeep_replay_supersteps_sum 5.0",
+            "threadkeep_history_cache_lookups_total{result=\"hit\"} 1",
+            "threadkeep_history_cache_lookups_total{result=\"miss\"} 1",
+            "threadkeep_runs_local 2",
+            "threadkeep_background_tasks 3",
+            "threadkeep_streams_kept 4",
+            "threadkeep_config_valid 0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

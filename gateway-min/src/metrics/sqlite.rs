@@ -1,0 +1,41 @@
+//! What the SQLite saver counts itself, told when somebody looks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use threadkeep_sqlite::SqliteSaver;
+
+/// The counts of a saver.
+pub(super) struct Collected(pub(super) Arc<SqliteSaver>);
+
+impl fmt::Debug for Collected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Collected").finish_non_exhaustive()
+    }
+}
+
+impl Collector for Collected {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let stats = self.0.stats();
+        for (name, help, count) in [
+            (
+                "sqlite_commands",
+                "Writing operations; those of one flush were made durable together",
+                stats.commands,
+            ),
+            ("sqlite_flushes", "Transactions, each of which waits for the disk once", stats.transactions),
+            ("sqlite_elements_stored", "List elements that were stored", stats.elements_stored),
+            ("sqlite_element_bytes", "Bytes of these before they were compressed", stats.bytes_stored),
+        ] {
+            let counter = ConstCounter::new(count);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        let queued = ConstGauge::new(u64::try_from(self.0.queued()).unwrap_or(u64::MAX));
+        let help = "Writing operations that wait for the writer";
+        queued.encode(encoder.encode_descriptor("sqlite_queued", help, None, queued.metric_type())?)
+    }
+}

@@ -1,0 +1,110 @@
+//! `threadkeep keys`: the API keys of a gateway with authentication.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::error::Result;
+use super::output::{Columns, Out};
+use crate::auth::{KeyFile, Role};
+use crate::config::{Config, LoadOptions};
+
+/// Which file of keys.
+#[derive(Debug, Args)]
+pub(crate) struct KeysArgs {
+    /// The gateway's configuration, which names the file (auth.keys_file); else SVC_CONFIG_PATH, else config.yaml in the
+    /// project root.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Make, list and revoke API keys.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeysCommand {
+    /// Make a key and print it, this one time: only its hash is kept.
+    #[command(after_help = "\
+Examples:
+  threadkeep keys create --user ann
+  threadkeep keys create --user ops --role admin
+  threadkeep keys create --user default          for the threads made while authentication was off
+
+The key goes to stdout, what it is for to stderr. A gateway that runs takes it from then on. Clients send it in the
+header `x-api-key`, or as `Authorization: Bearer`.")]
+    Create {
+        /// Whose it is: the owner of the threads that are made with it.
+        #[arg(long, value_name = "NAME")]
+        user: String,
+        /// user, or admin for the routes of administrators as well.
+        #[arg(long, value_name = "ROLE", default_value = "user")]
+        role: Role,
+        #[command(flatten)]
+        file: KeysArgs,
+    },
+    /// The keys that stand, oldest first; never their texts.
+    #[command(after_help = "--json prints one document a line, one for each key.")]
+    List {
+        #[command(flatten)]
+        file: KeysArgs,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a key: the next request that carries it is refused.
+    #[command(after_help = "Example:\n  threadkeep keys revoke 1f0c2a9b77de")]
+    Revoke {
+        /// The id, as `keys list` shows it and as it stands behind `tk_` in the key.
+        #[arg(value_name = "ID")]
+        id: String,
+        #[command(flatten)]
+        file: KeysArgs,
+    },
+}
+
+impl KeysArgs {
+    fn open(&self) -> Result<KeyFile> {
+        let options = LoadOptions::from_process(self.config.clone())?;
+        Ok(KeyFile::new(&Config::load(&options)?.config.auth.keys_file))
+    }
+}
+
+impl KeysCommand {
+    /// Carries it out. Blocks.
+    pub(crate) fn run(&self, out: &mut Out) -> Result<()> {
+        match self {
+            Self::Create { user, role, file } => {
+                let (record, key) = file.open()?.create(user, *role)?;
+                let role = role.as_str();
+                // Whoever takes the key from stdout may not look at this.
+                let _ = writeln!(
+                    io::stderr(),
+                    "key {} of {user} with role {role}; it is not shown again:",
+                    record.id
+                );
+                out.line(key.expose())?;
+            }
+            Self::List { file, json } => {
+                let mut table = Columns::new(&["ID", "USER", "ROLE", "CREATED"]);
+                for record in file.open()?.list()? {
+                    let created = record.created_at.format("%Y-%m-%d %H:%M:%S").to_string();
+                    let role = record.role.as_str();
+                    if *json {
+                        let document = json!({"id": record.id, "user": record.user, "role": role, "created_at": record.created_at});
+                        out.json(&document)?;
+                    } else {
+                        table.row([record.id, record.user, role.to_owned(), created]);
+                    }
+                }
+                if !json {
+                    out.table(&table)?;
+                }
+            }
+            Self::Revoke { id, file } => {
+                let record = file.open()?.revoke(id)?;
+                out.line(format!("revoked key {} of {}", record.id, record.user))?;
+            }
+        }
+        Ok(())
+    }
+}

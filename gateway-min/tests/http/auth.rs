@@ -1,0 +1,409 @@
+//! API keys: who gets in, and whose threads they see.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use serde_json::{Value, json};
+use threadkeep_gateway::auth::{KeyFile, Role};
+use threadkeep_gateway::model::scripted::gate;
+
+use crate::support::{Answer, Gateway, MODES, Setup, question};
+
+/// A gateway with authentication, and its file of keys.
+struct Guarded {
+    gateway: Gateway,
+    keys: KeyFile,
+}
+
+/// What somebody with a key does.
+struct As<'a>(&'a Gateway, String);
+
+impl As<'_> {
+    async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+        let request = Request::builder().method(method).uri(path).header("x-api-key", &self.1);
+        let request = match body {
+            Some(body) => request.header("content-type", "application/json").body(body.to_string().into()),
+            None => request.body(Body::empty()),
+        };
+        self.0.send(request.unwrap()).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, path, None).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Answer {
+        self.call(Method::POST, path, Some(body)).await
+    }
+
+    /// The ids of the threads that a search finds, and their count.
+    async fn threads(&self) -> (Vec<String>, Value) {
+        let found = self.post("/api/threads/search", json!({})).await.ok();
+        let found = found.as_array().unwrap().iter().map(|thread| thread["thread_id"].as_str().unwrap());
+        let mut found: Vec<String> = found.map(str::to_owned).collect();
+        found.sort();
+        (found, self.post("/api/threads/count", json!({})).await.ok())
+    }
+}
+
+impl Guarded {
+    async fn start(setup: Setup) -> Self {
+        let mut setup = setup;
+        setup.sections["auth"] = json!({"enabled": true});
+        let gateway = setup.start().await;
+        let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));
+        Self { gateway, keys }
+    }
+
+    fn caller(&self, user: &str, role: Role) -> As<'_> {
+        As(&self.gateway, self.keys.create(user, role).unwrap().1.expose().to_owned())
+    }
+}
+
+const REFUSED: &str = r#"{"detail":{"code":"not_authenticated","message":"Authentication required"}}"#;
+
+#[tokio::test]
+async fn nobody_gets_in_without_a_key_that_stands() {
+    let guarded = Guarded::start(Setup::default()).await;
+    let gateway = &guarded.gateway;
+    let (record, key) = guarded.keys.create("ann", Role::User).unwrap();
+    let send = async |headers: &[(&str, &str)], path: &str| {
+        let mut request = Request::get(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        gateway.send(request.body(Body::empty()).unwrap()).await
+    };
+    let bearer = format!("Bearer {}", key.expose());
+    for headers in [vec![("x-api-key", key.expose())], vec![("authorization", bearer.as_str())]] {
+        send(&headers, "/api/models").await.ok();
+        send(&headers, "/api/langgraph/models").await.ok();
+    }
+    let wrong = key.expose().replace("tk_", "tk_0");
+    for headers in [
+        vec![],
+        vec![("x-api-key", "")],
+        vec![("x-api-key", wrong.as_str())],
+        vec![("authorization", key.expose())],
+        vec![("cookie", bearer.as_str())],
+    ] {
+        for path in ["/api/models", "/api/langgraph/models", "/api/threads/t", "/api/nothing", "/metrics"] {
+            let answer = send(&headers, path).await;
+            assert_eq!(
+                (answer.status, answer.body.to_string().as_str()),
+                (401, REFUSED),
+                "{path} {headers:?}"
+            );
+            assert_eq!(answer.headers["www-authenticate"], "Bearer");
+        }
+        for path in ["/health", "/openapi.json"] {
+            send(&headers, path).await.ok();
+        }
+    }
+    let answer = gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+    assert_eq!(answer.status, 401, "before the body is looked at");
+    guarded.keys.revoke(&record.id).unwrap();
+    assert_eq!(send(&[("x-api-key", key.expose())], "/api/models").await.status, 401);
+}
+
+/// Every operation that is described needs a key, so that none is forgotten.
+#[tokio::test]
+async fn every_described_operation_needs_a_key_but_the_public_ones() {
+    let guarded = Guarded::start(Setup::default()).await;
+    let document = guarded.gateway.get("/openapi.json").await.ok();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for method in item.as_object().unwrap().keys() {
+            let method: Method = method.to_uppercase().parse().unwrap();
+            let called = path.replace(['{', '}'], "");
+            let status = guarded.gateway.call(method.clone(), &called, None).await.status;
+            assert_eq!(status == 401, path != "/health", "{method} {path}: {status}");
+        }
+    }
+}
+
+/// Every operation on a thread answers to another user as if the thread were not there.
+#[tokio::test]
+async fn another_users_thread_is_not_found_on_any_route() {
+    for mode in MODES {
+        let guarded = Guarded::start(Setup::on("sqlite", mode)).await;
+        let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::Admin));
+        ann.post("/api/threads", json!({"thread_id": "t", "metadata": {"a": 1}})).await.ok();
+        ann.post("/api/threads/t/runs/wait", question("hello")).await.ok();
+        let run = ann.get("/api/threads/t/runs").await.ok()[0]["run_id"].as_str().unwrap().to_owned();
+        let state = ann.get("/api/threads/t/state").await.ok();
+        let before = guarded.gateway.rows().await;
+
+        let document = guarded.gateway.get("/openapi.json").await.ok();
+        let mut tried = 0;
+        for (path, item) in document["paths"].as_object().unwrap() {
+            if !path.contains("{thread_id}") {
+                continue;
+            }
+            let checkpoint = state["checkpoint_id"].as_str().unwrap();
+            let path = path
+                .replace("{thread_id}", "t")
+                .replace("{run_id}", &run)
+                .replace("{checkpoint_id}", checkpoint);
+            for method in item.as_object().unwrap().keys() {
+                let method: Method = method.to_uppercase().parse().unwrap();
+                for path in [path.clone(), path.replacen("/api/", "/api/langgraph/", 1)] {
+                    let body = (method != Method::GET && method != Method::DELETE).then(|| question("mine"));
+                    let answer = bob.call(method.clone(), &path, body).await;
+                    answer.refused(404, "Thread t not found");
+                    tried += 1;
+                }
+            }
+        }
+        assert!(tried > 40, "{tried}");
+        let named = json!({"configurable": {"thread_id": "t"}});
+        for path in ["/api/runs", "/api/runs/stream", "/api/runs/wait"] {
+            let mut body = question("mine");
+            body["config"] = named.clone();
+            bob.post(path, body).await.refused(404, "Thread t not found");
+        }
+        bob.post("/api/threads", json!({"thread_id": "t"})).await.refused(404, "Thread t not found");
+        let raise = json!({"thread_id": "t", "if_exists": "raise"});
+        bob.post("/api/threads", raise).await.refused(404, "Thread t not found");
+        let cancel = json!({"thread_id": "t", "status": "all"});
+        bob.post("/api/runs/cancel", cancel).await.refused(404, "Thread t not found");
+        assert_eq!(guarded.gateway.rows().await, before, "nothing was written");
+        assert_eq!(ann.get("/api/threads/t/state").await.ok(), state);
+    }
+}
+
+#[tokio::test]
+async fn threads_are_found_and_counted_by_those_who_may_see_them() {
+    let guarded = Guarded::start(Setup::on("sqlite", "full")).await;
+    let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::User));
+    ann.post("/api/threads", json!({"thread_id": "a1"})).await.ok();
+    bob.post("/api/threads", json!({"thread_id": "b1"})).await.ok();
+    ann.call(Method::PUT, "/api/threads/a2/goal", Some(json!({"objective": "x"}))).await.ok();
+    let mut stateless = question("hello");
+    stateless["config"] = json!({"configurable": {"thread_id": "b2"}});
+    bob.post("/api/runs/wait", stateless).await.ok();
+    ann.post("/api/threads/a1/runs/wait", question("hello")).await.ok();
+    let copy = ann.post("/api/threads/a1/copy", json!({})).await.ok();
+    let copy = copy["thread_id"].as_str().unwrap().to_owned();
+
+    let mut of_ann = vec!["a1".to_owned(), "a2".to_owned(), copy];
+    of_ann.sort();
+    assert_eq!(ann.threads().await, (of_ann.clone(), json!(3)));
+    assert_eq!(bob.threads().await, (vec!["b1".to_owned(), "b2".to_owned()], json!(2)));
+    // Another key of the same user is the same user.
+    assert_eq!(guarded.caller("ann", Role::Admin).threads().await, (of_ann, json!(3)));
+    ann.call(Method::DELETE, "/api/threads/a1", None).await.ok();
+    bob.post("/api/threads", json!({"thread_id": "a1"})).await.ok();
+    ann.get("/api/threads/a1").await.refused(404, "Thread a1 not found");
+}
+
+/// Threads of the time before are of the user `default`; rows without an owner are everybody's.
+#[tokio::test]
+async fn switching_authentication_on_keeps_each_thread_with_its_owner() {
+    let mut gateway = Setup::on("sqlite", "full").start().await;
+    gateway.create("mine").await;
+    gateway.create("shared").await;
+    gateway.reconfigure(|setup| setup.sections["auth"] = json!({"enabled": true}));
+    assert_eq!(gateway.get("/api/threads/mine").await.status, 200, "read at start only");
+    let gateway = gateway
+        .reopen_after("full", |data| async move {
+            let mut db = crate::support::connect(&data.join("gateway.db")).await;
+            let sql = "UPDATE threads_meta SET user_id = NULL WHERE thread_id = 'shared'";
+            sqlx::query(sql).execute(&mut db).await.unwrap();
+        })
+        .await;
+    let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));
+    let key = |user| keys.create(user, Role::User).unwrap().1.expose().to_owned();
+    let (default, ann) = (As(&gateway, key("default")), As(&gateway, key("ann")));
+    assert_eq!(default.threads().await.0, ["mine", "shared"]);
+    assert_eq!(ann.threads().await.0, ["shared"]);
+    ann.get("/api/threads/shared").await.ok();
+    ann.get("/api/threads/mine").await.refused(404, "Thread mine not found");
+}
+
+#[tokio::test]
+async fn cancelling_many_stops_the_callers_runs_only() {
+    let script = json!({"rules": [{"answers": [{"text": "late", "gate": {"name": "auth-cancel"}}]}]});
+    let guarded = Guarded::start(Setup { script, ..Setup::default() }).await;
+    let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::Admin));
+    let mut runs = Vec::new();
+    for (caller, thread) in [(&ann, "a"), (&bob, "b")] {
+        caller.post("/api/threads", json!({ "thread_id": thread })).await.ok();
+        let run = caller.post(&format!("/api/threads/{thread}/runs"), question("x")).await.ok();
+        runs.push(format!("/api/threads/{thread}/runs/{}", run["run_id"].as_str().unwrap()));
+    }
+    assert_eq!(bob.post("/api/runs/cancel", json!({"status": "all"})).await.status, 204);
+    assert_eq!(bob.get(&runs[1]).await.ok()["status"], "interrupted");
+    assert_ne!(ann.get(&runs[0]).await.ok()["status"], "interrupted");
+    gate("auth-cancel").open();
+    ann.get(&format!("{}/join", runs[0])).await.ok();
+    assert_eq!(ann.get(&runs[0]).await.ok()["status"], "success");
+}
+
+/// The same key of two users on a shared thread is two requests.
+#[tokio::test]
+async fn an_idempotency_key_is_its_users() {
+    let gateway = Setup::on("sqlite", "full").start().await;
+    gateway.create("t").await;
+    let mut gateway = gateway;
+    gateway.reconfigure(|setup| setup.sections["auth"] = json!({"enabled": true}));
+    let gateway = gateway
+        .reopen_after("full", |data| async move {
+            let mut db = crate::support::connect(&data.join("gateway.db")).await;
+            sqlx::query("UPDATE threads_meta SET user_id = NULL").execute(&mut db).await.unwrap();
+        })
+        .await;
+    let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));
+    let mut runs = Vec::new();
+    for user in ["ann", "bob", "ann"] {
+        let key = keys.create(user, Role::User).unwrap().1;
+        let request = Request::post("/api/threads/t/runs/wait")
+            .header("x-api-key", key.expose())
+            .header("idempotency-key", "once")
+            .header("content-type", "application/json");
+        let answer = gateway.send(request.body(question("x").to_string().into()).unwrap()).await;
+        runs.push(answer.headers["content-location"].to_str().unwrap().to_owned());
+        answer.ok();
+    }
+    assert_eq!(runs[0], runs[2]);
+    assert_ne!(runs[0], runs[1]);
+}
+
+#[tokio::test]
+async fn keys_that_cannot_be_read_let_nobody_in() {
+    let guarded = Guarded::start(Setup::default()).await;
+    let ann = guarded.caller("ann", Role::User);
+    ann.get("/api/models").await.ok();
+    let file = guarded.gateway.data().parent().unwrap().join("api-keys.json");
+    std::fs::write(&file, "{").unwrap();
+    ann.get("/api/models").await.refused(503, "Authentication is not available");
+    guarded.gateway.get("/health").await.ok();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(ann.get("/api/models").await.status, 401);
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Every file below a directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+fn contains(bytes: &[u8], part: &str) -> bool {
+    bytes.windows(part.len()).any(|window| window == part.as_bytes())
+}
+
+/// Neither the key of a request nor a secret in its body is in any file, log line, error or answer.
+#[tokio::test]
+async fn no_secret_is_stored_logged_or_shown() {
+    for mode in MODES {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE);
+        let subscriber = subscriber.with_writer(move || writer.clone()).finish();
+        let _logged = tracing::subscriber::set_default(subscriber);
+
+        let events = if mode == "full" { "db" } else { "jsonl" };
+        let guarded = Guarded::start(Setup { events, ..Setup::on("sqlite", mode) }).await;
+        let ann = guarded.caller("ann", Role::User);
+        let secret = "s3cr3t-of-the-caller";
+        ann.post("/api/threads", json!({"thread_id": "t"})).await.ok();
+        let mut body = question("hello");
+        body["config"] = json!({"configurable": {"erp_token": secret, "api_key": secret}, "metadata": {"password": secret}});
+        body["context"] = json!({"github_token": secret});
+        let mut shown = ann.post("/api/threads/t/runs/wait", body).await.ok().to_string();
+        let runs = ann.get("/api/threads/t/runs").await.ok();
+        let run = runs[0]["run_id"].as_str().unwrap().to_owned();
+        shown += &runs.to_string();
+        for path in ["", "/state", &format!("/runs/{run}/events"), &format!("/runs/{run}"), "/token-usage"] {
+            shown += &ann.get(&format!("/api/threads/t{path}")).await.ok().to_string();
+        }
+        shown += &ann.post("/api/threads/t/history", json!({})).await.ok().to_string();
+        // Refused in all ways.
+        shown += &ann.get("/api/threads/other").await.body.to_string();
+        shown += &ann
+            .post("/api/threads/t/runs", json!({"input": 5, "metadata": {"token": secret}}))
+            .await
+            .body
+            .to_string();
+        let wrong = As(&guarded.gateway, format!("{}0", ann.1));
+        shown += &wrong.get("/api/models").await.body.to_string();
+
+        let root = guarded.gateway.data().parent().unwrap().to_owned();
+        // Something to log: the file of the keys cannot be read for a moment.
+        let keys = root.join("api-keys.json");
+        let stored = std::fs::read(&keys).unwrap();
+        std::fs::write(&keys, [b"[", stored.as_slice()].concat()).unwrap();
+        shown += &ann.get("/api/models").await.body.to_string();
+        std::fs::write(&keys, stored).unwrap();
+        let log = log.0.lock().unwrap().clone();
+        let random = ann.1.rsplit('_').next().unwrap();
+        for hidden in [random, secret] {
+            assert!(!shown.contains(hidden), "{mode}: an answer shows {hidden}: {shown}");
+            assert!(!contains(&log, hidden), "{mode}: the log shows {hidden}");
+            for file in files(&root) {
+                let content = std::fs::read(&file).unwrap();
+                assert!(!contains(&content, hidden), "{mode}: {hidden} is in {}", file.display());
+            }
+        }
+        assert!(contains(&log, "nobody can be let in"), "what is logged was looked at");
+    }
+}
+
+/// A browser sends what any page asks it to: without keys, pages of other sites change nothing.
+#[tokio::test]
+async fn without_keys_other_sites_and_other_names_are_refused() {
+    let variables = vec![("GATEWAY_CORS_ORIGINS", "http://app.example".to_owned())];
+    let gateway = Setup { variables, ..Setup::default() }.start().await;
+    let send = async |method: Method, headers: &[(&str, &str)]| {
+        let mut request = Request::builder().method(method).uri("/api/threads/search");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        gateway.send(request.body(Body::from("{}")).unwrap()).await
+    };
+    let host = ("host", "127.0.0.1:8001");
+    let cross_site =
+        "Cross-site request denied. GATEWAY_CORS_ORIGINS names the origins whose pages may use the API.";
+    send(Method::POST, &[host]).await.ok();
+    send(Method::POST, &[host, ("origin", "http://127.0.0.1:8001")]).await.ok();
+    send(Method::POST, &[host, ("origin", "http://app.example")]).await.ok();
+    send(Method::POST, &[host, ("origin", "http://evil.example")]).await.refused(403, cross_site);
+    send(Method::POST, &[host, ("sec-fetch-site", "cross-site")]).await.refused(403, cross_site);
+    let rebound = send(Method::POST, &[("host", "evil.example:8001")]).await;
+    assert_eq!(rebound.status, 403, "{}", rebound.body);
+    assert!(
+        rebound.body["detail"].as_str().unwrap().contains("auth.allow_unauthenticated"),
+        "{}",
+        rebound.body
+    );
+
+    let sections = json!({"auth": {"allow_unauthenticated": true}});
+    let open = Setup { sections, ..Setup::default() }.start().await;
+    let request = Request::get("/api/models").header("host", "agents.example").body(Body::empty()).unwrap();
+    open.send(request).await.ok();
+
+    // With keys, a page needs one, and then may be anywhere.
+    let guarded = Guarded::start(Setup::default()).await;
+    let key = guarded.caller("ann", Role::User).1;
+    let request = Request::post("/api/threads/search")
+        .header("host", "agents.example")
+        .header("origin", "http://evil.example");
+    let answer = guarded.gateway.send(request.header("x-api-key", key).body(Body::from("{}")).unwrap()).await;
+    answer.ok();
+}

@@ -1,0 +1,137 @@
+//! Editing the configuration file while the gateway runs: what counts from the next run on, and what after a restart.
+
+use serde_json::{Value, json};
+
+use crate::support::{Gateway, Setup, question};
+
+/// The texts of a run's answer.
+async fn said(gateway: &Gateway, thread: &str, text: &str) -> Vec<String> {
+    gateway.create(thread).await;
+    let values = gateway.post(&format!("/api/threads/{thread}/runs/wait"), question(text)).await.ok();
+    let messages = values["messages"].as_array().unwrap();
+    messages.iter().map(|message| message["content"].to_string()).collect()
+}
+
+#[tokio::test]
+async fn a_broken_edit_keeps_the_last_good_configuration_and_metrics_say_so() {
+    let mut gateway = Setup::default().start().await;
+    let valid = async |gateway: &Gateway| {
+        let Value::String(text) = gateway.get("/metrics").await.ok() else { panic!("a text") };
+        text.contains("threadkeep_config_valid 1\n")
+    };
+    assert!(valid(&gateway).await);
+    for broken in
+        [json!({"title": {"max_words": "many"}}), json!({"models": "none"}), json!({"title": "$NOT_SET"})]
+    {
+        gateway.reconfigure(|setup| setup.sections = broken.clone());
+        assert!(!valid(&gateway).await, "{broken}");
+        assert_eq!(gateway.get("/api/models").await.ok()["models"][0]["name"], "m");
+        assert_eq!(said(&gateway, "t", "hello").await.last().unwrap(), "\"You said: hello\"");
+    }
+    gateway.reconfigure(|setup| setup.sections = json!({"token_usage": {"enabled": false}}));
+    assert!(valid(&gateway).await);
+    assert_eq!(gateway.get("/api/models").await.ok()["token_usage"]["enabled"], false);
+}
+
+#[tokio::test]
+async fn models_titles_compaction_and_loop_detection_follow_the_file() {
+    let script = json!({"rules": [
+        {"when": {"contains": ["loop"]}, "answers": [
+            {"tool_calls": [{"name": "ls"}]}, {"tool_calls": [{"name": "ls"}]}, {"tool_calls": [{"name": "ls"}]},
+            {"text": "done"},
+        ]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]});
+    let mut gateway = Setup { script, ..Setup::default() }.start().await;
+    said(&gateway, "titled", "hello").await;
+    assert_eq!(gateway.state("titled").await["values"]["title"], "hello");
+    let disabled = "Context compaction is disabled.";
+    gateway.post("/api/threads/titled/compact", json!({})).await.refused(409, disabled);
+    said(&gateway, "free", "loop").await;
+    let stopped = async |gateway: &Gateway, thread: &str| {
+        gateway.get(&format!("/api/threads/{thread}/runs")).await.ok()[0]["stop_reason"].clone()
+    };
+    assert_eq!(stopped(&gateway, "free").await, Value::Null);
+
+    gateway.reconfigure(|setup| {
+        setup.sections = json!({
+            "title": {"enabled": false}, "summarization": {"enabled": true},
+            "loop_detection": {"warn_threshold": 1, "hard_limit": 2},
+            "models": [
+                {"name": "other", "use": "scripted", "model": "m", "script": "script.json"},
+                {"name": "m", "use": "scripted", "model": "m", "script": "script.json"},
+            ],
+        });
+    });
+    said(&gateway, "untitled", "hello").await;
+    assert_eq!(gateway.state("untitled").await["values"].get("title"), None);
+    gateway.post("/api/threads/titled/compact", json!({})).await.ok();
+    said(&gateway, "looping", "loop").await;
+    assert_eq!(stopped(&gateway, "looping").await, "loop_capped");
+    assert_eq!(gateway.get("/api/models").await.ok()["models"][0]["name"], "other");
+    let mut body = question("hello");
+    body["context"] = json!({"model_name": "other"});
+    gateway.post("/api/threads/titled/runs/wait", body).await.ok();
+}
+
+/// The mode of the file is ignored until the restart; a cadence of the file fails the next run, and both hold from then.
+#[tokio::test]
+async fn mode_and_cadence_wait_for_the_restart() {
+    let mut gateway = Setup::on("sqlite", "full").start().await;
+    said(&gateway, "t", "one").await;
+    gateway.reconfigure(|setup| setup.mode = "delta");
+    said(&gateway, "t", "two").await;
+    let state = gateway.state("t").await;
+    assert_eq!(state["metadata"].get("svc_checkpoint_channel_mode"), None, "{state}");
+    gateway.reconfigure(|setup| setup.frequency += 1);
+    let refused = gateway.post("/api/threads/t/runs/wait", question("three")).await.ok();
+    let text =
+        "checkpoint_delta.snapshot_frequency is restart-required and cannot change in a running process";
+    assert_eq!((&refused["status"], &refused["error"]), (&json!("error"), &json!(text)));
+    gateway.reconfigure(|setup| setup.frequency -= 1);
+    said(&gateway, "t", "four").await;
+    let gateway = gateway.reopen("delta").await;
+    said(&gateway, "t", "five").await;
+    let state = gateway.state("t").await;
+    assert_eq!(state["metadata"]["svc_checkpoint_channel_mode"], "delta");
+}
+
+/// What tools may do is settled at the start, like the other sections that are read once.
+#[tokio::test]
+async fn an_edit_of_the_sandbox_waits_for_the_restart() {
+    let script = json!({"rules": [{"answers": [
+        {"tool_calls": [{"name": "bash", "args": {"command": "echo from-the-shell", "description": "x"}}]},
+        {"text": "done"},
+    ]}]});
+    let mut gateway = Setup { script, ..Setup::on("sqlite", "full") }.start().await;
+    let ran = |said: &[String]| said.iter().any(|text| text.contains("from-the-shell"));
+    assert!(!ran(&said(&gateway, "a", "go").await));
+    gateway
+        .reconfigure(|setup| setup.sections = json!({"sandbox": {"use": "local", "allow_host_bash": true}}));
+    assert!(!ran(&said(&gateway, "b", "go").await));
+    let gateway = gateway.reopen("full").await;
+    let after = said(&gateway, "c", "go").await;
+    assert!(ran(&after), "{after:?}");
+}
+
+#[tokio::test]
+async fn the_event_feed_stays_where_it_was_until_the_restart() {
+    let mut gateway = Setup { events: "memory", ..Setup::on("sqlite", "full") }.start().await;
+    gateway.reconfigure(|setup| setup.events = "jsonl");
+    gateway.create("t").await;
+    gateway.ask("t", "one").await;
+    let files = gateway.data().parent().unwrap().join("run_events");
+    assert!(!files.exists());
+    let gateway = gateway.reopen("full").await;
+    let run = gateway.ask("t", "two").await;
+    assert!(files.join("t.jsonl").is_file());
+    let events = gateway.get(&format!("/api/threads/t/runs/{run}/events")).await.ok();
+    let types: Vec<&str> =
+        events.as_array().unwrap().iter().map(|e| e["event_type"].as_str().unwrap()).collect();
+    assert!(types.starts_with(&["run.start", "llm.human.input", "llm.ai.response"]), "{types:?}");
+    let gateway = gateway.reopen("full").await;
+    let again = gateway.get(&format!("/api/threads/t/runs/{run}/events")).await.ok();
+    assert_eq!(again, events, "it outlives the process");
+    gateway.delete("/api/threads/t").await.ok();
+    assert!(!files.join("t.jsonl").exists(), "it goes with the thread");
+}

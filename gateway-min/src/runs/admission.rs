@@ -129,14 +129,14 @@ impl App {
         let publisher = self.bridge.open(&run_id);
         let guard = self.local_runs.enter(&run_id);
         let run = match self.store.runs().admit(new, request.options.multitask_strategy).await {
-            Ok(Admission::Admitted(run)) => run,
+            Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
             // A request with the same key was quicker.
             Ok(Admission::Existing(run)) => {
                 publisher.end();
                 return Ok(self.joined(run));
             }
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
-                for stopped in [Some(predecessor), superseded].into_iter().flatten() {
+                for stopped in superseded.into_iter().chain([predecessor]) {
                     if let Some(control) = self.local_runs.get(&stopped) {
                         control.cancel.cancel();
                     }

@@ -4,7 +4,7 @@
 //! | Table | Key | Holds | Written by |
 //! |---|---|---|---|
 //! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Store::delete_thread`] |
-//! | `runs` | `run_id`; unique: one *active* row a thread, one *waiting* row a thread, `idempotency_key` | every run for good, and a row for each other writer as long as it works | [`Runs`]; [`Store::delete_thread`] |
+//! | `runs` | `run_id`; unique: one *active* row a thread, `idempotency_key` | every run for good, and a row for each other writer as long as it works | [`Runs`]; [`Store::delete_thread`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Store::delete_thread`] |
 //!
 //! # Who may write to a thread
@@ -45,8 +45,8 @@ pub use events::{
 };
 pub use runs::{
     Admission, CancelAction, CancelOutcome, FinishOutcome, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy,
-    NewRun, OperationKind, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery,
-    RunRow, RunStatus, RunTotals, Runs, StartOutcome, WriterKind,
+    NewRun, OperationKind, QUEUE_MAX, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd,
+    RunQuery, RunRow, RunStatus, RunTotals, Runs, StartOutcome, WriterKind,
 };
 pub use thread_search::{FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadQuery};
 pub use threads::{

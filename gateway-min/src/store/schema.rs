@@ -10,10 +10,11 @@ use super::sqlite::{BEGIN_WRITE, Pool};
 
 /// Name and text of migration 1, 2, 3 ... A released migration never changes; a new one is added at
 /// the end.
-const MIGRATIONS: [(&str, &str); 3] = [
+const MIGRATIONS: [(&str, &str); 4] = [
     ("threads", include_str!("migrations/sqlite/0001_threads.sql")),
     ("runs", include_str!("migrations/sqlite/0002_runs.sql")),
     ("run_events", include_str!("migrations/sqlite/0003_run_events.sql")),
+    ("run_queue", include_str!("migrations/sqlite/0004_run_queue.sql")),
 ];
 
 /// Brings the database to the newest schema: all missing migrations or, after an error, none.
@@ -110,7 +111,7 @@ mod tests {
                 result.unwrap();
             }
             let pool = open_writer(&path).await.unwrap();
-            assert_eq!(versions(&pool).await, [(1,), (2,), (3,)]);
+            assert_eq!(versions(&pool).await, [(1,), (2,), (3,), (4,)]);
         }
     }
 }

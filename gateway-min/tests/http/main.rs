@@ -20,6 +20,7 @@ mod run_control;
 mod run_events;
 mod run_gate;
 mod run_idempotency;
+mod run_queue;
 mod run_resume;
 mod run_stream;
 mod run_workspace;

@@ -14,7 +14,7 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::FromRow;
 
-pub use admission::Admission;
+pub use admission::{Admission, QUEUE_MAX};
 pub use lifecycle::{CancelOutcome, FinishOutcome, RunEnd, StartOutcome};
 pub use recovery::{RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
@@ -88,6 +88,8 @@ name_enum! {
         Interrupt = "interrupt",
         /// It cancels that run, restores the state from before it, and runs after that.
         Rollback = "rollback",
+        /// It runs after that run and after all that wait already.
+        Enqueue = "enqueue",
     }
 }
 
@@ -170,7 +172,7 @@ pub struct RunRow {
     pub status: RunStatus,
     /// What the row stands for.
     pub operation_kind: OperationKind,
-    /// Whether this pending run waits for its cancelled predecessor to end.
+    /// Whether this pending run waits for those before it to end.
     pub waiting: bool,
     /// See [`NewRun::idempotency_key`].
     pub idempotency_key: Option<String>,

@@ -101,7 +101,7 @@ async fn newer_schema_is_refused_and_left_alone() {
     let before = std::fs::read(&fixture.path).unwrap();
 
     let error = Store::open(&fixture.path, StoreOptions::default()).await.unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 3, .. }), "{error}");
+    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 4, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&fixture.path.display().to_string()) && text.contains("newer"), "{text}");
     assert_eq!(std::fs::read(&fixture.path).unwrap(), before);

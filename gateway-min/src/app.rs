@@ -19,6 +19,7 @@ use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
+use crate::agent::summary::Summarizer;
 use crate::agent::{AgentError, LeadAgent};
 use crate::config::{Backend, CheckpointCacheType, Config, ConfigHandle, SqliteSynchronous};
 use crate::model::RetryingModel;
@@ -164,9 +165,17 @@ impl App {
             Some(name) => Some(self.model(&config, Some(name)).await?),
             None => None,
         };
+        let summarizer = match &config.summarization {
+            settings if settings.enabled => {
+                let own = spec.model_name.as_deref();
+                Some(self.summarizer(&config, settings.model_name.as_deref().or(own), own).await?)
+            }
+            _ => None,
+        };
         Ok(LeadAgent {
             model,
             title_model,
+            summarizer,
             toolbox: Arc::new(Toolbox::builtin(&settings::tools(&config))),
             tool_context: ToolContext {
                 thread_id: spec.thread_id.clone(),
@@ -178,6 +187,22 @@ impl App {
             loop_detection: config.loop_detection.clone(),
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.clone(),
+        })
+    }
+
+    /// What shortens the conversations that `reader` goes on with, by summaries of `writer`; without a name, it is the
+    /// first model.
+    pub(crate) async fn summarizer(
+        &self,
+        config: &Arc<Config>,
+        writer: Option<&str>,
+        reader: Option<&str>,
+    ) -> Result<Summarizer, AgentError> {
+        let section = reader.map_or_else(|| config.models.first(), |name| config.model(name));
+        Ok(Summarizer {
+            model: self.model(config, writer).await?,
+            settings: config.summarization.clone(),
+            window: section.and_then(|model| model.context_window),
         })
     }
 

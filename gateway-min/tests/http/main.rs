@@ -28,6 +28,7 @@ mod runs;
 mod search;
 mod sse;
 mod state;
+mod summarization;
 #[path = "../support/mod.rs"]
 mod support;
 mod threads;

@@ -15,10 +15,11 @@ use super::duration::{self, RunNotes};
 use super::frames::Frames;
 use super::interrupted_title;
 use super::journal::Journal;
+use super::lineage;
 use super::progress;
 use super::request::RunInput;
 use super::resume::{self, Resumed};
-use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
+use crate::agent::{AgentError, Breakpoints, Ended, Pursuit, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{
     CancelAction, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store, StoreError, ThreadStatus,
@@ -211,9 +212,19 @@ impl Worker<'_> {
             recursion_limit: spec.recursion_limit,
             breakpoints: spec.breakpoints.clone(),
         };
+        let work = async {
+            let mut ended = agent.run(&mut session, input).await?;
+            loop {
+                match agent.pursue(&mut session, &ended).await? {
+                    Pursuit::GoOn(input) => ended = agent.run(&mut session, Some(input)).await?,
+                    Pursuit::Done => return Ok(ended),
+                    Pursuit::Cancelled => return Ok(Ended::Cancelled),
+                }
+            }
+        };
         tokio::select! {
             biased;
-            ended = agent.run(&mut session, input) => ended,
+            ended = work => ended,
             never = progress => match never {},
         }
     }

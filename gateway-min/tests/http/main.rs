@@ -19,6 +19,7 @@ mod run_checks;
 mod run_control;
 mod run_events;
 mod run_gate;
+mod run_goal;
 mod run_idempotency;
 mod run_queue;
 mod run_resume;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json};
+use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
@@ -49,6 +50,8 @@ pub(crate) struct RunSpec {
     pub(crate) reasoning_effort: Option<String>,
     pub(crate) recursion_limit: u64,
     pub(crate) breakpoints: Breakpoints,
+    /// Whether the run makes a turn again with another text of the user, and leaves the old turn if it fails.
+    pub(crate) edits: bool,
     /// Scalar entries that every checkpoint of the run carries in its metadata.
     pub(crate) metadata: Map<String, Json>,
 }
@@ -255,9 +258,16 @@ impl Worker<'_> {
     async fn linearized(&self, accessor: &StateAccessor) -> Result<Option<CheckpointId>, AgentError> {
         let Some(selected) = self.spec.checkpoint else { return Ok(None) };
         let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
-        let binding = source.map(|state| binding(&state.metadata.extra)).unwrap_or_default();
-        let restored = accessor.linearize(&self.thread, selected, binding).await?;
-        Ok(if restored.is_some() { None } else { Some(selected) })
+        let extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
+        match accessor.linearize(&self.thread, selected, extra).await {
+            Ok(restored) => Ok(if restored.is_some() { None } else { Some(selected) }),
+            Err(error @ (Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. })) => {
+                let (run, checkpoint) = (self.spec.run_id.clone(), selected);
+                tracing::error!(run_id = run, %checkpoint, %error, "the checkpoint to resume from cannot be read");
+                Err(AgentError::NotMaterialized { run, checkpoint })
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Finalizes: rolls back where that was asked for, ends the row, and writes everything behind it.
@@ -272,22 +282,24 @@ impl Worker<'_> {
             Outcome::Failed { name, message } => {
                 self.frames.error(name, &message);
                 self.journal.error(name, &message);
-                End { status: RunStatus::Error, error: Some(message), stop_reason: None }
+                End { error: Some(message), ..End::new(RunStatus::Error) }
             }
             Outcome::Ended { stop_reason, fallback: None } => {
                 self.journal.end();
-                End { status: RunStatus::Success, error: None, stop_reason }
+                End { stop_reason, ..End::new(RunStatus::Success) }
             }
             Outcome::Ended { stop_reason, fallback: Some(reason) } => {
                 let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
                 self.journal.error("LLMProviderError", &reason);
-                End { status: RunStatus::Error, error: Some(reason), stop_reason }
+                End { error: Some(reason), stop_reason, ..End::new(RunStatus::Error) }
             }
         };
+        self.undo_edit(accessor, &mut end).await;
         self.note_workspace_changes().await;
         self.journal.close().await;
         if let FinishOutcome::CancelRequested(_) = self.end_row(&end).await? {
             end = self.cancelled(accessor).await?;
+            self.undo_edit(accessor, &mut end).await;
             self.end_row(&end).await?;
         }
         if let Some(accessor) = accessor {
@@ -327,33 +339,47 @@ impl Worker<'_> {
     /// Carries out a cancellation: an interrupted run leaves what it committed, a rolled back one the state before it.
     async fn cancelled(&self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
         let row = self.app.store.runs().get(&self.spec.run_id).await?;
-        let interrupted = End { status: RunStatus::Interrupted, error: None, stop_reason: None };
-        if row.and_then(|row| row.cancel_action) != Some(CancelAction::Rollback) {
-            return Ok(interrupted);
+        let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
+        if !rolls_back || !self.restore(accessor).await {
+            return Ok(End::new(RunStatus::Interrupted));
         }
+        Ok(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) })
+    }
+
+    /// An edited turn that does not come to its end gives its place back to the turn that it was to replace.
+    async fn undo_edit(&self, accessor: Option<&StateAccessor>, end: &mut End) {
+        if self.spec.edits && end.status != RunStatus::Success && !end.restored {
+            end.restored = self.restore(accessor).await;
+        }
+    }
+
+    /// Restores the state before the run; false if that is not possible. Who watches an edit is shown the state that
+    /// is true again.
+    async fn restore(&self, accessor: Option<&StateAccessor>) -> bool {
         let run_id = &self.spec.run_id;
         let (Some(accessor), Some(point)) = (accessor, &self.rollback) else {
             tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
-            return Ok(interrupted);
+            return false;
         };
-        let binding = point.snapshot().map(|state| binding(&state.metadata.extra)).unwrap_or_default();
-        match accessor.restore(&self.thread, point, binding).await {
-            Ok(_) => {
-                Ok(End { status: RunStatus::Error, error: Some(ROLLED_BACK.to_owned()), stop_reason: None })
-            }
-            Err(error) => {
-                tracing::error!(run_id, %error, "not rolled back");
-                Ok(interrupted)
-            }
-        }
+        let captured = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
+        let restored = accessor.restore(&self.thread, point, captured.unwrap_or_default()).await;
+        let shown = restored.and_then(|state| match state {
+            Some(state) if self.spec.edits => self.frames.values(&state),
+            _ => Ok(()),
+        });
+        shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok()
     }
 
     /// A run that was cancelled before it started writes no checkpoint and shows nothing but its end.
     async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
-        let error = (action == CancelAction::Rollback).then(|| ROLLED_BACK.to_owned());
-        let status = if error.is_some() { RunStatus::Error } else { RunStatus::Interrupted };
+        let end = match action {
+            CancelAction::Rollback => {
+                End { error: Some(ROLLED_BACK.to_owned()), ..End::new(RunStatus::Error) }
+            }
+            CancelAction::Interrupt => End::new(RunStatus::Interrupted),
+        };
         self.journal.close().await;
-        self.end_row(&End { status, error, stop_reason: None }).await?;
+        self.end_row(&end).await?;
         Ok(())
     }
 
@@ -391,8 +417,8 @@ impl Worker<'_> {
     async fn settle_title(&self, accessor: &StateAccessor, end: &End) {
         let load = Load::Only([ChannelName::from("title")].into());
         let settled = async {
-            // What was rolled back is as it was before the run.
-            if end.status != RunStatus::Success && end.error.as_deref() != Some(ROLLED_BACK) {
+            // What was restored is as it was before the run, and an edit that failed is no first turn.
+            if end.status != RunStatus::Success && !end.restored && !self.spec.edits {
                 let config = self.app.config.current_async().await;
                 interrupted_title::write(accessor, &self.thread, &config.title).await?;
             }
@@ -413,6 +439,21 @@ struct End {
     status: RunStatus,
     error: Option<String>,
     stop_reason: Option<String>,
+    /// Whether the state is the one from before the run.
+    restored: bool,
+}
+
+impl End {
+    fn new(status: RunStatus) -> Self {
+        Self { status, error: None, stop_reason: None, restored: false }
+    }
+}
+
+/// The metadata of a checkpoint that restores the state of this one.
+fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String, Json> {
+    let mut extra = binding(extra);
+    extra.insert(lineage::RESTORED.to_owned(), checkpoint.to_string().into());
+    extra
 }
 
 /// The agent binding in a checkpoint's metadata, to be stamped on what restores it.

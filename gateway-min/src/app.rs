@@ -264,6 +264,15 @@ impl App {
     }
 }
 
+#[cfg(test)]
+impl App {
+    /// Puts something between the gateway and its saver.
+    pub(crate) fn wrap_saver(&mut self, wrap: impl FnOnce(Arc<dyn Saver>) -> Arc<dyn Saver>) {
+        let (saver, table) = (Arc::clone(self.accessor.saver()), self.accessor.table().clone());
+        self.accessor = StateAccessor::new(wrap(saver), Arc::new(table), Arc::clone(&self.ids));
+    }
+}
+
 /// The saver with the configured history cache before it. Only delta mode has histories to cache.
 fn with_history_cache(saver: Arc<dyn Saver>, config: &Config) -> Result<Arc<dyn Saver>, StartError> {
     let cache: Arc<dyn HistoryCache> = match (redis_cache(config)?, history_cache_entries(config)) {

@@ -228,8 +228,9 @@ async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
             let before = gateway.head().await.unwrap();
             faults.read(k);
             let created = gateway.create(ask("wait")).await.unwrap();
+            let shut = gate(&name);
             tokio::select! {
-                () = gate(&name).reached() => {}
+                () = shut.reached() => {}
                 () = gateway.app.run_ended(&created.run.run_id) => {}
             }
             faults.disarm();

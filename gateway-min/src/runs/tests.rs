@@ -571,3 +571,39 @@ async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
         assert_eq!(kinds(&history[0]), ["human", "ai", "human", "ai"]);
     }
 }
+
+/// Scenario 58: capture and resume see the same head, the one that the writer before them left.
+#[tokio::test]
+async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_left() {
+    for mode in MODES {
+        let name = format!("resume-waits-{mode}");
+        let gateway = Gateway::start(mode, &gated(&name)).await;
+        gateway.run(ask("one")).await;
+        let selected = gateway.head().await.unwrap();
+        gateway.run(ask("two")).await;
+        let lock = gateway.app.locks.lock("t").await;
+        let created = gateway.create(from(&selected, ask("wait"))).await.unwrap();
+        let runs = gateway.app.store.runs();
+        while runs.get(&created.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
+            tokio::task::yield_now().await;
+        }
+        let accessor = gateway.app.accessor();
+        let writes = vec![accessor.write("title", json!("left"), false).unwrap()];
+        let update = threadkeep::state::Update { at: None, node: "n".into(), writes, extra: Map::new() };
+        let left = accessor.update(&"t".into(), update).await.unwrap();
+        assert_eq!(gateway.head().await.unwrap().key, left.key, "the run waits");
+        drop(lock);
+        gate(&name).reached().await;
+        let cancelled = gateway.head().await.unwrap();
+        let history = gateway.history().await;
+        let restored = history.iter().find(|state| state.key.id == cancelled.parent.unwrap()).unwrap();
+        if mode == "delta" {
+            assert_eq!(restored.parent, Some(left.key.id));
+        } else {
+            assert_eq!(restored.key, selected.key, "a fork");
+        }
+        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        gateway.row(&created.run.run_id).await;
+        assert_eq!(gateway.head().await.unwrap().values().unwrap(), left.values().unwrap(), "{mode}");
+    }
+}

@@ -129,6 +129,14 @@ impl Store {
         &self.events
     }
 
+    /// The `k`-th statement of a write from now, from 1, fails; 0 disarms. Returns whether a fault was left.
+    #[cfg(test)]
+    pub(crate) fn fail_statement(&self, k: usize) -> bool {
+        let left = self.db.fault.disarm();
+        self.db.fault.arm(k);
+        left
+    }
+
     /// Waits for the transactions under way and closes the file. Every later call, on any clone, is
     /// [`StoreError::Unavailable`].
     pub async fn close(&self) {

@@ -14,6 +14,9 @@ fn setup(backend: &'static str, mode: &'static str, gate: &str) -> Setup {
             {"text": "Looking.", "tool_calls": [{"name": "ls", "id": "call"}]}, {"text": "done"},
         ]},
         {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": gate}}]},
+        {"when": {"contains": ["which"]}, "answers": [
+            {"tool_calls": [{"name": "ask_clarification", "args": {"question": "Which?"}}]},
+        ]},
         {"answers": [{"text": "You said: {{input}}"}]},
     ]});
     Setup { script, ..Setup::on(backend, mode) }
@@ -197,7 +200,20 @@ async fn a_run_goes_on_from_an_older_checkpoint_that_waits_at_a_breakpoint() {
     }
 }
 
-/// Scenario of a value that nobody waits for, at an older checkpoint too.
+#[tokio::test]
+async fn a_value_answers_the_question_of_an_older_checkpoint() {
+    for (backend, mode) in ALL {
+        let gateway = started(setup(backend, mode, "none")).await;
+        gateway.ask("t", "ask me which").await;
+        let asked = gateway.state("t").await;
+        gateway.ask("t", "something else").await;
+        run(&gateway, from(&asked, json!({"command": {"resume": "that one"}}))).await;
+        let state = gateway.state("t").await;
+        assert_eq!(texts(&state)[3..], ["that one", "You said: that one"], "{backend} {mode}");
+        assert_eq!(texts(&state).len(), 5);
+    }
+}
+
 #[tokio::test]
 async fn a_value_for_an_older_checkpoint_that_asks_nothing_is_refused_and_changes_nothing() {
     for mode in MODES {
@@ -399,5 +415,34 @@ async fn a_turn_that_was_restored_onto_another_line_keeps_its_own_beginning() {
             let said = base["values"]["messages"].as_array().map_or(0, Vec::len);
             assert_eq!(said, before.len(), "{backend} {mode}: {base}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_branch_of_a_turn_that_was_made_again_begins_where_that_turn_does() {
+    for (backend, mode) in ALL {
+        let gateway = started(setup(backend, mode, "none")).await;
+        gateway.ask("t", "one").await;
+        gateway.ask("t", "two").await;
+        for _ in 0..2 {
+            let state = gateway.state("t").await;
+            let body = json!({"message_id": state["values"]["messages"][3]["id"]});
+            let prepared = gateway.post("/api/threads/t/runs/regenerate/prepare", body).await.ok();
+            let (input, checkpoint) = (&prepared["input"], &prepared["checkpoint"]);
+            run(
+                &gateway,
+                json!({"input": input, "checkpoint": checkpoint, "metadata": prepared["metadata"]}),
+            )
+            .await;
+        }
+        let state = gateway.state("t").await;
+        let body = json!({"message_id": state["values"]["messages"][3]["id"]});
+        let branch = gateway.post("/api/threads/t/branches", body).await.ok();
+        let branch = branch["thread_id"].as_str().unwrap();
+        let history = gateway.history(branch).await;
+        assert_eq!(history.len(), 2, "{backend} {mode}");
+        let base = gateway.get(&format!("/api/threads/{branch}/state/{}", id(&history[1]))).await.ok();
+        assert_eq!(texts(&base), ["one", "You said: one"]);
+        assert_eq!(gateway.state(branch).await["values"]["messages"], state["values"]["messages"]);
     }
 }

@@ -391,3 +391,73 @@ async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() 
         goes_on(&gateway).await;
     }
 }
+
+/// Scenario 85: which of the two texts depends on what could not be read.
+#[tokio::test]
+async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(mode, "none").await;
+        gateway.run(ask("second")).await;
+        let before = gateway.history().await;
+        let messages = before[0].json("messages").unwrap().unwrap();
+        let edit = json!({"human_message_id": messages[2]["id"], "replacement_text": "other"});
+        for (route, body) in
+            [("regenerate", json!({"message_id": messages[3]["id"]})), ("edit-regenerate", edit)]
+        {
+            let mut texts = Vec::new();
+            for k in 1.. {
+                faults.read(k);
+                let path = format!("/api/threads/t/runs/{route}/prepare");
+                let (status, answer) = post(&gateway, &path, body.clone()).await;
+                if faults.disarm() {
+                    assert_eq!(status, 200, "{answer}");
+                    break;
+                }
+                assert_eq!(status, 500, "{mode} {route} {k}");
+                texts.push(answer["detail"].as_str().unwrap().to_owned());
+            }
+            texts.dedup();
+            let both = ["Failed to read latest checkpoint", "Failed to inspect checkpoint history"];
+            assert_eq!(texts, both, "{mode} {route}");
+            assert_eq!(gateway.history().await, before);
+        }
+    }
+}
+
+/// Whatever of a run's record cannot be written at first, the run ends, and does not hold its thread.
+#[tokio::test]
+async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
+    for (mode, cancels) in [("full", false), ("delta", false), ("full", true), ("delta", true)] {
+        for k in 1.. {
+            let name = format!("records-{mode}-{k}");
+            let (gateway, _) = faulty(mode, &name).await;
+            let store = &gateway.app.store;
+            store.fail_statement(k);
+            let created = gateway.create(ask(if cancels { "wait" } else { "two tools" })).await;
+            let left = said(&gateway.head().await.unwrap()).len();
+            if let Ok(created) = &created {
+                let run_id = &created.run.run_id;
+                if cancels {
+                    let shut = gate(&name);
+                    tokio::select! { () = shut.reached() => {}, () = gateway.app.run_ended(run_id) => {} }
+                    let cancel = || gateway.app.cancel_run(run_id, CancelAction::Rollback);
+                    if cancel().await.is_err() {
+                        cancel().await.unwrap();
+                    }
+                }
+                let row = gateway.row(run_id).await;
+                assert!(!row.status.is_active(), "{mode} {k}");
+                let thread = store.threads().get("t", None).await.unwrap().unwrap();
+                assert_ne!(thread.status, crate::store::ThreadStatus::Running, "{mode} {k}");
+            } else {
+                assert_eq!(left, 2, "a run that was not admitted writes nothing");
+            }
+            let unused = store.fail_statement(0);
+            goes_on(&gateway).await;
+            if unused {
+                assert!(k > 6, "admission, start, status, end, status");
+                break;
+            }
+        }
+    }
+}

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use crate::store::StoreError;
 
 /// How long to wait before each further attempt to write the receipt.
-pub(crate) const RECEIPT_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
 /// The files that a run wrote with its file tools. What a command wrote is in the summary of the changes only.
 #[derive(Debug, Default)]
@@ -32,23 +32,20 @@ impl Delivery {
     }
 }
 
-/// Tries `write` once, and again after each of the pauses. It must be idempotent.
+/// Tries `write` up to three times, with pauses of 0.1 s and 0.5 s. It must be idempotent.
 ///
 /// # Errors
 /// That of the last attempt.
-pub(crate) async fn persistently<T, F>(
-    pauses: &[Duration],
-    mut write: impl FnMut() -> F,
-) -> Result<T, StoreError>
+pub(crate) async fn persistently<T, F>(mut write: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    for pause in pauses {
+    for delay in RETRY_DELAYS {
         match write().await {
-            Err(error) => tracing::debug!(%error, ?pause, "a record of a run is to be written again"),
+            Err(error) => tracing::debug!(%error, ?delay, "the receipt of a run is to be written again"),
             written => return written,
         }
-        tokio::time::sleep(*pause).await;
+        tokio::time::sleep(delay).await;
     }
     write().await
 }
@@ -81,7 +78,7 @@ mod tests {
     /// When each attempt was made, in milliseconds, and how it ended, if the first `failures` fail.
     async fn attempts(failures: usize) -> (Vec<u128>, bool) {
         let (start, mut made) = (Instant::now(), Vec::new());
-        let result = persistently(&RECEIPT_DELAYS, || {
+        let result = persistently(|| {
             made.push(start.elapsed().as_millis());
             let unavailable = StoreError::Unavailable { cause: sqlx::Error::PoolClosed };
             std::future::ready(if made.len() > failures { Ok(()) } else { Err(unavailable) })

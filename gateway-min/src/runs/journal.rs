@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::delivery::{Delivery, RECEIPT_DELAYS, persistently};
+use super::delivery::{Delivery, persistently};
 use crate::model::message;
 use crate::store::{NewEvent, Store, StoreError};
 use crate::tools::Changes;
@@ -129,8 +129,7 @@ impl Journal {
         }
         let receipt = NewEvent::new("run.delivery", "outputs", self.delivery.receipt());
         let (events, thread_id, run_id) = (self.store.events(), &self.thread_id, &self.run_id);
-        let write = || events.append_if_absent(thread_id, run_id, receipt.clone());
-        let written = persistently(&RECEIPT_DELAYS, write).await;
+        let written = persistently(|| events.append_if_absent(thread_id, run_id, receipt.clone())).await;
         if let Err(error) = written {
             tracing::error!(thread_id, run_id, %error, "the receipt of the run is lost");
         }

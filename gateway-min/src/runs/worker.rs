@@ -12,7 +12,7 @@ use threadkeep::saver::Load;
 use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 
-use super::control::{LocalRuns, RunGuard};
+use super::control::RunGuard;
 use super::delivery::persistently;
 use super::duration::{self, RunNotes};
 use super::frames::Frames;
@@ -36,19 +36,11 @@ const ROLLED_BACK: &str = "Rolled back by user";
 /// The error text of a run whose model failed without saying why.
 const MODEL_FAILED: &str = "LLM provider failed after retries";
 
-/// How long to wait before each further attempt to write how a run ended, half a minute in all: as long as it is not
-/// written, the run holds its thread.
-const END_DELAYS: [Duration; 6] = [
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-    Duration::from_secs(2),
-    Duration::from_secs(4),
-    Duration::from_secs(8),
-    Duration::from_secs(16),
-];
-
 /// The error text of a run whose task died, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
+
+/// How often a waiting run looks whether it still waits.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What a run is to do.
 pub(crate) struct RunSpec {
@@ -78,51 +70,25 @@ enum Outcome {
 
 /// Starts the task that works on a run. Should it die, the run ends in error, so that its thread is not held for ever.
 pub(crate) fn start(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
-    let (store, local_runs, run_id) = (app.store.clone(), app.local_runs.clone(), spec.run_id.clone());
+    let (store, run_id) = (app.store.clone(), spec.run_id.clone());
     let task = tokio::spawn(work(app, spec, frames, guard));
     tokio::spawn(async move {
         if task.await.is_err() {
-            bury(&store, &local_runs, &run_id).await;
+            bury(&store, &run_id).await;
         }
     });
 }
 
 /// Ends a run whose task died or could not write its records, unless it has ended.
-async fn bury(store: &Store, local_runs: &LocalRuns, run_id: &str) {
+async fn bury(store: &Store, run_id: &str) {
     let end = RunEnd {
         status: RunStatus::Error,
         error: Some(DIED.to_owned()),
         stop_reason: None,
         totals: RunTotals::default(),
     };
-    let ended = persistently(&END_DELAYS, || async {
-        wake(local_runs, &store.runs().finish(run_id, &end).await?);
-        let Some(run) = store.runs().get(run_id).await? else { return Ok(()) };
-        if store.runs().active_for_thread(&run.thread_id).await?.is_none() {
-            store.threads().set_status(&run.thread_id, thread_status(run.status)).await?;
-        }
-        Ok(())
-    });
-    if let Err(error) = ended.await {
+    if let Err(error) = persistently(|| store.runs().finish(run_id, &end)).await {
         tracing::error!(run_id, %error, "a run died and its row could not be ended");
-    }
-}
-
-/// Wakes the run to which the end of another one gave the thread.
-fn wake(local_runs: &LocalRuns, outcome: &FinishOutcome) {
-    if let FinishOutcome::Finished { promoted: Some(next) } = outcome
-        && let Some(control) = local_runs.get(next)
-    {
-        control.promoted.notify_one();
-    }
-}
-
-/// What a thread is whose last run ended like this.
-fn thread_status(run: RunStatus) -> ThreadStatus {
-    match run {
-        RunStatus::Success => ThreadStatus::Idle,
-        RunStatus::Interrupted => ThreadStatus::Interrupted,
-        _ => ThreadStatus::Error,
     }
 }
 
@@ -153,7 +119,7 @@ async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
     };
     if let Err(error) = lived.await {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "the run's records could not be written");
-        bury(&app.store, &app.local_runs, &spec.run_id).await;
+        bury(&app.store, &spec.run_id).await;
     }
     frames.end();
 }
@@ -214,10 +180,21 @@ impl Worker<'_> {
                         () = self.guard.control.cancel.cancelled() => {
                             self.app.cancel_run(&self.spec.run_id, CancelAction::Interrupt).await?;
                         }
-                        // The predecessor may be another process's, whose end nobody tells us.
-                        () = tokio::time::sleep(std::time::Duration::from_secs(1)) => {}
+                        changed = self.row_changed() => changed?,
                     }
                 }
+            }
+        }
+    }
+
+    /// Looks at the row of the waiting run until it does not wait any more: the predecessor may be another process's,
+    /// or another writer, whose end nobody tells us.
+    async fn row_changed(&self) -> Result<(), StoreError> {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let row = self.app.store.runs().get(&self.spec.run_id).await?;
+            if row.is_none_or(|row| !row.waiting || row.cancel_action.is_some()) {
+                return Ok(());
             }
         }
     }
@@ -348,9 +325,12 @@ impl Worker<'_> {
             }
             self.settle_title(accessor, &end).await;
         }
-        let (threads, thread, status) =
-            (self.app.store.threads(), &self.spec.thread_id, thread_status(end.status));
-        persistently(&END_DELAYS, || threads.set_status(thread, status)).await
+        let status = match end.status {
+            RunStatus::Success => ThreadStatus::Idle,
+            RunStatus::Interrupted => ThreadStatus::Interrupted,
+            _ => ThreadStatus::Error,
+        };
+        persistently(|| self.app.store.threads().set_status(&self.spec.thread_id, status)).await
     }
 
     /// The files of the thread now. A failure costs the summary of their changes, nothing else.
@@ -375,7 +355,7 @@ impl Worker<'_> {
 
     /// Carries out a cancellation: an interrupted run leaves what it committed, a rolled back one the state before it.
     async fn cancelled(&self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
-        let row = persistently(&END_DELAYS, || self.app.store.runs().get(&self.spec.run_id)).await?;
+        let row = self.app.store.runs().get(&self.spec.run_id).await?;
         let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
             return Ok(End::new(RunStatus::Interrupted));
@@ -428,9 +408,12 @@ impl Worker<'_> {
             stop_reason: end.stop_reason.clone(),
             totals: self.usage.totals(),
         };
-        let finish = || self.app.store.runs().finish(&self.spec.run_id, &end);
-        let outcome = persistently(&END_DELAYS, finish).await?;
-        wake(&self.app.local_runs, &outcome);
+        let outcome = persistently(|| self.app.store.runs().finish(&self.spec.run_id, &end)).await?;
+        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
+            && let Some(control) = self.app.local_runs.get(next)
+        {
+            control.promoted.notify_one();
+        }
         Ok(outcome)
     }
 
@@ -507,12 +490,11 @@ mod tests {
         store.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
         let run = |id: &str| NewRun { run_id: id.into(), thread_id: "t".into(), ..NewRun::default() };
         store.runs().admit(run("r"), MultitaskStrategy::Reject).await.unwrap();
-        bury(&store, &LocalRuns::default(), "r").await;
+        bury(&store, "r").await;
         let row = store.runs().get("r").await.unwrap().unwrap();
         assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(DIED)));
-        assert_eq!(store.threads().get("t", None).await.unwrap().unwrap().status, ThreadStatus::Error);
         store.runs().admit(run("next"), MultitaskStrategy::Reject).await.unwrap();
-        bury(&store, &LocalRuns::default(), "r").await;
+        bury(&store, "r").await;
         assert_eq!(store.runs().get("r").await.unwrap().unwrap(), row, "once");
         let held = store.runs().active_for_thread("t").await.unwrap().unwrap();
         assert_eq!(held.run_id, "next", "another run's thread stays its own");

@@ -10,7 +10,7 @@ use axum::http::Request;
 use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::id::ThreadId;
-use threadkeep::state::StateSnapshot;
+use threadkeep::state::{StateSnapshot, Update};
 use threadkeep::value::ChannelValue;
 use tower::ServiceExt as _;
 
@@ -25,9 +25,14 @@ const MODES: [&str; 2] = ["full", "delta"];
 fn script(gate: &str) -> Json {
     json!({"rules": [
         {"when": {"caller": "middleware:summarization"}, "answers": [{"text": "They talked."}]},
+        {"when": {"caller": "middleware:goal", "contains": ["ai: done"]},
+         "answers": [{"text": json!({"satisfied": true, "blocker": "none"}).to_string()}]},
+        {"when": {"caller": "middleware:goal"},
+         "answers": [{"text": json!({"satisfied": false, "blocker": "goal_not_met_yet"}).to_string()}]},
         {"when": {"contains": ["tools"]}, "answers": [
             {"text": "Both.", "tool_calls": [{"name": "ls", "id": "a"}, {"name": "ls", "id": "b"}]}, {"text": "done"},
         ]},
+        {"when": {"contains": ["steps"]}, "answers": [{"text": "begun"}, {"text": "done"}]},
         {"when": {"contains": ["fail"]}, "answers": [{"error": {"kind": "fatal", "message": "no such model"}}]},
         {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": gate}}]},
         {"answers": [{"text": "You said: {{input}}"}]},
@@ -100,6 +105,52 @@ async fn a_run_whose_writes_fail_ends_in_error_and_leaves_its_completed_steps() 
             };
             assert_eq!(outcomes, expected, "{mode} {fault:?}");
         }
+    }
+}
+
+/// A run that summarizes, goes on for its goal, and reaches it: where a write fails, the conversation is as far as it
+/// was committed, and the goal is either still there or reached.
+#[tokio::test]
+async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
+    for mode in MODES {
+        let mut ends = Vec::new();
+        for k in 1.. {
+            let (gateway, faults) = faulty(mode, "none").await;
+            let summarization = json!({"enabled": true, "trigger": {"type": "messages", "value": 5},
+                "keep": {"type": "messages", "value": 2}});
+            gateway.configure("summarization", &summarization);
+            let set = async |goal: Json| {
+                let accessor = gateway.app.accessor();
+                let writes = vec![accessor.write("goal", goal, false).unwrap()];
+                let update = Update { at: None, node: "n".into(), writes, extra: serde_json::Map::new() };
+                accessor.update(&ThreadId::from("t"), update).await.unwrap();
+            };
+            set(json!({"objective": "Get it done", "status": "active"})).await;
+            faults.write(k, Fault::Refused);
+            let (_, row) = gateway.run(ask("in steps")).await;
+            let fired = !faults.disarm();
+            let head = gateway.head().await.unwrap();
+            let (left, goal) = (said(&head), head.json("goal").unwrap().unwrap_or_default());
+            assert_eq!(row.status == RunStatus::Error, row.error.is_some());
+            assert_eq!(goal.is_null(), row.status == RunStatus::Success, "{mode} {k}: {goal}");
+            let summary = head.json("summary_text").unwrap();
+            assert_eq!(
+                summary.is_some(),
+                left.first().map(String::as_str) != Some("first"),
+                "both or neither"
+            );
+            ends.push((row.status == RunStatus::Error, left.len()));
+            gateway.configure("summarization", &json!({"enabled": false}));
+            set(Json::Null).await;
+            goes_on(&gateway).await;
+            if !fired {
+                break;
+            }
+        }
+        // Input, answer, continuation, summary, answer, goal; then the note of the duration; then none.
+        let expected =
+            [(true, 2), (true, 3), (true, 4), (true, 5), (true, 3), (true, 4), (false, 4), (false, 4)];
+        assert_eq!(ends, expected, "{mode}");
     }
 }
 

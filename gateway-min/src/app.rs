@@ -20,6 +20,7 @@ use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
+use crate::agent::summary::Summarizer;
 use crate::agent::{AgentError, LeadAgent};
 use crate::auth::Authenticator;
 use crate::config::{
@@ -223,9 +224,17 @@ impl App {
             Some(name) => Some(self.model(&config, Some(name)).await?),
             None => None,
         };
+        let summarizer = match &config.summarization {
+            settings if settings.enabled => {
+                let own = spec.model_name.as_deref();
+                Some(self.summarizer(&config, settings.model_name.as_deref().or(own), own).await?)
+            }
+            _ => None,
+        };
         Ok(LeadAgent {
             model,
             title_model,
+            summarizer,
             toolbox: Arc::new(Toolbox::builtin(&self.tool_settings)),
             tool_context: ToolContext {
                 thread_id: spec.thread_id.clone(),
@@ -237,6 +246,22 @@ impl App {
             loop_detection: config.loop_detection.clone(),
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.clone(),
+        })
+    }
+
+    /// What shortens the conversations that `reader` goes on with, by summaries of `writer`; without a name, it is the
+    /// first model.
+    pub(crate) async fn summarizer(
+        &self,
+        config: &Arc<Config>,
+        writer: Option<&str>,
+        reader: Option<&str>,
+    ) -> Result<Summarizer, AgentError> {
+        let section = reader.map_or_else(|| config.models.first(), |name| config.model(name));
+        Ok(Summarizer {
+            model: self.model(config, writer).await?,
+            settings: config.summarization.clone(),
+            window: section.and_then(|model| model.context_window),
         })
     }
 
@@ -341,6 +366,15 @@ async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Resu
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+impl App {
+    /// Puts something between the gateway and its saver.
+    pub(crate) fn wrap_saver(&mut self, wrap: impl FnOnce(Arc<dyn Saver>) -> Arc<dyn Saver>) {
+        let (saver, table) = (Arc::clone(self.accessor.saver()), self.accessor.table().clone());
+        self.accessor = StateAccessor::new(wrap(saver), Arc::new(table), Arc::clone(&self.ids));
+    }
 }
 
 /// The saver with the configured history cache before it. Only delta mode has histories to cache.

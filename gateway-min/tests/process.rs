@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+#[path = "process/killed.rs"]
+mod killed;
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -16,10 +19,11 @@ use tempfile::TempDir;
 use threadkeep_testing::{Postgres, postgres};
 use tokio_postgres::NoTls;
 
-/// The fourth question waits at a gate that nobody opens.
+/// Waits at a gate that nobody opens on `hang`, answers in many pieces on `slow`.
 fn script() -> Json {
-    json!({"rules": [
+    json!({"chunk_chars": 1, "rules": [
         {"when": {"contains": ["hang"]}, "answers": [{"text": "never", "gate": {"name": "shut"}}]},
+        {"when": {"contains": ["slow"]}, "answers": [{"text": "one two three four", "delay_ms": 1}]},
         {"answers": [{"text": "You said: {{input}}"}]},
     ]})
 }

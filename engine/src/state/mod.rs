@@ -210,7 +210,7 @@ impl StateAccessor {
         if let (None, Some(checkpoint)) = (&base, update.at) {
             return Err(Error::NotFound { thread: thread.clone(), checkpoint });
         }
-        self.update_on(thread, base.as_ref(), head, update).await
+        self.update_on(thread, base.as_ref(), head, update, Vec::new()).await
     }
 
     async fn update_on(
@@ -219,9 +219,10 @@ impl StateAccessor {
         base: Option<&StateSnapshot>,
         head: Option<CheckpointId>,
         update: Update,
+        next: Vec<NodeName>,
     ) -> Result<StateSnapshot> {
         let row = TaskWrites { task: self.ids.task(), node: update.node, index: 0, writes: update.writes };
-        let step = Step { source: Source::Update, next: Vec::new(), extra: update.extra };
+        let step = Step { source: Source::Update, next, extra: update.extra };
         let plan = plan(self, thread, base, head, vec![(row, false)], step)?;
         self.commit(plan).await
     }

@@ -8,7 +8,6 @@ use crate::checkpoint::Write;
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, NodeName, ThreadId};
 use crate::mode::ChannelMode;
-use crate::saver::{CheckpointSelector, Load};
 use crate::value::ChannelValue;
 
 /// The node as which a resume from an older checkpoint is written.
@@ -37,8 +36,9 @@ impl StateAccessor {
     }
 
     /// Prepares a run that resumes from `selected`. In delta mode the selected state is written onto the head as a
-    /// new head: every selected channel restored, newer channels reset. Returns the new head; `None` if nothing was
-    /// written, because `selected` is the head already or the mode is full, in which a run forks instead
+    /// new head: every selected channel restored, newer channels reset, and what was to run next is to run next. Rows
+    /// of tasks that had finished there stay there, as they do behind a fork. Returns the new head; `None` if nothing
+    /// was written, because `selected` is the head already or the mode is full, in which a run forks instead
     /// (service reference, "Resume and rollback in delta mode").
     ///
     /// # Errors
@@ -60,12 +60,13 @@ impl StateAccessor {
             target.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: selected })?;
         let writes = self.replacement(&target, &head)?;
         let update = Update { at: Some(head.key.id), node: NodeName::from(RESUME_NODE), writes, extra };
-        self.update_on(thread, Some(&head), Some(head.key.id), update).await.map(Some)
+        self.update_on(thread, Some(&head), Some(head.key.id), update, target.next.clone()).await.map(Some)
     }
 
     /// Restores the captured state after a cancelled run, as a new head. In delta mode it is written onto the
-    /// cancelled head; in full mode it forks from the captured checkpoint. Pending writes of the captured head are
-    /// attached to the restored one. A thread that had no checkpoint loses all of them. Returns the restored head.
+    /// cancelled head; in full mode it forks from the captured checkpoint. What was to run next is to run next again,
+    /// and pending writes of the captured head are attached to the restored one. A thread that had no checkpoint loses
+    /// all of them. Where nothing was written since, nothing is written. Returns the restored head.
     ///
     /// Not cancel-safe: a dropped call may have restored the state without its pending writes.
     ///
@@ -81,28 +82,23 @@ impl StateAccessor {
             self.delete_thread(thread).await?;
             return Ok(None);
         };
-        let (base, head, writes) = match self.table.mode() {
-            ChannelMode::Delta => {
-                let head = self.get(thread, None).await?;
-                let head = head
-                    .ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: captured.key.id })?;
-                let writes = self.replacement(captured, &head)?;
-                let id = head.key.id;
-                (head, id, writes)
-            }
+        let head = self.get(thread, None).await?;
+        let head =
+            head.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: captured.key.id })?;
+        if head.key == captured.key && head.writes == captured.writes {
+            return Ok(Some(head));
+        }
+        let (base, writes) = match self.table.mode() {
+            ChannelMode::Delta => (&head, self.replacement(captured, &head)?),
             ChannelMode::Full => {
-                let selector =
-                    CheckpointSelector { load: Load::None, ..CheckpointSelector::at(&captured.key) };
-                let head = self.saver.get(&CheckpointSelector { id: None, ..selector }).await?;
                 let messages = captured.value(MESSAGES_CHANNEL).cloned();
-                let writes =
-                    messages.map(|value| Write { channel: MESSAGES_CHANNEL.into(), value, overwrite: true });
-                let id = head.map_or(captured.key.id, |head| head.checkpoint.id);
-                (captured.clone(), id, writes.into_iter().collect())
+                let write = |value| Write { channel: MESSAGES_CHANNEL.into(), value, overwrite: true };
+                (captured, messages.map(write).into_iter().collect())
             }
         };
         let update = Update { at: None, node: NodeName::from(RESTORE_NODE), writes, extra };
-        let mut restored = self.update_on(thread, Some(&base), Some(head), update).await?;
+        let next = captured.next.clone();
+        let mut restored = self.update_on(thread, Some(base), Some(head.key.id), update, next).await?;
         for row in &captured.writes {
             self.saver.put_writes(&restored.key, row).await?;
         }

@@ -14,6 +14,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep::step::{Durability, StepWriter, Task};
 use tokio_util::sync::CancellationToken;
 
+use super::summary::{self, Cut, Summarizer};
 use super::{AgentError, UsageLedger, prompt, title};
 use crate::config::{LoopDetection, Title};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
@@ -27,6 +28,7 @@ use crate::tools::{ToolContext, Toolbox, dangling};
 const INPUT: &str = "__input__";
 const MODEL: &str = "model";
 const TOOLS: &str = "tools";
+const SUMMARIZATION: &str = "summarization";
 const CALLER: &str = "lead_agent";
 
 /// The lead agent of one run: its model, its tools, its settings.
@@ -34,6 +36,8 @@ pub(crate) struct LeadAgent {
     pub(crate) model: RetryingModel,
     /// The model that writes titles; none means that they are cut from the first message.
     pub(crate) title_model: Option<RetryingModel>,
+    /// What shortens conversations that grow too long; none if they may grow.
+    pub(crate) summarizer: Option<Summarizer>,
     pub(crate) toolbox: Arc<Toolbox>,
     pub(crate) tool_context: ToolContext,
     pub(crate) title: Title,
@@ -107,6 +111,7 @@ impl LeadAgent {
         let mut conversation = conversation(session.writer.state())?;
         let mut ended = Ended::Done { stop_reason: None, fallback: None };
         let mut steps = 0;
+        let mut summarizes = true;
         loop {
             let Some(state) = session.writer.state() else { return Ok(ended) };
             let next = state.next.clone();
@@ -124,7 +129,11 @@ impl LeadAgent {
             }
             steps += 1;
             let stepped = match node.as_str() {
-                MODEL => self.model_step(session, node, &mut conversation).await?,
+                MODEL => {
+                    // A model that gives no summary now is not asked again in this run.
+                    summarizes = summarizes && self.shorten(session, &next, &mut conversation).await?;
+                    self.model_step(session, node, &mut conversation).await?
+                }
                 TOOLS => self.tools_step(session, &next, &mut conversation).await?,
                 other => return Err(AgentError::UnknownNode(other.to_owned())),
             };
@@ -164,6 +173,49 @@ impl LeadAgent {
             session.frames.committed(state)?;
         }
         Ok(())
+    }
+
+    /// Puts a summary in the place of the beginning of a conversation that has grown too long: a superstep of its own,
+    /// so that it is not lost with the model call that follows. False if there is no summary, and all stays as it is.
+    async fn shorten(
+        &self,
+        session: &mut Session<'_>,
+        next: &[NodeName],
+        conversation: &mut Vec<Json>,
+    ) -> Result<bool, AgentError> {
+        let Some(summarizer) = self.summarizer.as_ref().filter(|it| it.is_due(conversation)) else {
+            return Ok(true);
+        };
+        let Some(Cut { at, preserved }) = summarizer.cut(conversation, None) else { return Ok(true) };
+        let step = next_step(session.writer.state());
+        let task = session.writer.start_task(&SUMMARIZATION.into(), 0);
+        session.frames.task_started(step, &task, || values(session.writer.state()))?;
+        let earlier = earlier_summary(session.writer.state())?;
+        let (text, answer) = tokio::select! {
+            biased;
+            () = session.cancel.cancelled() => return Ok(false),
+            made = summarizer.summarize(earlier.as_deref(), &conversation[..at]) => made,
+        };
+        let model = summarizer.model.name();
+        session.journal.llm_error(&answer, model, summary::CALLER);
+        session.usage.record(model, summary::CALLER, &answer);
+        let Some(text) = text else {
+            tracing::warn!(run_id = session.run_id, "the conversation stays long: the model gave no summary");
+            session.frames.task_ended(step, &task, Err("the model gave no summary"));
+            return Ok(false);
+        };
+        let update = json!({ "messages": preserved, (summary::CHANNEL): text });
+        let writes = vec![
+            session.writer.write("messages", json!(preserved), true)?,
+            session.writer.write(summary::CHANNEL, json!(text), false)?,
+        ];
+        session.frames.updates(SUMMARIZATION, &update);
+        session.frames.task_ended(step, &task, Ok(&update));
+        session.writer.finish_task(task, writes, Durability::WithCommit).await?;
+        let state = session.writer.commit(Source::Loop, next.to_vec(), session.metadata.clone()).await?;
+        session.frames.committed(state)?;
+        *conversation = preserved;
+        Ok(true)
     }
 
     /// One model call, whose answer is added to the conversation. `None` if it was cancelled.
@@ -224,10 +276,11 @@ impl LeadAgent {
         if let Verdict::Warn(finding) = self.loop_detection.assess(conversation) {
             messages.push(message::hidden(WARNING_NAME, finding.warning()));
         }
-        let summary = session.writer.state().map(|state| state.json("summary_text")).transpose()?.flatten();
-        let summary = summary.as_ref().and_then(Json::as_str);
+        if let Some(summary) = earlier_summary(session.writer.state())? {
+            messages.insert(0, prompt::summary(&summary));
+        }
         let request = ModelRequest {
-            system: Some(prompt::system(Utc::now(), !tools.is_empty(), summary)),
+            system: Some(prompt::system(Utc::now(), !tools.is_empty())),
             messages,
             tools,
             caller: CALLER.to_owned(),
@@ -351,15 +404,21 @@ fn calls(answer: &Json) -> Vec<&Json> {
     message::tool_calls(answer).iter().chain(message::invalid_tool_calls(answer)).collect()
 }
 
-fn next_step(state: Option<&StateSnapshot>) -> i64 {
+pub(super) fn next_step(state: Option<&StateSnapshot>) -> i64 {
     state.map_or(-1, |state| state.metadata.step + 1)
 }
 
-fn values(state: Option<&StateSnapshot>) -> threadkeep::Result<Json> {
+pub(super) fn values(state: Option<&StateSnapshot>) -> threadkeep::Result<Json> {
     state.map(serialize::values).transpose().map(|values| Json::Object(values.unwrap_or_default()))
 }
 
-fn conversation(state: Option<&StateSnapshot>) -> Result<Vec<Json>, AgentError> {
+/// The summary of what was said before the conversation begins.
+fn earlier_summary(state: Option<&StateSnapshot>) -> Result<Option<String>, AgentError> {
+    let summary = state.map(|state| state.json(summary::CHANNEL)).transpose()?.flatten();
+    Ok(summary.and_then(|summary| summary.as_str().map(str::to_owned)))
+}
+
+pub(super) fn conversation(state: Option<&StateSnapshot>) -> Result<Vec<Json>, AgentError> {
     Ok(match state.map(|state| state.json("messages")).transpose()?.flatten() {
         Some(Json::Array(messages)) => messages,
         _ => Vec::new(),

@@ -1,14 +1,18 @@
 //! The lead agent: a loop of model call and parallel tool calls, one superstep each. Everything else that it does
 //! (titles, loop detection, repair of dangling tool calls) happens inside those supersteps and costs no checkpoint.
 
+pub(crate) mod goal;
 mod lead;
 mod prompt;
 pub(crate) mod summary;
 pub(crate) mod title;
 mod usage;
 
+pub(crate) use goal::Pursuit;
 pub(crate) use lead::{Breakpoints, Ended, LeadAgent, Session};
 pub(crate) use usage::UsageLedger;
+
+use threadkeep::id::CheckpointId;
 
 use crate::runs::resume::ResumeError;
 
@@ -18,6 +22,14 @@ pub(crate) enum AgentError {
     /// The state could not be read or written.
     #[error(transparent)]
     Engine(#[from] threadkeep::Error),
+    /// The state at the checkpoint to resume from cannot be read.
+    #[error("Run {run} could not materialize resume checkpoint {checkpoint}")]
+    NotMaterialized {
+        /// The run.
+        run: String,
+        /// The checkpoint.
+        checkpoint: CheckpointId,
+    },
     /// The run took more supersteps than it may.
     #[error("Recursion limit of {0} reached without hitting a stop condition.")]
     RecursionLimit(u64),
@@ -57,7 +69,7 @@ impl AgentError {
             Self::Engine(error) => error.class_name(),
             Self::RecursionLimit(_) => "GraphRecursionError",
             Self::UnknownNode(_) | Self::UnknownModel(_) | Self::Model(_) | Self::Resume(_) => "ValueError",
-            Self::Stopping => "RuntimeError",
+            Self::NotMaterialized { .. } | Self::Stopping => "RuntimeError",
             Self::Store(_) => "RunStoreError",
         }
     }

@@ -1,9 +1,12 @@
 //! The system prompt of the lead agent.
 
 use chrono::{DateTime, Utc};
+use serde_json::Value as Json;
 
-/// The prompt for a run that starts `now`. `summary` is of what was said before the conversation begins.
-pub(crate) fn system(now: DateTime<Utc>, tools: bool, summary: Option<&str>) -> String {
+use crate::model::message;
+
+/// The prompt for a run that starts `now`.
+pub(crate) fn system(now: DateTime<Utc>, tools: bool) -> String {
     let mut prompt = format!(
         "You are a capable assistant that works on the user's task until it is done. Today is {}.",
         now.format("%A, %Y-%m-%d")
@@ -15,11 +18,13 @@ pub(crate) fn system(now: DateTime<Utc>, tools: bool, summary: Option<&str>) -> 
              answer from the user, call ask_clarification instead of guessing.",
         );
     }
-    if let Some(summary) = summary {
-        prompt.push_str("\n\nSummary of the conversation so far:\n");
-        prompt.push_str(summary);
-    }
     prompt
+}
+
+/// What the model is told of the conversation before its first message. It was made of what others wrote, so it is no
+/// part of the system prompt.
+pub(crate) fn summary(text: &str) -> Json {
+    message::hidden("summary", format!("Summary of the conversation so far:\n{text}"))
 }
 
 #[cfg(test)]
@@ -27,9 +32,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_is_told_if_there_is_one() {
-        let now = DateTime::UNIX_EPOCH;
-        assert!(!system(now, true, None).contains("Summary"));
-        assert!(system(now, false, Some("They talked.")).ends_with("so far:\nThey talked."));
+    fn a_summary_is_told_as_a_message_that_the_user_did_not_write() {
+        let told = summary("They talked.");
+        assert_eq!((&told["type"], message::is_from_user(&told)), (&"human".into(), false));
+        assert!(told["content"].as_str().is_some_and(|text| text.ends_with("so far:\nThey talked.")));
+        assert!(!system(DateTime::UNIX_EPOCH, true).contains("Summary"));
     }
 }

@@ -3,12 +3,14 @@
 use futures::StreamExt as _;
 use serde_json::{Value as Json, json};
 
-use crate::config::ContextSize;
-use crate::model::message::{fallback_reason, kind, text};
+use crate::config::{ContextSize, Summarization};
+use crate::model::message::{fallback_reason, kind, text, turn_start};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
 
 /// Who asks the model for a summary.
-const CALLER: &str = "middleware:summarization";
+pub(crate) const CALLER: &str = "middleware:summarization";
+/// The channel of the summary.
+pub(crate) const CHANNEL: &str = "summary_text";
 /// What the model is told unless the configuration says otherwise.
 const PROMPT: &str = "Summarize this conversation for the assistant that will go on with it: what the user wants, what was \
                       decided and found out, what is still to do. Answer with the summary alone.";
@@ -21,9 +23,88 @@ pub(crate) fn tokens(message: &Json) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
 }
 
-/// How many messages at the beginning go, so that about `keep` of the conversation stays. A tool result stays with its
-/// call. `window` is the model's context in tokens; without one, a share is one of the conversation.
-pub(crate) fn cut(messages: &[Json], keep: ContextSize, window: Option<u64>) -> usize {
+/// Shortens conversations, as the section `summarization` says.
+pub(crate) struct Summarizer {
+    /// The model that writes the summary.
+    pub(crate) model: RetryingModel,
+    pub(crate) settings: Summarization,
+    /// The context of the model that goes on with the conversation, in tokens.
+    pub(crate) window: Option<u64>,
+}
+
+/// How a conversation is shortened.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Cut {
+    /// The messages before this place are summarized.
+    pub(crate) at: usize,
+    /// What stays: the user's message of the current turn and all from that place on.
+    pub(crate) preserved: Vec<Json>,
+}
+
+impl Summarizer {
+    /// Whether the conversation has reached what the configuration takes for long.
+    pub(crate) fn is_due(&self, messages: &[Json]) -> bool {
+        let count: u64 = messages.iter().map(tokens).sum();
+        #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+        let reached = |size: &ContextSize| match *size {
+            ContextSize::Messages(most) => messages.len() as u64 >= most,
+            ContextSize::Tokens(most) => count >= most,
+            ContextSize::Fraction(share) => {
+                self.window.is_some_and(|window| count as f64 >= window as f64 * share)
+            }
+        };
+        self.settings.trigger.iter().any(reached)
+    }
+
+    /// The cut that leaves about `keep` of the conversation, or what is configured; none if that would remove nothing.
+    pub(crate) fn cut(&self, messages: &[Json], keep: Option<ContextSize>) -> Option<Cut> {
+        let last = beside_calls(messages, messages.len().checked_sub(1)?);
+        let at = start_of_tail(messages, keep.unwrap_or(self.settings.keep), self.window).min(last);
+        let question = turn_start(messages).filter(|question| *question < at);
+        let preserved: Vec<Json> =
+            question.into_iter().chain(at..messages.len()).map(|kept| messages[kept].clone()).collect();
+        (preserved.len() < messages.len()).then_some(Cut { at, preserved })
+    }
+
+    /// The summary of `messages`, of which the last ones are shown to the model if they are too many, after the summary
+    /// of what was before them; `None` if the model gives none. With the model's answer, for the ledger.
+    pub(crate) async fn summarize(&self, earlier: Option<&str>, messages: &[Json]) -> (Option<String>, Json) {
+        let most = ContextSize::Tokens(self.settings.trim_tokens_to_summarize);
+        let shown = &messages[start_of_tail(messages, most, None)..];
+        let earlier = earlier.map(|summary| format!("summary of what was before: {summary}"));
+        let lines = shown.iter().map(line);
+        let content = earlier.into_iter().chain(lines).collect::<Vec<_>>().join("\n");
+        let prompt = self.settings.summary_prompt.as_deref().unwrap_or(PROMPT);
+        let answer = ask(&self.model, CALLER, prompt, content).await;
+        let summary = text(&answer).trim().to_owned();
+        ((fallback_reason(&answer).is_none() && !summary.is_empty()).then_some(summary), answer)
+    }
+}
+
+/// A message as a line of a transcript that another model reads.
+pub(super) fn line(message: &Json) -> String {
+    format!("{}: {}", kind(message), text(message))
+}
+
+/// Asks a model something beside the conversation, and waits for the whole answer.
+pub(super) async fn ask(model: &RetryingModel, caller: &str, system: &str, content: String) -> Json {
+    let request = ModelRequest {
+        system: Some(system.to_owned()),
+        messages: vec![json!({ "type": "human", "content": content, "id": caller })],
+        caller: caller.to_owned(),
+        ..ModelRequest::default()
+    };
+    let mut assembler = ChunkAssembler::new(model.name());
+    let mut chunks = model.stream(request);
+    while let Some(chunk) = chunks.next().await {
+        assembler.push(&chunk);
+    }
+    assembler.finish()
+}
+
+/// Where the last messages begin that are about `keep` of the conversation. A tool result stays with its call.
+/// `window` is the model's context in tokens; without one, a share is one of the conversation.
+pub(super) fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> usize {
     let budget = match keep {
         ContextSize::Messages(count) => {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -59,41 +140,22 @@ fn beside_calls(messages: &[Json], mut cut: usize) -> usize {
     cut
 }
 
-/// The summary of `messages`, of which the last `max_tokens` are shown to the model, after the summary of what was
-/// before them; `None` if the model gives none.
-pub(crate) async fn summarize(
-    model: &RetryingModel,
-    prompt: Option<&str>,
-    earlier: Option<&str>,
-    messages: &[Json],
-    max_tokens: u64,
-) -> Option<String> {
-    let shown = &messages[cut(messages, ContextSize::Tokens(max_tokens), None)..];
-    let earlier = earlier.map(|summary| format!("summary of what was before: {summary}"));
-    let lines = shown.iter().map(|message| format!("{}: {}", kind(message), text(message)));
-    let content = earlier.into_iter().chain(lines).collect::<Vec<_>>().join("\n");
-    let request = ModelRequest {
-        system: Some(prompt.unwrap_or(PROMPT).to_owned()),
-        messages: vec![json!({ "type": "human", "content": content, "id": "summary" })],
-        caller: CALLER.to_owned(),
-        ..ModelRequest::default()
-    };
-    let mut assembler = ChunkAssembler::new(model.name());
-    let mut chunks = model.stream(request);
-    while let Some(chunk) = chunks.next().await {
-        assembler.push(&chunk);
-    }
-    let answer = assembler.finish();
-    let summary = text(&answer).trim().to_owned();
-    (fallback_reason(&answer).is_none() && !summary.is_empty()).then_some(summary)
-}
-
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::model::scripted::ScriptedModel;
 
     fn message(kind: &str) -> Json {
         json!({"type": kind, "content": "12345678901234"})
+    }
+
+    fn summarizer(keep: ContextSize, trigger: &[ContextSize], window: Option<u64>) -> Summarizer {
+        let script = json!({"rules": [{"answers": [{"text": " They talked. "}]}]}).to_string();
+        let model = ScriptedModel::from_json("m", &script).unwrap();
+        let settings = Summarization { keep, trigger: trigger.to_vec(), ..Summarization::default() };
+        Summarizer { model: RetryingModel::new(std::sync::Arc::new(model)), settings, window }
     }
 
     #[test]
@@ -114,8 +176,96 @@ mod tests {
             (ContextSize::Fraction(0.3), 5),
             (ContextSize::Fraction(1.0), 0),
         ] {
-            assert_eq!(cut(&messages, keep, None), cut_at, "{keep:?}");
+            assert_eq!(start_of_tail(&messages, keep, None), cut_at, "{keep:?}");
         }
-        assert_eq!(cut(&messages, ContextSize::Fraction(0.5), Some(20)), 5, "a share of the window");
+        assert_eq!(
+            start_of_tail(&messages, ContextSize::Fraction(0.5), Some(20)),
+            5,
+            "a share of the window"
+        );
+    }
+
+    #[test]
+    fn the_question_of_the_turn_and_the_last_message_always_stay() {
+        let numbered = |kinds: &[&str]| -> Vec<Json> {
+            (0..).zip(kinds).map(|(n, kind)| json!({"type": kind, "content": "x", "id": n})).collect()
+        };
+        let messages = numbered(&["human", "ai", "human", "ai", "tool", "tool", "ai", "tool"]);
+        let kept = |keep: ContextSize| {
+            let cut = summarizer(keep, &[], None).cut(&messages, None)?;
+            Some((cut.at, cut.preserved.iter().map(|m| m["id"].as_u64().unwrap()).collect::<Vec<_>>()))
+        };
+        assert_eq!(kept(ContextSize::Messages(2)), Some((6, vec![2, 6, 7])));
+        assert_eq!(kept(ContextSize::Tokens(0)), Some((6, vec![2, 6, 7])), "the last call with its result");
+        assert_eq!(kept(ContextSize::Messages(5)), Some((3, vec![2, 3, 4, 5, 6, 7])));
+        assert_eq!(kept(ContextSize::Messages(6)), Some((2, vec![2, 3, 4, 5, 6, 7])));
+        assert_eq!(kept(ContextSize::Messages(8)), None);
+        let asked = numbered(&["human", "ai"]);
+        assert_eq!(
+            summarizer(ContextSize::Messages(1), &[], None).cut(&asked, None),
+            None,
+            "nothing would go"
+        );
+        assert_eq!(summarizer(ContextSize::Messages(1), &[], None).cut(&[], None), None);
+        let asked_for =
+            summarizer(ContextSize::Messages(9), &[], None).cut(&messages, Some(ContextSize::Messages(2)));
+        assert_eq!(asked_for.unwrap().at, 6, "what the caller wants to keep comes first");
+    }
+
+    #[test]
+    fn a_conversation_is_long_at_the_first_amount_that_it_reaches() {
+        let messages = vec![message("human"); 4];
+        for (trigger, window, due) in [
+            (vec![], None, false),
+            (vec![ContextSize::Messages(4)], None, true),
+            (vec![ContextSize::Messages(5)], None, false),
+            (vec![ContextSize::Messages(5), ContextSize::Tokens(20)], None, true),
+            (vec![ContextSize::Tokens(21)], None, false),
+            (vec![ContextSize::Fraction(0.5)], Some(40), true),
+            (vec![ContextSize::Fraction(0.6)], Some(40), false),
+            (vec![ContextSize::Fraction(0.1)], None, false),
+        ] {
+            let summarizer = summarizer(ContextSize::Messages(2), &trigger, window);
+            assert_eq!(summarizer.is_due(&messages), due, "{trigger:?} {window:?}");
+        }
+    }
+
+    proptest! {
+        /// Every tool result that stays has the call that it answers before it, whatever is to be kept.
+        #[test]
+        fn no_tool_result_loses_its_call(
+            turns in prop::collection::vec(prop::collection::vec(0..4_usize, 0..4), 1..5),
+            keep in prop_oneof![
+                (1..30_u64).prop_map(ContextSize::Messages),
+                (1..100_u64).prop_map(ContextSize::Tokens),
+                (0.01..1.0_f64).prop_map(ContextSize::Fraction),
+            ],
+        ) {
+            let mut messages = Vec::new();
+            for (turn, steps) in turns.iter().enumerate() {
+                messages.push(json!({"type": "human", "content": "ask", "id": format!("h{turn}")}));
+                for (step, calls) in steps.iter().enumerate() {
+                    let id = |call: usize| format!("{turn}-{step}-{call}");
+                    let made: Vec<Json> = (0..*calls).map(|call| json!({"id": id(call), "name": "ls"})).collect();
+                    messages.push(json!({"type": "ai", "content": "", "tool_calls": made}));
+                    for call in 0..*calls {
+                        messages.push(json!({"type": "tool", "content": "result", "tool_call_id": id(call)}));
+                    }
+                }
+            }
+            let cut = summarizer(keep, &[], None).cut(&messages, None);
+            let preserved = cut.map_or(messages.clone(), |cut| cut.preserved);
+            prop_assert!(!preserved.is_empty());
+            let mut called = Vec::new();
+            for message in &preserved {
+                called.extend(crate::model::message::tool_calls(message).iter().map(|call| call["id"].clone()));
+                if kind(message) == "tool" {
+                    prop_assert!(called.contains(&message["tool_call_id"]), "{keep:?} {preserved:?}");
+                }
+            }
+            let question = turn_start(&messages).map(|at| &messages[at]);
+            prop_assert_eq!(turn_start(&preserved).map(|at| &preserved[at]), question);
+            prop_assert_eq!(preserved.last(), messages.last());
+        }
     }
 }

@@ -1,10 +1,12 @@
 //! The title of a thread, after its first exchange.
 
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
+
+use super::summary::ask;
 
 use crate::config::Title;
-use crate::model::message::text;
-use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
+use crate::model::RetryingModel;
+use crate::model::message::{fallback_reason, invalid_tool_calls, is_from_user, kind, text, tool_calls};
 
 /// Who asks the model for a title.
 pub(crate) const CALLER: &str = "middleware:title";
@@ -13,19 +15,24 @@ const LOCAL_MAX_CHARS: usize = 50;
 /// The title of a conversation whose first message has no text.
 const EMPTY_TITLE: &str = "New Conversation";
 
-/// Whether the conversation has had its first exchange and nothing more: one visible human message, and an answer.
+/// Whether the conversation has had its first exchange and nothing more: a question, and an answer.
 pub(crate) fn is_due(messages: &[Json]) -> bool {
-    is_first_turn(messages) && messages.iter().any(|m| m["type"] == "ai")
+    is_first_exchange(messages) && messages.iter().any(|message| kind(message) == "ai")
 }
 
-/// Whether the user has written once, answered or not.
-pub(crate) fn is_first_turn(messages: &[Json]) -> bool {
-    messages.iter().filter(|m| m["type"] == "human").count() == 1
+/// Whether the user has written, and nothing more since the first answer. A turn that stopped before its answer does
+/// not end the exchange: what the user writes then belongs to it.
+pub(crate) fn is_first_exchange(messages: &[Json]) -> bool {
+    let answer = |message: &Json| {
+        kind(message) == "ai" && tool_calls(message).is_empty() && invalid_tool_calls(message).is_empty()
+    };
+    let end = messages.iter().position(answer).unwrap_or(messages.len());
+    messages[..end].iter().any(is_from_user) && !messages[end..].iter().any(is_from_user)
 }
 
 /// The title made of the first human message, without a model.
 pub(crate) fn local(config: &Title, messages: &[Json]) -> String {
-    let first = messages.iter().find(|m| m["type"] == "human").map(text).unwrap_or_default();
+    let first = messages.iter().find(|message| is_from_user(message)).map(text).unwrap_or_default();
     let first = first.split_whitespace().collect::<Vec<_>>().join(" ");
     let max = config.max_chars.min(LOCAL_MAX_CHARS);
     if first.is_empty() {
@@ -43,8 +50,6 @@ pub(crate) async fn by_model(
     model: &RetryingModel,
     messages: &[Json],
 ) -> (String, Option<Json>) {
-    use futures::StreamExt as _;
-
     let excerpt: Vec<String> = messages
         .iter()
         .filter(|m| m["type"] == "human" || m["type"] == "ai")
@@ -53,22 +58,12 @@ pub(crate) async fn by_model(
             format!("{}: {}", m["type"].as_str().unwrap_or(""), text(m).chars().take(500).collect::<String>())
         })
         .collect();
-    let request = ModelRequest {
-        system: Some(format!(
-            "Give this conversation a title of at most {} words. Answer with the title alone.",
-            config.max_words
-        )),
-        messages: vec![json!({ "type": "human", "content": excerpt.join("\n"), "id": "title" })],
-        caller: CALLER.to_owned(),
-        ..ModelRequest::default()
-    };
-    let mut assembler = ChunkAssembler::new(model.name());
-    let mut chunks = model.stream(request);
-    while let Some(chunk) = chunks.next().await {
-        assembler.push(&chunk);
-    }
-    let answer = assembler.finish();
-    let usable = crate::model::message::fallback_reason(&answer).is_none();
+    let prompt = format!(
+        "Give this conversation a title of at most {} words. Answer with the title alone.",
+        config.max_words
+    );
+    let answer = ask(model, CALLER, &prompt, excerpt.join("\n")).await;
+    let usable = fallback_reason(&answer).is_none();
     let title = text(&answer).trim().trim_matches('"').to_owned();
     let title: Vec<&str> = title.split_whitespace().take(config.max_words).collect();
     if !usable || title.is_empty() {
@@ -79,6 +74,8 @@ pub(crate) async fn by_model(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn messages(first: &str) -> Vec<Json> {
@@ -90,6 +87,22 @@ mod tests {
         assert!(!is_due(&messages("x")[..1]));
         assert!(is_due(&messages("x")));
         assert!(!is_due(&[messages("x"), messages("y")].concat()));
+        assert!(!is_due(&messages("x")[1..]), "nobody asked");
+    }
+
+    #[test]
+    fn a_turn_that_stopped_before_its_answer_goes_on_with_the_next_message() {
+        let call =
+            json!({"type": "ai", "content": "", "tool_calls": [{"name": "ls", "id": "c", "args": {}}]});
+        let unreadable =
+            json!({"type": "ai", "content": "", "invalid_tool_calls": [{"name": "ls", "id": "c"}]});
+        for stopped in [call, unreadable] {
+            let asked = [messages("x")[..1].to_vec(), vec![stopped], messages("y")].concat();
+            assert!(is_due(&asked));
+            assert!(!is_due(&[asked, messages("z")[..1].to_vec()].concat()));
+        }
+        let hidden = crate::model::message::hidden("n", "go on");
+        assert!(is_due(&[messages("x"), vec![hidden]].concat()), "the gateway's own messages do not count");
     }
 
     #[test]

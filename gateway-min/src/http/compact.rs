@@ -20,7 +20,7 @@ use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
 use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
-use crate::agent::summary;
+use crate::agent::summary::{self, Cut};
 use crate::app::App;
 use crate::config::{Config, ContextSize};
 use crate::runs::worker::binding;
@@ -31,7 +31,6 @@ const BUSY: &str = "Thread has a run in flight. Compact after the run finishes."
 const DISABLED: &str = "Context compaction is disabled.";
 const NOT_ENOUGH: &str = "not_enough_messages";
 const NODE: &str = "manual_compaction";
-const SUMMARY_CHANNEL: &str = "summary_text";
 /// The longest name of an agent or model, in characters.
 const NAME_MAX: usize = 128;
 
@@ -142,24 +141,20 @@ async fn compact(
         _ => Vec::new(),
     };
     let name = body.model_name.as_deref().or(settings.model_name.as_deref());
-    let section = name.map_or_else(|| config.models.first(), |name| config.model(name));
-    let window = section.and_then(|model| model.context_window);
-    let cut = summary::cut(&messages, body.keep.unwrap_or(settings.keep), window);
-    // Nothing that stays would leave the model without a conversation.
-    if cut == 0 || cut == messages.len() || !(body.force || is_due(&config, &messages, window)) {
+    let summarizer = app.summarizer(&config, name, name).await;
+    let summarizer = summarizer.map_err(|error| ApiError::internal(FAILED, &error))?;
+    let due = body.force || summarizer.is_due(&messages);
+    let Some(Cut { at, preserved }) = summarizer.cut(&messages, body.keep).filter(|_| due) else {
         return Ok(unchanged(&head, &messages));
-    }
-    let model = app.model(&config, name).await.map_err(|error| ApiError::internal(FAILED, &error))?;
-    let (removed, preserved) = messages.split_at(cut);
-    let earlier = head.json(SUMMARY_CHANNEL).map_err(engine)?;
+    };
+    let earlier = head.json(summary::CHANNEL).map_err(engine)?;
     let earlier = earlier.as_ref().and_then(Value::as_str);
-    let prompt = settings.summary_prompt.as_deref();
-    let text = summary::summarize(&model, prompt, earlier, removed, settings.trim_tokens_to_summarize).await;
+    let (text, _) = summarizer.summarize(earlier, &messages[..at]).await;
     let text =
         text.ok_or_else(|| ApiError::internal(FAILED, &std::io::Error::other("the model gave no summary")))?;
     let writes = vec![
         accessor.write(MESSAGES_CHANNEL, json!(preserved), true).map_err(engine)?,
-        accessor.write(SUMMARY_CHANNEL, json!(text), false).map_err(engine)?,
+        accessor.write(summary::CHANNEL, json!(text), false).map_err(engine)?,
     ];
     let extra = binding(&head.metadata.extra);
     let update = Update { at: Some(head.key.id), node: NodeName::from(NODE), writes, extra };
@@ -167,22 +162,10 @@ async fn compact(
     Ok(Compacted {
         compacted: true,
         reason: None,
-        removed_message_count: removed.len(),
+        removed_message_count: messages.len() - preserved.len(),
         summary_updated: true,
-        ..unchanged(&state, preserved)
+        ..unchanged(&state, &preserved)
     })
-}
-
-/// Whether the conversation has reached what the configuration takes for long.
-fn is_due(config: &Config, messages: &[Value], window: Option<u64>) -> bool {
-    let tokens: u64 = messages.iter().map(summary::tokens).sum();
-    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
-    let reached = |size: &ContextSize| match *size {
-        ContextSize::Messages(count) => messages.len() as u64 >= count,
-        ContextSize::Tokens(count) => tokens >= count,
-        ContextSize::Fraction(share) => window.is_some_and(|window| tokens as f64 >= window as f64 * share),
-    };
-    config.summarization.trigger.iter().any(reached)
 }
 
 /// The answer for a head that stays, with these messages.

@@ -23,12 +23,12 @@ use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
 use super::schema::ErrorBody;
+use crate::agent::goal::{CHANNEL, CONTINUATIONS_MAX, NO_PROGRESS_MAX};
 use crate::app::App;
 use crate::runs::duration;
 use crate::serialize::time;
 use crate::store::{NewThread, WriterKind};
 
-const CHANNEL: &str = "goal";
 const READ_FAILED: &str = "Failed to read the goal";
 const WRITE_FAILED: &str = "Failed to write the goal";
 const SET_BUSY: &str = "Thread has a run in flight. Set the goal after the run finishes.";
@@ -36,10 +36,6 @@ const CLEAR_BUSY: &str = "Thread has a run in flight. Clear the goal after the r
 const EMPTY: &str = "Goal objective must not be empty.";
 /// The longest objective, in characters.
 const OBJECTIVE_MAX: usize = 4000;
-/// The most continuations of one goal.
-const CONTINUATIONS_MAX: i64 = 8;
-/// Continuations without progress after which a goal is given up.
-const NO_PROGRESS_MAX: i64 = 2;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {

@@ -23,6 +23,7 @@ use super::threads::existing;
 use super::turns;
 use crate::app::App;
 use crate::model::message::{invalid_tool_calls, is_from_user, is_hidden, kind, text, tool_calls};
+use crate::runs::admission::{EDIT, REPLAY_KIND};
 use crate::runs::duration;
 use crate::runs::lineage::{self, Base};
 use crate::serialize;
@@ -225,7 +226,7 @@ async fn prepare_edit(
         "regenerate_checkpoint_id": base.to_string(),
         "replacement_human_message_id": new_id,
         "source_message_ids": messages[at..].iter().filter_map(id_of).collect::<Vec<_>>(),
-        "replay_kind": "edit",
+        REPLAY_KIND: EDIT,
         "edit_from_message_id": id,
         "edit_message_id": new_id,
     });

@@ -163,7 +163,7 @@ fn refused(error: CreateError) -> ApiError {
         }
         CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
         CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
-        CreateError::Store(StoreError::Conflict { .. })
+        CreateError::Store(StoreError::Conflict { .. } | StoreError::QueueFull { .. })
         | CreateError::Resume(ResumeError::NothingWaits(_)) => ApiError::conflict(text),
         CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::ThreadId;
+use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Load};
 use uuid::Uuid;
 
@@ -22,6 +22,9 @@ use crate::store::{Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedR
 
 /// The binding of a run without an assistant of its own.
 const DEFAULT_AGENT: &str = "__default__";
+/// The key of a run's metadata that says which way it makes a turn again, and its value for another text of the user.
+pub(crate) const REPLAY_KIND: &str = "replay_kind";
+pub(crate) const EDIT: &str = "edit";
 
 /// Why a run was not created. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -134,14 +137,14 @@ impl App {
         let publisher = self.bridge.open(&run_id);
         let guard = self.local_runs.enter(&run_id);
         let run = match self.store.runs().admit(new, request.options.multitask_strategy).await {
-            Ok(Admission::Admitted(run)) => run,
+            Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
             // A request with the same key was quicker.
             Ok(Admission::Existing(run)) => {
                 publisher.end();
                 return Ok(self.joined(run));
             }
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
-                for stopped in [Some(predecessor), superseded].into_iter().flatten() {
+                for stopped in superseded.into_iter().chain([predecessor]) {
                     if let Some(control) = self.local_runs.get(&stopped) {
                         control.cancel.cancel();
                     }
@@ -166,7 +169,9 @@ impl App {
                 before: request.options.interrupt_before,
                 after: request.options.interrupt_after,
             },
-            checkpoint: request.checkpoint.map(|selected| selected.id),
+            // A checkpoint of a nested graph selects nothing of the thread's own.
+            checkpoint: request.checkpoint.filter(is_root).map(|selected| selected.id),
+            edits: request.metadata.get(REPLAY_KIND).is_some_and(|kind| kind == EDIT),
             input: request.input,
             metadata: metadata.clone(),
         };
@@ -202,7 +207,8 @@ impl App {
         }
         let thread = ThreadId::from(thread_id);
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());
-        let state = self.accessor().get_loading(&thread, selected.map(|key| key.id), load).await;
+        let selected = selected.filter(|selected| is_root(selected)).map(|key| key.id);
+        let state = self.accessor().get_loading(&thread, selected, load).await;
         let Ok(state) = state else { return Ok(()) };
         match resume::resolve(&thread, state.as_ref(), resume) {
             Ok(_) | Err(ResumeError::State(_)) => Ok(()),
@@ -263,6 +269,10 @@ fn checkpoint_metadata(run_id: &str, request: &RunRequest) -> Map<String, Json> 
     metadata.insert("run_id".to_owned(), json!(run_id));
     metadata.insert(AGENT_BINDING.to_owned(), json!(request.agent.as_deref().unwrap_or(DEFAULT_AGENT)));
     metadata
+}
+
+fn is_root(selected: &CheckpointKey) -> bool {
+    selected.namespace == Namespace::root()
 }
 
 /// A text of the run's context.

@@ -145,11 +145,17 @@ impl Frames {
         }
     }
 
-    /// A superstep was committed: the whole state, and the checkpoint.
-    pub(crate) fn committed(&self, state: &StateSnapshot) -> Result<()> {
+    /// The whole state.
+    pub(crate) fn values(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {
             self.publisher.publish("values", &Json::Object(serialize::values(state)?));
         }
+        Ok(())
+    }
+
+    /// A superstep was committed: the whole state, and the checkpoint.
+    pub(crate) fn committed(&self, state: &StateSnapshot) -> Result<()> {
+        self.values(state)?;
         if self.wants(StreamMode::Checkpoints) || self.wants(StreamMode::Debug) {
             let payload = self.checkpoint(state)?;
             if self.wants(StreamMode::Checkpoints) {

@@ -18,7 +18,7 @@ use crate::config::Title;
 /// The node as which the title is written.
 const TITLE_NODE: &str = "runtime_interrupt_title";
 
-/// Gives the thread its title, if it has had its first question and no title yet.
+/// Gives the thread its title, if it is in its first exchange and has no title yet.
 ///
 /// Not cancel-safe: a dropped call may have written the title without the rows of finished tasks, which then run again.
 ///
@@ -34,7 +34,7 @@ pub(crate) async fn write(
     let titled = head.json("title")?.is_some_and(|title| !title.is_null());
     let messages = head.json(MESSAGES_CHANNEL)?.unwrap_or_default();
     let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
-    if !config.enabled || titled || !title::is_first_turn(messages) {
+    if !config.enabled || titled || !title::is_first_exchange(messages) {
         return Ok(());
     }
     let title = Json::from(title::local(config, messages));

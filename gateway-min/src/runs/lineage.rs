@@ -1,7 +1,8 @@
 //! The checkpoint before a turn: where it can be branched off, or run again.
 //!
 //! It is looked for along the parent links, since the checkpoint that was written before another one need not be its
-//! ancestor. Only a lineage that ends too early, as threads of other writers may have it, is searched by time instead;
+//! ancestor. A checkpoint that restores the state of an older one continues that one, whatever its parent is: in delta
+//! mode it is written onto what it replaces. Only a lineage that ends too early, as threads of other writers may have it, is searched by time instead;
 //! one that is damaged is an error.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,8 @@ use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 
+/// Metadata key of a checkpoint that restores the state of an older one: the id of that one.
+pub(crate) const RESTORED: &str = "svc_restored_checkpoint_id";
 /// The most parent links that a walk follows.
 const MAX_DEPTH: usize = 400;
 /// The most checkpoints that a search by time looks at: two for each that a user sees.
@@ -85,7 +88,7 @@ pub(crate) async fn base_before(
     }
     let mut stored =
         Stored { accessor, thread, message, links: BTreeMap::new(), oldest: head.key.id, exhausted: false };
-    match walk(head.key.id, head.parent, &mut stored).await {
+    match walk(head.key.id, continued(head), &mut stored).await {
         Ok(found) => Ok(Base::At(found)),
         Err(LineageError::ParentMissing) => scan(accessor, thread, message).await.map_err(LineageError::Read),
         Err(error) => Err(error),
@@ -96,6 +99,12 @@ pub(crate) async fn base_before(
 pub(crate) fn has_message(state: &StateSnapshot, message: &str) -> threadkeep::Result<bool> {
     let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
     Ok(messages.as_array().is_some_and(|list| list.iter().any(|one| one["id"] == message)))
+}
+
+/// The checkpoint whose state this one continues; none for a root.
+fn continued(state: &StateSnapshot) -> Option<CheckpointId> {
+    let restored = state.metadata.extra.get(RESTORED).and_then(|id| id.as_str()?.parse().ok());
+    state.parent.map(|parent| restored.unwrap_or(parent))
 }
 
 /// Only the messages.
@@ -171,7 +180,7 @@ impl Ancestry for Stored<'_> {
             self.links.extend(page.iter().map(|state| {
                 let ancestor = Ancestor {
                     id: state.key.id,
-                    parent: state.parent,
+                    parent: continued(state),
                     duration_only: state.metadata.is_duration_only(),
                     settled: state.next.is_empty(),
                 };

@@ -7,6 +7,8 @@ mod cancel;
 pub(crate) mod control;
 pub(crate) mod delivery;
 pub(crate) mod duration;
+#[cfg(test)]
+mod faults;
 pub(crate) mod frames;
 #[cfg(test)]
 mod golden;

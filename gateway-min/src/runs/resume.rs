@@ -75,7 +75,7 @@ pub(crate) fn resolve<'a>(
 }
 
 /// Whether a conversation ends with a question to the user.
-fn asks(messages: &[Json]) -> bool {
+pub(crate) fn asks(messages: &[Json]) -> bool {
     let Some(last) = messages.iter().rposition(|message| kind(message) != "tool") else { return false };
     let results = &messages[last + 1..];
     !tool_calls(&messages[last]).is_empty()

@@ -70,6 +70,14 @@ impl Gateway {
         self.app.store.runs().get(run_id).await.unwrap().unwrap()
     }
 
+    /// Edits a section of the configuration file while the gateway runs.
+    pub(super) fn configure(&self, section: &str, value: &Json) {
+        let path = self.dir.path().join("config.yaml");
+        let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        config[section] = value.clone();
+        std::fs::write(&path, config.to_string()).unwrap();
+    }
+
     pub(super) async fn head(&self) -> Option<StateSnapshot> {
         self.app.accessor().get(&ThreadId::from("t"), None).await.unwrap()
     }
@@ -118,7 +126,7 @@ pub(super) fn ask(text: &str) -> RunRequest {
     RunRequest { input: RunInput::Values(values), ..go_on() }
 }
 
-fn go_on() -> RunRequest {
+pub(super) fn go_on() -> RunRequest {
     RunRequest {
         assistant_id: None,
         agent: None,
@@ -136,7 +144,7 @@ pub(super) fn options(modes: impl Into<Vec<StreamMode>>) -> RunOptions {
     RunOptions { stream_modes: modes.into(), on_disconnect: OnDisconnect::Continue, ..RunOptions::default() }
 }
 
-fn from(state: &StateSnapshot, request: RunRequest) -> RunRequest {
+pub(super) fn from(state: &StateSnapshot, request: RunRequest) -> RunRequest {
     RunRequest { checkpoint: Some(state.key.clone()), ..request }
 }
 
@@ -503,4 +511,99 @@ async fn a_stopping_gateway_interrupts_its_runs_and_takes_no_new_ones() {
     stopping.await.unwrap();
     let refused = gateway.create(ask("late")).await.err().unwrap();
     assert!(refused.to_string().contains("is stopping"));
+}
+
+/// The second message belongs to the exchange that the breakpoint has held up.
+#[tokio::test]
+async fn a_first_turn_that_stopped_at_a_breakpoint_and_went_on_with_another_message_gets_a_title() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        let stopping = RunOptions {
+            interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
+            ..options([StreamMode::Values])
+        };
+        gateway.run(RunRequest { options: stopping, ..ask("use tools") }).await;
+        assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), None, "it may go on as it was");
+        gateway.run(ask("rather not")).await;
+        assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), Some(json!("use tools")), "{mode}");
+        let thread = gateway.app.store.threads().get("t", None).await.unwrap().unwrap();
+        assert_eq!(thread.display_name.as_deref(), Some("use tools"));
+    }
+}
+
+#[tokio::test]
+async fn an_enqueued_run_waits_for_a_writer_that_is_no_run_and_cannot_be_overtaken() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        let runs = gateway.app.store.runs();
+        let reservation = runs.reserve("t", crate::store::WriterKind::CheckpointWrite).await.unwrap();
+        let queued =
+            RunOptions { multitask_strategy: MultitaskStrategy::Enqueue, ..options([StreamMode::Values]) };
+        let created = gateway.create(RunRequest { options: queued, ..ask("hello") }).await.unwrap();
+        assert!(gateway.create(ask("now")).await.is_err());
+        assert_eq!(runs.get(&created.run.run_id).await.unwrap().unwrap().status, RunStatus::Pending);
+        reservation.release().await.unwrap();
+        let row = gateway.row(&created.run.run_id).await;
+        assert_eq!(
+            (row.status, kinds(&gateway.head().await.unwrap())),
+            (RunStatus::Success, vec!["human".into(), "ai".into()])
+        );
+    }
+}
+
+/// A selector of a nested graph's checkpoint is none of the thread's own.
+#[tokio::test]
+async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        gateway.run(ask("one")).await;
+        let nested = gateway.app.accessor().clone().in_namespace(Namespace::from("nested"));
+        let state = nested.create(&"t".into(), Map::new()).await.unwrap();
+        let (head, written) = (gateway.head().await.unwrap(), gateway.history().await.len());
+        let (_, row) = gateway.run(from(&state, ask("two"))).await;
+        assert_eq!(row.status, RunStatus::Success, "{:?}", row.error);
+        let history = gateway.history().await;
+        assert_eq!(
+            (history.len(), history[2].parent),
+            (written + 3, Some(head.key.id)),
+            "{mode}: input, model, note"
+        );
+        assert_eq!(kinds(&history[0]), ["human", "ai", "human", "ai"]);
+    }
+}
+
+/// Scenario 58: capture and resume see the same head, the one that the writer before them left.
+#[tokio::test]
+async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_left() {
+    for mode in MODES {
+        let name = format!("resume-waits-{mode}");
+        let gateway = Gateway::start(mode, &gated(&name)).await;
+        gateway.run(ask("one")).await;
+        let selected = gateway.head().await.unwrap();
+        gateway.run(ask("two")).await;
+        let lock = gateway.app.locks.lock("t").await;
+        let created = gateway.create(from(&selected, ask("wait"))).await.unwrap();
+        let runs = gateway.app.store.runs();
+        while runs.get(&created.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
+            tokio::task::yield_now().await;
+        }
+        let accessor = gateway.app.accessor();
+        let writes = vec![accessor.write("title", json!("left"), false).unwrap()];
+        let update = threadkeep::state::Update { at: None, node: "n".into(), writes, extra: Map::new() };
+        let left = accessor.update(&"t".into(), update).await.unwrap();
+        assert_eq!(gateway.head().await.unwrap().key, left.key, "the run waits");
+        drop(lock);
+        gate(&name).reached().await;
+        let cancelled = gateway.head().await.unwrap();
+        let history = gateway.history().await;
+        let restored = history.iter().find(|state| state.key.id == cancelled.parent.unwrap()).unwrap();
+        if mode == "delta" {
+            assert_eq!(restored.parent, Some(left.key.id));
+        } else {
+            assert_eq!(restored.key, selected.key, "a fork");
+        }
+        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        gateway.row(&created.run.run_id).await;
+        assert_eq!(gateway.head().await.unwrap().values().unwrap(), left.values().unwrap(), "{mode}");
+    }
 }

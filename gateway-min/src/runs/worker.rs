@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json};
+use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
@@ -17,10 +19,11 @@ use super::duration::{self, RunNotes};
 use super::frames::Frames;
 use super::interrupted_title;
 use super::journal::Journal;
+use super::lineage;
 use super::progress;
 use super::request::RunInput;
 use super::resume::{self, Resumed};
-use crate::agent::{AgentError, Breakpoints, Ended, Session, UsageLedger};
+use crate::agent::{AgentError, Breakpoints, Ended, Pursuit, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
@@ -35,8 +38,11 @@ const ROLLED_BACK: &str = "Rolled back by user";
 /// The error text of a run whose model failed without saying why.
 const MODEL_FAILED: &str = "LLM provider failed after retries";
 
-/// The error text of a run whose task died.
+/// The error text of a run whose task died, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
+
+/// How often a waiting run looks whether it still waits.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What a run is to do.
 pub(crate) struct RunSpec {
@@ -51,6 +57,8 @@ pub(crate) struct RunSpec {
     pub(crate) reasoning_effort: Option<String>,
     pub(crate) recursion_limit: u64,
     pub(crate) breakpoints: Breakpoints,
+    /// Whether the run makes a turn again with another text of the user, and leaves the old turn if it fails.
+    pub(crate) edits: bool,
     /// Scalar entries that every checkpoint of the run carries in its metadata.
     pub(crate) metadata: Map<String, Json>,
 }
@@ -73,7 +81,7 @@ pub(crate) fn start(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuar
     });
 }
 
-/// Ends a run whose task died.
+/// Ends a run whose task died or could not write its records, unless it has ended.
 async fn bury(store: &Store, run_id: &str) {
     let end = RunEnd {
         status: RunStatus::Error,
@@ -183,10 +191,21 @@ impl Worker<'_> {
                         () = self.guard.control.cancel.cancelled() => {
                             self.app.cancel_run(&self.spec.run_id, CancelAction::Interrupt).await?;
                         }
-                        // The predecessor may be another process's, whose end nobody tells us.
-                        () = tokio::time::sleep(std::time::Duration::from_secs(1)) => {}
+                        changed = self.row_changed() => changed?,
                     }
                 }
+            }
+        }
+    }
+
+    /// Looks at the row of the waiting run until it does not wait any more: the predecessor may be another process's,
+    /// or another writer, whose end nobody tells us.
+    async fn row_changed(&self) -> Result<(), StoreError> {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let row = self.app.store.runs().get(&self.spec.run_id).await?;
+            if row.is_none_or(|row| !row.waiting || row.cancel_action.is_some()) {
+                return Ok(());
             }
         }
     }
@@ -224,9 +243,19 @@ impl Worker<'_> {
             recursion_limit: spec.recursion_limit,
             breakpoints: spec.breakpoints.clone(),
         };
+        let work = async {
+            let mut ended = agent.run(&mut session, input).await?;
+            loop {
+                match agent.pursue(&mut session, &ended).await? {
+                    Pursuit::GoOn(input) => ended = agent.run(&mut session, Some(input)).await?,
+                    Pursuit::Done => return Ok(ended),
+                    Pursuit::Cancelled => return Ok(Ended::Cancelled),
+                }
+            }
+        };
         tokio::select! {
             biased;
-            ended = agent.run(&mut session, input) => ended,
+            ended = work => ended,
             never = progress => match never {},
         }
     }
@@ -257,9 +286,16 @@ impl Worker<'_> {
     async fn linearized(&self, accessor: &StateAccessor) -> Result<Option<CheckpointId>, AgentError> {
         let Some(selected) = self.spec.checkpoint else { return Ok(None) };
         let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
-        let binding = source.map(|state| binding(&state.metadata.extra)).unwrap_or_default();
-        let restored = accessor.linearize(&self.thread, selected, binding).await?;
-        Ok(if restored.is_some() { None } else { Some(selected) })
+        let extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
+        match accessor.linearize(&self.thread, selected, extra).await {
+            Ok(restored) => Ok(if restored.is_some() { None } else { Some(selected) }),
+            Err(error @ (Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. })) => {
+                let (run, checkpoint) = (self.spec.run_id.clone(), selected);
+                tracing::error!(run_id = run, %checkpoint, %error, "the checkpoint to resume from cannot be read");
+                Err(AgentError::NotMaterialized { run, checkpoint })
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Finalizes: rolls back where that was asked for, ends the row, and writes everything behind it.
@@ -274,23 +310,25 @@ impl Worker<'_> {
             Outcome::Failed { name, message } => {
                 self.frames.error(name, &message);
                 self.journal.error(name, &message);
-                End { status: RunStatus::Error, error: Some(message), stop_reason: None }
+                End { error: Some(message), ..End::new(RunStatus::Error) }
             }
             Outcome::Ended { stop_reason, fallback: None } => {
                 self.journal.end();
-                End { status: RunStatus::Success, error: None, stop_reason }
+                End { stop_reason, ..End::new(RunStatus::Success) }
             }
             Outcome::Ended { stop_reason, fallback: Some(reason) } => {
                 let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
                 self.journal.error("LLMProviderError", &reason);
-                End { status: RunStatus::Error, error: Some(reason), stop_reason }
+                End { error: Some(reason), stop_reason, ..End::new(RunStatus::Error) }
             }
         };
+        self.undo_edit(accessor, &mut end).await;
         self.note_workspace_changes().await;
         self.journal.close().await;
         let mut decided = self.decide(&end).await?;
         if let DecideOutcome::CancelRequested(_) = decided {
             end = self.cancelled(accessor).await?;
+            self.undo_edit(accessor, &mut end).await;
             decided = self.decide(&end).await?;
         }
         if let DecideOutcome::AlreadyTerminal(status) = decided {
@@ -330,36 +368,54 @@ impl Worker<'_> {
 
     /// Carries out a cancellation: an interrupted run leaves what it committed, a rolled back one the state before it.
     async fn cancelled(&self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
-        let row = self.app.store.runs().get(&self.spec.run_id).await?;
-        let interrupted = End { status: RunStatus::Interrupted, error: None, stop_reason: None };
         // A run that another process has ended has nothing to restore any more.
-        let row = row.filter(|row| row.status.is_active());
-        if row.and_then(|row| row.cancel_action) != Some(CancelAction::Rollback) {
-            return Ok(interrupted);
+        let row = self.app.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
+        let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
+        if !rolls_back || !self.restore(accessor).await {
+            return Ok(End::new(RunStatus::Interrupted));
         }
+        Ok(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) })
+    }
+
+    /// An edited turn that does not come to its end gives its place back to the turn that it was to replace.
+    async fn undo_edit(&self, accessor: Option<&StateAccessor>, end: &mut End) {
+        if !self.spec.edits || end.status == RunStatus::Success || end.restored {
+            return;
+        }
+        // What another process has ended is not this one's any more.
+        let row = persistently(|| self.app.store.runs().get(&self.spec.run_id)).await;
+        if row.is_ok_and(|row| row.is_some_and(|row| row.status.is_active())) {
+            end.restored = self.restore(accessor).await;
+        }
+    }
+
+    /// Restores the state before the run; false if that is not possible. Who watches an edit is shown the state that
+    /// is true again.
+    async fn restore(&self, accessor: Option<&StateAccessor>) -> bool {
         let run_id = &self.spec.run_id;
         let (Some(accessor), Some(point)) = (accessor, &self.rollback) else {
             tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
-            return Ok(interrupted);
+            return false;
         };
-        let binding = point.snapshot().map(|state| binding(&state.metadata.extra)).unwrap_or_default();
-        match accessor.restore(&self.thread, point, binding).await {
-            Ok(_) => {
-                Ok(End { status: RunStatus::Error, error: Some(ROLLED_BACK.to_owned()), stop_reason: None })
-            }
-            Err(error) => {
-                tracing::error!(run_id, %error, "not rolled back");
-                Ok(interrupted)
-            }
-        }
+        let captured = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
+        let restored = accessor.restore(&self.thread, point, captured.unwrap_or_default()).await;
+        let shown = restored.and_then(|state| match state {
+            Some(state) if self.spec.edits => self.frames.values(&state),
+            _ => Ok(()),
+        });
+        shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok()
     }
 
     /// A run that was cancelled before it started writes no checkpoint and shows nothing but its end.
     async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
-        let error = (action == CancelAction::Rollback).then(|| ROLLED_BACK.to_owned());
-        let status = if error.is_some() { RunStatus::Error } else { RunStatus::Interrupted };
+        let end = match action {
+            CancelAction::Rollback => {
+                End { error: Some(ROLLED_BACK.to_owned()), ..End::new(RunStatus::Error) }
+            }
+            CancelAction::Interrupt => End::new(RunStatus::Interrupted),
+        };
         self.journal.close().await;
-        self.end_row(&End { status, error, stop_reason: None }).await?;
+        self.end_row(&end).await?;
         Ok(())
     }
 
@@ -411,8 +467,8 @@ impl Worker<'_> {
     async fn settle_title(&self, accessor: &StateAccessor, end: &End) {
         let load = Load::Only([ChannelName::from("title")].into());
         let settled = async {
-            // What was rolled back is as it was before the run.
-            if end.status != RunStatus::Success && end.error.as_deref() != Some(ROLLED_BACK) {
+            // What was restored is as it was before the run, and an edit that failed is no first turn.
+            if end.status != RunStatus::Success && !end.restored && !self.spec.edits {
                 let config = self.app.config.current_async().await;
                 interrupted_title::write(accessor, &self.thread, &config.title).await?;
             }
@@ -433,6 +489,21 @@ struct End {
     status: RunStatus,
     error: Option<String>,
     stop_reason: Option<String>,
+    /// Whether the state is the one from before the run.
+    restored: bool,
+}
+
+impl End {
+    fn new(status: RunStatus) -> Self {
+        Self { status, error: None, stop_reason: None, restored: false }
+    }
+}
+
+/// The metadata of a checkpoint that restores the state of this one.
+fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String, Json> {
+    let mut extra = binding(extra);
+    extra.insert(lineage::RESTORED.to_owned(), checkpoint.to_string().into());
+    extra
 }
 
 /// The agent binding in a checkpoint's metadata, to be stamped on what restores it.
@@ -456,5 +527,9 @@ mod tests {
         let row = store.runs().get("r").await.unwrap().unwrap();
         assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(DIED)));
         store.runs().admit(run("next"), MultitaskStrategy::Reject).await.unwrap();
+        bury(&store, "r").await;
+        assert_eq!(store.runs().get("r").await.unwrap().unwrap(), row, "once");
+        let held = store.runs().active_for_thread("t").await.unwrap().unwrap();
+        assert_eq!(held.run_id, "next", "another run's thread stays its own");
     }
 }

@@ -50,6 +50,17 @@ pub enum StoreError {
         holder: OperationKind,
     },
 
+    /// As many runs as may wait for the thread already do (HTTP 409).
+    #[error(
+        "Thread {thread_id} has {waiting} waiting runs, the most that it may have; try again when some have ended"
+    )]
+    QueueFull {
+        /// The thread.
+        thread_id: String,
+        /// How many runs wait for it.
+        waiting: u32,
+    },
+
     /// The run id is taken.
     #[error("Run {run_id} exists already; use a new run id")]
     DuplicateRun {

@@ -4,7 +4,7 @@
 //! | Table | Key | Holds | Written by |
 //! |---|---|---|---|
 //! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Store::delete_thread`] |
-//! | `runs` | `run_id`; unique: one *active* row a thread, one *waiting* row a thread, `idempotency_key` | every run for good, and a row for each other writer as long as it works | [`Runs`]; [`Store::delete_thread`] |
+//! | `runs` | `run_id`; unique: one *active* row a thread, `idempotency_key` | every run for good, and a row for each other writer as long as it works | [`Runs`]; [`Store::delete_thread`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Store::delete_thread`] |
 //!
 //! # Who may write to a thread
@@ -59,7 +59,7 @@ pub use events::{
 pub use postgres::{InvalidAddress, PostgresTarget};
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, Lease,
-    MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, OperationKind, RECOVERY_ERROR,
+    MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, OperationKind, QUEUE_MAX, RECOVERY_ERROR,
     RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus, RunTotals, Runs,
     StartOutcome, WriterKind,
 };
@@ -187,6 +187,14 @@ impl Store {
     /// The event feed.
     pub fn events(&self) -> &Events {
         &self.events
+    }
+
+    /// The `k`-th statement of a write from now, from 1, fails; 0 disarms. Returns whether a fault was left.
+    #[cfg(test)]
+    pub(crate) fn fail_statement(&self, k: usize) -> bool {
+        let left = self.db.fault.disarm();
+        self.db.fault.arm(k);
+        left
     }
 
     /// Waits for the transactions under way and closes the file. Every later call, on any clone, is

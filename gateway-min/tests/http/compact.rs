@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use threadkeep_gateway::model::scripted::gate;
 
-use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, texts};
+use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, question, texts};
 
 fn setup(backend: &'static str, mode: &'static str, summarization: Value) -> Setup {
     let script = json!({"rules": [
@@ -115,4 +115,46 @@ async fn a_mismatch_is_told() {
     let gateway = gateway.reopen("full").await;
     let text = "Thread t: Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
     compact(&gateway, json!({})).await.refused(409, text);
+}
+
+/// What a compaction left is the state before the next run: its summary, its binding and its other channels.
+#[tokio::test]
+async fn a_run_behind_a_compaction_is_rolled_back_to_what_the_compaction_left() {
+    for (backend, mode) in ALL {
+        let setup = setup(backend, mode, json!({"enabled": true}));
+        let name = format!("compact-rollback-{backend}-{mode}");
+        let script = json!({"rules": [
+            {"when": {"contains": ["hang"]}, "answers": [{"text": "never", "gate": {"name": name}}]},
+            setup.script["rules"][1], setup.script["rules"][3],
+        ]});
+        let gateway = Setup { script, ..setup }.start().await;
+        gateway.create("t").await;
+        for text in ["one", "two"] {
+            let mut body = question(text);
+            body["assistant_id"] = json!("writer");
+            gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        }
+        gateway
+            .post("/api/threads/t/state", json!({"values": {"artifacts": ["x"], "todos": ["y"]}}))
+            .await
+            .ok();
+        let keep = json!({"type": "messages", "value": 2});
+        assert_eq!(compact(&gateway, json!({ "keep": keep })).await.ok()["compacted"], true);
+        let before = gateway.state("t").await;
+        assert_eq!(before["metadata"]["svc_agent_name"], "writer");
+        let run = gateway.start_run("t", "hang").await;
+        gate(&name).reached().await;
+        let stop = format!("/api/threads/t/runs/{run}/cancel?wait=true&action=rollback");
+        assert_eq!(gateway.post(&stop, json!({})).await.status, 204);
+        let gateway = if backend == "sqlite" { gateway.reopen(mode).await } else { gateway };
+        let state = gateway.state("t").await;
+        assert_eq!(state["values"], before["values"], "{backend} {mode}");
+        assert_eq!(state["metadata"]["svc_agent_name"], "writer", "not the cancelled run's");
+        assert_eq!(
+            (texts(&state), &state["values"]["summary_text"]),
+            (vec!["two", "You said: two"], &json!("They talked."))
+        );
+        gateway.ask("t", "three").await;
+        assert_eq!(texts(&gateway.state("t").await)[2..], ["three", "You said: three"]);
+    }
 }

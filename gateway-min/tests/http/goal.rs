@@ -40,7 +40,7 @@ async fn a_goal_is_set_read_and_cleared_on_the_head() {
             assert_eq!(metadata[key], before["metadata"][key]);
         }
         gateway.ask("t", "two").await;
-        assert_eq!(gateway.get("/api/threads/t/goal").await.ok(), set);
+        assert_eq!(gateway.get("/api/threads/t/goal").await.ok()["goal"]["objective"], goal["objective"]);
         assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one", "two", "You said: two"]);
 
         let cleared = gateway.delete("/api/threads/t/goal").await.ok();
@@ -108,7 +108,7 @@ async fn a_goal_is_written_in_the_other_mode_and_the_thread_stays_what_it_is() {
     let gateway = gateway.reopen("delta").await;
     gateway.ask("t", "two").await;
     assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one", "two", "You said: two"]);
-    assert_eq!(gateway.get("/api/threads/t/goal").await.ok(), set);
+    assert_eq!(gateway.get("/api/threads/t/goal").await.ok()["goal"]["objective"], "x");
 }
 
 #[tokio::test]

@@ -42,7 +42,8 @@ fn only_the_operators_commands_name_a_deletion() {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                if !path.ends_with("src/ops") {
+                // The second has a saver that passes on what it does not fail, for tests.
+                if !path.ends_with("src/ops") && !path.ends_with("runs/faults") {
                     look(&path, found);
                 }
             } else if path.ends_with("metrics/saver.rs") {

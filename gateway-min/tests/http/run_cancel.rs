@@ -98,6 +98,27 @@ async fn a_thread_is_free_when_a_waiting_cancellation_has_answered() {
     assert_eq!(deleted.status, 200, "the thread is free: {}", deleted.body);
 }
 
+/// Scenario 73.
+#[tokio::test]
+async fn nothing_is_written_after_a_waiting_cancellation_has_answered() {
+    for mode in MODES {
+        for action in ["interrupt", "rollback"] {
+            let name = format!("late-{mode}-{action}");
+            let gateway = Setup { script: script(&name), ..Setup::on("sqlite", mode) }.start().await;
+            gateway.create("t").await;
+            gateway.ask("t", "before").await;
+            let run = gateway.start_run("t", "work").await;
+            gate(&name).reached().await;
+            assert_eq!(cancel(&gateway, &run, &format!("?wait=true&action={action}")).await.status, 204);
+            let (rows, history) = (gateway.rows().await, gateway.history("t").await);
+            gate(&name).open();
+            let gateway = gateway.reopen(mode).await;
+            assert_eq!(gateway.rows().await, rows, "{mode} {action}");
+            assert_eq!(gateway.history("t").await, history);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_run_that_has_ended_or_is_not_there_cannot_be_cancelled() {
     for mode in MODES {

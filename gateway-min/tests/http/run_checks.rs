@@ -39,7 +39,7 @@ async fn a_malformed_body_is_422_with_the_problem_on_every_route_and_changes_not
     gateway.ask("t", "before").await;
     let (rows, history) = (gateway.rows().await, gateway.history("t").await);
     let unsupported = |name: &str| format!("Run option '{name}' is not supported by Threadkeep");
-    let strategies = "Input should be 'reject', 'rollback' or 'interrupt'".to_owned();
+    let strategies = "Input should be 'reject', 'rollback', 'interrupt' or 'enqueue'".to_owned();
     let cases = [
         ("durabilty", json!("sync"), "extra_forbidden", "Extra inputs are not permitted".to_owned()),
         ("strict_resume", json!(true), "extra_forbidden", "Extra inputs are not permitted".to_owned()),
@@ -47,7 +47,7 @@ async fn a_malformed_body_is_422_with_the_problem_on_every_route_and_changes_not
         ("after_seconds", json!(3), "unsupported_run_option", unsupported("after_seconds")),
         ("feedback_keys", json!(["a"]), "unsupported_run_option", unsupported("feedback_keys")),
         ("on_completion", json!("delete"), "unsupported_run_option", unsupported("on_completion")),
-        ("multitask_strategy", json!("enqueue"), "unsupported_run_option", unsupported("multitask_strategy")),
+        ("multitask_strategy", json!("queue"), "literal_error", strategies.clone()),
         ("multitask_strategy", Value::Null, "literal_error", strategies),
         ("on_disconnect", Value::Null, "literal_error", "Input should be 'cancel' or 'continue'".to_owned()),
         ("if_not_exists", Value::Null, "literal_error", "Input should be 'create'".to_owned()),

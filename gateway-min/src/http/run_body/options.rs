@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use crate::http::fields::{Fields, Flaw};
 use crate::runs::request::{Interrupts, OnDisconnect, RunOptions, StreamMode};
-use crate::store::MultitaskStrategy;
 
 impl RunOptions {
     pub(super) fn from_fields(fields: &mut Fields<'_>) -> Self {
@@ -18,16 +17,13 @@ impl RunOptions {
                 _ => OnDisconnect::Cancel,
             },
             multitask_strategy: {
-                let supported = ["reject", "rollback", "interrupt"];
-                match choice(fields, "multitask_strategy", &supported, "enqueue") {
-                    Some("rollback") => MultitaskStrategy::Rollback,
-                    Some("interrupt") => MultitaskStrategy::Interrupt,
-                    _ => MultitaskStrategy::Reject,
-                }
+                let strategies = ["reject", "rollback", "interrupt", "enqueue"];
+                let name = fields.field("multitask_strategy").one_of(&strategies);
+                name.and_then(|name| name.parse().ok()).unwrap_or_default()
             },
         };
         // There is nothing to choose: a missing thread is created, or a 404 on the routes that name it.
-        choice(fields, "if_not_exists", &["create"], "reject");
+        if_not_exists(fields);
         inert(fields);
         options
     }
@@ -62,18 +58,14 @@ fn stream_modes(fields: &mut Fields<'_>) -> Vec<StreamMode> {
     if modes.is_empty() { vec![StreamMode::Values] } else { modes }
 }
 
-/// One of the supported texts. `foreign` is one that clients know as well, but that is not supported.
-fn choice(
-    fields: &mut Fields<'_>,
-    name: &str,
-    supported: &[&'static str],
-    foreign: &str,
-) -> Option<&'static str> {
-    fields.field(name).read(|value| match supported.iter().find(|text| value == **text) {
-        Some(text) => Ok(*text),
-        None if value == foreign => Err((unsupported(name), value)),
-        None => Err((Flaw::literal(supported), value)),
-    })
+/// `create` is what is done; `reject` is known to clients, but not supported.
+fn if_not_exists(fields: &mut Fields<'_>) {
+    let name = "if_not_exists";
+    let _: Option<()> = fields.field(name).read(|value| match value.as_str() {
+        Some("create") => Ok(()),
+        Some("reject") => Err((unsupported(name), value)),
+        _ => Err((Flaw::literal(&["create"]), value)),
+    });
 }
 
 /// Options that clients send with values that ask for nothing, or for what is done anyway. Other values are refused.

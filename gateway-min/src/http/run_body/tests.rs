@@ -118,7 +118,7 @@ fn every_flaw_of_a_body_is_refused_with_its_item() {
     let agent = || pattern("^[a-z0-9-]+$");
     let thread = || pattern("^[A-Za-z0-9_-]{1,64}$");
     let disconnect = || literal("'cancel' or 'continue'");
-    let strategy = || literal("'reject', 'rollback' or 'interrupt'");
+    let strategy = || literal("'reject', 'rollback', 'interrupt' or 'enqueue'");
     let none: &[Value] = &[];
     let cases = [
         ("assistant_id", json!(3), no_text(), none),
@@ -168,7 +168,6 @@ fn every_flaw_of_a_body_is_refused_with_its_item() {
         ("on_disconnect", json!("stop"), disconnect(), none),
         ("multitask_strategy", Value::Null, strategy(), none),
         ("multitask_strategy", json!("queue"), strategy(), none),
-        ("multitask_strategy", json!("enqueue"), unsupported("multitask_strategy"), none),
         ("if_not_exists", Value::Null, literal("'create'"), none),
         ("if_not_exists", json!("ignore"), literal("'create'"), none),
         ("if_not_exists", json!("reject"), unsupported("if_not_exists"), none),
@@ -251,7 +250,8 @@ fn options_are_read() {
         }
     );
     let strategy = |text| request(&json!({"multitask_strategy": text})).options.multitask_strategy.as_str();
-    assert_eq!(["reject", "rollback", "interrupt"].map(strategy), ["reject", "rollback", "interrupt"]);
+    let strategies = ["reject", "rollback", "interrupt", "enqueue"];
+    assert_eq!(strategies.map(strategy), strategies);
     assert_eq!(request(&json!({"stream_mode": []})).options.stream_modes, [StreamMode::Values]);
 }
 

@@ -1,18 +1,22 @@
 //! How a run gets its thread.
 //!
-//! # Waiting for a predecessor
+//! # Waiting
 //!
-//! With the strategies `interrupt` and `rollback` a new run takes over a thread from a run that
-//! still has to stop, and perhaps to restore the state from before it. Until then the old run writes,
-//! so it keeps the thread. The new one is stored at once, with the status `pending` and the flag
-//! `waiting`, which keeps it out of the index of active rows. When the old run finishes, the same
-//! transaction clears the flag: the thread passes on directly and nobody can come in between.
+//! A new run may have to wait for a thread that somebody still writes to. It is stored at once, with
+//! the status `pending` and the flag `waiting`, which keeps it out of the index of active rows. When
+//! the holder ends, the same transaction clears the flag of the run that was admitted first of those
+//! that wait: the thread passes on directly and nobody can come in between.
 //!
-//! A second unique index allows one waiting run a thread. Every newer run with one of the two
-//! strategies cancels all that came before, as these strategies promise: the waiting run too, which
-//! has done nothing yet and is `interrupted` at once. So of several that come while one run ends,
-//! exactly one runs, the last admitted; each of the others is told so, and no caller has to try
-//! again. All of it is in the table, so it holds between processes and after a crash.
+//! * With `enqueue` a run waits for whoever holds the thread, a run or another writer, and behind all
+//!   that wait already; at most [`QUEUE_MAX`] wait. Only a deletion is not waited for: there will be
+//!   no thread.
+//! * With `interrupt` and `rollback` a run takes the thread over from a run that still has to stop, and
+//!   perhaps to restore the state from before it. It cancels all that came before, as these
+//!   strategies promise: those that wait too, which have done nothing yet and are `interrupted` at
+//!   once. So of several that come while one run ends, exactly one runs, the last admitted; each of
+//!   the others is told so, and no caller has to try again.
+//!
+//! All of it is in the table, so it holds between processes and after a crash.
 
 use chrono::{DateTime, Utc};
 
@@ -24,11 +28,16 @@ use crate::store::db::WriteTx;
 use crate::store::error::StoreError;
 use crate::store::query::query;
 
+/// The most runs that wait for one thread.
+pub const QUEUE_MAX: u32 = 100;
+
 /// What became of a new run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Admission {
     /// The run holds the thread; start it.
     Admitted(RunRow),
+    /// The run waits for those before it, which go on; start it when it holds the thread.
+    Queued(RunRow),
     /// The run waits. Make the predecessor stop, and start this run when it has finished.
     Waiting {
         /// The new run.
@@ -37,15 +46,15 @@ pub enum Admission {
         predecessor: String,
         /// How it is cancelled: by the new run's strategy, or as somebody asked before.
         action: CancelAction,
-        /// The id of the run that waited until now and is `interrupted` instead.
-        superseded: Option<String>,
+        /// The ids of the runs that waited until now and are `interrupted` instead.
+        superseded: Vec<String>,
     },
     /// A run was admitted earlier with this idempotency key; nothing was changed.
     Existing(RunRow),
 }
 
 impl Runs {
-    /// Stores `run` with the status `pending` if its thread is free, or if `strategy` frees it.
+    /// Stores `run` with the status `pending` if its thread is free, or if `strategy` frees it or waits for it.
     ///
     /// This call and whatever makes sure that somebody works on the run belong into one task that
     /// is not dropped half-way: a future dropped in here may have admitted the run, which then holds
@@ -53,8 +62,9 @@ impl Runs {
     ///
     /// # Errors
     /// * [`StoreError::NotFound`]: the thread has no row; in particular it was deleted meanwhile.
-    /// * [`StoreError::Conflict`]: another operation holds the thread, and it is not a run or the
-    ///   strategy is `reject`.
+    /// * [`StoreError::Conflict`]: another operation holds the thread, and `strategy` neither stops it
+    ///   nor waits for it.
+    /// * [`StoreError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
     /// * [`StoreError::DuplicateRun`]: the run id is taken.
     pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, StoreError> {
         let mut tx = self.db.write(&run.thread_id).await?;
@@ -80,7 +90,7 @@ impl Runs {
         };
         let admission = match insert(&mut tx, &row).await? {
             Some(run) => Admission::Admitted(run),
-            None => take_over(&mut tx, RowToInsert { waiting: true, ..row }).await?,
+            None => wait(&mut tx, RowToInsert { waiting: true, ..row }).await?,
         };
         tx.commit().await?;
         Ok(admission)
@@ -88,7 +98,7 @@ impl Runs {
 }
 
 /// The thread is taken: makes the run wait for it, if its strategy says so.
-async fn take_over(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
+async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
     let thread_id = &row.run.thread_id;
     let duplicate = || StoreError::DuplicateRun { run_id: row.run.run_id.clone() };
     let holder: RunRow =
@@ -96,15 +106,18 @@ async fn take_over(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, 
     let action = match row.strategy {
         MultitaskStrategy::Interrupt => Some(CancelAction::Interrupt),
         MultitaskStrategy::Rollback => Some(CancelAction::Rollback),
-        MultitaskStrategy::Reject => None,
+        MultitaskStrategy::Enqueue if holder.operation_kind != OperationKind::Delete => {
+            return enqueue(tx, row).await;
+        }
+        MultitaskStrategy::Enqueue | MultitaskStrategy::Reject => None,
     };
     let Some(action) = action.filter(|_| holder.operation_kind == OperationKind::Run) else {
         return Err(StoreError::Conflict { thread_id: thread_id.clone(), holder: holder.operation_kind });
     };
 
     let action = mark_cancelled(tx, &holder, action, row.now).await?;
-    let superseded: Option<(String,)> = tx
-        .fetch_optional(
+    let superseded: Vec<(String,)> = tx
+        .fetch_all(
             query(
                 "UPDATE runs SET status = 'interrupted', waiting = FALSE, \
                  cancel_action = COALESCE(cancel_action, 'interrupt'), \
@@ -116,8 +129,20 @@ async fn take_over(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, 
         )
         .await?;
     let run = insert(tx, &row).await?.ok_or_else(duplicate)?;
-    let superseded = superseded.map(|(run_id,)| run_id);
+    let superseded = superseded.into_iter().map(|(run_id,)| run_id).collect();
     Ok(Admission::Waiting { run, predecessor: holder.run_id, action, superseded })
+}
+
+/// Puts the run behind all that hold the thread or wait for it.
+async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
+    let thread_id = &row.run.thread_id;
+    let waiting = query("SELECT COUNT(*) FROM runs WHERE thread_id = $1 AND waiting").bind(thread_id);
+    let waiting: Option<(i64,)> = tx.fetch_optional(waiting).await?;
+    if waiting.is_some_and(|(count,)| count >= i64::from(QUEUE_MAX)) {
+        return Err(StoreError::QueueFull { thread_id: thread_id.clone(), waiting: QUEUE_MAX });
+    }
+    let run = insert(tx, &row).await?;
+    run.map(Admission::Queued).ok_or_else(|| StoreError::DuplicateRun { run_id: row.run.run_id.clone() })
 }
 
 /// Asks `run` to cancel and returns how: an earlier request stands as it is.

@@ -66,7 +66,7 @@ pub enum DecideOutcome {
 pub enum FinishOutcome {
     /// The run has ended, by this call.
     Finished {
-        /// The run that waited for this one and holds the thread now; start it.
+        /// The first of the runs that waited, which holds the thread now; start it.
         promoted: Option<String>,
     },
     /// The run was asked to cancel and cannot end as a `success`; nothing changed. Carry out the
@@ -178,7 +178,7 @@ impl Runs {
     }
 
     /// Ends an active run, gives its thread the status that follows from that if the run has worked on it, and passes
-    /// the thread to the run that waits for it, if there is one. A run that was asked to cancel does not end as a
+    /// the thread to the first run that waits for it, if there is one. A run that was asked to cancel does not end as a
     /// `success`, unless that was [decided](Runs::decide) before.
     ///
     /// # Errors
@@ -230,14 +230,16 @@ async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreErro
         .await
 }
 
-/// Gives the thread, which its holder has left, to the run that waits for it.
+/// Gives the thread, if nobody holds it, to the run that has waited longest for it.
 pub(super) async fn promote_waiting(
     tx: &mut WriteTx,
     thread_id: &str,
     now: &str,
 ) -> Result<Option<String>, StoreError> {
-    let sql =
-        "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE thread_id = $1 AND waiting RETURNING run_id";
+    let sql = "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE run_id = \
+               (SELECT run_id FROM runs WHERE thread_id = $1 AND waiting ORDER BY admission_seq LIMIT 1) \
+               AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND status IN ('pending', 'running') \
+               AND NOT waiting) RETURNING run_id";
     let promoted: Option<(String,)> = tx.fetch_optional(query(sql).bind(thread_id).bind(now)).await?;
     Ok(promoted.map(|(run_id,)| run_id))
 }

@@ -15,7 +15,7 @@ mod reservation;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-pub use admission::Admission;
+pub use admission::{Admission, QUEUE_MAX};
 use chrono::{DateTime, Utc};
 pub use lease::Lease;
 pub use lifecycle::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
@@ -92,6 +92,8 @@ name_enum! {
         Interrupt = "interrupt",
         /// It cancels that run, restores the state from before it, and runs after that.
         Rollback = "rollback",
+        /// It runs after that run and after all that wait already.
+        Enqueue = "enqueue",
     }
 }
 
@@ -170,7 +172,7 @@ pub struct RunRow {
     pub status: RunStatus,
     /// What the row stands for.
     pub operation_kind: OperationKind,
-    /// Whether this pending run waits for its cancelled predecessor to end.
+    /// Whether this pending run waits for those before it to end.
     pub waiting: bool,
     /// See [`NewRun::idempotency_key`].
     pub idempotency_key: Option<String>,

@@ -25,7 +25,7 @@ pub struct Recovered {
     pub runs: Vec<RunRow>,
     /// The threads that dead writers had reserved and that are free now.
     pub released: Vec<String>,
-    /// The runs that waited for a dead run and hold their thread now; their workers are alive.
+    /// The runs that waited for what is over and hold their thread now; their workers are alive.
     pub promoted: Vec<String>,
 }
 
@@ -101,6 +101,9 @@ impl Runs {
             .await?;
 
         let mut promoted = Vec::new();
+        for (thread_id,) in &released {
+            promoted.extend(promote_waiting(&mut tx, thread_id, &now).await?);
+        }
         for run in &runs {
             promoted.extend(promote_waiting(&mut tx, &run.thread_id, &now).await?);
             tx.execute(

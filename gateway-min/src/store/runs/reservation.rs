@@ -3,7 +3,9 @@
 use uuid::Uuid;
 
 use super::admission::{RowToInsert, insert};
+use super::lifecycle::promote_waiting;
 use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
+use crate::store::codec::time_text;
 use crate::store::db::detached;
 use crate::store::error::StoreError;
 use crate::store::query::query;
@@ -57,7 +59,7 @@ impl Reservation {
         self.kind
     }
 
-    /// Gives the thread back. After an error, or when the future is dropped, another attempt is made
+    /// Gives the thread back, to the first run that waits for it if there is one. After an error, or when the future is dropped, another attempt is made
     /// in the background.
     pub async fn release(mut self) -> Result<(), StoreError> {
         delete_row(&self.runs, &self.row_id).await?;
@@ -94,7 +96,11 @@ impl Drop for Reservation {
 
 async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), StoreError> {
     let mut tx = runs.db.write_of_run(row_id).await?;
-    tx.execute(query("DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run'").bind(row_id)).await?;
+    let sql = "DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run' RETURNING thread_id";
+    let freed: Option<(String,)> = tx.fetch_optional(query(sql).bind(row_id)).await?;
+    if let Some((thread_id,)) = freed {
+        promote_waiting(&mut tx, &thread_id, &time_text(runs.db.clock.now())).await?;
+    }
     tx.commit().await
 }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 use tokio::sync::Barrier;
 
 use super::support::*;
-use crate::store::MultitaskStrategy::{Interrupt, Reject, Rollback};
+use crate::store::MultitaskStrategy::{Enqueue, Interrupt, Reject, Rollback};
 use crate::store::*;
 
 #[tokio::test]
@@ -129,22 +129,21 @@ async fn taken_run_id_is_an_error_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn the_database_itself_allows_one_active_and_one_waiting_row() {
+async fn the_database_itself_allows_one_active_row() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
     start(&fixture.store, "t", "r1").await;
-    wait(&fixture.store, "t", "r2", Interrupt).await;
-    for (status, waiting) in [("pending", "FALSE"), ("running", "FALSE"), ("pending", "TRUE")] {
+    for status in ["pending", "running"] {
         let mut tx = fixture.store.db.write("t").await.unwrap();
         let insert = fixture.store.db.builder(&format!(
             "INSERT INTO runs (run_id, thread_id, status, operation_kind, waiting, multitask_strategy, \
              metadata_json, kwargs_json, created_at, updated_at) \
-             VALUES ('r3', 't', '{status}', 'run', {waiting}, 'reject', '{{}}', 'null', '', '')"
+             VALUES ('r3', 't', '{status}', 'run', FALSE, 'reject', '{{}}', 'null', '', '')"
         ));
         let error = tx.execute(insert.build()).await.unwrap_err().to_string();
-        let index = if waiting == "TRUE" { "one_waiting_per_thread" } else { "one_active_per_thread" };
         assert!(
-            error.contains("UNIQUE constraint failed: runs.thread_id") || error.contains(index),
+            error.contains("UNIQUE constraint failed: runs.thread_id")
+                || error.contains("one_active_per_thread"),
             "{error}"
         );
     }
@@ -193,7 +192,7 @@ async fn taking_over_marks_the_holder_and_waits() {
         else {
             unreachable!()
         };
-        assert_eq!(superseded, None);
+        assert!(superseded.is_empty());
         assert_eq!((waiter.status, waiter.waiting), (RunStatus::Pending, true));
         assert_eq!(waiter.multitask_strategy, strategy);
         assert_eq!((predecessor.as_str(), said), ("r1", action));
@@ -244,7 +243,7 @@ async fn newer_run_supersedes_the_waiting_one() {
     let Admission::Waiting { superseded, .. } = wait(store, "t", "r3", Interrupt).await else {
         unreachable!()
     };
-    assert_eq!(superseded.as_deref(), Some("r2"));
+    assert_eq!(superseded, ["r2"]);
     let r2 = run(store, "r2").await;
     assert_eq!((r2.status, r2.waiting), (RunStatus::Interrupted, false));
     assert_eq!(r2.cancel_requested_at, Some(fixture.clock.now()));
@@ -357,5 +356,145 @@ async fn takeover_racing_with_the_end_gets_the_thread_either_way() {
         );
         assert_eq!(store.runs().start(&new).await.unwrap(), StartOutcome::Started);
         store.runs().finish(&new, &end(RunStatus::Success)).await.unwrap();
+    }
+}
+
+/// Admits runs that wait in the queue.
+async fn enqueue(store: &Store, thread_id: &str, run_ids: &[&str]) {
+    for run_id in run_ids {
+        let admission = store.runs().admit(new_run(thread_id, run_id), Enqueue).await.unwrap();
+        let Admission::Queued(row) = admission else { panic!("{admission:?}") };
+        assert_eq!((row.status, row.waiting, row.cancel_action), (RunStatus::Pending, true, None));
+    }
+}
+
+async fn finish(store: &Store, run_id: &str) -> Option<String> {
+    match store.runs().finish(run_id, &end(RunStatus::Interrupted)).await.unwrap() {
+        FinishOutcome::Finished { promoted } => promoted,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn enqueued_runs_get_the_thread_one_after_the_other_in_the_order_of_their_admission() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    let admission = store.runs().admit(new_run("t", "r1"), Enqueue).await.unwrap();
+    assert!(matches!(admission, Admission::Admitted(_)), "nobody to wait for: {admission:?}");
+    store.runs().start("r1").await.unwrap();
+    enqueue(store, "t", &["z", "a", "m"]).await;
+    assert_eq!(run(store, "r1").await.cancel_action, None, "it goes on");
+    assert!(store.runs().admit(new_run("t", "no"), Reject).await.unwrap_err().is_conflict());
+    for (ended, next) in [("r1", Some("z")), ("z", Some("a")), ("a", Some("m")), ("m", None)] {
+        assert_eq!(finish(store, ended).await.as_deref(), next);
+        assert_eq!(holder(store, "t").await.as_deref(), next);
+        if let Some(next) = next {
+            assert_eq!(store.runs().start(next).await.unwrap(), StartOutcome::Started);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_run_leaves_the_queue_and_gives_nobody_the_thread() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "r1").await;
+    enqueue(store, "t", &["r2", "r3", "r4"]).await;
+    store.runs().request_cancel("r3", CancelAction::Rollback).await.unwrap();
+    assert_eq!(store.runs().start("r3").await.unwrap(), StartOutcome::Cancelled(CancelAction::Rollback));
+    assert!(store.delete_run("r3").await.unwrap_err().is_conflict(), "it has not ended");
+    assert_eq!(finish(store, "r3").await, None);
+    store.delete_run("r3").await.unwrap();
+    assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
+    // One whose cancellation is only marked gets the thread and passes it on.
+    store.runs().request_cancel("r2", CancelAction::Interrupt).await.unwrap();
+    assert_eq!(finish(store, "r1").await.as_deref(), Some("r2"));
+    assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Cancelled(CancelAction::Interrupt));
+    assert_eq!(finish(store, "r2").await.as_deref(), Some("r4"));
+}
+
+#[tokio::test]
+async fn a_takeover_interrupts_the_whole_queue_and_later_runs_wait_behind_it() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "r1").await;
+    enqueue(store, "t", &["r2", "r3"]).await;
+    let Admission::Waiting { mut superseded, predecessor, .. } = wait(store, "t", "r4", Interrupt).await
+    else {
+        unreachable!()
+    };
+    superseded.sort_unstable();
+    assert_eq!((predecessor.as_str(), superseded), ("r1", vec!["r2".to_owned(), "r3".to_owned()]));
+    for run_id in ["r2", "r3"] {
+        let row = run(store, run_id).await;
+        assert_eq!((row.status, row.waiting), (RunStatus::Interrupted, false));
+    }
+    enqueue(store, "t", &["r5"]).await;
+    assert_eq!(finish(store, "r1").await.as_deref(), Some("r4"));
+    assert_eq!(finish(store, "r4").await.as_deref(), Some("r5"));
+}
+
+#[tokio::test]
+async fn a_run_waits_for_other_writers_too_but_not_for_a_deletion() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    for kind in [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Branch] {
+        let reservation = store.runs().reserve("t", kind).await.unwrap();
+        let run_id = format!("{kind:?}");
+        enqueue(store, "t", &[&run_id]).await;
+        assert_eq!(store.runs().start(&run_id).await.unwrap(), StartOutcome::Waiting);
+        reservation.release().await.unwrap();
+        assert_eq!(store.runs().start(&run_id).await.unwrap(), StartOutcome::Started);
+        finish(store, &run_id).await;
+    }
+    let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    let refused = store.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Conflict { holder: OperationKind::Delete, .. }), "{refused}");
+    store.delete_thread(reservation).await.unwrap();
+    assert!(store.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err().is_not_found());
+}
+
+#[tokio::test]
+async fn a_hundred_runs_wait_and_no_more() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "first").await;
+    for n in 0..QUEUE_MAX {
+        enqueue(store, "t", &[&format!("r{n}")]).await;
+    }
+    let before = dump(store).await;
+    let refused = store.runs().admit(new_run("t", "more"), Enqueue).await.unwrap_err();
+    let text = "Thread t has 100 waiting runs, the most that it may have; try again when some have ended";
+    assert_eq!(refused.to_string(), text);
+    assert_eq!(dump(store).await, before);
+    assert_eq!(finish(store, "first").await.as_deref(), Some("r0"));
+    enqueue(store, "t", &["more"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn parallel_enqueued_runs_all_get_the_thread_in_the_order_of_their_admission() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    let results = admit_together(&fixture, 20, Enqueue).await;
+    let rows: Vec<RunRow> = results
+        .into_iter()
+        .map(|result| match result.unwrap() {
+            Admission::Admitted(row) | Admission::Queued(row) => row,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let newest_first =
+        store.runs().list_by_thread("t", &RunQuery { status: None, limit: 99, offset: 0 }).await;
+    let admitted: Vec<String> = newest_first.unwrap().into_iter().rev().map(|row| row.run_id).collect();
+    assert_eq!(admitted.len(), rows.len());
+    for (ended, next) in admitted.iter().zip(admitted[1..].iter().map(Some).chain([None])) {
+        assert_eq!(holder(store, "t").await.as_ref(), Some(ended));
+        assert_eq!(finish(store, ended).await.as_ref(), next);
     }
 }

@@ -4,7 +4,7 @@ use chrono::TimeDelta;
 use serde_json::json;
 
 use super::support::*;
-use crate::store::MultitaskStrategy::{Interrupt, Reject};
+use crate::store::MultitaskStrategy::{Enqueue, Interrupt, Reject};
 use crate::store::*;
 
 /// Makes the 1st, 2nd, ... statement of `operation` fail until it gets through, and checks after each
@@ -76,6 +76,19 @@ async fn a_takeover_with_a_superseded_run() {
 }
 
 #[tokio::test]
+async fn a_queue() {
+    let fixture = fixture().await;
+    let (store, runs) = (&fixture.store, fixture.store.runs());
+    create_thread(store, "t").await;
+    start(store, "t", "r1").await;
+    every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r2"), Enqueue).await).await;
+    every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r3"), Enqueue).await).await;
+    every_statement_fails_once(store, 4, async || runs.finish("r2", &end(RunStatus::Error)).await).await;
+    every_statement_fails_once(store, 4, async || runs.finish("r1", &end(RunStatus::Success)).await).await;
+    assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
+}
+
+#[tokio::test]
 async fn a_reservation() {
     let fixture = fixture().await;
     let runs = fixture.store.runs();
@@ -96,8 +109,8 @@ async fn recovery() {
     }
     std::mem::forget(store.runs().reserve("t3", WriterKind::Delete).await.unwrap());
     let now = fixture.clock.now();
-    // Two for each of the two runs, three for all, the commit.
-    every_statement_fails_once(store, 8, async || store.runs().recover_orphans(now, TimeDelta::zero()).await)
+    // Two for each of the two runs, one for the writer, three for all, the commit.
+    every_statement_fails_once(store, 9, async || store.runs().recover_orphans(now, TimeDelta::zero()).await)
         .await;
 }
 

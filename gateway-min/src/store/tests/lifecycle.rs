@@ -266,12 +266,12 @@ fn names_read_back_and_others_do_not() {
     for kind in ["run", "checkpoint_write", "artifact_write", "delete"] {
         assert_eq!(kind.parse::<OperationKind>().unwrap().to_string(), kind);
     }
-    for strategy in ["reject", "interrupt", "rollback"] {
+    for strategy in ["reject", "interrupt", "rollback", "enqueue"] {
         assert_eq!(strategy.parse::<MultitaskStrategy>().unwrap().to_string(), strategy);
     }
     assert_eq!(
-        "enqueue".parse::<MultitaskStrategy>().unwrap_err().to_string(),
-        "unknown multitask strategy 'enqueue'"
+        "queue".parse::<MultitaskStrategy>().unwrap_err().to_string(),
+        "unknown multitask strategy 'queue'"
     );
     assert!("Pending".parse::<RunStatus>().is_err());
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::support::*;
-use crate::store::MultitaskStrategy::{Interrupt, Reject, Rollback};
+use crate::store::MultitaskStrategy::{Enqueue, Interrupt, Reject, Rollback};
 use crate::store::*;
 
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ enum Step {
     Start(usize),
     Cancel(usize, CancelAction),
     Finish(usize, RunStatus),
-    Reserve,
+    Reserve(WriterKind),
     Release,
     Delete,
     Recover,
@@ -24,12 +24,12 @@ fn step() -> impl Strategy<Value = Step> {
     let run = 0..6usize;
     let end = prop_oneof![Just(RunStatus::Success), Just(RunStatus::Error), Just(RunStatus::Interrupted)];
     prop_oneof![
-        4 => prop_oneof![Just(Reject), Just(Interrupt), Just(Rollback)].prop_map(Step::Admit),
+        6 => prop_oneof![Just(Reject), Just(Interrupt), Just(Rollback), Just(Enqueue), Just(Enqueue)].prop_map(Step::Admit),
         3 => run.clone().prop_map(Step::Start),
         2 => (run.clone(), prop_oneof![Just(CancelAction::Interrupt), Just(CancelAction::Rollback)])
             .prop_map(|(run, action)| Step::Cancel(run, action)),
         4 => (run, end).prop_map(|(run, status)| Step::Finish(run, status)),
-        2 => Just(Step::Reserve),
+        2 => prop_oneof![Just(WriterKind::Delete), Just(WriterKind::CheckpointWrite)].prop_map(Step::Reserve),
         2 => Just(Step::Release),
         1 => Just(Step::Delete),
         1 => Just(Step::Recover),
@@ -40,7 +40,8 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     holder: Option<String>,
-    waiting: Option<String>,
+    /// In the order of admission.
+    waiting: Vec<String>,
     reservation: Option<Reservation>,
     /// Status and cancellation of every run.
     runs: HashMap<String, (RunStatus, Option<CancelAction>)>,
@@ -55,14 +56,23 @@ impl Model {
 
     fn end(&mut self, run_id: &str, status: RunStatus) -> Option<String> {
         self.runs.get_mut(run_id).unwrap().0 = status;
-        if self.waiting.as_deref() == Some(run_id) {
-            self.waiting = None;
-        }
+        self.waiting.retain(|waiting| waiting != run_id);
         if self.holder.as_deref() == Some(run_id) {
-            self.holder = self.waiting.take();
-            return self.holder.clone();
+            return self.pass_on();
         }
         None
+    }
+
+    /// The thread goes to the run that waits longest.
+    fn pass_on(&mut self) -> Option<String> {
+        self.holder = (!self.waiting.is_empty()).then(|| self.waiting.remove(0));
+        self.holder.clone()
+    }
+
+    /// What holds the thread, as others are told.
+    fn holding(&self) -> Option<OperationKind> {
+        let reserved = self.reservation.as_ref().map(|reservation| reservation.kind().into());
+        self.holder.as_ref().map(|_| OperationKind::Run).or(reserved)
     }
 
     async fn apply(&mut self, store: &Store, thread_id: &str, step: Step) {
@@ -71,14 +81,9 @@ impl Model {
             Step::Start(back) => self.start(store, &self.run_id(thread_id, back)).await,
             Step::Cancel(back, action) => self.cancel(store, &self.run_id(thread_id, back), action).await,
             Step::Finish(back, status) => self.finish(store, &self.run_id(thread_id, back), status).await,
-            Step::Reserve => {
-                let result = store.runs().reserve(thread_id, WriterKind::Delete).await;
-                let holder = match (&self.holder, &self.reservation) {
-                    (Some(_), _) => Some(OperationKind::Run),
-                    (None, Some(_)) => Some(OperationKind::Delete),
-                    (None, None) => None,
-                };
-                match (result, holder) {
+            Step::Reserve(kind) => {
+                let result = store.runs().reserve(thread_id, kind).await;
+                match (result, self.holding()) {
                     (Ok(reservation), None) => self.reservation = Some(reservation),
                     (Err(StoreError::Conflict { holder, .. }), Some(expected)) => {
                         assert_eq!(holder, expected);
@@ -89,10 +94,12 @@ impl Model {
             Step::Release => {
                 if let Some(reservation) = self.reservation.take() {
                     reservation.release().await.unwrap();
+                    self.pass_on();
                 }
             }
             Step::Delete => {
-                if let Some(reservation) = self.reservation.take() {
+                if let Some(reservation) = self.reservation.take_if(|held| held.kind() == WriterKind::Delete)
+                {
                     let deleted = store.delete_thread(reservation).await.unwrap();
                     assert_eq!(deleted.runs, self.runs.len() as u64);
                     self.runs.clear();
@@ -108,7 +115,7 @@ impl Model {
         let run_id = self.run_id(thread_id, 0);
         let result = store.runs().admit(new_run(thread_id, &run_id), strategy).await;
         let action = match strategy {
-            Reject => None,
+            Reject | Enqueue => None,
             Interrupt => Some(CancelAction::Interrupt),
             Rollback => Some(CancelAction::Rollback),
         };
@@ -124,18 +131,27 @@ impl Model {
             ) => {
                 let cancelled = self.runs.get_mut(&holder).unwrap().1.get_or_insert(action);
                 assert_eq!((predecessor, said), (holder, *cancelled));
-                assert_eq!(superseded, self.waiting);
-                if let Some(superseded) = superseded {
+                assert_eq!(superseded, std::mem::take(&mut self.waiting));
+                for superseded in superseded {
                     let (_, cancelled) = self.runs[&superseded];
                     let cancelled = cancelled.or(Some(CancelAction::Interrupt));
                     self.runs.insert(superseded, (RunStatus::Interrupted, cancelled));
                 }
-                self.waiting = Some(run_id.clone());
+                self.waiting.push(run_id.clone());
                 self.runs.insert(run_id, (RunStatus::Pending, None));
             }
-            (Err(StoreError::Conflict { holder: OperationKind::Run, .. }), Some(_), None) => {}
-            (Err(StoreError::Conflict { holder: OperationKind::Delete, .. }), None, _) => {
-                assert!(self.reservation.is_some());
+            (Ok(Admission::Queued(row)), _, None) if strategy == Enqueue => {
+                assert_eq!(row.run_id, run_id);
+                assert!(!matches!(self.holding(), None | Some(OperationKind::Delete)));
+                self.waiting.push(run_id.clone());
+                self.runs.insert(run_id, (RunStatus::Pending, None));
+            }
+            (Err(StoreError::Conflict { holder: OperationKind::Run, .. }), Some(_), None) => {
+                assert_eq!(strategy, Reject);
+            }
+            (Err(StoreError::Conflict { holder, .. }), None, _) => {
+                assert_eq!(self.holding(), Some(holder));
+                assert!(holder == OperationKind::Delete || strategy != Enqueue);
             }
             (result, holder, _) => panic!("{strategy}: {result:?} where {holder:?} holds the thread"),
         }
@@ -149,7 +165,7 @@ impl Model {
                 assert_eq!(said, *action);
             }
             (Some((RunStatus::Pending, None)), Ok(StartOutcome::Waiting)) => {
-                assert_eq!(self.waiting.as_deref(), Some(run_id));
+                assert!(self.waiting.iter().any(|waiting| waiting == run_id));
             }
             (Some((status @ RunStatus::Pending, None)), Ok(StartOutcome::Started)) => {
                 assert_eq!(self.holder.as_deref(), Some(run_id));
@@ -202,7 +218,7 @@ impl Model {
             *status = RunStatus::Error;
             recovered += 1;
         }
-        (self.holder, self.waiting) = (None, None);
+        (self.holder, self.waiting) = (None, Vec::new());
         if let Some(reservation) = self.reservation.take() {
             reservation.forget();
         }
@@ -211,18 +227,17 @@ impl Model {
 
     async fn check(&self, store: &Store, thread_id: &str) {
         let active = store.runs().active_for_thread(thread_id).await.unwrap();
-        match (&self.holder, &self.reservation) {
-            (Some(run_id), None) => assert_eq!(active.unwrap().run_id, *run_id),
-            (None, Some(_)) => assert_eq!(active.unwrap().operation_kind, OperationKind::Delete),
-            (None, None) => assert_eq!(active, None),
-            (Some(_), Some(_)) => panic!("the model lets two hold one thread"),
+        assert!(self.holder.is_none() || self.reservation.is_none(), "the model lets two hold one thread");
+        assert_eq!(active.as_ref().map(|row| row.operation_kind), self.holding());
+        if let Some(run_id) = &self.holder {
+            assert_eq!(active.unwrap().run_id, *run_id);
         }
         let all = RunQuery { status: None, limit: 1000, offset: 0 };
         let rows = store.runs().list_by_thread(thread_id, &all).await.unwrap();
         assert_eq!(rows.len(), self.runs.len());
         for row in rows {
             assert_eq!((row.status, row.cancel_action), self.runs[&row.run_id], "{}", row.run_id);
-            assert_eq!(row.waiting, self.waiting.as_ref() == Some(&row.run_id), "{}", row.run_id);
+            assert_eq!(row.waiting, self.waiting.contains(&row.run_id), "{}", row.run_id);
         }
     }
 }

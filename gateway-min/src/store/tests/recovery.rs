@@ -151,3 +151,39 @@ async fn thread_without_row_is_recovered_too() {
     assert_eq!(recovered.runs.len(), 1);
     assert_eq!(run(store, "r").await.status, RunStatus::Error);
 }
+
+#[tokio::test]
+async fn live_runs_of_a_queue_go_on_when_others_of_it_died() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    let owner = fixture.owner("a").await;
+    for (thread_id, first, promoted) in [("held", &owner, None), ("orphaned", store, Some("orphaned-live1"))]
+    {
+        create_thread(store, thread_id).await;
+        let id = |name: &str| format!("{thread_id}-{name}");
+        admit(first, thread_id, &id("holder")).await;
+        for (name, by) in [("dead", store), ("live1", &owner), ("live2", &owner)] {
+            by.runs().admit(new_run(thread_id, &id(name)), MultitaskStrategy::Enqueue).await.unwrap();
+        }
+        let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+        assert_eq!(recovered.promoted, Vec::from_iter(promoted.map(str::to_owned)));
+        let dead = run(store, &id("dead")).await;
+        assert_eq!((dead.status, dead.waiting), (RunStatus::Error, false));
+        let expected = promoted.map_or_else(|| id("holder"), str::to_owned);
+        assert_eq!(holder(store, thread_id).await, Some(expected));
+        assert!(run(store, &id("live2")).await.waiting);
+    }
+}
+
+#[tokio::test]
+async fn a_live_run_inherits_the_thread_of_a_dead_writer() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    std::mem::forget(store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap());
+    let owner = fixture.owner("a").await;
+    owner.runs().admit(new_run("t", "live"), MultitaskStrategy::Enqueue).await.unwrap();
+    let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+    assert_eq!((recovered.released, recovered.promoted), (vec!["t".to_owned()], vec!["live".to_owned()]));
+    assert_eq!(store.runs().start("live").await.unwrap(), StartOutcome::Started);
+}

@@ -1,0 +1,415 @@
+//! The goal of a thread: when a run has come to its end, a model is asked whether the goal is reached, and if it is not
+//! and work can go on, the run goes on.
+//!
+//! | The goal is | What follows |
+//! |---|---|
+//! | reached | it is cleared |
+//! | not reached, and nothing stands in the way (`goal_not_met_yet`) | the agent is told what is missing, in a hidden message, and goes on |
+//! | not reached for any other reason, or the model gave no verdict | the goal stands down |
+//! | not reached, and the run was stopped early, or the goal has had its continuations, or two of them changed nothing | the goal stands down |
+//!
+//! A goal that stands down stays active, and its last evaluation says why: the next run of the thread is evaluated again.
+//! A question to the user needs no evaluation: it stands down until there is an answer. A run that fails, is cancelled or
+//! stops at a breakpoint leaves the goal as it is.
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde_json::{Map, Value as Json, json};
+use threadkeep::metadata::Source;
+use threadkeep::step::Durability;
+
+use super::lead::{conversation, next_step, values};
+use super::summary::{ask, line, start_of_tail};
+use super::{AgentError, Ended, LeadAgent, Session};
+use crate::config::ContextSize;
+use crate::model::message::{self, fallback_reason, kind, text};
+use crate::runs::resume::asks;
+
+/// The channel of the goal, and the node as which it is written.
+pub(crate) const CHANNEL: &str = "goal";
+/// The most continuations of one goal.
+pub(crate) const CONTINUATIONS_MAX: i64 = 8;
+/// Continuations without progress after which a goal stands down.
+pub(crate) const NO_PROGRESS_MAX: i64 = 2;
+
+/// Who asks the model for a verdict.
+const CALLER: &str = "middleware:goal";
+/// The name of the message that makes the agent go on.
+const CONTINUATION: &str = "goal_continuation";
+/// About so many tokens of the conversation's end are evidence.
+const EVIDENCE_TOKENS: u64 = 8000;
+/// The longest reason and the longest summary of the evidence, in characters.
+const TEXT_MAX: usize = 1000;
+const PROMPT: &str = "You check whether an assistant has reached a goal. Go by what the conversation shows and by nothing \
+    else: what it does not show was not done. Answer with one JSON object and no other text: {\"satisfied\": true or \
+    false, \"blocker\": one of \"none\" (the goal is reached), \"goal_not_met_yet\" (the assistant can go on by itself), \
+    \"needs_user_input\", \"external_wait\" (something outside has to happen first), \"run_failed\", \
+    \"missing_evidence\" (the conversation does not show enough to tell), \"reason\": what is missing, in one or two \
+    sentences, \"evidence_summary\": what the conversation shows}";
+
+/// What becomes of a run that has come to its end.
+#[derive(Debug)]
+pub(crate) enum Pursuit {
+    /// It has ended.
+    Done,
+    /// It was cancelled while its goal was looked at.
+    Cancelled,
+    /// It goes on with this input.
+    GoOn(Map<String, Json>),
+}
+
+/// What stands between a thread and its goal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blocker {
+    None,
+    MissingEvidence,
+    NeedsUserInput,
+    RunFailed,
+    ExternalWait,
+    NotMetYet,
+}
+
+impl Blocker {
+    const ALL: [Self; 6] = [
+        Self::None,
+        Self::MissingEvidence,
+        Self::NeedsUserInput,
+        Self::RunFailed,
+        Self::ExternalWait,
+        Self::NotMetYet,
+    ];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::MissingEvidence => "missing_evidence",
+            Self::NeedsUserInput => "needs_user_input",
+            Self::RunFailed => "run_failed",
+            Self::ExternalWait => "external_wait",
+            Self::NotMetYet => "goal_not_met_yet",
+        }
+    }
+}
+
+/// What was found out about a goal.
+#[derive(Debug, Clone, PartialEq)]
+struct Verdict {
+    satisfied: bool,
+    blocker: Blocker,
+    reason: String,
+    evidence: String,
+    /// Why the goal stands down, if it is not for the blocker.
+    stand_down: Option<&'static str>,
+}
+
+impl Verdict {
+    /// The verdict in a model's answer, also where it has put other text around it. `None` if there is none; a goal is
+    /// not taken for reached, and the agent does not go on, without saying so plainly.
+    fn read(answer: &str) -> Option<Self> {
+        let json = answer.get(answer.find('{')?..=answer.rfind('}')?)?;
+        let verdict: Json = serde_json::from_str(json).ok()?;
+        let satisfied = verdict["satisfied"].as_bool()?;
+        let named = Blocker::ALL.into_iter().find(|blocker| verdict["blocker"] == blocker.as_str());
+        let blocker = match (satisfied, named) {
+            (true, None | Some(Blocker::None)) => Blocker::None,
+            (false, Some(blocker)) if blocker != Blocker::None => blocker,
+            _ => return None,
+        };
+        let text = |key: &str| verdict[key].as_str().unwrap_or_default().trim().to_owned();
+        Some(Self {
+            satisfied,
+            blocker,
+            reason: text("reason"),
+            evidence: text("evidence_summary"),
+            stand_down: None,
+        })
+    }
+
+    /// The agent has asked the user something.
+    fn asked() -> Self {
+        Self::unfounded(Blocker::NeedsUserInput, "The assistant has asked the user a question.", None)
+    }
+
+    /// Nobody knows.
+    fn failed() -> Self {
+        let why = Some("evaluation_failed");
+        Self::unfounded(Blocker::MissingEvidence, "The goal could not be evaluated.", why)
+    }
+
+    fn unfounded(blocker: Blocker, reason: &str, stand_down: Option<&'static str>) -> Self {
+        Self { satisfied: false, blocker, reason: reason.to_owned(), evidence: String::new(), stand_down }
+    }
+}
+
+/// An evaluated run.
+struct Run<'a> {
+    id: &'a str,
+    now: DateTime<Utc>,
+    /// What the run has said and done since it was last told something: the same again is no progress.
+    progress_key: String,
+    stop_reason: Option<&'a str>,
+}
+
+/// The goal after an evaluation, and whether the agent goes on.
+fn evaluated(goal: &Json, verdict: &Verdict, run: &Run<'_>) -> (Json, bool) {
+    if verdict.satisfied {
+        return (Json::Null, false);
+    }
+    let count = |key: &str, default: i64| goal[key].as_i64().unwrap_or(default).max(0);
+    let continuations = count("continuation_count", 0);
+    let repeated = goal["last_evaluation"]["progress_key"] == *run.progress_key;
+    let no_progress = if repeated { count("no_progress_count", 0) + 1 } else { 0 };
+    let stand_down = if verdict.blocker != Blocker::NotMetYet {
+        Some(verdict.stand_down.unwrap_or(verdict.blocker.as_str()))
+    } else if run.stop_reason.is_some() {
+        run.stop_reason
+    } else if no_progress >= count("max_no_progress_continuations", NO_PROGRESS_MAX) {
+        Some("no_progress")
+    } else if continuations >= count("max_continuations", CONTINUATIONS_MAX).min(CONTINUATIONS_MAX) {
+        Some("max_continuations")
+    } else {
+        None
+    };
+    let now = run.now.to_rfc3339_opts(SecondsFormat::Micros, false);
+    let cut = |text: &str| text.chars().take(TEXT_MAX).collect::<String>();
+    let mut evaluation = json!({
+        "satisfied": false,
+        "blocker": verdict.blocker.as_str(),
+        "reason": cut(&verdict.reason),
+        "evidence_summary": cut(&verdict.evidence),
+        "run_id": run.id,
+        "evaluated_at": now,
+        "progress_key": run.progress_key,
+    });
+    if let Some(reason) = stand_down {
+        evaluation["stand_down_reason"] = json!(reason);
+    }
+    let mut goal = goal.clone();
+    goal["no_progress_count"] = json!(no_progress);
+    goal["continuation_count"] = json!(continuations + i64::from(stand_down.is_none()));
+    goal["last_evaluation"] = evaluation;
+    goal["updated_at"] = json!(now);
+    (goal, stand_down.is_none())
+}
+
+/// What the agent said and its tools answered since the last message of anybody else.
+fn progress_key(messages: &[Json]) -> String {
+    let since = messages.iter().rposition(|message| kind(message) == "human").map_or(0, |at| at + 1);
+    let mut hasher = blake3::Hasher::new();
+    for message in &messages[since..] {
+        hasher.update(line(message).as_bytes()).update(&[0]);
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// The active goal of the thread, and what it is.
+fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
+    let Some(state) = session.writer.state().filter(|state| state.next.is_empty()) else { return Ok(None) };
+    let goal = state.json(CHANNEL)?.filter(|goal| goal["status"] == "active");
+    Ok(goal.and_then(|goal| {
+        let objective = goal["objective"].as_str().filter(|objective| !objective.is_empty())?.to_owned();
+        Some((goal, objective))
+    }))
+}
+
+impl LeadAgent {
+    /// Looks at the thread's goal, if it has an active one, behind a run that `ended`.
+    ///
+    /// # Errors
+    /// [`AgentError`], if the goal cannot be read or written. A model that gives no verdict is no error.
+    pub(crate) async fn pursue(
+        &self,
+        session: &mut Session<'_>,
+        ended: &Ended,
+    ) -> Result<Pursuit, AgentError> {
+        let Ended::Done { stop_reason, fallback: None } = ended else { return Ok(Pursuit::Done) };
+        let Some((goal, objective)) = active(session)? else { return Ok(Pursuit::Done) };
+        let messages = conversation(session.writer.state())?;
+        let verdict = if asks(&messages) {
+            Verdict::asked()
+        } else {
+            tokio::select! {
+                biased;
+                () = session.cancel.cancelled() => return Ok(Pursuit::Cancelled),
+                answer = self.evaluate(&objective, &messages) => {
+                    session.journal.llm_error(&answer, self.model.name(), CALLER);
+                    session.usage.record(self.model.name(), CALLER, &answer);
+                    let usable = fallback_reason(&answer).is_none();
+                    Some(text(&answer)).filter(|_| usable).and_then(|text| Verdict::read(&text))
+                }
+            }
+            .unwrap_or_else(Verdict::failed)
+        };
+        let run = Run {
+            id: session.run_id,
+            now: Utc::now(),
+            progress_key: progress_key(&messages),
+            stop_reason: stop_reason.as_deref(),
+        };
+        let (goal, goes_on) = evaluated(&goal, &verdict, &run);
+        if goes_on {
+            let told = format!(
+                "The goal is not reached yet: {objective}\n\nWhat is missing: {}\n\nGo on by yourself until it is reached.",
+                verdict.reason
+            );
+            let messages = json!([message::hidden(CONTINUATION, told)]);
+            return Ok(Pursuit::GoOn(Map::from_iter([
+                ("messages".to_owned(), messages),
+                (CHANNEL.to_owned(), goal),
+            ])));
+        }
+        self.note(session, goal).await?;
+        Ok(Pursuit::Done)
+    }
+
+    /// The answer of the model that judges.
+    async fn evaluate(&self, objective: &str, messages: &[Json]) -> Json {
+        let evidence = &messages[start_of_tail(messages, ContextSize::Tokens(EVIDENCE_TOKENS), None)..];
+        let lines: Vec<String> = evidence.iter().map(line).collect();
+        let content = format!("The goal:\n{objective}\n\nThe conversation:\n{}", lines.join("\n"));
+        ask(&self.model, CALLER, PROMPT, content).await
+    }
+
+    /// Writes the goal, as a superstep of its own.
+    async fn note(&self, session: &mut Session<'_>, goal: Json) -> Result<(), AgentError> {
+        let step = next_step(session.writer.state());
+        let task = session.writer.start_task(&CHANNEL.into(), 0);
+        session.frames.task_started(step, &task, || values(session.writer.state()))?;
+        let write = session.writer.write(CHANNEL, goal.clone(), false)?;
+        let update = json!({ (CHANNEL): goal });
+        session.frames.updates(CHANNEL, &update);
+        session.frames.task_ended(step, &task, Ok(&update));
+        session.writer.finish_task(task, vec![write], Durability::WithCommit).await?;
+        let state = session.writer.commit(Source::Loop, Vec::new(), session.metadata.clone()).await?;
+        Ok(session.frames.committed(state)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn goal() -> Json {
+        json!({"objective": "Ship it", "status": "active", "created_at": "c", "updated_at": "c",
+               "continuation_count": 0, "max_continuations": 8,
+               "no_progress_count": 0, "max_no_progress_continuations": 2})
+    }
+
+    fn not_yet() -> Verdict {
+        Verdict::unfounded(Blocker::NotMetYet, "not shipped", None)
+    }
+
+    fn run(progress: &str) -> Run<'static> {
+        Run { id: "r", now: DateTime::UNIX_EPOCH, progress_key: progress.to_owned(), stop_reason: None }
+    }
+
+    #[test]
+    fn a_verdict_is_read_from_an_answer_and_must_be_plain() {
+        let read = |json: Json| Verdict::read(&json.to_string());
+        let said =
+            "Here it is: {\"satisfied\": true, \"blocker\": \"none\", \"reason\": \" done \"} I hope so.";
+        let verdict = Verdict::read(said).unwrap();
+        assert_eq!(
+            (verdict.satisfied, verdict.blocker, verdict.reason.as_str()),
+            (true, Blocker::None, "done")
+        );
+        for blocker in Blocker::ALL {
+            let verdict = read(json!({"satisfied": false, "blocker": blocker.as_str()}));
+            assert_eq!(verdict.map(|verdict| verdict.blocker), Some(blocker).filter(|b| *b != Blocker::None));
+        }
+        for unclear in [
+            json!({"satisfied": true, "blocker": "goal_not_met_yet"}),
+            json!({"satisfied": false}),
+            json!({"satisfied": false, "blocker": "tired"}),
+            json!({"satisfied": "yes", "blocker": "none"}),
+            json!({}),
+        ] {
+            assert_eq!(read(unclear.clone()), None, "{unclear}");
+        }
+        for text in ["", "yes", "}{", "{", "{satisfied: true}"] {
+            assert_eq!(Verdict::read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_reached_goal_is_cleared_and_one_that_can_be_reached_goes_on() {
+        let reached = Verdict { satisfied: true, blocker: Blocker::None, ..not_yet() };
+        assert_eq!(evaluated(&goal(), &reached, &run("a")), (Json::Null, false));
+        let (after, goes_on) = evaluated(&goal(), &not_yet(), &run("a"));
+        assert!(goes_on);
+        let mut expected = goal();
+        expected["continuation_count"] = json!(1);
+        expected["updated_at"] = json!("1970-01-01T00:00:00.000000+00:00");
+        expected["last_evaluation"] = json!({
+            "satisfied": false, "blocker": "goal_not_met_yet", "reason": "not shipped", "evidence_summary": "",
+            "run_id": "r", "evaluated_at": "1970-01-01T00:00:00.000000+00:00", "progress_key": "a",
+        });
+        assert_eq!(after, expected);
+    }
+
+    /// Evaluates until the goal stands down; returns how often it went on, and why it stopped.
+    fn pursued(mut goal: Json, progress: impl Fn(usize) -> String) -> (usize, Json) {
+        for round in 0.. {
+            let (next, goes_on) = evaluated(&goal, &not_yet(), &run(&progress(round)));
+            if !goes_on {
+                assert_eq!((&next["status"], &next["continuation_count"]), (&json!("active"), &json!(round)));
+                return (round, next["last_evaluation"]["stand_down_reason"].clone());
+            }
+            goal = next;
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn a_goal_has_a_bounded_number_of_continuations_and_two_without_progress() {
+        let progress = |round: usize| round.to_string();
+        assert_eq!(pursued(goal(), progress), (8, json!("max_continuations")));
+        let mut few = goal();
+        few["max_continuations"] = json!(3);
+        assert_eq!(pursued(few.clone(), progress), (3, json!("max_continuations")));
+        few["max_continuations"] = json!(0);
+        assert_eq!(pursued(few.clone(), progress), (0, json!("max_continuations")));
+        few["max_continuations"] = json!(1000);
+        assert_eq!(pursued(few, progress).0, 8, "whatever the state says");
+        assert_eq!(pursued(goal(), |_| "same".to_owned()), (2, json!("no_progress")));
+        assert_eq!(pursued(goal(), |round| (round / 2).to_string()).0, 8, "every second one was progress");
+        assert_eq!(
+            pursued(json!({"objective": "x", "status": "active"}), progress).0,
+            8,
+            "a goal without numbers"
+        );
+    }
+
+    #[test]
+    fn a_goal_stands_down_for_whatever_stands_in_the_way_and_texts_are_cut() {
+        for (verdict, reason) in [
+            (Verdict::asked(), "needs_user_input"),
+            (Verdict::failed(), "evaluation_failed"),
+            (Verdict { blocker: Blocker::ExternalWait, ..not_yet() }, "external_wait"),
+        ] {
+            let (after, goes_on) = evaluated(&goal(), &verdict, &run("a"));
+            assert_eq!((goes_on, &after["last_evaluation"]["stand_down_reason"]), (false, &json!(reason)));
+            assert_eq!(after["continuation_count"], 0);
+        }
+        let stopped = Run { stop_reason: Some("loop_capped"), ..run("a") };
+        let (after, goes_on) = evaluated(&goal(), &not_yet(), &stopped);
+        assert_eq!((goes_on, &after["last_evaluation"]["stand_down_reason"]), (false, &json!("loop_capped")));
+        let long = Verdict { reason: "ä".repeat(1001), evidence: "b".repeat(1001), ..not_yet() };
+        let (after, _) = evaluated(&goal(), &long, &run("a"));
+        for key in ["reason", "evidence_summary"] {
+            assert_eq!(after["last_evaluation"][key].as_str().unwrap().chars().count(), 1000);
+        }
+    }
+
+    #[test]
+    fn progress_is_what_was_said_and_done_since_the_agent_was_last_told_something() {
+        let say = |kind: &str, text: &str| json!({"type": kind, "content": text});
+        let first = [say("human", "go"), say("ai", "I try"), say("tool", "x"), say("ai", "done")];
+        let mut again = first.to_vec();
+        again.push(message::hidden("n", "go on"));
+        again.extend(first[1..].iter().cloned());
+        assert_eq!(progress_key(&first), progress_key(&again));
+        again.push(say("ai", "more"));
+        assert_ne!(progress_key(&first), progress_key(&again));
+        assert_eq!(progress_key(&[]).len(), 16);
+    }
+}

@@ -1,0 +1,514 @@
+//! Every write, and every read, of a run, a rollback, a resume, a compaction and a branch fails once: what is left is
+//! what was acknowledged before it, the thread reads in every checkpoint, and it goes on.
+
+mod saver;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Value as Json, json};
+use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
+use threadkeep::id::ThreadId;
+use threadkeep::state::{StateSnapshot, Update};
+use threadkeep::value::ChannelValue;
+use tower::ServiceExt as _;
+
+use self::saver::{Fault, Faults, FaultySaver};
+use super::request::{Interrupts, Resume, RunInput, RunOptions, RunRequest, StreamMode};
+use super::tests::{Gateway, ask, from, go_on, options};
+use crate::model::scripted::gate;
+use crate::store::{CancelAction, RunRow, RunStatus};
+
+const MODES: [&str; 2] = ["full", "delta"];
+
+fn script(gate: &str) -> Json {
+    json!({"rules": [
+        {"when": {"caller": "middleware:summarization"}, "answers": [{"text": "They talked."}]},
+        {"when": {"caller": "middleware:goal", "contains": ["ai: done"]},
+         "answers": [{"text": json!({"satisfied": true, "blocker": "none"}).to_string()}]},
+        {"when": {"caller": "middleware:goal"},
+         "answers": [{"text": json!({"satisfied": false, "blocker": "goal_not_met_yet"}).to_string()}]},
+        {"when": {"contains": ["tools"]}, "answers": [
+            {"text": "Both.", "tool_calls": [{"name": "ls", "id": "a"}, {"name": "ls", "id": "b"}]}, {"text": "done"},
+        ]},
+        {"when": {"contains": ["steps"]}, "answers": [{"text": "begun"}, {"text": "done"}]},
+        {"when": {"contains": ["fail"]}, "answers": [{"error": {"kind": "fatal", "message": "no such model"}}]},
+        {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": gate}}]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+/// A gateway whose saver fails on demand, with one turn in its thread.
+async fn faulty(mode: &str, gate: &str) -> (Gateway, Faults) {
+    let mut gateway = Gateway::start(mode, &script(gate)).await;
+    let faults = Faults::default();
+    let app = Arc::get_mut(&mut gateway.app).unwrap();
+    app.wrap_saver(|inner| Arc::new(FaultySaver { inner, faults: faults.clone() }));
+    gateway.run(ask("first")).await;
+    (gateway, faults)
+}
+
+/// The contents of the messages.
+fn said(state: &StateSnapshot) -> Vec<String> {
+    let messages = state.json("messages").unwrap().unwrap_or_default();
+    messages.as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Every checkpoint reads, from the store alone, and the next run finds the thread free and goes on from its head.
+async fn goes_on(gateway: &Gateway) {
+    let history = gateway.history().await;
+    let values: Vec<_> = history.iter().map(|state| state.values().unwrap()).collect();
+    assert!(!values.is_empty());
+    assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);
+    let mut expected = said(&history[0]);
+    let (_, row) = gateway.run(ask("next")).await;
+    assert_eq!(row.status, RunStatus::Success, "{:?}", row.error);
+    expected.extend(["next".to_owned(), "You said: next".to_owned()]);
+    assert_eq!(said(&gateway.head().await.unwrap()), expected);
+}
+
+async fn count(gateway: &Gateway) -> usize {
+    gateway.history().await.len()
+}
+
+#[tokio::test]
+async fn a_run_whose_writes_fail_ends_in_error_and_leaves_its_completed_steps() {
+    let whole = ["first", "You said: first", "two tools", "Both.", "", "", "done"];
+    for mode in MODES {
+        for fault in [Fault::Refused, Fault::InDoubt] {
+            let mut outcomes = Vec::new();
+            for k in 1.. {
+                let (gateway, faults) = faulty(mode, "none").await;
+                faults.write(k, fault);
+                let (frames, row) = gateway.run(ask("two tools")).await;
+                let fired = !faults.disarm();
+                let left = said(&gateway.head().await.unwrap());
+                let tools =
+                    left.iter().enumerate().map(|(at, text)| if (4..6).contains(&at) { "" } else { text });
+                assert_eq!(tools.collect::<Vec<_>>(), whole[..left.len()], "{mode} {fault:?} {k}");
+                let told = frames.iter().any(|(name, _)| name == "error");
+                assert_eq!(told, row.status == RunStatus::Error, "{:?}", row.error);
+                assert_eq!(row.error.is_some_and(|error| error.contains("injected fault")), told);
+                assert_eq!(!told, left.len() == whole.len(), "a run is a success if all of it is there");
+                outcomes.push(told);
+                goes_on(&gateway).await;
+                if !fired {
+                    break;
+                }
+            }
+            // Input, model, one tool's row, tools, model; then the note of the duration, which costs no run; then none.
+            let expected = match fault {
+                Fault::Refused => vec![true, true, true, true, true, false, false],
+                // A commit in doubt is repeated, which settles it; a row in doubt is not.
+                Fault::InDoubt => vec![false, false, true, false, false, false, false],
+            };
+            assert_eq!(outcomes, expected, "{mode} {fault:?}");
+        }
+    }
+}
+
+/// A run that summarizes, goes on for its goal, and reaches it: where a write fails, the conversation is as far as it
+/// was committed, and the goal is either still there or reached.
+#[tokio::test]
+async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
+    for mode in MODES {
+        let mut ends = Vec::new();
+        for k in 1.. {
+            let (gateway, faults) = faulty(mode, "none").await;
+            let summarization = json!({"enabled": true, "trigger": {"type": "messages", "value": 5},
+                "keep": {"type": "messages", "value": 2}});
+            gateway.configure("summarization", &summarization);
+            let set = async |goal: Json| {
+                let accessor = gateway.app.accessor();
+                let writes = vec![accessor.write("goal", goal, false).unwrap()];
+                let update = Update { at: None, node: "n".into(), writes, extra: serde_json::Map::new() };
+                accessor.update(&ThreadId::from("t"), update).await.unwrap();
+            };
+            set(json!({"objective": "Get it done", "status": "active"})).await;
+            faults.write(k, Fault::Refused);
+            let (_, row) = gateway.run(ask("in steps")).await;
+            let fired = !faults.disarm();
+            let head = gateway.head().await.unwrap();
+            let (left, goal) = (said(&head), head.json("goal").unwrap().unwrap_or_default());
+            assert_eq!(row.status == RunStatus::Error, row.error.is_some());
+            assert_eq!(goal.is_null(), row.status == RunStatus::Success, "{mode} {k}: {goal}");
+            let summary = head.json("summary_text").unwrap();
+            assert_eq!(
+                summary.is_some(),
+                left.first().map(String::as_str) != Some("first"),
+                "both or neither"
+            );
+            ends.push((row.status == RunStatus::Error, left.len()));
+            gateway.configure("summarization", &json!({"enabled": false}));
+            set(Json::Null).await;
+            goes_on(&gateway).await;
+            if !fired {
+                break;
+            }
+        }
+        // Input, answer, continuation, summary, answer, goal; then the note of the duration; then none.
+        let expected =
+            [(true, 2), (true, 3), (true, 4), (true, 5), (true, 3), (true, 4), (false, 4), (false, 4)];
+        assert_eq!(ends, expected, "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_whose_reads_fail_writes_nothing_or_all_of_it() {
+    for mode in MODES {
+        for k in 1.. {
+            let (gateway, faults) = faulty(mode, "none").await;
+            let before = count(&gateway).await;
+            faults.read(k);
+            let (_, row) = gateway.run(ask("more")).await;
+            let fired = !faults.disarm();
+            let left = said(&gateway.head().await.unwrap()).len();
+            if row.status == RunStatus::Error {
+                assert_eq!((left, count(&gateway).await), (2, before), "{mode} {k}: nothing was written");
+            } else {
+                assert_eq!(left, 4, "{mode} {k}");
+            }
+            goes_on(&gateway).await;
+            if !fired {
+                assert!(k > 3, "the gate, the capture and the opening read");
+                break;
+            }
+        }
+    }
+}
+
+/// A row as a task leaves it that waits for a person, and one of a task that has finished.
+fn rows(gateway: &Gateway) -> Vec<TaskWrites> {
+    let ids = gateway.app.accessor().ids();
+    let value = |json: Json| ChannelValue::from_json(&json).unwrap();
+    let interrupt =
+        Write { channel: INTERRUPT_CHANNEL.into(), value: value(json!(["who?"])), overwrite: false };
+    let said = gateway.app.accessor().write(
+        "messages",
+        json!([{"type": "ai", "content": "of a task", "id": "x"}]),
+        false,
+    );
+    let title = gateway.app.accessor().write("title", json!("of a task"), false);
+    let row = |index, writes| TaskWrites { task: ids.task(), node: "worker".into(), index, writes };
+    vec![row(0, vec![interrupt]), row(1, vec![said.unwrap(), title.unwrap()]), row(2, Vec::new())]
+}
+
+/// Has a run come to its gate and cancels it there, with a rollback whose `k`-th write fails.
+async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, k: usize) -> RunRow {
+    let created = gateway.create(ask("wait")).await.unwrap();
+    gate(name).reached().await;
+    while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
+        tokio::task::yield_now().await;
+    }
+    faults.write(k, Fault::Refused);
+    gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+    gateway.row(&created.run.run_id).await
+}
+
+/// Scenario 65, and each of its writes failed once.
+#[tokio::test]
+async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() {
+    for mode in MODES {
+        for k in 1.. {
+            let name = format!("fault-rollback-{mode}");
+            let (gateway, faults) = faulty(mode, &name).await;
+            let before = gateway.head().await.unwrap();
+            let rows = rows(&gateway);
+            for row in &rows {
+                gateway.app.accessor().saver().put_writes(&before.key, row).await.unwrap();
+            }
+            let row = rolled_back(&gateway, &faults, &name, k).await;
+            let fired = !faults.disarm();
+            let head = gateway.head().await.unwrap();
+            if fired {
+                assert_eq!((row.status, row.error), (RunStatus::Interrupted, None), "{mode} {k}");
+            } else {
+                assert_eq!(row.error.as_deref(), Some("Rolled back by user"));
+                assert_eq!(head.writes, rows, "order, tasks and values");
+                assert!(head.key.id > before.key.id);
+            }
+            if k == 1 {
+                assert_eq!(said(&head), ["first", "You said: first", "wait"], "what was committed stays");
+            } else {
+                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{mode} {k}");
+                assert_eq!(head.writes, rows[..(k - 2).min(rows.len())]);
+            }
+            goes_on(&gateway).await;
+            if !fired {
+                assert_eq!(k, 5, "the state, and three rows");
+                break;
+            }
+        }
+    }
+}
+
+/// A run that goes on with finished tasks leaves rows on the captured head itself.
+#[tokio::test]
+async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
+    for mode in MODES {
+        let (gateway, _) = faulty(mode, "none").await;
+        let (accessor, thread) = (gateway.app.accessor(), ThreadId::from("t"));
+        let before = gateway.head().await.unwrap();
+        let point = accessor.capture(&thread).await.unwrap();
+        let written = count(&gateway).await;
+        let same = accessor.restore(&thread, &point, serde_json::Map::new()).await.unwrap().unwrap();
+        assert_eq!((same.key, count(&gateway).await), (before.key.clone(), written), "nothing to restore");
+        for row in rows(&gateway) {
+            accessor.saver().put_writes(&before.key, &row).await.unwrap();
+        }
+        let restored = accessor.restore(&thread, &point, serde_json::Map::new()).await.unwrap().unwrap();
+        assert_eq!(gateway.head().await.unwrap().key, restored.key);
+        assert_eq!(
+            (restored.writes.len(), restored.values().unwrap()),
+            (0, before.values().unwrap()),
+            "{mode}"
+        );
+        goes_on(&gateway).await;
+    }
+}
+
+/// Scenario 64: the run goes on, and there is nothing to go back to.
+#[tokio::test]
+async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
+    for mode in MODES {
+        let mut unusable = Vec::new();
+        for k in 1..=4 {
+            let name = format!("fault-capture-{mode}-{k}");
+            let (gateway, faults) = faulty(mode, &name).await;
+            let before = gateway.head().await.unwrap();
+            faults.read(k);
+            let created = gateway.create(ask("wait")).await.unwrap();
+            let shut = gate(&name);
+            tokio::select! {
+                () = shut.reached() => {}
+                () = gateway.app.run_ended(&created.run.run_id) => {}
+            }
+            faults.disarm();
+            let cancelled = gateway.head().await.unwrap();
+            gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+            let row = gateway.row(&created.run.run_id).await;
+            let head = gateway.head().await.unwrap();
+            if row.status == RunStatus::Interrupted {
+                unusable.push(k);
+                assert_eq!(head.key, cancelled.key, "{mode} {k}: what was committed stays");
+                assert_eq!(said(&head).last().map(String::as_str), Some("wait"));
+            } else {
+                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{mode} {k}");
+            }
+            goes_on(&gateway).await;
+        }
+        assert_eq!(unusable, [2], "only the capture itself, behind the gate");
+    }
+}
+
+fn edit(request: RunRequest) -> RunRequest {
+    let metadata = json!({"replay_kind": "edit"});
+    RunRequest { metadata: metadata.as_object().unwrap().clone(), ..request }
+}
+
+/// Scenario 72, second half.
+#[tokio::test]
+async fn a_failed_edit_that_cannot_be_undone_shows_no_state_that_is_not_true() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(mode, "none").await;
+        let base = gateway.head().await.unwrap();
+        gateway.run(ask("second")).await;
+        let before = gateway.head().await.unwrap();
+        // The writes of the run: in delta mode the resume, then the input and the fallback answer; the restore fails.
+        faults.write(if mode == "delta" { 4 } else { 3 }, Fault::Refused);
+        let (frames, row) = gateway.run(edit(from(&base, ask("fail")))).await;
+        assert!(!faults.disarm(), "it failed there");
+        let names: Vec<&str> = frames.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["metadata", "values", "values", "end"], "{mode}");
+        assert_eq!(row.status, RunStatus::Error);
+        assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), before.json("title").unwrap());
+        let (frames, _) = gateway.run(edit(from(&base, ask("fail")))).await;
+        assert_eq!(frames.len(), 5, "one that can be undone shows what is true again");
+        goes_on(&gateway).await;
+    }
+}
+
+/// Scenario 51, and a resume whose writes fail: nothing is written, and no other way is taken.
+#[tokio::test]
+async fn a_resume_that_cannot_be_carried_out_fails_closed() {
+    let (gateway, faults) = faulty("delta", "none").await;
+    let selected = gateway.history().await.pop().unwrap();
+    let middle = gateway.head().await.unwrap();
+    gateway.run(ask("second")).await;
+    let (head, written) = (gateway.head().await.unwrap(), count(&gateway).await);
+
+    faults.damage(middle.key.id);
+    let (frames, row) = gateway.run(from(&middle, ask("third"))).await;
+    faults.disarm();
+    let text = format!("Run {} could not materialize resume checkpoint {}", row.run_id, middle.key.id);
+    assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(text.as_str())));
+    let error = json!({"name": "RuntimeError", "message": text});
+    assert!(frames.contains(&("error".to_owned(), error)));
+    assert_eq!((gateway.head().await.unwrap().key, count(&gateway).await), (head.key.clone(), written));
+
+    faults.write(1, Fault::Refused);
+    let (_, row) = gateway.run(from(&selected, ask("third"))).await;
+    assert!(!faults.disarm());
+    assert_eq!((row.status, count(&gateway).await), (RunStatus::Error, written));
+
+    // The run's input fails behind the resume: the selected state is the head, and it reads.
+    faults.write(2, Fault::Refused);
+    let (_, row) = gateway.run(from(&middle, ask("third"))).await;
+    assert!(!faults.disarm());
+    assert_eq!((row.status, count(&gateway).await), (RunStatus::Error, written + 1));
+    assert_eq!(said(&gateway.head().await.unwrap()), said(&middle));
+    goes_on(&gateway).await;
+}
+
+/// A value for an older checkpoint whose row cannot be stored: the run fails, and the value can be sent again.
+#[tokio::test]
+async fn a_value_that_cannot_be_kept_fails_the_run() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(mode, "none").await;
+        let stopping = RunOptions {
+            interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
+            ..options([StreamMode::Values])
+        };
+        gateway.run(RunRequest { options: stopping, ..ask("two tools") }).await;
+        let parked = gateway.head().await.unwrap();
+        let resume = || {
+            let input = RunInput::Resume(Resume { messages: None, value: json!("yes") });
+            RunRequest { input, ..go_on() }
+        };
+        faults.write(1, Fault::Refused);
+        let (_, row) = gateway.run(resume()).await;
+        assert_eq!((row.status, gateway.head().await.unwrap().next), (RunStatus::Error, parked.next.clone()));
+        let (_, row) = gateway.run(resume()).await;
+        assert_eq!(row.status, RunStatus::Success, "{mode}");
+        assert_eq!(said(&gateway.head().await.unwrap()).last().unwrap(), "done");
+    }
+}
+
+async fn post(gateway: &Gateway, path: &str, body: Json) -> (u16, Json) {
+    let request =
+        Request::post(path).header("content-type", "application/json").body(Body::from(body.to_string()));
+    let answer = crate::http::router(Arc::clone(&gateway.app)).oneshot(request.unwrap()).await.unwrap();
+    let status = answer.status().as_u16();
+    let bytes = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+    (status, serde_json::from_slice(&bytes).unwrap())
+}
+
+#[tokio::test]
+async fn a_compaction_whose_write_fails_changes_nothing() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(mode, "none").await;
+        gateway.configure("summarization", &json!({"enabled": true}));
+        gateway.run(ask("second")).await;
+        let (before, written) = (gateway.head().await.unwrap(), count(&gateway).await);
+        let body = json!({"keep": {"type": "messages", "value": 2}});
+        faults.write(1, Fault::Refused);
+        let (status, answer) = post(&gateway, "/api/threads/t/compact", body.clone()).await;
+        assert!(!faults.disarm());
+        assert_eq!((status, &answer["detail"]), (500, &json!("Failed to compact thread context.")), "{mode}");
+        assert_eq!((gateway.head().await.unwrap().key, count(&gateway).await), (before.key, written));
+        faults.write(1, Fault::InDoubt);
+        let (status, answer) = post(&gateway, "/api/threads/t/compact", body).await;
+        assert!(!faults.disarm());
+        assert_eq!((status, &answer["compacted"]), (200, &json!(true)), "{answer}");
+        assert_eq!(count(&gateway).await, written + 1, "once");
+        assert_eq!(said(&gateway.head().await.unwrap()), ["second", "You said: second"]);
+        goes_on(&gateway).await;
+    }
+}
+
+#[tokio::test]
+async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(mode, "none").await;
+        gateway.run(ask("second")).await;
+        let before = gateway.history().await;
+        let messages = before[0].json("messages").unwrap().unwrap();
+        let body = json!({"message_id": messages[3]["id"]});
+        for k in 1..=2 {
+            faults.write(k, Fault::Refused);
+            let (status, answer) = post(&gateway, "/api/threads/t/branches", body.clone()).await;
+            assert!(!faults.disarm());
+            assert_eq!((status, &answer["detail"]), (500, &json!("Failed to create branch")), "{mode} {k}");
+            assert_eq!(gateway.app.accessor().saver().threads(None, 9).await.unwrap(), [ThreadId::from("t")]);
+            let (_, found) = post(&gateway, "/api/threads/search", json!({})).await;
+            assert_eq!(found.as_array().unwrap().len(), 1);
+            assert_eq!(gateway.history().await, before);
+        }
+        faults.write(3, Fault::Refused);
+        let (status, _) = post(&gateway, "/api/threads/t/branches", body).await;
+        assert!(faults.disarm(), "two checkpoints, and no more writes");
+        assert_eq!(status, 200);
+        goes_on(&gateway).await;
+    }
+}
+
+/// Scenario 85: which of the two texts depends on what could not be read.
+#[tokio::test]
+async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(mode, "none").await;
+        gateway.run(ask("second")).await;
+        let before = gateway.history().await;
+        let messages = before[0].json("messages").unwrap().unwrap();
+        let edit = json!({"human_message_id": messages[2]["id"], "replacement_text": "other"});
+        for (route, body) in
+            [("regenerate", json!({"message_id": messages[3]["id"]})), ("edit-regenerate", edit)]
+        {
+            let mut texts = Vec::new();
+            for k in 1.. {
+                faults.read(k);
+                let path = format!("/api/threads/t/runs/{route}/prepare");
+                let (status, answer) = post(&gateway, &path, body.clone()).await;
+                if faults.disarm() {
+                    assert_eq!(status, 200, "{answer}");
+                    break;
+                }
+                assert_eq!(status, 500, "{mode} {route} {k}");
+                texts.push(answer["detail"].as_str().unwrap().to_owned());
+            }
+            texts.dedup();
+            let both = ["Failed to read latest checkpoint", "Failed to inspect checkpoint history"];
+            assert_eq!(texts, both, "{mode} {route}");
+            assert_eq!(gateway.history().await, before);
+        }
+    }
+}
+
+/// Whatever of a run's record cannot be written at first, the run ends, and does not hold its thread.
+#[tokio::test]
+async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
+    for (mode, cancels) in [("full", false), ("delta", false), ("full", true), ("delta", true)] {
+        for k in 1.. {
+            let name = format!("records-{mode}-{k}");
+            let (gateway, _) = faulty(mode, &name).await;
+            let store = &gateway.app.store;
+            store.fail_statement(k);
+            let created = gateway.create(ask(if cancels { "wait" } else { "two tools" })).await;
+            let left = said(&gateway.head().await.unwrap()).len();
+            if let Ok(created) = &created {
+                let run_id = &created.run.run_id;
+                if cancels {
+                    let shut = gate(&name);
+                    tokio::select! { () = shut.reached() => {}, () = gateway.app.run_ended(run_id) => {} }
+                    let cancel = || gateway.app.cancel_run(run_id, CancelAction::Rollback);
+                    if cancel().await.is_err() {
+                        cancel().await.unwrap();
+                    }
+                }
+                let row = gateway.row(run_id).await;
+                assert!(!row.status.is_active(), "{mode} {k}");
+                let thread = store.threads().get("t", None).await.unwrap().unwrap();
+                assert_ne!(thread.status, crate::store::ThreadStatus::Running, "{mode} {k}");
+            } else {
+                assert_eq!(left, 2, "a run that was not admitted writes nothing");
+            }
+            let unused = store.fail_statement(0);
+            goes_on(&gateway).await;
+            if unused {
+                assert!(k > 6, "admission, start, status, end, status");
+                break;
+            }
+        }
+    }
+}

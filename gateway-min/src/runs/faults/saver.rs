@@ -1,0 +1,167 @@
+//! A saver between the gateway and its own, which fails where a test wants it to.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage,
+};
+use threadkeep::{Error, Result};
+
+/// How a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Nothing was done.
+    Refused,
+    /// It was done, and the answer was lost.
+    InDoubt,
+}
+
+/// Which call fails next.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Faults(Arc<Mutex<Armed>>);
+
+#[derive(Debug, Default)]
+struct Armed {
+    write: Option<(usize, Fault)>,
+    read: Option<usize>,
+    damaged: Option<CheckpointId>,
+}
+
+impl Faults {
+    /// The `k`-th write from now, from 1, fails.
+    pub(super) fn write(&self, k: usize, fault: Fault) {
+        self.0.lock().unwrap().write = Some((k, fault));
+    }
+
+    /// The `k`-th read from now, from 1, fails.
+    pub(super) fn read(&self, k: usize) {
+        self.0.lock().unwrap().read = Some(k);
+    }
+
+    /// The values of this checkpoint cannot be read from now on.
+    pub(super) fn damage(&self, checkpoint: CheckpointId) {
+        self.0.lock().unwrap().damaged = Some(checkpoint);
+    }
+
+    /// Forgets what is armed; `true` if it had not failed anything yet.
+    pub(super) fn disarm(&self) -> bool {
+        let armed = std::mem::take(&mut *self.0.lock().unwrap());
+        armed.write.is_some() || armed.read.is_some()
+    }
+
+    fn reads(&self) -> Result<()> {
+        let mut armed = self.0.lock().unwrap();
+        match armed.read.as_mut() {
+            Some(1) => {
+                armed.read = None;
+                Err(refused())
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Carries the write out, or not, as is armed.
+    async fn writes<T>(&self, write: impl Future<Output = Result<T>>) -> Result<T> {
+        let fault = {
+            let mut armed = self.0.lock().unwrap();
+            match armed.write.as_mut() {
+                Some((1, fault)) => {
+                    let fault = *fault;
+                    armed.write = None;
+                    Some(fault)
+                }
+                Some((left, _)) => {
+                    *left -= 1;
+                    None
+                }
+                None => None,
+            }
+        };
+        match fault {
+            None => write.await,
+            Some(Fault::Refused) => Err(refused()),
+            Some(Fault::InDoubt) => {
+                write.await?;
+                Err(Error::InDoubt { saver: "faulty", reason: "injected fault".to_owned() })
+            }
+        }
+    }
+}
+
+fn refused() -> Error {
+    Error::Unavailable { saver: "faulty", reason: "injected fault".to_owned() }
+}
+
+/// The saver that fails.
+pub(super) struct FaultySaver {
+    pub(super) inner: Arc<dyn Saver>,
+    pub(super) faults: Faults,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Saver for FaultySaver {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.faults.reads()?;
+        let damaged = self.faults.0.lock().unwrap().damaged;
+        if damaged.is_some() && at.id == damaged && at.load != threadkeep::saver::Load::None {
+            return Err(Error::Corrupt {
+                place: "a checkpoint".to_owned(),
+                reason: "injected fault".to_owned(),
+            });
+        }
+        self.inner.get(at).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.faults.reads()?;
+        self.inner.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.faults.writes(self.inner.put_writes(at, task)).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        self.faults.writes(self.inner.commit(step)).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        self.faults.reads()?;
+        self.inner.delta_history(at, channels, reach).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.faults.writes(self.inner.delete_thread(thread)).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.inner.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.inner.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.faults.writes(self.inner.rewrite_thread(thread, expected, rewrite)).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}

@@ -38,4 +38,4 @@ fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; 
 	FUZZ_SECONDS=$(or $(SECONDS),60) scripts/fuzz.sh $(TARGETS)
 
 size-report: ## File bytes and time per turn after 200 and 2,000 turns, in both modes
-	cargo run --release --locked -p threadkeep-sqlite --example size_report
+	cargo run --release --locked -p threadkeep-benches --bin size_report

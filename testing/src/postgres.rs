@@ -28,6 +28,13 @@ ssl_cert_file = 'server.crt'
 ssl_key_file = 'server.key'
 ";
 
+/// For a server that is measured: it keeps what it acknowledged whatever happens, as servers do.
+const FLUSHING: &str = "
+shared_buffers = 128MB
+fsync = on
+full_page_writes = on
+";
+
 const CERTIFICATE: &str = "
 [req]
 distinguished_name = name
@@ -62,6 +69,18 @@ impl Postgres {
     /// # Errors
     /// If it cannot be started; the text says why, or what to install.
     pub fn start() -> Result<Self> {
+        Self::start_with("")
+    }
+
+    /// Starts a private server that flushes every commit to the disk, for measurements.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_flushing() -> Result<Self> {
+        Self::start_with(FLUSHING)
+    }
+
+    fn start_with(more: &str) -> Result<Self> {
         let tool = |name| Tool { name, package: "postgresql" };
         let [initdb, postgres, openssl] =
             find([tool("initdb"), tool("postgres"), Tool { name: "openssl", package: "openssl" }])?;
@@ -94,7 +113,7 @@ impl Postgres {
         ]))?;
         let port = free_port()?;
         let settings =
-            fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + &format!("port = {port}\n");
+            fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + more + &format!("port = {port}\n");
         user.write(&data.join("postgresql.conf"), &settings)?;
 
         let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{port}/postgres"))?;

@@ -98,6 +98,9 @@ pub fn bytes(step: &Step) -> Result<Vec<u8>> {
 }
 
 fn decode(bytes: Vec<u8>) -> Result<Vec<Json>> {
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
     let encoded = Encoded { codec: Codec::MessagePack, bytes: bytes.into() };
     match ChannelValue::from_encoded(encoded)?.to_json()? {
         Json::Array(messages) => Ok(messages),

@@ -170,11 +170,17 @@ fn main() -> Result<()> {
         }
         Command::Job { job } => {
             let job: Job = serde_json::from_str(&job)?;
-            tokio::runtime::Runtime::new()?.block_on(measure(&job, |row| {
+            let measured = tokio::runtime::Runtime::new()?.block_on(measure(&job, |row| {
                 let line = serde_json::to_string(row).unwrap_or_default();
                 // If nobody listens any more, nobody wants to know.
                 let _ = writeln!(io::stdout(), "{line}");
-            }))
+            }));
+            if let Err(error) = measured {
+                // One line, which the runner takes into the row.
+                let _ = writeln!(io::stderr(), "{}", format!("{error:#}").replace('\n', " "));
+                std::process::exit(1);
+            }
+            Ok(())
         }
     }
 }

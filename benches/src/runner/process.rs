@@ -20,18 +20,16 @@ const DRIVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/driver.py");
 /// the row.
 pub(super) fn run(job: &Job, python: Option<&Path>, directory: &Path, patience: Duration) -> Result<Row> {
     let text = serde_json::to_string(job)?;
-    let mut command = match (job.case.backend.kind(), python) {
-        (Kind::Peer, Some(python)) => {
-            let mut command = Command::new(python);
-            command.args([DRIVER, &text]);
-            command
-        }
-        _ => {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.args(["job", &text]);
-            command
-        }
+    let mut command = if let (Kind::Peer, Some(python)) = (job.case.backend.kind(), python) {
+        let mut command = Command::new(python);
+        command.arg(DRIVER);
+        command
+    } else {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("job");
+        command
     };
+    command.arg(&text);
     let errors = directory.join("stderr");
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&errors)?).spawn()?;

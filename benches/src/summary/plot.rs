@@ -135,13 +135,7 @@ fn plot(kind: &str, what: &str, group: Group, axes: &Axes, lines: &Lines) -> Res
     Ok(Plot { name: format!("{}-{kind}", group.slug()), title, svg })
 }
 
-fn draw<'a, X, Y>(
-    area: &DrawingArea<SVGBackend<'a>, Shift>,
-    x: X,
-    y: Y,
-    axes: &Axes,
-    lines: &Lines,
-) -> Result<()>
+fn draw<X, Y>(area: &DrawingArea<SVGBackend<'_>, Shift>, x: X, y: Y, axes: &Axes, lines: &Lines) -> Result<()>
 where
     X: AsRangedCoord<Value = f64>,
     X::CoordDescType: ValueFormatter<f64> + 'static,

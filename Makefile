@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint docs sdk-check tour conformance fuzz crash-check size-report
+.PHONY: help run test lint docs sdk-check tour conformance fuzz crash-check size-report bench bench-peers bench-targets bench-criterion instructions
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,3 +39,18 @@ fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; 
 
 size-report: ## File bytes and time per turn after 200 and 2,000 turns, in both modes
 	cargo run --release --locked -p threadkeep-benches --bin size_report
+
+bench: ## The workloads in the short form, under five minutes: tables, rows and plots in target/bench/short
+	scripts/bench.sh short
+
+bench-peers: ## The same operations on our savers, LangGraph's and raw stores, alternating; installs LangGraph privately
+	scripts/bench.sh peers
+
+bench-targets: ## The workloads at full size, 2,000 turns in every mode; about half an hour
+	scripts/bench.sh targets
+
+bench-criterion: ## Each engine step and each driver operation; FILTER names some
+	cargo bench --locked -p threadkeep-benches -- $(FILTER)
+
+instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file
+	scripts/instructions.sh $(if $(UPDATE),--update)

@@ -2,7 +2,7 @@
 .PHONY: help run test lint docs sdk-check tour conformance fuzz crash-check size-report bench bench-peers bench-targets bench-criterion instructions
 
 help: ## Show what there is to run
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: ## Serve the gateway on http://127.0.0.1:8001, with an embedded SQLite; needs no configuration
 	cargo run --release --locked -p threadkeep-gateway -- serve

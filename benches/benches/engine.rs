@@ -78,7 +78,7 @@ fn diff(c: &mut Criterion) {
         edited.replace(length / 2, Element::from_json(&Json::from("edited")).unwrap());
         edited.push(Element::from_json(&Json::from("new")).unwrap());
         group.bench_function(BenchmarkId::new("parts", length), |b| {
-            b.iter(|| black_box(&edited).parts().len())
+            b.iter(|| black_box(&edited).parts().len());
         });
         let (apart, again) = (list(length), list(length));
         group.bench_function(BenchmarkId::new("equal and shared", length), |b| {

@@ -377,9 +377,9 @@ def process_writer(case: dict, target: str, writer: int, barrier, results) -> No
         async with AsyncExitStack() as stack:
             store = await open_store(stack, case, target)
             barrier.wait()
-            started = time.perf_counter()
+            started, busy = time.perf_counter(), time.process_time()
             written = await write_all(store, case, writer)
-            results.put((written, started, time.perf_counter(), time.process_time()))
+            results.put((written, started, time.perf_counter(), time.process_time() - busy))
 
     asyncio.run(run())
 

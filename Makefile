@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz crash-check size-report
+.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz crash-check size-report bench bench-peers bench-targets bench-criterion instructions
 
 help: ## Show what there is to run
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: ## Serve the gateway on http://127.0.0.1:8001, with an embedded SQLite; needs no configuration
 	cargo run --release --locked -p threadkeep-gateway -- serve
@@ -41,4 +41,19 @@ fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; 
 	FUZZ_SECONDS=$(or $(SECONDS),60) scripts/fuzz.sh $(TARGETS)
 
 size-report: ## File bytes and time per turn after 200 and 2,000 turns, in both modes
-	cargo run --release --locked -p threadkeep-sqlite --example size_report
+	cargo run --release --locked -p threadkeep-benches --bin size_report
+
+bench: ## The workloads in the short form, under five minutes: tables, rows and plots in target/bench/short
+	scripts/bench.sh short
+
+bench-peers: ## The same operations on our savers, LangGraph's and raw stores, alternating; installs LangGraph privately
+	scripts/bench.sh peers
+
+bench-targets: ## The workloads at full size, 2,000 turns in every mode; about half an hour
+	scripts/bench.sh targets
+
+bench-criterion: ## Each engine step and each driver operation; FILTER names some
+	cargo bench --locked -p threadkeep-benches -- $(FILTER)
+
+instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file
+	scripts/instructions.sh $(if $(UPDATE),--update)

@@ -30,6 +30,13 @@ ssl_cert_file = 'server.crt'
 ssl_key_file = 'server.key'
 ";
 
+/// For a server that is measured: it keeps what it acknowledged whatever happens, as servers do.
+const FLUSHING: &str = "
+shared_buffers = 128MB
+fsync = on
+full_page_writes = on
+";
+
 /// A Postgres server.
 pub struct Postgres {
     url: Url,
@@ -54,11 +61,23 @@ impl Postgres {
     /// # Errors
     /// If it cannot be started; the text says why, or what to install.
     pub fn start() -> Result<Self> {
-        let tool = |name| Tool { name, package: "postgresql" };
-        match find([tool("initdb"), tool("postgres"), OPENSSL]) {
-            Ok(programs) => Self::private_one(&programs),
+        match Self::programs() {
+            Ok(programs) => Self::private_one(&programs, ""),
             Err(missing) => Self::in_container(missing),
         }
+    }
+
+    /// Starts a private server that flushes every commit to the disk, for measurements.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_flushing() -> Result<Self> {
+        Self::private_one(&Self::programs()?, FLUSHING)
+    }
+
+    fn programs() -> Result<[PathBuf; 3]> {
+        let tool = |name| Tool { name, package: "postgresql" };
+        find([tool("initdb"), tool("postgres"), OPENSSL])
     }
 
     /// A server without TLS, which cannot be crashed.
@@ -79,7 +98,7 @@ impl Postgres {
         Ok(Self { url, private: None, _container: Some(container) })
     }
 
-    fn private_one([initdb, postgres, openssl]: &[PathBuf; 3]) -> Result<Self> {
+    fn private_one([initdb, postgres, openssl]: &[PathBuf; 3], more: &str) -> Result<Self> {
         let user = User::for_servers()?;
         let directory = user.directory()?;
         let (path, password) = (directory.path(), password());
@@ -97,7 +116,7 @@ impl Postgres {
         certificate::make(user, openssl, path, "data/server")?;
         let port = free_port()?;
         let settings =
-            fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + &format!("port = {port}\n");
+            fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + more + &format!("port = {port}\n");
         user.write(&data.join("postgresql.conf"), &settings)?;
 
         let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{port}/postgres"))?;

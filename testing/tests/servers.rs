@@ -37,6 +37,17 @@ async fn each_database_is_empty_and_is_dropped_with_its_handle() {
 }
 
 #[tokio::test]
+async fn a_server_for_measurements_flushes() {
+    let server = Postgres::start_flushing().unwrap();
+    let database = server.database().await.unwrap();
+    let client = connect(database.url()).await;
+    for (setting, value) in [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", "on")] {
+        let found: String = client.query_one(&format!("SHOW {setting}"), &[]).await.unwrap().get(0);
+        assert_eq!(found, value, "{setting}");
+    }
+}
+
+#[tokio::test]
 async fn the_pooler_leads_to_the_same_database_and_keeps_no_session() {
     let database = postgres().unwrap().database().await.unwrap();
     let url = pgbouncer().unwrap().url(&database);

@@ -1,0 +1,298 @@
+//! A conversation on one of our savers: each superstep of the script is one commit of a [`StepWriter`].
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Map, Value as Json, json};
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::checkpoint::Write;
+use threadkeep::id::{CheckpointId, IdSource, NodeName, ThreadId};
+use threadkeep::saver::Saver;
+use threadkeep::state::{StateAccessor, StateSnapshot};
+use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::{ChannelValue, Element};
+
+use crate::case::{Case, Mode};
+use crate::meter;
+use crate::raw::{self, Raw};
+use crate::workload::{Emit, REACH, Script, Start, Step, Turn};
+
+/// A thread that a script writes to.
+pub struct Conversation {
+    accessor: StateAccessor,
+    thread: ThreadId,
+    script: Box<dyn Script>,
+    /// The writer of the last turn, for turns that go on with it.
+    run: Option<StepWriter>,
+    /// The checkpoints from which the last turns began; the first of them began turn `first`.
+    starts: VecDeque<Option<CheckpointId>>,
+    first: usize,
+}
+
+/// What a turn took. Only the calls count, not the making of their arguments.
+#[derive(Debug, Clone, Default)]
+pub struct Spent {
+    /// All calls of the turn.
+    pub wall: Duration,
+    /// CPU time of this process in them.
+    pub cpu: Duration,
+    /// Each superstep: its writes and its commit.
+    pub steps: Vec<Duration>,
+    /// The inserts of the same bytes into a raw store, if there was one.
+    pub floor: Vec<Duration>,
+    /// Bytes of the new messages as compact JSON.
+    pub raw_bytes: u64,
+    /// Checkpoints that were made.
+    pub checkpoints: u64,
+}
+
+impl Conversation {
+    /// Conversation number `index` of a case, on a thread that is not there yet.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::InvalidInput`] for a cadence of 0.
+    pub fn new(case: &Case, index: usize, saver: Arc<dyn Saver>) -> Result<Self> {
+        Ok(Self {
+            accessor: accessor(case.mode, saver)?,
+            thread: thread(index),
+            script: case.workload.script(case.size, case.seed + index as u64),
+            run: None,
+            starts: VecDeque::new(),
+            first: 0,
+        })
+    }
+
+    /// The accessor through which the thread is written. It remembers the head.
+    pub fn accessor(&self) -> &StateAccessor {
+        &self.accessor
+    }
+
+    /// The thread.
+    pub fn thread(&self) -> &ThreadId {
+        &self.thread
+    }
+
+    /// Runs the next turn; `floor` is given the bytes of each superstep right after it.
+    ///
+    /// # Errors
+    /// The saver's and the raw store's.
+    pub async fn turn(&mut self, mut floor: Option<&mut Raw>) -> Result<Spent> {
+        let turn = self.script.turn();
+        let messages = turn.steps.iter().flat_map(|step| step.emit.messages());
+        let mut spent = Spent {
+            raw_bytes: messages.map(|message| message.to_string().len() as u64).sum(),
+            checkpoints: turn.steps.len() as u64
+                + u64::from(turn.note)
+                + u64::from(self.is_created_by(&turn)),
+            ..Spent::default()
+        };
+        let extra = if turn.note {
+            Map::from_iter([("run_id".to_owned(), json!(format!("{:032x}", self.next_turn())))])
+        } else {
+            Map::new()
+        };
+        let clock = Clock::start();
+        let mut run = self.open(&turn).await?;
+        clock.stop(&mut spent);
+        self.starts.push_back(run.state().map(|state| state.key.id));
+        if self.starts.len() > REACH {
+            self.starts.pop_front();
+            self.first += 1;
+        }
+        for (number, step) in turn.steps.iter().enumerate() {
+            let next = turn.steps.get(number + 1).map(|next| next.node.clone());
+            let emit = step.emit.clone();
+            let extra = extra.clone();
+            let clock = Clock::start();
+            superstep(&mut run, step, emit, next, extra).await?;
+            let taken = clock.stop(&mut spent);
+            spent.steps.push(taken);
+            if let Some(raw) = floor.as_deref_mut() {
+                let bytes = raw::bytes(step)?;
+                let started = Instant::now();
+                raw.insert(&bytes).await?;
+                spent.floor.push(started.elapsed());
+            }
+        }
+        if turn.note {
+            let clock = Clock::start();
+            let head = run.state().cloned().context("a turn leaves a state")?;
+            self.accessor.annotate(&head, extra).await?;
+            clock.stop(&mut spent);
+        }
+        // A note moves the head, so the writer cannot go on behind it.
+        self.run = (!turn.note).then_some(run);
+        Ok(spent)
+    }
+
+    fn next_turn(&self) -> usize {
+        self.first + self.starts.len()
+    }
+
+    /// Whether the thread is made before this turn with an empty checkpoint, as the gateway makes one before its first run.
+    fn is_created_by(&self, turn: &Turn) -> bool {
+        turn.note && self.next_turn() == 0
+    }
+
+    async fn open(&mut self, turn: &Turn) -> Result<StepWriter> {
+        if self.is_created_by(turn) {
+            self.accessor.create(&self.thread, Map::new()).await?;
+        }
+        let at = match (turn.start, self.run.take()) {
+            (Start::Live, Some(run)) => return Ok(run),
+            (Start::Live | Start::Head, _) => None,
+            (Start::Turn(number), _) => {
+                let place = number.checked_sub(self.first).context("the script reaches too far back")?;
+                *self.starts.get(place).context("the script reaches into the future")?
+            }
+        };
+        Ok(StepWriter::open(&self.accessor, &self.thread, at).await?)
+    }
+}
+
+/// The thread of conversation number `index`.
+pub fn thread(index: usize) -> ThreadId {
+    ThreadId::new(format!("t{index}"))
+}
+
+/// An accessor that remembers nothing yet.
+///
+/// # Errors
+/// [`threadkeep::Error::InvalidInput`] for a cadence of 0.
+pub fn accessor(mode: Mode, saver: Arc<dyn Saver>) -> Result<StateAccessor> {
+    Ok(StateAccessor::new(saver, Arc::new(mode.table()?), Arc::new(IdSource::default())))
+}
+
+/// The messages of a state, decoded.
+///
+/// # Errors
+/// [`threadkeep::Error::Corrupt`].
+pub fn messages(state: &StateSnapshot) -> Result<Vec<Json>> {
+    match state.json(MESSAGES_CHANNEL)? {
+        Some(Json::Array(messages)) => Ok(messages),
+        _ => Ok(Vec::new()),
+    }
+}
+
+async fn superstep(
+    run: &mut StepWriter,
+    step: &Step,
+    emit: Emit,
+    next: Option<NodeName>,
+    extra: Map<String, Json>,
+) -> Result<()> {
+    let writes = match emit {
+        Emit::Nothing => Vec::new(),
+        Emit::Messages(messages) => vec![run.write(MESSAGES_CHANNEL, Json::Array(messages), false)?],
+        Emit::All(last) => vec![all(run, &last)?],
+    };
+    let task = run.start_task(&step.node, 0);
+    run.finish_task(task, writes, Durability::WithCommit).await?;
+    run.commit(step.source, next.into_iter().collect(), extra).await?;
+    Ok(())
+}
+
+/// The live list again with another last message. Its elements carry their bytes; it is the list of thousands that is
+/// written all the same.
+fn all(run: &StepWriter, last: &Json) -> Result<Write> {
+    let live = run.state().and_then(|state| state.value(MESSAGES_CHANNEL)).and_then(ChannelValue::as_list);
+    let mut list = live.context("the thread has no messages")?.clone();
+    list.replace(list.len().saturating_sub(1), Element::from_json(last)?);
+    Ok(Write { channel: MESSAGES_CHANNEL.into(), value: list.into(), overwrite: false })
+}
+
+/// Wall and CPU time of a stretch of calls.
+struct Clock {
+    wall: Instant,
+    cpu: Duration,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { cpu: meter::cpu(), wall: Instant::now() }
+    }
+
+    fn stop(self, spent: &mut Spent) -> Duration {
+        let wall = self.wall.elapsed();
+        spent.wall += wall;
+        spent.cpu += meter::cpu().saturating_sub(self.cpu);
+        wall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::Backend;
+    use crate::store::Store;
+    use crate::workload::{Workload, digest};
+
+    fn case(workload: Workload, backend: Backend, mode: Mode, turns: usize) -> Case {
+        let (size, seed) = (if workload.is_sized() { 128 } else { 0 }, 5);
+        Case {
+            workload,
+            backend,
+            mode,
+            turns,
+            size,
+            threads: 1,
+            writers: 1,
+            seed,
+            rep: 0,
+            cap_s: 60,
+            paired: false,
+        }
+    }
+
+    /// The digests of the head, as it is read anew, and the raw bytes.
+    async fn run(case: &Case) -> (String, u64) {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(case.backend, directory.path().join("c.db").to_str().unwrap()).await.unwrap();
+        let mut conversation = Conversation::new(case, 0, store.saver.clone()).unwrap();
+        let mut raw = 0;
+        for _ in 0..case.turns {
+            raw += conversation.turn(None).await.unwrap().raw_bytes;
+        }
+        let fresh = accessor(case.mode, store.saver.clone()).unwrap();
+        let state = fresh.get(conversation.thread(), None).await.unwrap().unwrap();
+        let found = digest(&messages(&state).unwrap());
+        store.close().await;
+        (found, raw)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_mode_and_store_comes_to_the_state_of_the_model() {
+        for workload in Workload::ALL {
+            let turns = if workload == Workload::Lead { 20 } else { 130 };
+            let expected = workload.expected(if workload.is_sized() { 128 } else { 0 }, 5, turns).digest();
+            let mut raws = Vec::new();
+            for backend in [Backend::Memory, Backend::SqliteNormal] {
+                for mode in [Mode::Full, Mode::Delta(1), Mode::Delta(7), Mode::Delta(1000)] {
+                    let (found, raw) = run(&case(workload, backend, mode, turns)).await;
+                    assert_eq!(found, expected, "{workload} {backend} {mode}");
+                    raws.push(raw);
+                }
+            }
+            raws.dedup();
+            assert_eq!(raws.len(), 1, "the same bytes are asked of every store");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_raw_store_is_given_the_new_messages_of_every_superstep() {
+        let case = case(Workload::Plain, Backend::Memory, Mode::Full, 10);
+        let directory = tempfile::tempdir().unwrap();
+        let mut raw =
+            Raw::open(Backend::RawSqlite, directory.path().join("raw.db").to_str().unwrap()).await.unwrap();
+        let store = Store::open(case.backend, "").await.unwrap();
+        let mut conversation = Conversation::new(&case, 0, store.saver.clone()).unwrap();
+        for _ in 0..case.turns {
+            let spent = conversation.turn(Some(&mut raw)).await.unwrap();
+            assert_eq!((spent.steps.len(), spent.floor.len()), (2, 2));
+        }
+        let model = case.workload.expected(0, 5, 10);
+        assert_eq!(digest(&raw.read().await.unwrap()), model.digest());
+    }
+}

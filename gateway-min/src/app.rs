@@ -31,7 +31,7 @@ use crate::runs::ownership::{self, Terms};
 use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
-use crate::store::{DATABASE_FILE, InvalidAddress, Store, StoreError, StoreOptions};
+use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
 use crate::tools::{ToolContext, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
@@ -62,9 +62,6 @@ pub enum StartError {
         /// How many are allowed.
         grace: i64,
     },
-    /// The address of the Postgres server.
-    #[error("database.postgres_url: {0}")]
-    Address(#[from] InvalidAddress),
 }
 
 /// A running gateway without its HTTP server.

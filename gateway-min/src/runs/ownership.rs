@@ -53,14 +53,14 @@ async fn own(app: Weak<App>, terms: Terms) {
         match tokio::time::timeout_at(over, app.renew()).await {
             // From when it was asked: the lease in the database is not younger.
             Ok(Ok(())) => renewed = asked,
-            failed => {
-                let error = failed.map(|renewed| renewed.err());
-                tracing::warn!(?error, "leases cannot be renewed");
-                if renewed.elapsed() >= terms.lease {
-                    app.lose_all();
-                }
-                continue;
+            Ok(Err(error)) => tracing::warn!(%error, "leases cannot be renewed"),
+            Err(late) => tracing::warn!(%late, "leases cannot be renewed"),
+        }
+        if renewed != asked {
+            if renewed.elapsed() >= terms.lease {
+                app.lose_all();
             }
+            continue;
         }
         if let Ok(Err(error)) = tokio::time::timeout(pause, app.recover_expired(terms.grace)).await {
             tracing::warn!(%error, "cannot look for runs of processes that are gone");

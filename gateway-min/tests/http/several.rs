@@ -17,14 +17,16 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::sse;
 use crate::support::{Gateway, MODES, Setup, question, texts};
 
-/// On `work`, calls a tool and waits at `gate`; on `fail`, fails; else answers.
+/// On `work`, calls a tool and waits at `gate`; on `loop`, waits at `<gate>-loop` and calls tools for ever; else answers.
 fn script(gate: &str) -> Value {
     json!({"rules": [
         {"when": {"contains": ["work"]}, "answers": [
             {"text": "Looking.", "tool_calls": [{"name": "ls"}]},
             {"text": "Done.", "gate": {"name": gate}},
         ]},
-        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [{"tool_calls": [{"name": "ls"}]}]},
+        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [
+            {"tool_calls": [{"name": "ls"}], "gate": {"name": format!("{gate}-loop")}},
+        ]},
         {"answers": [{"text": "You said: {{input}}"}]},
     ]})
 }
@@ -187,15 +189,18 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
         let failing = json!({"input": question("loop")["input"], "config": {"recursion_limit": 2}});
         let failed = first.post("/api/threads/t/runs", failing).await.ok();
         let run = failed["run_id"].as_str().unwrap();
+        let looping = format!("{name}-loop");
+        gate(&looping).reached().await;
         let path = format!("/api/threads/t/runs/{run}/stream");
-        let frames =
-            sse::all(second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
-        let record = until(&second, run, "error").await;
-        // Whoever comes when it has failed already sees no more than the end.
-        if frames.len() > 1 {
-            let error = &frames[frames.len() - 2];
-            assert_eq!((error.name.as_str(), &error.data["message"]), ("error", &record["error"]));
-        }
+        let stream = second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await;
+        gate(&looping).open();
+        let frames = sse::all(stream).await;
+        let record = second.run("t", run).await;
+        assert_eq!(record["status"], "error");
+        let [.., error, end] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!((error.name.as_str(), end.name.as_str()), ("error", "end"));
+        let shown = json!({"message": record["error"], "name": "GraphRecursionError"});
+        assert_eq!(error.data, shown);
     }
 }
 

@@ -177,7 +177,7 @@ impl Gateway {
 
     /// A connection of the test's own to its Postgres database.
     pub(crate) async fn postgres(&self) -> tokio_postgres::Client {
-        let database = self.database.as_ref().expect("on Postgres");
+        let database = self.database.as_ref().unwrap();
         let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
         tokio::spawn(connection);
         client

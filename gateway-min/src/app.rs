@@ -34,7 +34,7 @@ use crate::runs::ownership::{self, Terms};
 use crate::runs::progress;
 use crate::runs::worker::RunSpec;
 use crate::settings;
-use crate::store::{DATABASE_FILE, InvalidAddress, Store, StoreError, StoreOptions};
+use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
 use crate::tools::{ToolContext, ToolSettings, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
@@ -67,9 +67,6 @@ pub enum StartError {
         /// How many are allowed.
         grace: i64,
     },
-    /// The address of the Postgres server.
-    #[error("database.postgres_url: {0}")]
-    Address(#[from] InvalidAddress),
 }
 
 /// A running gateway without its HTTP server.

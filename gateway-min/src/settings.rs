@@ -10,7 +10,7 @@ use crate::app::CHECKPOINT_FILE;
 use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend, Secret};
 use crate::model::{ModelKind, ModelSettings};
 use crate::runs::ownership::Terms;
-use crate::store::{EventBackend, InvalidAddress, PostgresTarget};
+use crate::store::{EventBackend, PostgresTarget};
 use crate::tools::ToolSettings;
 
 pub(crate) fn mode(config: &Config) -> ChannelMode {
@@ -69,7 +69,7 @@ pub(crate) fn postgres_options(database: &Database) -> threadkeep_postgres::Opti
 }
 
 /// How the gateway's records in Postgres are reached: beside the checkpoints, with a pool of their own.
-pub(crate) fn postgres_records(database: &Database) -> Result<PostgresTarget, InvalidAddress> {
+pub(crate) fn postgres_records(database: &Database) -> Result<PostgresTarget, StoreError> {
     let schema = database.postgres_schema.as_deref().unwrap_or(POSTGRES_SCHEMA);
     PostgresTarget::parse(postgres_url(database), schema, database.pool_size)
 }

@@ -42,16 +42,22 @@ impl Options {
     }
 }
 
-/// Where a server is and how to talk to it.
-pub(crate) struct Target {
-    pub(crate) config: tokio_postgres::Config,
-    pub(crate) tls: MakeRustlsConnect,
+/// An address of a database, taken apart: for others that connect to the same one in their own way. It holds the password.
+pub struct Address {
+    /// The server, the database and the role. The mode of TLS is `Disable` or `Require`; with the second one the server's
+    /// certificate is to be checked.
+    pub config: tokio_postgres::Config,
+    /// The file with the certificates that the server's own must come from; none means those of the system.
+    pub root_certificates: Option<PathBuf>,
 }
 
-impl Target {
-    /// Takes a URL or a `key=value` text apart. TLS is used with `sslmode=require`, and then always checked.
-    pub(crate) fn parse(address: &str, patience: Duration) -> Result<Self> {
-        let (address, roots) = split_root_certificate(address);
+impl Address {
+    /// Takes a URL or a `key=value` text apart, as for [`crate::PostgresSaver::connect`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`]. Nothing of the address is repeated.
+    pub fn parse(address: &str) -> Result<Self> {
+        let (address, root_certificates) = split_root_certificate(address);
         let mut config: tokio_postgres::Config = address.parse().map_err(|error| {
             Error::InvalidInput(format!("the address of the database cannot be read: {error}"))
         })?;
@@ -61,6 +67,27 @@ impl Target {
         if config.get_application_name().is_none() {
             config.application_name("threadkeep");
         }
+        Ok(Self { config, root_certificates })
+    }
+}
+
+impl std::fmt::Debug for Address {
+    /// Without the password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Address").finish_non_exhaustive()
+    }
+}
+
+/// Where a server is and how to talk to it.
+pub(crate) struct Target {
+    pub(crate) config: tokio_postgres::Config,
+    pub(crate) tls: MakeRustlsConnect,
+}
+
+impl Target {
+    /// Takes a URL or a `key=value` text apart. TLS is used with `sslmode=require`, and then always checked.
+    pub(crate) fn parse(address: &str, patience: Duration) -> Result<Self> {
+        let Address { mut config, root_certificates: roots } = Address::parse(address)?;
         if config.get_connect_timeout().is_none() && !patience.is_zero() {
             config.connect_timeout(patience);
         }

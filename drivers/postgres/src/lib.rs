@@ -23,6 +23,6 @@ mod store;
 mod thread;
 mod view;
 
-pub use config::Options;
+pub use config::{Address, Options};
 pub use saver::PostgresSaver;
 pub use schema::setup;

@@ -35,38 +35,46 @@ impl Terms {
     }
 }
 
-/// Starts the task that keeps up the ownership for as long as the gateway lives.
+/// Starts the tasks that keep up the ownership for as long as the gateway lives.
 pub(crate) fn keep(app: &Arc<App>, terms: Terms) {
-    tokio::spawn(run(Arc::downgrade(app), terms));
+    tokio::spawn(own(Arc::downgrade(app), terms));
+    tokio::spawn(look(Arc::downgrade(app)));
 }
 
-async fn run(app: Weak<App>, terms: Terms) {
-    let mut renewed = Instant::now();
-    let mut due = Instant::now();
+/// Renews what is this process's, and ends what processes that are gone have left.
+async fn own(app: Weak<App>, terms: Terms) {
+    let (pause, mut renewed) = (terms.lease / 3, Instant::now());
     loop {
-        tokio::time::sleep(LOOK.min(terms.lease / 4)).await;
+        tokio::time::sleep(pause).await;
+        let Some(app) = app.upgrade() else { return };
+        let asked = Instant::now();
+        // Not past the end of the lease, which a database that is away does not tell.
+        let over = (renewed + terms.lease).max(asked + pause);
+        match tokio::time::timeout_at(over, app.renew()).await {
+            // From when it was asked: the lease in the database is not younger.
+            Ok(Ok(())) => renewed = asked,
+            Ok(Err(error)) => tracing::warn!(%error, "leases cannot be renewed"),
+            Err(late) => tracing::warn!(%late, "leases cannot be renewed"),
+        }
+        if renewed != asked {
+            if renewed.elapsed() >= terms.lease {
+                app.lose_all();
+            }
+            continue;
+        }
+        if let Ok(Err(error)) = tokio::time::timeout(pause, app.recover_expired(terms.grace)).await {
+            tracing::warn!(%error, "cannot look for runs of processes that are gone");
+        }
+    }
+}
+
+/// Looks whether somebody else has cancelled or ended runs of this process.
+async fn look(app: Weak<App>) {
+    loop {
+        tokio::time::sleep(LOOK).await;
         let Some(app) = app.upgrade() else { return };
         if let Err(error) = app.notice_stopped_runs().await {
             tracing::debug!(%error, "cannot look for cancelled runs");
-        }
-        if Instant::now() < due {
-            continue;
-        }
-        let asked = Instant::now();
-        due = asked + terms.lease / 3;
-        match app.renew().await {
-            // From when it was asked: the lease in the database is not younger.
-            Ok(()) => renewed = asked,
-            Err(error) => {
-                tracing::warn!(%error, "leases cannot be renewed");
-                if renewed.elapsed() >= terms.lease {
-                    app.lose_all();
-                }
-                continue;
-            }
-        }
-        if let Err(error) = app.recover_expired(terms.grace).await {
-            tracing::warn!(%error, "cannot look for runs of processes that are gone");
         }
     }
 }

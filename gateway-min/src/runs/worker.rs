@@ -121,6 +121,8 @@ async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
     };
     if let Err(error) = Box::pin(lived).await {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "the run's records could not be written");
+        // Its clients need not wait for a database that is away.
+        frames.end();
         bury(&app.store, &spec.run_id).await;
     }
     frames.end();

@@ -56,7 +56,7 @@ pub use events::{
     EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
     TRACE_CATEGORY,
 };
-pub use postgres::{InvalidAddress, PostgresTarget};
+pub use postgres::PostgresTarget;
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, Lease,
     MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, OperationKind, QUEUE_MAX, RECOVERY_ERROR,

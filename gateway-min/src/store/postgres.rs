@@ -12,9 +12,10 @@ use std::time::Duration;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Postgres};
+use threadkeep_postgres::Address;
 use tokio_postgres::config::{Host, SslMode};
-use url::Url;
 
+use super::error::StoreError;
 use super::query::{Builder, Sql, Value};
 
 pub(super) type Pool = PgPool;
@@ -38,24 +39,18 @@ impl std::fmt::Debug for PostgresTarget {
     }
 }
 
-/// An address of a database that cannot be used. Nothing of it is repeated: it holds a password.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the address of the database {0}")]
-pub struct InvalidAddress(&'static str);
-
 impl PostgresTarget {
     /// Takes an address apart: a URL or the `key=value` form, as for the checkpoints. TLS is used with
     /// `sslmode=require` and stronger, and then always checked, against `sslrootcert` or the system's certificates.
     ///
     /// # Errors
-    /// [`InvalidAddress`].
-    pub fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, InvalidAddress> {
-        let (address, root) = split_root_certificate(address);
-        let config: tokio_postgres::Config = address
-            .parse()
-            .map_err(|_| InvalidAddress("cannot be read; it is postgres://user:password@host/database"))?;
+    /// [`StoreError::Invalid`]. Nothing of the address is repeated: it holds a password.
+    pub fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, StoreError> {
+        let invalid = |problem: String| StoreError::Invalid { field: "database.postgres_url", problem };
+        let Address { config, root_certificates } =
+            Address::parse(address).map_err(|error| invalid(error.to_string()))?;
         let [host] = config.get_hosts() else {
-            return Err(InvalidAddress("must name one host"));
+            return Err(invalid("it must name one host".to_owned()));
         };
         let port = config.get_ports().first().copied().unwrap_or(5432);
         let mut options = PgConnectOptions::new_without_pgpass().port(port).disable_statement_logging();
@@ -75,8 +70,7 @@ impl PostgresTarget {
         }
         if let Some(password) = config.get_password() {
             let password = std::str::from_utf8(password);
-            options =
-                options.password(password.map_err(|_| InvalidAddress("has a password that is no text"))?);
+            options = options.password(password.map_err(|_| invalid("the password is no text".to_owned()))?);
         }
         let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
         options = options.database(database);
@@ -85,7 +79,7 @@ impl PostgresTarget {
             SslMode::Require => options.ssl_mode(PgSslMode::VerifyFull),
             _ => options.ssl_mode(PgSslMode::Disable),
         };
-        if let Some(root) = root {
+        if let Some(root) = root_certificates {
             options = options.ssl_root_cert(root);
         }
         Ok(Self {
@@ -112,26 +106,6 @@ impl PostgresTarget {
             .connect_with(self.options.clone())
             .await
     }
-}
-
-/// Takes what only this program understands out of a URL.
-fn split_root_certificate(address: &str) -> (String, Option<String>) {
-    let Ok(mut url) = Url::parse(address) else { return (address.to_owned(), None) };
-    let (mut root, mut kept) = (None, Vec::new());
-    for (key, value) in url.query_pairs() {
-        match (&*key, &*value) {
-            ("sslrootcert", file) => root = Some(file.to_owned()),
-            ("sslmode", "verify-ca" | "verify-full") => {
-                kept.push(("sslmode".to_owned(), "require".to_owned()));
-            }
-            _ => kept.push((key.into_owned(), value.into_owned())),
-        }
-    }
-    url.set_query(None);
-    if !kept.is_empty() {
-        url.query_pairs_mut().extend_pairs(kept);
-    }
-    (url.into(), root)
 }
 
 /// Where the tables are: in a schema that others may use too, hence with a prefix.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
@@ -9,20 +10,23 @@ use futures::future::join_all;
 use reqwest::Client;
 use serde_json::{Value, json};
 use threadkeep_gateway::model::scripted::gate;
+use threadkeep_testing::Postgres;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::sse;
 use crate::support::{Gateway, MODES, Setup, question, texts};
 
-/// On `work`, calls a tool and waits at `gate`; on `fail`, fails; else answers.
+/// On `work`, calls a tool and waits at `gate`; on `loop`, waits at `<gate>-loop` and calls tools for ever; else answers.
 fn script(gate: &str) -> Value {
     json!({"rules": [
         {"when": {"contains": ["work"]}, "answers": [
             {"text": "Looking.", "tool_calls": [{"name": "ls"}]},
             {"text": "Done.", "gate": {"name": gate}},
         ]},
-        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [{"tool_calls": [{"name": "ls"}]}]},
+        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [
+            {"tool_calls": [{"name": "ls"}], "gate": {"name": format!("{gate}-loop")}},
+        ]},
         {"answers": [{"text": "You said: {{input}}"}]},
     ]})
 }
@@ -46,7 +50,7 @@ async fn until(gateway: &Gateway, run: &str, status: &str) -> Value {
         if record["status"] == status {
             return record;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -82,18 +86,80 @@ async fn a_run_of_one_is_joined_on_the_other_with_all_that_it_wrote() {
     }
 }
 
+/// Keeps everybody from writing to a table until the client is dropped.
+async fn lock(gateway: &Gateway, table: &str) -> tokio_postgres::Client {
+    let client = gateway.postgres().await;
+    client.batch_execute(&format!("BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE")).await.unwrap();
+    client
+}
+
 /// The last note of a run is written before its row says that it has ended: it is in no other run's way.
 #[tokio::test]
-async fn a_run_may_follow_as_soon_as_the_one_before_it_elsewhere_shows_its_end() {
-    let (first, second) = two("delta", "several-follow").await;
-    for round in 0..12 {
-        let (one, other) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
-        let run = one.start_run("t", "hello").await;
-        while other.run("t", &run).await["status"] != "success" {}
-        let next = other.ask("t", "on").await;
-        assert_eq!(other.run("t", &next).await["status"], "success", "{}", other.run("t", &next).await);
+async fn a_run_keeps_its_thread_until_its_last_note_is_written() {
+    for mode in MODES {
+        let name = format!("several-last-{mode}");
+        let (first, second) = two(mode, &name).await;
+        let run = first.start_run("t", "work").await;
+        gate(&name).reached().await;
+        let events = lock(&first, "threadkeep_gateway_run_events").await;
+        gate(&name).open();
+        // Its last step is stored, its last events wait.
+        while texts(&second.state("t").await).last() != Some(&"Done.") {}
+        let checkpoints = lock(&first, "threadkeep_checkpoint").await;
+        drop(events);
+        let asking = second.postgres().await;
+        let sql = "SELECT 1 FROM threadkeep_gateway_runs WHERE decided_status = 'success'";
+        while asking.query(sql, &[]).await.unwrap().is_empty() {}
+        // How it ends is decided, the note of its duration waits.
+        assert_eq!(second.run("t", &run).await["status"], "running");
+        let refused = second.post("/api/threads/t/runs", question("too early")).await;
+        refused.refused(409, "Thread t already has an active run");
+        assert_eq!(cancel(&second, &run, "").await, 409, "it is too late for that");
+        drop(checkpoints);
+        second.join("t", &run).await;
+        assert_eq!(second.run("t", &run).await["status"], "success");
+        let next = second.ask("t", "on").await;
+        assert_eq!(first.run("t", &next).await["status"], "success");
     }
-    assert_eq!(texts(&first.state("t").await).len(), 48);
+}
+
+/// Its lease ends while the database is away: others may take the run for lost as soon as they are back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
+    let server = tokio::task::spawn_blocking(|| Postgres::start().unwrap()).await.unwrap();
+    let database = server.database().await.unwrap();
+    let sections = json!({"run_ownership": {"lease_seconds": 1, "grace_seconds": 1}});
+    let setup = Setup { script: script("several-away"), sections, ..Setup::on("postgres", "delta") };
+    let gateway = setup.start_on(database).await;
+    gateway.create("t").await;
+    let request = Request::post("/api/threads/t/runs/stream").header("content-type", "application/json");
+    let stream = gateway.open_answer(request.body(question("work").to_string().into()).unwrap()).await;
+    gate("several-away").reached().await;
+    let server = tokio::task::spawn_blocking(move || {
+        server.crash().unwrap();
+        server
+    });
+    let server = server.await.unwrap();
+    // The gate stays shut: the run does not end by what it does.
+    let frames = tokio::time::timeout(Duration::from_mins(1), sse::all(stream)).await.expect("it goes on");
+    assert_eq!(frames.last().unwrap().name, "end");
+    let _server = tokio::task::spawn_blocking(move || {
+        server.resume().unwrap();
+        server
+    })
+    .await
+    .unwrap();
+    let runs = loop {
+        let runs = gateway.get("/api/threads/t/runs").await;
+        if runs.status == 200 && runs.body[0]["status"] == "error" {
+            break runs.body;
+        }
+        assert!([200, 503].contains(&runs.status), "{runs:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert_eq!(runs.as_array().unwrap().len(), 1);
+    let next = gateway.ask("t", "on").await;
+    assert_eq!(gateway.run("t", &next).await["status"], "success");
 }
 
 #[tokio::test]
@@ -123,15 +189,18 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
         let failing = json!({"input": question("loop")["input"], "config": {"recursion_limit": 2}});
         let failed = first.post("/api/threads/t/runs", failing).await.ok();
         let run = failed["run_id"].as_str().unwrap();
+        let looping = format!("{name}-loop");
+        gate(&looping).reached().await;
         let path = format!("/api/threads/t/runs/{run}/stream");
-        let frames =
-            sse::all(second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
-        let record = until(&second, run, "error").await;
-        // Whoever comes when it has failed already sees no more than the end.
-        if frames.len() > 1 {
-            let error = &frames[frames.len() - 2];
-            assert_eq!((error.name.as_str(), &error.data["message"]), ("error", &record["error"]));
-        }
+        let stream = second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await;
+        gate(&looping).open();
+        let frames = sse::all(stream).await;
+        let record = second.run("t", run).await;
+        assert_eq!(record["status"], "error");
+        let [.., error, end] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!((error.name.as_str(), end.name.as_str()), ("error", "end"));
+        let shown = json!({"message": record["error"], "name": "GraphRecursionError"});
+        assert_eq!(error.data, shown);
     }
 }
 

@@ -83,6 +83,11 @@ impl Setup {
         };
         Gateway::open(TempDir::new().unwrap(), self, database).await
     }
+
+    /// Starts it in a new directory on this Postgres database.
+    pub(crate) async fn start_on(self, database: Database) -> Gateway {
+        Gateway::open(TempDir::new().unwrap(), self, Some(Arc::new(database))).await
+    }
 }
 
 /// A running gateway.
@@ -168,6 +173,14 @@ impl Gateway {
     /// Starts another one, with a directory of its own, on the database of this one.
     pub(crate) async fn beside(&self) -> Self {
         Self::open(TempDir::new().unwrap(), self.setup.clone(), self.database.clone()).await
+    }
+
+    /// A connection of the test's own to its Postgres database.
+    pub(crate) async fn postgres(&self) -> tokio_postgres::Client {
+        let database = self.database.as_ref().unwrap();
+        let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client
     }
 
     /// Serves it at an address.
@@ -286,9 +299,8 @@ impl Gateway {
     /// How many rows each table of both SQLite files has, or of what is in their place in Postgres.
     pub(crate) async fn rows(&self) -> BTreeMap<String, i64> {
         let mut counts = BTreeMap::new();
-        if let Some(database) = &self.database {
-            let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
-            tokio::spawn(connection);
+        if self.database.is_some() {
+            let client = self.postgres().await;
             let sql = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'";
             for table in client.query(sql, &[]).await.unwrap() {
                 let table: String = table.get(0);

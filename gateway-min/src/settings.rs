@@ -10,7 +10,7 @@ use crate::app::CHECKPOINT_FILE;
 use crate::config::{self, Backend, CheckpointChannelMode, Config, Database, RunEventsBackend, Secret};
 use crate::model::{ModelKind, ModelSettings};
 use crate::runs::ownership::Terms;
-use crate::store::{EventBackend, PostgresTarget};
+use crate::store::{EventBackend, PostgresTarget, StoreError};
 use crate::tools::ToolSettings;
 
 pub(crate) fn mode(config: &Config) -> ChannelMode {

@@ -43,7 +43,7 @@ type Result<T, E = BoxError> = std::result::Result<T, E>;
 type Path = fn(usize) -> Result<()>;
 
 /// The paths, with how often each is run.
-const PATHS: [(&str, usize, Path); 11] = [
+const PATHS: [(&str, usize, Path); 14] = [
     ("encode a message", 500, |times| values(times, |messages, _| Element::from_json(messages).map(drop))),
     ("decode a message", 500, |times| values(times, |_, element| element.to_json().map(drop))),
     ("split a list of 64 messages", 100, split),
@@ -57,9 +57,12 @@ const PATHS: [(&str, usize, Path); 11] = [
     ("superstep in memory, full, 4,000 messages", 100, |times| steps(times, &memory(), FULL, 4_000)),
     ("superstep in memory, delta, 4,000 messages", 100, |times| steps(times, &memory(), FAR, 4_000)),
     ("head in memory, 500 updates behind its snapshot", 4, |times| heads(times, &memory(), FAR, 500)),
-    ("superstep on SQLite, delta K=10, 400 messages", 40, |times| on_sqlite(times, steps)),
-    ("head on SQLite, delta K=10, 400 messages", 10, |times| on_sqlite(times, heads)),
-    ("history of 100 on SQLite, delta K=10, 400 messages", 2, |times| on_sqlite(times, pages)),
+    ("superstep on SQLite, full, 40 messages", 40, |times| on_sqlite(times, steps, FULL, 40)),
+    ("superstep on SQLite, full, 4,000 messages", 40, |times| on_sqlite(times, steps, FULL, 4_000)),
+    ("superstep on SQLite, delta K=10, 40 messages", 40, |times| on_sqlite(times, steps, TEN, 40)),
+    ("superstep on SQLite, delta K=10, 4,000 messages", 40, |times| on_sqlite(times, steps, TEN, 4_000)),
+    ("head on SQLite, delta K=10, 400 messages", 10, |times| on_sqlite(times, heads, TEN, 400)),
+    ("history of 100 on SQLite, delta K=10, 400 messages", 2, |times| on_sqlite(times, pages, TEN, 400)),
 ];
 
 /// Modes with their cadence.
@@ -218,12 +221,12 @@ fn pages(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length:
 /// Something that is run on a thread of a saver.
 type OnThread = fn(usize, &Arc<dyn Saver>, (ChannelMode, u64), usize) -> Result<()>;
 
-fn on_sqlite(times: usize, run: OnThread) -> Result<()> {
+fn on_sqlite(times: usize, run: OnThread, mode: (ChannelMode, u64), length: usize) -> Result<()> {
     let directory = TempDir::new()?;
     let options = Options { synchronous: Synchronous::Normal, readers: 1, ..Options::default() };
     let saver = Arc::new(SqliteSaver::open(directory.path().join("c.db"), &options)?);
     let any: Arc<dyn Saver> = saver.clone();
-    run(times, &any, TEN, 400)?;
+    run(times, &any, mode, length)?;
     runtime()?.block_on(saver.close());
     Ok(())
 }

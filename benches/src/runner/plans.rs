@@ -36,17 +36,17 @@ impl Plan {
                     Workload::Plain,
                     &[ours.as_slice(), &[Backend::RawSqlite, Backend::RawPostgres]].concat(),
                     &both,
-                    1_000,
+                    400,
                 ),
-                of(Workload::Agent, &ours, &both, 300),
-                of(Workload::Lead, &[Backend::Sqlite, Backend::Postgres], &both, 100),
+                of(Workload::Agent, &ours, &both, 200),
+                of(Workload::Lead, &[Backend::Sqlite, Backend::Postgres], &both, 60),
                 Matrix {
                     paired: true,
                     ..of(Workload::Lean, &[Backend::Sqlite, Backend::Postgres], &both, 300)
                 },
                 Matrix {
                     threads: vec![64],
-                    writers: vec![1, 2, 4, 8, 16],
+                    writers: vec![1, 8, 64],
                     ..of(Workload::Lean, &[Backend::Sqlite, Backend::Postgres], &both, 20)
                 },
             ],

@@ -11,6 +11,7 @@ use super::{Group, groups, name};
 use crate::row::Row;
 
 const SIZE: (u32, u32) = (960, 480);
+const TEXT: (&str, u32) = ("sans-serif", 14);
 const COLOURS: [RGBColor; 10] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
@@ -87,7 +88,11 @@ pub(super) fn plots(rows: &[Row]) -> Result<Vec<Plot>> {
 
 fn curves(rows: &[&Row], y: impl Fn(&crate::row::Point) -> f64) -> Lines {
     #[allow(clippy::cast_precision_loss, reason = "a count of turns")]
-    let line = |row: &Row| row.found.curve.iter().map(|point| (point.turn as f64, y(point))).collect();
+    let line = |row: &Row| {
+        let points = row.found.curve.iter().map(|point| (point.turn as f64, y(point)));
+        // What takes nothing, as bytes in memory, has no place on a logarithmic axis.
+        points.filter(|(_, y)| *y > 0.0).collect()
+    };
     let first = rows.iter().filter(|row| row.case.rep == 0);
     first.map(|row| (name(row), line(row))).filter(|(_, line): &(_, Vec<_>)| !line.is_empty()).collect()
 }
@@ -153,15 +158,16 @@ where
         .light_line_style(TRANSPARENT)
         .x_desc(axes.x)
         .y_desc(axes.y)
+        .label_style(TEXT)
+        .axis_desc_style(TEXT)
         .x_label_formatter(&|value| short(*value))
         .y_label_formatter(&|value| short(*value))
         .draw()
         .map_err(drawing)?;
     for (number, (name, points)) in lines.iter().enumerate() {
         let colour = COLOURS[number % COLOURS.len()];
-        let points = points.iter().map(|(x, y)| (*x, y.max(SMALLEST)));
         chart
-            .draw_series(LineSeries::new(points, colour.stroke_width(2)))
+            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))
             .map_err(drawing)?
             .label(name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
@@ -169,23 +175,18 @@ where
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperLeft)
+        .label_font(TEXT)
         .background_style(WHITE.mix(0.8))
         .border_style(RGBColor(200, 200, 200))
         .draw()
         .map_err(drawing)
 }
 
-/// What stands for 0 where the axis is logarithmic.
-const SMALLEST: f64 = 1e-4;
-
-/// The bounds of all points, with some room, none of them 0.
+/// The bounds of all points, with some room above and below.
 fn bounds(lines: &Lines) -> ((f64, f64), (f64, f64)) {
     let points = || lines.iter().flat_map(|(_, points)| points);
     let range = |of: fn(&(f64, f64)) -> f64| {
-        let (low, high) = points()
-            .map(of)
-            .fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
-        (low.max(SMALLEST), high.max(2.0 * SMALLEST))
+        points().map(of).fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
     };
     let (x, y) = (range(|point| point.0), range(|point| point.1));
     (x, (y.0 * 0.7, y.1 * 1.6))

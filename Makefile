@@ -14,6 +14,7 @@ test: ## Run every test, the SDK clients and the tour included
 	cargo test --workspace --locked --no-fail-fast
 	scripts/with-gateway.sh full  scripts/sdk-check.sh
 	scripts/with-gateway.sh delta scripts/sdk-check.sh
+	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 	scripts/with-gateway.sh full  scripts/tour.sh
 	scripts/with-gateway.sh delta scripts/tour.sh
 
@@ -26,9 +27,10 @@ lint: ## Formatting, lints, licences
 docs: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
-sdk-check: ## The official Python SDK, unmodified, against a live gateway in both modes
+sdk-check: ## The official Python SDK, unmodified, against a live gateway in both modes, without and with keys
 	scripts/with-gateway.sh full  scripts/sdk-check.sh
 	scripts/with-gateway.sh delta scripts/sdk-check.sh
+	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 
 tour: ## The README's tour against a live gateway in both modes
 	scripts/with-gateway.sh full  scripts/tour.sh

@@ -3,10 +3,11 @@
 #
 #   scripts/with-gateway.sh MODE COMMAND [ARGUMENT ...]
 #
-# MODE is the channel mode, full or delta. The command finds the gateway's address in GATEWAY_URL.
+# MODE is the channel mode, full or delta. The command finds the gateway's address in GATEWAY_URL. With WITH_KEYS=1 the
+# gateway asks for an API key, which the command finds where SDK clients look for it.
 set -euo pipefail
 if [ $# -lt 2 ]; then
-    sed -n '2,6p' "$0" | sed 's/^# \{0,1\}//' >&2
+    sed -n '2,7p' "$0" | sed 's/^# \{0,1\}//' >&2
     exit 2
 fi
 mode=$1
@@ -31,12 +32,18 @@ database:
   checkpoint_channel_mode: $mode
 run_events:
   backend: db
+auth:
+  enabled: ${WITH_KEYS:+true}
 CONFIG
 
 cargo build --locked -q --manifest-path "$root/Cargo.toml" -p threadkeep-gateway
 binary="${CARGO_TARGET_DIR:-$root/target}/debug/threadkeep"
-SVC_HOME="$home/state" SVC_CONFIG_PATH="$home/config.yaml" \
-    "$binary" serve --port "$port" > "$home/log" 2>&1 &
+threadkeep() { SVC_HOME="$home/state" SVC_CONFIG_PATH="$home/config.yaml" exec "$binary" "$@"; }
+if [ -n "${WITH_KEYS:-}" ]; then
+    LANGGRAPH_API_KEY=$(threadkeep keys create --user sdk 2> /dev/null)
+    export LANGGRAPH_API_KEY
+fi
+threadkeep serve --port "$port" > "$home/log" 2>&1 &
 gateway=$!
 stop() {
     kill "$gateway" 2> /dev/null || true

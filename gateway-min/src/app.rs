@@ -144,8 +144,10 @@ impl App {
         }
         let ids = Arc::new(IdSource::default());
         let table = Schema::thread_state().compile(settings::mode(&current), modes.frequency(None)?)?;
+        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids));
+        let followed = config.clone();
         let app = Arc::new(Self {
-            accessor: StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids)),
+            accessor: accessor.remembering(move || followed.last_known().accessor_graph_max()),
             bridge: StreamBridge::new(BridgeOptions {
                 queue_maxsize: current.stream_bridge.queue_maxsize,
                 ..BridgeOptions::default()
@@ -198,6 +200,7 @@ impl App {
             runs: self.local_runs.all().len(),
             background: self.background.len(),
             streams: self.bridge.kept(),
+            heads: self.accessor.remembered(),
             config_valid: self.config.last_error().is_none(),
             database,
         })

@@ -71,6 +71,18 @@ impl StateAccessor {
         Self { saver, table, ids, namespace: Namespace::root(), warm: WarmHeads::default() }
     }
 
+    /// The same accessor with a memory of its own, of at most so many heads. The bound is asked for whenever a head is
+    /// added, so it may change.
+    pub fn remembering(mut self, heads: impl Fn() -> usize + Send + Sync + 'static) -> Self {
+        self.warm = WarmHeads::new(Arc::new(heads));
+        self
+    }
+
+    /// How many heads it remembers now.
+    pub fn remembered(&self) -> usize {
+        self.warm.len()
+    }
+
     /// The same accessor for another namespace.
     pub fn in_namespace(mut self, namespace: Namespace) -> Self {
         self.namespace = namespace;

@@ -18,7 +18,7 @@ use crate::metadata::Counters;
 use crate::saver::Load;
 use crate::value::ChannelValue;
 
-/// Heads that are remembered.
+/// Heads that are remembered, unless the accessor's owner says otherwise.
 const HEADS: usize = 64;
 /// The bytes of all their values together.
 const BYTES: usize = 64 << 20;
@@ -88,9 +88,15 @@ impl Warm {
 
 type Place = (ThreadId, Namespace);
 
+/// How many heads are remembered at most, as it is now.
+pub(super) type HeadLimit = Arc<dyn Fn() -> usize + Send + Sync>;
+
 /// The heads of the threads that were used last. Cloning makes another handle on the same memory.
 #[derive(Clone)]
-pub(super) struct WarmHeads(Arc<Mutex<Heads>>);
+pub(super) struct WarmHeads {
+    heads: Arc<Mutex<Heads>>,
+    limit: HeadLimit,
+}
 
 struct Heads {
     states: LruCache<Place, Warm>,
@@ -99,7 +105,7 @@ struct Heads {
 
 impl Default for WarmHeads {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Heads { states: LruCache::unbounded(), bytes: 0 })))
+        Self::new(Arc::new(|| HEADS))
     }
 }
 
@@ -112,9 +118,19 @@ impl fmt::Debug for WarmHeads {
 }
 
 impl WarmHeads {
+    /// None yet. The limit is asked for whenever a head is added.
+    pub(super) fn new(limit: HeadLimit) -> Self {
+        Self { heads: Arc::new(Mutex::new(Heads { states: LruCache::unbounded(), bytes: 0 })), limit }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.lock().states.len()
+    }
+
     // Each change is whole before anything can fail, so a poisoned lock guards nothing half done.
     fn lock(&self) -> MutexGuard<'_, Heads> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.heads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is remembered of a checkpoint; of the head, if there is no id.
@@ -133,8 +149,9 @@ impl WarmHeads {
     pub(super) fn keep(&self, head: &StateSnapshot, table: &ChannelTable) {
         let Some(warm) = Warm::of(head, table) else { return };
         let place = (head.key.thread.clone(), head.key.namespace.clone());
+        let limit = (self.limit)();
         // Dropped behind the lock: a long thread takes a while.
-        let _old = self.lock().keep(place, warm, BYTES);
+        let _old = self.lock().keep(place, warm, limit, BYTES);
     }
 
     /// Forgets a thread in every namespace.
@@ -144,11 +161,11 @@ impl WarmHeads {
 }
 
 impl Heads {
-    fn keep(&mut self, place: Place, warm: Warm, limit: usize) -> Vec<Warm> {
+    fn keep(&mut self, place: Place, warm: Warm, heads: usize, limit: usize) -> Vec<Warm> {
         self.bytes += warm.bytes();
         let mut old: Vec<Warm> = self.states.put(place, warm).into_iter().collect();
         let mut bytes = self.bytes - old.iter().map(Warm::bytes).sum::<usize>();
-        while bytes > limit || self.states.len() > HEADS {
+        while bytes > limit || self.states.len() > heads {
             let Some((_, warm)) = self.states.pop_lru() else { break };
             bytes -= warm.bytes();
             old.push(warm);
@@ -195,19 +212,24 @@ mod tests {
         let mut heads = heads.lock();
         let one = warm(100).bytes();
         for n in 0..HEADS + 3 {
-            heads.keep(place(n), warm(100), usize::MAX);
+            heads.keep(place(n), warm(100), HEADS, usize::MAX);
         }
         assert_eq!((heads.states.len(), heads.bytes), (HEADS, HEADS * one));
         assert!(heads.states.peek(&place(2)).is_none() && heads.states.peek(&place(3)).is_some());
 
-        heads.keep(place(5), warm(100), usize::MAX);
+        heads.keep(place(5), warm(100), HEADS, usize::MAX);
         assert_eq!(heads.bytes, HEADS * one, "a head takes the place of the one before");
-        heads.keep(place(200), warm(100), 3 * one);
+        heads.keep(place(200), warm(100), HEADS, 3 * one);
         assert_eq!((heads.states.len(), heads.bytes), (3, 3 * one));
         assert!(heads.states.peek(&place(200)).is_some() && heads.states.peek(&place(5)).is_some());
         assert_eq!(heads.forget(&place(5).0).len(), 1);
         assert_eq!((heads.states.len(), heads.bytes), (2, 2 * one));
-        heads.keep(place(0), warm(4000), 3 * one);
+        heads.keep(place(0), warm(4000), HEADS, 3 * one);
         assert_eq!((heads.states.len(), heads.bytes), (0, 0), "a head above the bound is not kept");
+        for n in 0..5 {
+            heads.keep(place(n), warm(100), 5, usize::MAX);
+        }
+        heads.keep(place(5), warm(100), 2, usize::MAX);
+        assert_eq!((heads.states.len(), heads.bytes), (2, 2 * one), "the bound is the one of the moment");
     }
 }

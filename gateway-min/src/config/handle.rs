@@ -65,7 +65,12 @@ impl ConfigHandle {
         let handle = self.clone();
         let refreshed = tokio::task::spawn_blocking(move || handle.current()).await;
         // The runtime is shutting down: what was good last is good enough.
-        refreshed.unwrap_or_else(|_| Arc::clone(&self.state().current))
+        refreshed.unwrap_or_else(|_| self.last_known())
+    }
+
+    /// The configuration as it was when the file was last looked at: for what must not wait for a look at it.
+    pub fn last_known(&self) -> Arc<Config> {
+        Arc::clone(&self.state().current)
     }
 
     /// Why the file as it was last looked at is not in use; none if it is.

@@ -296,7 +296,7 @@ impl Config {
         self.database.checkpoint_delta.snapshot_frequency
     }
 
-    /// How many compiled accessors a process keeps, for the eviction check that re-reads it.
+    /// Of how many threads a process keeps the newest state ready, for the eviction check that re-reads it.
     pub fn accessor_graph_max(&self) -> usize {
         self.database.checkpoint_graph_cache.accessor_graph_max
     }

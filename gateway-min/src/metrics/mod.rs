@@ -75,6 +75,7 @@ struct Now {
     runs: Gauge,
     background: Gauge,
     streams: Gauge,
+    heads: Gauge,
     config_valid: Gauge,
     database_bytes: Gauge<u64, AtomicU64>,
     database_free_bytes: Gauge<u64, AtomicU64>,
@@ -89,6 +90,8 @@ pub(crate) struct Snapshot {
     pub(crate) background: usize,
     /// Runs whose frames are kept for clients.
     pub(crate) streams: usize,
+    /// Threads whose newest state is kept in memory.
+    pub(crate) heads: usize,
     /// Whether the configuration file as it is now is the one in use.
     pub(crate) config_valid: bool,
     /// The checkpoint database's room, if it is a file.
@@ -125,6 +128,8 @@ impl Metrics {
         of.register("runs_local", "Runs that this process works on or has waiting", now.runs.clone());
         of.register("background_tasks", "Writers that work in the background", now.background.clone());
         of.register("streams_kept", "Runs whose frames are kept for clients", now.streams.clone());
+        let help = "Threads whose newest state is kept in memory";
+        of.register("warm_heads", help, now.heads.clone());
         let help = "Whether the configuration file as it is now is the one in use";
         of.register("config_valid", help, now.config_valid.clone());
         if let Some(sqlite) = sqlite {
@@ -166,6 +171,7 @@ impl Metrics {
         now.runs.set(count(snapshot.runs));
         now.background.set(count(snapshot.background));
         now.streams.set(count(snapshot.streams));
+        now.heads.set(count(snapshot.heads));
         now.config_valid.set(snapshot.config_valid.into());
         if let Some(size) = snapshot.database {
             now.database_bytes.set(size.bytes);
@@ -198,7 +204,8 @@ mod tests {
         metrics.replayed(5);
         metrics.looked_up(true);
         metrics.looked_up(false);
-        let snapshot = Snapshot { runs: 2, background: 3, streams: 4, config_valid: false, database: None };
+        let snapshot =
+            Snapshot { runs: 2, background: 3, streams: 4, heads: 5, config_valid: false, database: None };
         let text = metrics.rendered(snapshot);
         for line in [
             "threadkeep_runs_total{outcome=\"success\"} 2",
@@ -212,6 +219,7 @@ mod tests {
             "threadkeep_runs_local 2",
             "threadkeep_background_tasks 3",
             "threadkeep_streams_kept 4",
+            "threadkeep_warm_heads 5",
             "threadkeep_config_valid 0",
             "# EOF",
         ] {

@@ -74,6 +74,31 @@ async fn models_titles_compaction_and_loop_detection_follow_the_file() {
     gateway.post("/api/threads/titled/runs/wait", body).await.ok();
 }
 
+/// The one key of the database's section that is live.
+#[tokio::test]
+async fn the_number_of_states_kept_in_memory_follows_the_file() {
+    let kept = async |gateway: &Gateway| {
+        let Value::String(text) = gateway.get("/metrics").await.ok() else { panic!("a text") };
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("threadkeep_warm_heads ")).unwrap().to_owned();
+        line.parse::<u32>().unwrap()
+    };
+    let mut gateway = Setup::default().start().await;
+    for n in 0..5 {
+        said(&gateway, &format!("t{n}"), "hello").await;
+    }
+    assert_eq!(kept(&gateway).await, 5);
+    for (limit, expected) in [(json!(2), 2), (json!(0), 6), (json!(1), 1)] {
+        let database = json!({"backend": "memory", "checkpoint_delta": {"snapshot_frequency": 3},
+            "checkpoint_graph_cache": {"accessor_graph_max": limit}});
+        gateway.reconfigure(|setup| setup.sections = json!({ "database": database }));
+        for n in 0..6 {
+            said(&gateway, &format!("t{n}"), "again").await;
+        }
+        assert_eq!(kept(&gateway).await, expected, "{limit}");
+    }
+}
+
 /// The mode of the file is ignored until the restart; a cadence of the file fails the next run, and both hold from then.
 #[tokio::test]
 async fn mode_and_cadence_wait_for_the_restart() {

@@ -15,6 +15,8 @@ mod golden;
 pub(crate) mod interrupted_title;
 pub(crate) mod journal;
 pub(crate) mod lineage;
+#[cfg(test)]
+mod older;
 pub(crate) mod ownership;
 pub(crate) mod progress;
 pub(crate) mod relay;

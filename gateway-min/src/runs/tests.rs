@@ -6,8 +6,7 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use serde_json::{Map, Value as Json, json};
 use tempfile::TempDir;
-use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::{Namespace, ThreadId};
+use threadkeep::id::ThreadId;
 use threadkeep::mode::ModeRegister;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
 
@@ -148,7 +147,7 @@ pub(super) fn from(state: &StateSnapshot, request: RunRequest) -> RunRequest {
     RunRequest { checkpoint: Some(state.key.clone()), ..request }
 }
 
-fn script() -> Json {
+pub(super) fn script() -> Json {
     json!({"rules": [
         {"when": {"contains": ["tools"]}, "answers": [
             {"text": "Two tools.", "tool_calls": [
@@ -168,12 +167,12 @@ fn script() -> Json {
     ]})
 }
 
-fn kinds(state: &StateSnapshot) -> Vec<String> {
+pub(super) fn kinds(state: &StateSnapshot) -> Vec<String> {
     let messages = state.json("messages").unwrap().unwrap_or_default();
     messages.as_array().unwrap().iter().map(|m| m["type"].as_str().unwrap().to_owned()).collect()
 }
 
-const MODES: [&str; 2] = ["full", "delta"];
+pub(super) const MODES: [&str; 2] = ["full", "delta"];
 
 #[tokio::test]
 async fn a_simple_run_writes_input_answer_and_duration() {
@@ -311,7 +310,7 @@ async fn the_recursion_limit_fails_the_run_and_leaves_the_next_node() {
     assert_eq!(&last[last.len() - 2..], ["run.error", "run.delivery"]);
 }
 
-fn gated(name: &str) -> Json {
+pub(super) fn gated(name: &str) -> Json {
     json!({"rules": [
         {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": name}}]},
         {"answers": [{"text": "You said: {{input}}"}]},
@@ -442,44 +441,6 @@ async fn a_breakpoint_stops_the_run_and_the_next_one_without_input_continues() {
 }
 
 #[tokio::test]
-async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in_full_mode() {
-    for mode in MODES {
-        let gateway = Gateway::start(mode, &script()).await;
-        gateway.run(ask("one")).await;
-        let selected = gateway.head().await.unwrap();
-        gateway.run(ask("two")).await;
-        let old = gateway.head().await.unwrap();
-        gateway.run(from(&selected, ask("three"))).await;
-        let head = gateway.head().await.unwrap();
-        let messages = head.json("messages").unwrap().unwrap();
-        let texts: Vec<_> = messages.as_array().unwrap().iter().map(|m| m["content"].clone()).collect();
-        assert_eq!(texts, ["one", "You said: one", "three", "You said: three"], "{mode}");
-        let history = gateway.history().await;
-        let children = |of: &StateSnapshot| history.iter().filter(|s| s.parent == Some(of.key.id)).count();
-        assert_eq!(children(&selected), if mode == "delta" { 1 } else { 2 });
-        assert_eq!(children(&old), usize::from(mode == "delta"));
-        let read = gateway.app.accessor().get(&"t".into(), Some(old.key.id)).await.unwrap().unwrap();
-        assert_eq!(read.values().unwrap(), old.values().unwrap(), "the abandoned turn stays in history");
-    }
-}
-
-#[tokio::test]
-async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
-    let gateway = Gateway::start("delta", &script()).await;
-    let id = "0190b0f0-0000-7000-8000-000000000000";
-    let unknown = CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id.parse().unwrap() };
-    let request = RunRequest { checkpoint: Some(unknown), ..ask("x") };
-    assert_eq!(
-        gateway.create(request).await.err().unwrap().to_string(),
-        format!("Checkpoint {id} not found")
-    );
-    let error = gateway.app.create_run("nowhere", Place::Existing, ask("x"), None, None).await.err().unwrap();
-    assert_eq!(error.to_string(), "Thread nowhere not found");
-    assert!(gateway.history().await.is_empty());
-    assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);
-}
-
-#[tokio::test]
 async fn an_edited_cadence_fails_the_next_run_and_an_edited_mode_is_ignored() {
     let gateway = Gateway::start("delta", &script()).await;
     let path = gateway.dir.path().join("config.yaml");
@@ -548,62 +509,5 @@ async fn an_enqueued_run_waits_for_a_writer_that_is_no_run_and_cannot_be_overtak
             (row.status, kinds(&gateway.head().await.unwrap())),
             (RunStatus::Success, vec!["human".into(), "ai".into()])
         );
-    }
-}
-
-/// A selector of a nested graph's checkpoint is none of the thread's own.
-#[tokio::test]
-async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
-    for mode in MODES {
-        let gateway = Gateway::start(mode, &script()).await;
-        gateway.run(ask("one")).await;
-        let nested = gateway.app.accessor().clone().in_namespace(Namespace::from("nested"));
-        let state = nested.create(&"t".into(), Map::new()).await.unwrap();
-        let (head, written) = (gateway.head().await.unwrap(), gateway.history().await.len());
-        let (_, row) = gateway.run(from(&state, ask("two"))).await;
-        assert_eq!(row.status, RunStatus::Success, "{:?}", row.error);
-        let history = gateway.history().await;
-        assert_eq!(
-            (history.len(), history[2].parent),
-            (written + 3, Some(head.key.id)),
-            "{mode}: input, model, note"
-        );
-        assert_eq!(kinds(&history[0]), ["human", "ai", "human", "ai"]);
-    }
-}
-
-/// Scenario 58: capture and resume see the same head, the one that the writer before them left.
-#[tokio::test]
-async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_left() {
-    for mode in MODES {
-        let name = format!("resume-waits-{mode}");
-        let gateway = Gateway::start(mode, &gated(&name)).await;
-        gateway.run(ask("one")).await;
-        let selected = gateway.head().await.unwrap();
-        gateway.run(ask("two")).await;
-        let lock = gateway.app.locks.lock("t").await;
-        let created = gateway.create(from(&selected, ask("wait"))).await.unwrap();
-        let runs = gateway.app.store.runs();
-        while runs.get(&created.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
-            tokio::task::yield_now().await;
-        }
-        let accessor = gateway.app.accessor();
-        let writes = vec![accessor.write("title", json!("left"), false).unwrap()];
-        let update = threadkeep::state::Update { at: None, node: "n".into(), writes, extra: Map::new() };
-        let left = accessor.update(&"t".into(), update).await.unwrap();
-        assert_eq!(gateway.head().await.unwrap().key, left.key, "the run waits");
-        drop(lock);
-        gate(&name).reached().await;
-        let cancelled = gateway.head().await.unwrap();
-        let history = gateway.history().await;
-        let restored = history.iter().find(|state| state.key.id == cancelled.parent.unwrap()).unwrap();
-        if mode == "delta" {
-            assert_eq!(restored.parent, Some(left.key.id));
-        } else {
-            assert_eq!(restored.key, selected.key, "a fork");
-        }
-        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
-        gateway.row(&created.run.run_id).await;
-        assert_eq!(gateway.head().await.unwrap().values().unwrap(), left.values().unwrap(), "{mode}");
     }
 }

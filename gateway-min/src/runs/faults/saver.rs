@@ -97,8 +97,9 @@ impl Faults {
     }
 }
 
+/// No store that is away, which some callers would try again or tell otherwise.
 fn refused() -> Error {
-    Error::Unavailable { saver: "faulty", reason: "injected fault".to_owned() }
+    Error::InvalidInput("injected fault".to_owned())
 }
 
 /// The saver that fails.

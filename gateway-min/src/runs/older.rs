@@ -1,0 +1,107 @@
+//! Runs from an older checkpoint, as they show from inside.
+
+use serde_json::{Map, json};
+use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::Namespace;
+use threadkeep::state::{StateSnapshot, Update};
+
+use super::admission::Place;
+use super::request::RunRequest;
+use super::tests::{Gateway, MODES, ask, from, gated, kinds, script};
+use crate::model::scripted::gate;
+use crate::store::{CancelAction, RunStatus};
+
+#[tokio::test]
+async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in_full_mode() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        gateway.run(ask("one")).await;
+        let selected = gateway.head().await.unwrap();
+        gateway.run(ask("two")).await;
+        let old = gateway.head().await.unwrap();
+        gateway.run(from(&selected, ask("three"))).await;
+        let head = gateway.head().await.unwrap();
+        let messages = head.json("messages").unwrap().unwrap();
+        let texts: Vec<_> = messages.as_array().unwrap().iter().map(|m| m["content"].clone()).collect();
+        assert_eq!(texts, ["one", "You said: one", "three", "You said: three"], "{mode}");
+        let history = gateway.history().await;
+        let children = |of: &StateSnapshot| history.iter().filter(|s| s.parent == Some(of.key.id)).count();
+        assert_eq!(children(&selected), if mode == "delta" { 1 } else { 2 });
+        assert_eq!(children(&old), usize::from(mode == "delta"));
+        let read = gateway.app.accessor().get(&"t".into(), Some(old.key.id)).await.unwrap().unwrap();
+        assert_eq!(read.values().unwrap(), old.values().unwrap(), "the abandoned turn stays in history");
+    }
+}
+
+/// A selector of a nested graph's checkpoint is none of the thread's own.
+#[tokio::test]
+async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        gateway.run(ask("one")).await;
+        let nested = gateway.app.accessor().clone().in_namespace(Namespace::from("nested"));
+        let state = nested.create(&"t".into(), Map::new()).await.unwrap();
+        let (head, written) = (gateway.head().await.unwrap(), gateway.history().await.len());
+        let (_, row) = gateway.run(from(&state, ask("two"))).await;
+        assert_eq!(row.status, RunStatus::Success, "{:?}", row.error);
+        let history = gateway.history().await;
+        assert_eq!(
+            (history.len(), history[2].parent),
+            (written + 3, Some(head.key.id)),
+            "{mode}: input, model, note"
+        );
+        assert_eq!(kinds(&history[0]), ["human", "ai", "human", "ai"]);
+    }
+}
+
+/// Scenario 58: capture and resume see the same head, the one that the writer before them left.
+#[tokio::test]
+async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_left() {
+    for mode in MODES {
+        let name = format!("resume-waits-{mode}");
+        let gateway = Gateway::start(mode, &gated(&name)).await;
+        gateway.run(ask("one")).await;
+        let selected = gateway.head().await.unwrap();
+        gateway.run(ask("two")).await;
+        let lock = gateway.app.locks.lock("t").await;
+        let created = gateway.create(from(&selected, ask("wait"))).await.unwrap();
+        let runs = gateway.app.store.runs();
+        while runs.get(&created.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
+            tokio::task::yield_now().await;
+        }
+        let accessor = gateway.app.accessor();
+        let writes = vec![accessor.write("title", json!("left"), false).unwrap()];
+        let update = Update { at: None, node: "n".into(), writes, extra: Map::new() };
+        let left = accessor.update(&"t".into(), update).await.unwrap();
+        assert_eq!(gateway.head().await.unwrap().key, left.key, "the run waits");
+        drop(lock);
+        gate(&name).reached().await;
+        let cancelled = gateway.head().await.unwrap();
+        let history = gateway.history().await;
+        let restored = history.iter().find(|state| state.key.id == cancelled.parent.unwrap()).unwrap();
+        if mode == "delta" {
+            assert_eq!(restored.parent, Some(left.key.id));
+        } else {
+            assert_eq!(restored.key, selected.key, "a fork");
+        }
+        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        gateway.row(&created.run.run_id).await;
+        assert_eq!(gateway.head().await.unwrap().values().unwrap(), left.values().unwrap(), "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
+    let gateway = Gateway::start("delta", &script()).await;
+    let id = "0190b0f0-0000-7000-8000-000000000000";
+    let unknown = CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id.parse().unwrap() };
+    let request = RunRequest { checkpoint: Some(unknown), ..ask("x") };
+    assert_eq!(
+        gateway.create(request).await.err().unwrap().to_string(),
+        format!("Checkpoint {id} not found")
+    );
+    let error = gateway.app.create_run("nowhere", Place::Existing, ask("x"), None, None).await.err().unwrap();
+    assert_eq!(error.to_string(), "Thread nowhere not found");
+    assert!(gateway.history().await.is_empty());
+    assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);
+}

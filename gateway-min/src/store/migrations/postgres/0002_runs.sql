@@ -8,7 +8,7 @@ CREATE TABLE runs (
     user_id               TEXT COLLATE "C",
     status                TEXT COLLATE "C" NOT NULL,
     operation_kind        TEXT NOT NULL,
-    -- True while a pending run waits for its cancelled predecessor to end.
+    -- True while a pending run waits for those before it to end.
     waiting               BOOLEAN NOT NULL,
     idempotency_key       TEXT COLLATE "C",
     model_name            TEXT,
@@ -40,9 +40,6 @@ CREATE TABLE runs (
 -- A thread has at most one operation that may write, whoever asks and from whichever process.
 CREATE UNIQUE INDEX threadkeep_gateway_runs_one_active_per_thread ON runs (thread_id)
     WHERE status IN ('pending', 'running') AND NOT waiting;
-
--- And at most one run that waits for that operation to end.
-CREATE UNIQUE INDEX threadkeep_gateway_runs_one_waiting_per_thread ON runs (thread_id) WHERE waiting;
 
 CREATE UNIQUE INDEX threadkeep_gateway_runs_idempotency_key ON runs (idempotency_key);
 

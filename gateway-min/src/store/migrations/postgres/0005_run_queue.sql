@@ -1,4 +1,2 @@
 -- Any number of runs may wait for a thread (`enqueue`); they get it in the order of their admission.
-DROP INDEX threadkeep_gateway_runs_one_waiting_per_thread;
-
 CREATE INDEX threadkeep_gateway_runs_waiting ON runs (thread_id, admission_seq) WHERE waiting;

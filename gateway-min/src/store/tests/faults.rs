@@ -84,7 +84,7 @@ async fn a_queue() {
     every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r2"), Enqueue).await).await;
     every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r3"), Enqueue).await).await;
     every_statement_fails_once(store, 4, async || runs.finish("r2", &end(RunStatus::Error)).await).await;
-    every_statement_fails_once(store, 4, async || runs.finish("r1", &end(RunStatus::Success)).await).await;
+    every_statement_fails_once(store, 5, async || runs.finish("r1", &end(RunStatus::Success)).await).await;
     assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
 }
 

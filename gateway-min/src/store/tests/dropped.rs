@@ -50,7 +50,8 @@ async fn dropped_everywhere(
     let after = dump(&finished).await;
     assert_ne!(before, after);
 
-    let mut dropped = 0;
+    // How often it waits depends on how fast the database answers: now and then never, on a busy machine.
+    let (mut dropped, mut unwaited) = (0, 0);
     loop {
         let (store, clock) = open().await;
         prepare(&store).await;
@@ -60,12 +61,15 @@ async fn dropped_everywhere(
         if let Some(result) = outcome {
             result.unwrap();
             assert_eq!(left, after);
-            break;
+            unwaited += 1;
+            if dropped > 0 || unwaited == 50 {
+                break;
+            }
+            continue;
         }
         assert!(left == before || left == after, "dropped after {dropped} waits: {left:#?}");
         dropped += 1;
     }
-    // How often depends on how fast the database's thread answers.
     assert!(dropped > 0, "the operation never waited");
 }
 

@@ -20,7 +20,8 @@ use crate::value::ChannelValue;
 
 /// Heads that are remembered, unless the accessor's owner says otherwise.
 const HEADS: usize = 64;
-/// The bytes of all their values together.
+/// The bytes of all their values together. The last head is remembered whatever its size, or every turn of a thread beyond
+/// this would read all of it.
 const BYTES: usize = 64 << 20;
 /// What an element of a list takes in memory besides its bytes.
 const ELEMENT: usize = 192;
@@ -165,7 +166,7 @@ impl Heads {
         self.bytes += warm.bytes();
         let mut old: Vec<Warm> = self.states.put(place, warm).into_iter().collect();
         let mut bytes = self.bytes - old.iter().map(Warm::bytes).sum::<usize>();
-        while bytes > limit || self.states.len() > heads {
+        while (bytes > limit && self.states.len() > 1) || self.states.len() > heads {
             let Some((_, warm)) = self.states.pop_lru() else { break };
             bytes -= warm.bytes();
             old.push(warm);
@@ -225,7 +226,11 @@ mod tests {
         assert_eq!(heads.forget(&place(5).0).len(), 1);
         assert_eq!((heads.states.len(), heads.bytes), (2, 2 * one));
         heads.keep(place(0), warm(4000), HEADS, 3 * one);
-        assert_eq!((heads.states.len(), heads.bytes), (0, 0), "a head above the bound is not kept");
+        let long = warm(4000).bytes();
+        assert_eq!((heads.states.len(), heads.bytes), (1, long), "a head above the bound is kept alone");
+        heads.keep(place(1), warm(100), HEADS, 3 * one);
+        assert_eq!((heads.states.len(), heads.bytes), (1, one), "until another thread is used");
+        heads.forget(&place(1).0);
         for n in 0..5 {
             heads.keep(place(n), warm(100), 5, usize::MAX);
         }

@@ -12,11 +12,7 @@ config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_C
 
 test: ## Run every test, the SDK clients and the tour included
 	cargo test --workspace --locked --no-fail-fast
-	scripts/with-gateway.sh full  scripts/sdk-check.sh
-	scripts/with-gateway.sh delta scripts/sdk-check.sh
-	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
-	scripts/with-gateway.sh full  scripts/tour.sh
-	scripts/with-gateway.sh delta scripts/tour.sh
+	$(MAKE) sdk-check tour
 
 lint: ## Formatting, lints, licences
 	cargo fmt --all --check
@@ -27,9 +23,11 @@ lint: ## Formatting, lints, licences
 docs: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
-sdk-check: ## The official Python SDK, unmodified, against a live gateway in both modes, without and with keys
+sdk-check: ## The official Python and JavaScript SDKs, unmodified, against live gateways in both modes, without and with keys
 	scripts/with-gateway.sh full  scripts/sdk-check.sh
 	scripts/with-gateway.sh delta scripts/sdk-check.sh
+	scripts/with-gateway.sh full  scripts/sdk-check-js.sh
+	scripts/with-gateway.sh delta scripts/sdk-check-js.sh
 	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 
 tour: ## The README's tour against a live gateway in both modes

@@ -36,7 +36,16 @@ pub(crate) enum Trouble {
         /// Whether a statement that was sent may have been carried out.
         in_doubt: bool,
     },
+    /// The answers on the connection are not those to what was asked: no connection that was open then is to be used any
+    /// more. A statement that was sent may have been carried out.
+    OutOfStep {
+        /// What was wrong.
+        reason: String,
+    },
 }
+
+/// How the client tells of an answer that does not belong to what was asked.
+const OUT_OF_STEP: [&str; 2] = ["unexpected message from server", "error parsing response from server"];
 
 impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
@@ -53,7 +62,11 @@ impl From<tokio_postgres::Error> for Trouble {
         if error.is_closed() || of_the_network {
             return Self::Again { reason: told(&error), in_doubt: true };
         }
-        Self::Final(unavailable(told(&error)))
+        let reason = told(&error);
+        if OUT_OF_STEP.iter().any(|what| reason.starts_with(what)) {
+            return Self::OutOfStep { reason };
+        }
+        Self::Final(unavailable(reason))
     }
 }
 

@@ -49,7 +49,9 @@ impl Connections {
         self.pool.get().await.map_err(|error| match error {
             // Nothing was sent on it yet.
             PoolError::Backend(error) => match Trouble::from(error) {
-                Trouble::Again { reason, .. } => Trouble::Again { reason, in_doubt: false },
+                Trouble::Again { reason, .. } | Trouble::OutOfStep { reason } => {
+                    Trouble::Again { reason, in_doubt: false }
+                }
                 done @ Trouble::Final(_) => done,
             },
             PoolError::Closed => unavailable(CLOSED).into(),
@@ -79,6 +81,12 @@ impl Connections {
             return lane;
         }
         usable.into_iter().min_by_key(Arc::strong_count).unwrap_or_default()
+    }
+
+    /// Closes the connections that nobody uses, and lets nobody share those in use any more.
+    pub(crate) fn renew(&self) {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.pool.retain(|_, _| false);
     }
 
     /// Closes the connections as they come back; nobody gets one any more.

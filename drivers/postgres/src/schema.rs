@@ -115,7 +115,9 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
     };
     done.await.map_err(|trouble| match trouble {
         Trouble::Final(error) => error,
-        Trouble::Again { reason, .. } => unavailable(format!("{reason}; run setup again")),
+        Trouble::Again { reason, .. } | Trouble::OutOfStep { reason } => {
+            unavailable(format!("{reason}; run setup again"))
+        }
     })
 }
 

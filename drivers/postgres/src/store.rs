@@ -72,6 +72,11 @@ impl Store {
                     doubt |= writes && sent;
                     reason
                 }
+                Err(Trouble::OutOfStep { reason }) => {
+                    doubt |= writes;
+                    self.connections.renew();
+                    reason
+                }
             };
             if started.elapsed() + pause > self.patience {
                 return Err(if doubt { in_doubt(reason) } else { unavailable(reason) });

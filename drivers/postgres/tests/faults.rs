@@ -121,7 +121,7 @@ async fn a_write_that_is_cut_off_happened_whole_or_not_at_all_and_can_be_repeate
     let maker = open(database.url()).await;
     for kind in KINDS {
         let mut cuts = 0;
-        for cut in [Cut::Before, Cut::After] {
+        for cut in [Cut::Before, Cut::After, Cut::Stray] {
             for nth in 0.. {
                 let subject = open_impatient(proxy.url()).await;
                 let (thread, write) = prepare(kind, &maker, &subject).await;
@@ -165,7 +165,7 @@ async fn a_patient_saver_gets_every_write_done_exactly_once() {
     let proxy = Proxy::before(database.url()).await;
     let maker = open(database.url()).await;
     for kind in KINDS {
-        for cut in [Cut::Before, Cut::After] {
+        for cut in [Cut::Before, Cut::After, Cut::Stray] {
             for nth in 0.. {
                 let subject = open(proxy.url()).await;
                 let (thread, write) = prepare(kind, &maker, &subject).await;

@@ -17,7 +17,13 @@ pub enum Cut {
     Before,
     /// The server has carried it out; the client does not learn it.
     After,
+    /// The server has carried it out; a message that does not belong there comes before its answer, as from a pooler that
+    /// mixes up its clients.
+    Stray,
 }
+
+/// The end of a copy that nobody began.
+const STRAY: [u8; 5] = [b'c', 0, 0, 0, 4];
 
 #[derive(Debug, Default)]
 struct State {
@@ -136,8 +142,8 @@ impl State {
 async fn pass(client: TcpStream, server: TcpStream, state: Arc<State>) {
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    // For each request that waits for its answer: whether the answer is to be lost.
-    let waiting = Arc::new(Mutex::new(VecDeque::from([false])));
+    // For each request that waits for its answer: what is to happen to the answer.
+    let waiting = Arc::new(Mutex::new(VecDeque::from([None])));
     let forth = requests(from_client, to_server, state, waiting.clone());
     let back = answers(from_server, to_client, waiting);
     // Both sockets close when either direction ends.
@@ -159,7 +165,7 @@ async fn requests(
     mut client: OwnedReadHalf,
     mut server: OwnedWriteHalf,
     state: Arc<State>,
-    waiting: Arc<Mutex<VecDeque<bool>>>,
+    waiting: Arc<Mutex<VecDeque<Option<Cut>>>>,
 ) {
     let Some(startup) = message(&mut client, false).await else { return };
     if server.write_all(&startup).await.is_err() {
@@ -175,7 +181,7 @@ async fn requests(
                 if cut == Some(Cut::Before) {
                     return;
                 }
-                waiting.lock().unwrap().push_back(cut.is_some());
+                waiting.lock().unwrap().push_back(cut);
                 state.bytes.fetch_add(request.len(), Ordering::SeqCst);
             }
             b'p' | b'X' => {}
@@ -187,16 +193,22 @@ async fn requests(
     }
 }
 
-async fn answers(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, waiting: Arc<Mutex<VecDeque<bool>>>) {
+async fn answers(
+    mut server: OwnedReadHalf,
+    mut client: OwnedWriteHalf,
+    waiting: Arc<Mutex<VecDeque<Option<Cut>>>>,
+) {
     let mut answer = Vec::new();
     while let Some(message) = message(&mut server, true).await {
         let kind = message[0];
         answer.extend(message);
         match kind {
             b'Z' => {
-                let lost = waiting.lock().unwrap().pop_front().unwrap_or(false);
-                if lost {
-                    return;
+                let cut = waiting.lock().unwrap().pop_front().flatten();
+                match cut {
+                    Some(Cut::Stray) => answer.splice(..0, STRAY).for_each(drop),
+                    Some(_) => return,
+                    None => {}
                 }
             }
             // What is asked for a password, and what ends a session.

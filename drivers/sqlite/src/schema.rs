@@ -55,7 +55,9 @@
 //! the manifest holds runs of chunks: a much-edited list stays small too. A large value that is no list is one element.
 //! A large map in `extra` is a manifest over its entries.
 
-use rusqlite::Connection;
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, ErrorCode};
 use threadkeep::{Error, Result};
 
 use crate::error::{from_sqlite, unavailable};
@@ -67,6 +69,8 @@ pub const FORMAT_VERSION: u32 = 2;
 
 /// Large enough that messages of two kilobytes leave little of a page unused.
 const PAGE_SIZE: i64 = 16_384;
+/// Between two attempts at what SQLite does not wait for.
+const PAUSE: Duration = Duration::from_millis(2);
 /// Older versions can lose a commit when a WAL is reset while another connection writes.
 const OLDEST_SQLITE: i32 = 3_051_003;
 
@@ -96,7 +100,7 @@ enum Found {
 /// # Errors
 /// [`Error::NewerFormat`]; [`Error::InvalidInput`] for another program's database; [`Error::Corrupt`] for a file that
 /// is no database.
-pub(crate) fn prepare(conn: &Connection, store: &str) -> Result<()> {
+pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Result<()> {
     if rusqlite::version_number() < OLDEST_SQLITE {
         let version = rusqlite::version();
         return Err(unavailable(format!("SQLite {version} is too old; build with 3.51.3 or newer")));
@@ -113,8 +117,7 @@ pub(crate) fn prepare(conn: &Connection, store: &str) -> Result<()> {
         // Free pages can be given back bit by bit, for a page of pointers in every three thousand.
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(failed)?;
     }
-    let journal: String =
-        conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)).map_err(failed)?;
+    let journal = write_ahead(conn, patience).map_err(failed)?;
     if journal != "wal" {
         return Err(unavailable(format!("{store}: the file system does not allow a write-ahead log")));
     }
@@ -126,6 +129,23 @@ pub(crate) fn prepare(conn: &Connection, store: &str) -> Result<()> {
         migrated.and(ended)?;
     }
     Ok(())
+}
+
+/// Turns the write-ahead log on, and answers the mode that the journal has then. Where several do so at the same time, SQLite
+/// does not wait as it does elsewhere: it tells all but one that the file is locked.
+fn write_ahead(conn: &Connection, patience: Duration) -> rusqlite::Result<String> {
+    let started = Instant::now();
+    loop {
+        match conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)) {
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                    && started.elapsed() < patience =>
+            {
+                std::thread::sleep(PAUSE);
+            }
+            switched => return switched,
+        }
+    }
 }
 
 /// Creates what is missing, unless somebody else did so since we looked.

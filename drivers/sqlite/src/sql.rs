@@ -46,7 +46,7 @@ impl Db {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         #[cfg_attr(not(test), expect(unused_mut))]
         let mut db = Self::open(path, options, flags)?;
-        crate::schema::prepare(&db.conn, &db.store)?;
+        crate::schema::prepare(&db.conn, &db.store, options.busy_timeout)?;
         db.pragma("synchronous", options.synchronous.as_pragma())?;
         db.pragma("journal_size_limit", WAL_LIMIT)?;
         #[cfg(test)]

@@ -44,7 +44,7 @@ impl Factory for Sqlite {
 
     async fn damage(&self, place: &TempDir, damage: &Damage) -> Result<(), BoxError> {
         let Damage::LoseCheckpoint(key) = damage else { return Err("not claimed".into()) };
-        let db = rusqlite::Connection::open(place.path().join(FILE))?;
+        let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
         match db.execute("DELETE FROM checkpoint WHERE id = ?1", [key.id.as_bytes()])? {
             1 => Ok(()),
             rows => Err(format!("{rows} rows of checkpoint {}", key.id).into()),

@@ -24,6 +24,9 @@ pub(crate) const READ_ONLY: &str =
 /// The file or its directory cannot be opened.
 pub(crate) const CANNOT_OPEN: &str =
     "the database cannot be opened; check that its directory exists and can be written";
+/// What the disk gives back is not what was written.
+const DAMAGED: &str = "a page does not have its checksum: the file was damaged, or written to by another program; \
+    restore it from a copy, or export the threads that can still be read";
 
 /// An error after which the caller may try again: nothing was written.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
@@ -37,6 +40,9 @@ pub(crate) fn in_doubt(reason: impl Into<String>) -> Error {
 
 /// The error of a statement on `store` (the path of the database) that failed before its transaction was committed.
 pub(crate) fn from_sqlite(store: &str, error: &rusqlite::Error) -> Error {
+    if threadkeep_pages::is_damage(error) {
+        return Error::corrupt(store, DAMAGED);
+    }
     let remedy = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => LOCKED,
         Some(ErrorCode::DiskFull) => FULL,

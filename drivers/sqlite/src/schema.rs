@@ -1,6 +1,6 @@
 //! The tables, and the check that a file is ours.
 //!
-//! # On-disk format, version 2
+//! # On-disk format, version 3
 //!
 //! An SQLite database in WAL mode with [`APPLICATION_ID`] and, as `user_version`, the [`FORMAT_VERSION`]. `auto_vacuum` is
 //! INCREMENTAL; databases of earlier versions may be without.
@@ -45,7 +45,9 @@
 //!   dictionary, their number and a zstd frame made with it. The hash is the first sixteen bytes of BLAKE3 of the bytes;
 //!   it is checked on every read.
 //!
-//! Version 1 had no table `dictionary`; a file of it gets one when it is opened.
+//! Version 1 had no table `dictionary`; a file of it gets one when it is opened. Since version 3 every page ends with a
+//! checksum ([`threadkeep_pages`]), so that damage beneath the tables is an error too: it could hide rows. A file that was made
+//! without them stays without, and stays of version 2.
 //!
 //! ## Values
 //!
@@ -55,6 +57,7 @@
 //! the manifest holds runs of chunks: a much-edited list stays small too. A large value that is no list is one element.
 //! A large map in `extra` is a manifest over its entries.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode};
@@ -65,10 +68,10 @@ use crate::error::{from_sqlite, unavailable};
 /// The `application_id` of our databases: `THKP`.
 pub const APPLICATION_ID: i32 = 0x5448_4b50;
 /// The newest format that this driver reads, and the one that it writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
+/// The newest format of a file whose pages have no checksums.
+const UNSEALED_VERSION: u32 = 2;
 
-/// Large enough that messages of two kilobytes leave little of a page unused.
-const PAGE_SIZE: i64 = 16_384;
 /// Between two attempts at what SQLite does not wait for.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Older versions can lose a commit when a WAL is reset while another connection writes.
@@ -83,9 +86,9 @@ CREATE TABLE name (key INTEGER PRIMARY KEY, text TEXT NOT NULL, sum BLOB NOT NUL
 CREATE TABLE checkpoint (key INTEGER PRIMARY KEY, id BLOB NOT NULL, body BLOB NOT NULL, tasks BLOB) STRICT;
 CREATE TABLE element (key INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL) STRICT;
 ";
-/// What each version added to the one before it, from version 2 on.
-const MIGRATIONS: [&str; 1] =
-    ["CREATE TABLE dictionary (key INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;"];
+/// What each version added to the one before it, from version 2 on. Version 3 has the same tables.
+const MIGRATIONS: [&str; 2] =
+    ["CREATE TABLE dictionary (key INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;", ""];
 
 /// What a file is before we use it.
 enum Found {
@@ -100,7 +103,7 @@ enum Found {
 /// # Errors
 /// [`Error::NewerFormat`]; [`Error::InvalidInput`] for another program's database; [`Error::Corrupt`] for a file that
 /// is no database.
-pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Result<()> {
+pub(crate) fn prepare(conn: &Connection, path: &Path, store: &str, patience: Duration) -> Result<()> {
     if rusqlite::version_number() < OLDEST_SQLITE {
         let version = rusqlite::version();
         return Err(unavailable(format!("SQLite {version} is too old; build with 3.51.3 or newer")));
@@ -113,7 +116,8 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
     let found = known(found?, store)?;
     ended?;
     if let Found::Empty = found {
-        conn.pragma_update(None, "page_size", PAGE_SIZE).map_err(failed)?;
+        conn.pragma_update(None, "page_size", threadkeep_pages::PAGE_SIZE).map_err(failed)?;
+        threadkeep_pages::seal(conn).map_err(failed)?;
         // Free pages can be given back bit by bit, for a page of pointers in every three thousand.
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(failed)?;
     }
@@ -121,14 +125,24 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
     if journal != "wal" {
         return Err(unavailable(format!("{store}: the file system does not allow a write-ahead log")));
     }
-    if !matches!(found, Found::Ours(FORMAT_VERSION)) {
-        conn.execute_batch("BEGIN IMMEDIATE").map_err(failed)?;
-        let migrated = migrate(conn, store);
-        let end = if migrated.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        let ended = conn.execute_batch(end).map_err(failed);
-        migrated.and(ended)?;
+    // The first page was written at the latest when the log was turned on.
+    let sealed = threadkeep_pages::is_sealed(path)
+        .map_err(|error| unavailable(format!("{store}: cannot read the header: {error}")))?;
+    let newest = if sealed { FORMAT_VERSION } else { UNSEALED_VERSION };
+    match found {
+        Found::Ours(version) if (version > UNSEALED_VERSION) != sealed => {
+            let pages = if sealed { "with" } else { "without" };
+            Err(Error::corrupt(store, format!("format version {version}, {pages} checksums of pages")))
+        }
+        Found::Ours(version) if version == newest => Ok(()),
+        _ => {
+            conn.execute_batch("BEGIN IMMEDIATE").map_err(failed)?;
+            let migrated = migrate(conn, store, newest);
+            let end = if migrated.is_ok() { "COMMIT" } else { "ROLLBACK" };
+            let ended = conn.execute_batch(end).map_err(failed);
+            migrated.and(ended)
+        }
     }
-    Ok(())
 }
 
 /// Turns the write-ahead log on, and answers the mode that the journal has then. Where several do so at the same time, SQLite
@@ -148,8 +162,8 @@ fn write_ahead(conn: &Connection, patience: Duration) -> rusqlite::Result<String
     }
 }
 
-/// Creates what is missing, unless somebody else did so since we looked.
-fn migrate(conn: &Connection, store: &str) -> Result<()> {
+/// Creates what is missing of a version, unless somebody else did so since we looked.
+fn migrate(conn: &Connection, store: &str, newest: u32) -> Result<()> {
     let failed = |error| from_sqlite(store, &error);
     let version = match known(identify(conn).map_err(failed)?, store)? {
         Found::Empty => {
@@ -160,7 +174,7 @@ fn migrate(conn: &Connection, store: &str) -> Result<()> {
         Found::Ours(version) => version,
         Found::Foreign(_) => return Ok(()), // Refused by `known`.
     };
-    for (to, migration) in (2..).zip(MIGRATIONS).filter(|(to, _)| *to > version) {
+    for (to, migration) in (2..=newest).zip(MIGRATIONS).filter(|(to, _)| *to > version) {
         conn.execute_batch(migration).map_err(failed)?;
         conn.pragma_update(None, "user_version", to).map_err(failed)?;
     }

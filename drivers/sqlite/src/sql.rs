@@ -46,7 +46,7 @@ impl Db {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         #[cfg_attr(not(test), expect(unused_mut))]
         let mut db = Self::open(path, options, flags)?;
-        crate::schema::prepare(&db.conn, &db.store, options.busy_timeout)?;
+        crate::schema::prepare(&db.conn, path, &db.store, options.busy_timeout)?;
         db.pragma("synchronous", options.synchronous.as_pragma())?;
         db.pragma("journal_size_limit", WAL_LIMIT)?;
         #[cfg(test)]
@@ -64,7 +64,7 @@ impl Db {
 
     fn open(path: &Path, options: &Options, flags: OpenFlags) -> Result<Self> {
         let store: Arc<str> = path.display().to_string().into();
-        let conn = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+        let conn = threadkeep_pages::open(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|error| from_sqlite(&store, &error))?;
         let db = Self {
             conn,

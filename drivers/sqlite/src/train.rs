@@ -179,7 +179,7 @@ mod tests {
             saver.close().await;
         }
 
-        let conn = rusqlite::Connection::open(&path).unwrap();
+        let conn = threadkeep_pages::open(&path, rusqlite::OpenFlags::default()).unwrap();
         conn.execute("UPDATE dictionary SET body = CAST(substr(body, 1, 999) || x'00' AS BLOB)", []).unwrap();
         let saver = SqliteSaver::open(&path, &options).unwrap();
         assert!(matches!(head(&saver, &one).await, Err(Error::Corrupt { .. })));
@@ -209,6 +209,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");
         let plain = Options { compression: false, ..Options::default() };
+        // Its pages had no checksums.
+        let conn = rusqlite::Connection::open(&path).unwrap();
+        conn.execute_batch("PRAGMA page_size = 16384; VACUUM").unwrap();
+        drop(conn);
         let saver = SqliteSaver::open(&path, &plain).unwrap();
         let mut one = Talk::new("t");
         talk(&saver, &mut one, 0..5).await;
@@ -225,5 +229,8 @@ mod tests {
         }
         let codecs: Vec<u8> = sizes(&path).into_iter().map(|(codec, _)| codec).collect();
         assert_eq!(codecs, [0, 0, 0, 0, 0, 1, 1]);
+        let conn = rusqlite::Connection::open(&path).unwrap();
+        let version: i32 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+        assert_eq!((version, threadkeep_pages::is_sealed(&path).unwrap()), (2, false));
     }
 }

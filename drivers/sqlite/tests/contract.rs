@@ -260,7 +260,7 @@ async fn a_lineage_with_a_missing_row_is_broken() {
     let history = saver.delta_history(&talk.key(), &channels, None).await.unwrap();
     assert_eq!(history[MESSAGES].steps.len(), 5);
 
-    let conn = rusqlite::Connection::open(dir.path().join("db")).unwrap();
+    let conn = threadkeep_pages::open(dir.path().join("db"), rusqlite::OpenFlags::default()).unwrap();
     conn.execute("UPDATE checkpoint SET tasks = NULL WHERE id = ?1", [known[2].as_bytes()]).unwrap();
     let error = saver.delta_history(&talk.key(), &channels, None).await.unwrap_err();
     assert!(matches!(&error, Error::BrokenLineage { checkpoint, .. } if *checkpoint == known[3]), "{error}");

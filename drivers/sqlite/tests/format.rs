@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{MESSAGES, Talk, message};
 use rusqlite::types::Value as Cell;
-use rusqlite::{Connection, params_from_iter};
+use rusqlite::{Connection, OpenFlags, params_from_iter};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{ChannelEntry, CheckpointTuple, Stored};
 use threadkeep::metadata::Counters;
@@ -21,12 +21,17 @@ fn open(path: &Path) -> Result<SqliteSaver> {
     SqliteSaver::open(path, &Options { readers: 1, ..Options::default() })
 }
 
+/// A connection that writes checksums of pages, so that what it changes is seen for what it is.
+fn raw(path: &Path) -> Connection {
+    threadkeep_pages::open(path, OpenFlags::default()).unwrap()
+}
+
 #[tokio::test]
 async fn a_newer_format_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     open(&path).unwrap().close().await;
-    let conn = Connection::open(&path).unwrap();
+    let conn = raw(&path);
     let application: i32 = conn.pragma_query_value(None, "application_id", |row| row.get(0)).unwrap();
     assert_eq!(application, APPLICATION_ID);
     conn.pragma_update(None, "user_version", FORMAT_VERSION + 1).unwrap();
@@ -194,7 +199,7 @@ async fn one_changed_byte_in_any_row_is_detected_or_harmless() {
     let good = look(&saver, &talk).await.unwrap();
     assert_eq!(good.len(), 23);
     assert_eq!(saver.check().await.unwrap(), []);
-    let conn = Connection::open(&path).unwrap();
+    let conn = raw(&path);
     let (mut detected, mut harmless) = (0, 0);
     for (table, column, cast) in [
         ("scope", "owner", "INTEGER"),
@@ -253,11 +258,11 @@ async fn the_check_names_every_missing_row() {
     let path = dir.path().join("db");
     let copy = dir.path().join("copy");
     let talk = small(&path).await;
-    let rows = |table: &str| cells(&Connection::open(&path).unwrap(), table, "key");
+    let rows = |table: &str| cells(&raw(&path), table, "key");
     for table in ["scope", "name", "checkpoint", "element"] {
         for (key, _) in rows(table) {
             std::fs::copy(&path, &copy).unwrap();
-            let conn = Connection::open(&copy).unwrap();
+            let conn = raw(&copy);
             conn.execute(&format!("DELETE FROM {table} WHERE key = ?1"), [key]).unwrap();
             drop(conn);
             let saver = open(&copy).unwrap();
@@ -284,7 +289,7 @@ async fn a_sweep_refuses_a_damaged_database() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let talk = small(&path).await;
-    let conn = Connection::open(&path).unwrap();
+    let conn = raw(&path);
     let (key, _) = cells(&conn, "checkpoint", "body")[3].clone();
     conn.execute("UPDATE checkpoint SET body = x'1000' WHERE key = ?1", [key]).unwrap();
     let saver = open(&path).unwrap();
@@ -330,7 +335,7 @@ async fn a_changed_key_is_detected_or_named_by_the_check() {
     let path = dir.path().join("db");
     let talk = small(&path).await;
     let good = look(&open(&path).unwrap(), &talk).await.unwrap();
-    let conn = Connection::open(&path).unwrap();
+    let conn = raw(&path);
     let (mut detected, mut hidden) = (0, 0);
     for table in ["scope", "name", "checkpoint", "element"] {
         let set = format!("UPDATE {table} SET key = ?1 WHERE key = ?2");
@@ -372,7 +377,7 @@ async fn every_column_is_looked_at() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     small(&path).await;
-    let conn = Connection::open(&path).unwrap();
+    let conn = raw(&path);
     let sql = "SELECT m.name || '.' || c.name FROM sqlite_schema m, pragma_table_info(m.name) c \
                WHERE m.type = 'table' AND m.name NOT LIKE 'sqlite_%' ORDER BY 1";
     let mut statement = conn.prepare(sql).unwrap();
@@ -410,18 +415,20 @@ fn cells(conn: &Connection, table: &str, column: &str) -> Vec<(i64, Cell)> {
     cells
 }
 
-/// Damage to the file beneath the tables can hide a row, but never change what is read.
+/// Any byte of the file beneath the tables: headers, keys, pointers, free room.
 #[tokio::test]
-async fn a_changed_byte_of_the_file_never_changes_what_is_read() {
+async fn a_changed_byte_of_the_file_is_detected_or_changes_nothing_that_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let talk = small(&path).await;
     let bytes = std::fs::read(&path).unwrap();
     let good = look(&open(&path).unwrap(), &talk).await.unwrap();
     let damaged = dir.path().join("damaged");
-    let used = (0..bytes.len()).filter(|at| bytes[*at] != 0).step_by(37);
+    let header = 0..100;
+    let used = (100..bytes.len()).filter(|at| bytes[*at] != 0).step_by(37);
+    let free = (100..bytes.len()).filter(|at| bytes[*at] == 0).step_by(4_999);
     let (mut tried, mut refused) = (0, 0);
-    for at in used {
+    for at in header.chain(used).chain(free) {
         let mut bytes = bytes.clone();
         bytes[at] ^= 1 << (at % 8);
         std::fs::write(&damaged, &bytes).unwrap();
@@ -435,7 +442,7 @@ async fn a_changed_byte_of_the_file_never_changes_what_is_read() {
             Err(error) => Err(error),
         };
         match read {
-            Ok(read) => assert!(read.iter().all(|tuple| good.contains(tuple)), "byte {at}"),
+            Ok(read) => assert_eq!(read, good, "byte {at}"),
             Err(_) => refused += 1,
         }
         for log in ["damaged-wal", "damaged-shm"] {
@@ -443,5 +450,26 @@ async fn a_changed_byte_of_the_file_never_changes_what_is_read() {
             let _ = std::fs::remove_file(dir.path().join(log));
         }
     }
-    assert!(tried > 100 && refused > tried / 2, "{refused} of {tried} refused");
+    assert!(tried > 300 && refused > tried * 9 / 10, "{refused} of {tried} refused");
+}
+
+/// A file that was made before pages had checksums is served as it is; one that says that it has them is not.
+#[tokio::test]
+async fn a_file_without_checksums_of_pages_stays_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let plain = Connection::open(&path).unwrap();
+    plain.execute_batch("PRAGMA page_size = 16384; VACUUM").unwrap();
+    drop(plain);
+    let talk = small(&path).await;
+    let saver = open(&path).unwrap();
+    assert_eq!(look(&saver, &talk).await.unwrap().len(), 23);
+    assert_eq!(saver.check().await.unwrap(), []);
+    saver.close().await;
+    assert!(!threadkeep_pages::is_sealed(&path).unwrap());
+    let conn = Connection::open(&path).unwrap();
+    let version: u32 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, FORMAT_VERSION - 1);
+    conn.pragma_update(None, "user_version", FORMAT_VERSION).unwrap();
+    assert!(matches!(open(&path).unwrap_err(), Error::Corrupt { .. }));
 }

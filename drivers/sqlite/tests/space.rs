@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{Talk, message};
-use rusqlite::Connection;
+use rusqlite::{Connection, OpenFlags};
 use threadkeep::saver::{Saver, ThreadImage};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
@@ -78,7 +78,7 @@ async fn a_database_that_cannot_give_pages_back_can_after_it_was_written_anew() 
     let (saver, mut small, image) = freed(&path).await;
     saver.close().await;
     // As databases were made before.
-    let conn = Connection::open(&path).unwrap();
+    let conn = threadkeep_pages::open(&path, OpenFlags::default()).unwrap();
     conn.execute_batch("PRAGMA auto_vacuum = NONE; VACUUM;").unwrap();
     drop(conn);
     let saver = SqliteSaver::open(&path, &plain()).unwrap();

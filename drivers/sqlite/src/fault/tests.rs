@@ -43,7 +43,8 @@ impl Opened {
 
     /// Holds the write lock of the database.
     fn lock(&self) -> rusqlite::Connection {
-        let conn = rusqlite::Connection::open(self.dir.path().join("db")).unwrap();
+        let conn =
+            threadkeep_pages::open(self.dir.path().join("db"), rusqlite::OpenFlags::default()).unwrap();
         conn.execute_batch("BEGIN IMMEDIATE").unwrap();
         conn
     }

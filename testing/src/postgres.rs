@@ -90,6 +90,7 @@ impl Postgres {
                 ("POSTGRES_USER", USER),
                 ("POSTGRES_PASSWORD", &password),
                 ("POSTGRES_DB", "postgres"),
+                ("POSTGRES_INITDB_ARGS", "--data-checksums"),
             ],
             arguments: &["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"],
         };
@@ -105,6 +106,7 @@ impl Postgres {
         let data = path.join("data");
         user.write(&path.join("password"), &password)?;
         run(user.command(initdb, path).arg("--no-sync").arg("--no-instructions").args([
+            "--data-checksums",
             "--encoding=UTF8",
             "--locale=C",
             "--auth=password",
@@ -137,6 +139,14 @@ impl Postgres {
     /// If the server is not private.
     pub fn certificate(&self) -> Result<PathBuf> {
         Ok(self.private()?.data.join("server.crt"))
+    }
+
+    /// The directory of its files.
+    ///
+    /// # Errors
+    /// If the server is not private.
+    pub fn data(&self) -> Result<&Path> {
+        Ok(&self.private()?.data)
     }
 
     /// Ends the server without notice, as a power cut would that spares the disk.

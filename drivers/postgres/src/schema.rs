@@ -64,6 +64,9 @@ use crate::error::{NOT_SET_UP, Trouble, unavailable};
 /// The newest format that this driver reads, and the one that it writes.
 pub const FORMAT_VERSION: u32 = 2;
 
+const NO_CHECKSUMS: &str = "the server keeps no checksums of its pages (data_checksums = off): damage beneath the rows can hide \
+    some of them; turn them on with pg_checksums --enable while the server is stopped";
+
 /// What leads from each version to the next; the first one from nothing. `{s}` is the schema.
 const MIGRATIONS: [&str; FORMAT_VERSION as usize] = ["
 CREATE TABLE {s}.threadkeep_thread (
@@ -147,6 +150,9 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
         client.batch_execute(&set).await?;
     }
     client.batch_execute("COMMIT").await?;
+    if first_column(client, "SHOW data_checksums").await?.as_deref() == Some("off") {
+        tracing::warn!("{NO_CHECKSUMS}");
+    }
     Ok(())
 }
 

@@ -1,7 +1,9 @@
-//! A flipped byte in any column of any row is noticed, or changes nothing that is read.
+//! A flipped byte in any column of any row, or in any file of the server, is noticed, or changes nothing that is read.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
+
+use std::time::Duration;
 
 use common::damage::connect;
 use common::talk::{MESSAGES, Talk, message, note};
@@ -11,7 +13,8 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Saver, ThreadImage};
 use threadkeep::{Error, Result};
-use threadkeep_postgres::PostgresSaver;
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::{Database, Postgres};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
@@ -171,10 +174,8 @@ async fn flip_needs(
     flips
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
-    let database = database().await;
-    let saver = open(database.url()).await;
+/// A thread with every kind of row and of stored value in it; the keys of its root namespace.
+async fn fill(saver: &PostgresSaver) -> Vec<CheckpointKey> {
     let mut talk = Talk::delta("t", 3);
     let mut keys = Vec::new();
     for n in 0..4 {
@@ -192,11 +193,95 @@ async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
     let mut nested = Talk::new("t").say(&note(9));
     nested.namespace = "nested".into();
     saver.commit(nested).await.unwrap();
+    keys
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
+    let database = database().await;
+    let saver = open(database.url()).await;
+    let keys = fill(&saver).await;
     let client = connect(database.url()).await;
     let expected = see(&saver, &keys).await;
     assert!(expected.image.as_ref().unwrap().checkpoints.len() == 5);
     let flips = flip_each(&client, &saver, &keys, &expected).await;
     assert!(flips > 500, "{flips} flips");
     assert_eq!(see(&saver, &keys).await, expected, "after all is as it was");
+}
+
+/// The files of the driver's tables and indexes in a database, below the server's directory.
+async fn files(database: &Database) -> Vec<String> {
+    let client = connect(database.url()).await;
+    client.batch_execute("CHECKPOINT").await.unwrap();
+    let query = "
+        WITH ours AS (SELECT oid, reltoastrelid FROM pg_class WHERE relname LIKE 'threadkeep%')
+        SELECT pg_relation_filepath(c.oid) FROM pg_class c
+        WHERE pg_relation_size(c.oid) > 0 AND c.oid IN (
+            SELECT oid FROM ours UNION SELECT reltoastrelid FROM ours
+            UNION SELECT indexrelid FROM pg_index WHERE indrelid IN (SELECT reltoastrelid FROM ours))
+        ORDER BY c.relname";
+    client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+}
+
+/// The server's own checksums of pages tell what happens beneath the rows: in headers, pointers, indexes. Each damage has a
+/// database of its own, so that the server starts once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing() {
+    const PAGE: usize = 8_192;
+    let server = Postgres::start().unwrap();
+    let first = server.database().await.unwrap();
+    setup(first.url(), &Options::default()).await.unwrap();
+    let saver = open(first.url()).await;
+    let keys = fill(&saver).await;
+    let expected = see(&saver, &keys).await;
+    saver.close();
+    // In each page: its header, its first pointer, and a byte of what it holds.
+    let mut places = Vec::new();
+    let names = files(&first).await;
+    assert!(names.len() > 10, "{names:?}");
+    for (file, name) in names.iter().enumerate() {
+        let bytes = std::fs::read(server.data().unwrap().join(name)).unwrap();
+        for (page, content) in bytes.chunks(PAGE).enumerate() {
+            let held = (PAGE / 2..PAGE).find(|at| content[*at] != 0);
+            let inside = [Some(2 + 3 * file % 20), Some(25), held];
+            places.extend(inside.into_iter().flatten().map(|at| (file, page * PAGE + at)));
+        }
+    }
+    let admin = connect(&server.url("postgres")).await;
+    let mut damaged = Vec::new();
+    for (n, (file, at)) in places.into_iter().enumerate().filter(|(n, _)| n % 2 == 0) {
+        let name = format!("damaged_{n}");
+        let create = format!("CREATE DATABASE {name} TEMPLATE {} STRATEGY FILE_COPY", first.name());
+        admin.batch_execute(&create).await.unwrap();
+        let oid = "SELECT oid::text FROM pg_database WHERE datname = $1";
+        let oid: String = admin.query_one(oid, &[&name]).await.unwrap().get(0);
+        // base/<database>/<file>; a copy has the same file names.
+        let name_of_file = names[file].rsplit('/').next().unwrap();
+        damaged.push((server.url(&name), format!("base/{oid}/{name_of_file}"), at));
+    }
+    admin.batch_execute("CHECKPOINT").await.unwrap();
+    tokio::task::block_in_place(|| server.crash().unwrap());
+    for (n, (_, file, at)) in damaged.iter().enumerate() {
+        let path = server.data().unwrap().join(file);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[*at] ^= 1 << (n % 8);
+        std::fs::write(&path, bytes).unwrap();
+    }
+    tokio::task::block_in_place(|| server.resume().unwrap());
+    let mut refused = 0;
+    for (url, file, at) in &damaged {
+        let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+        let found = match PostgresSaver::connect(url, options).await {
+            Ok(saver) => see(&saver, &keys).await,
+            Err(error) => {
+                assert!(matches!(error, Error::Corrupt { .. }), "{file} at {at}: {error}");
+                refused += 1;
+                continue;
+            }
+        };
+        check(&format!("{file} at {at}"), "", &found, &expected);
+        refused += usize::from(found != expected);
+    }
+    let all = damaged.len();
+    assert!(all > 20 && refused * 2 > all, "{refused} of {all} refused");
 }

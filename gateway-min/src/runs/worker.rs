@@ -226,7 +226,7 @@ impl Worker<'_> {
                 tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read");
             }
         }
-        let at = self.linearized(accessor).await?;
+        // Before the first write: a run without an agent leaves its thread as it was, in either mode.
         let agent = self.app.lead_agent(spec).await?;
         let mut writer = StepWriter::open(accessor, thread, at).await?;
         let input = self.input(accessor, writer.state()).await?;

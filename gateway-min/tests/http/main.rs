@@ -7,6 +7,7 @@ mod api;
 mod auth;
 mod branches;
 mod compact;
+mod degraded;
 mod delete;
 mod events;
 mod gate;

@@ -198,6 +198,14 @@ impl Store {
     }
 
     /// Waits for the transactions under way and closes the file. Every later call, on any clone, is
+    /// The `k`-th commit of a write from now, from 1, happens and answers that it is in doubt. As [`Self::fail_statement`].
+    #[cfg(test)]
+    pub(crate) fn doubt_commit(&self, k: usize) -> bool {
+        let left = self.db.fault.disarm();
+        self.db.fault.arm_doubt(k);
+        left
+    }
+
     /// [`StoreError::Unavailable`].
     pub async fn close(&self) {
         self.db.close().await;

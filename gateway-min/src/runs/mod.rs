@@ -12,6 +12,7 @@ mod faults;
 pub(crate) mod frames;
 #[cfg(test)]
 mod golden;
+pub(crate) mod instance;
 pub(crate) mod interrupted_title;
 pub(crate) mod journal;
 pub(crate) mod lineage;

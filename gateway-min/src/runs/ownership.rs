@@ -2,16 +2,22 @@
 //!
 //! Each row of a run or another writer has an owner and a lease. The owner renews the leases of what its tasks work on,
 //! and of nothing else. Who is gone, or stands still, renews nothing: when the lease and its grace are over, any other
-//! process ends its runs, once. An owner that could not renew in time takes its runs for lost and stops them by itself;
+//! process ends its runs, once; one that starts in the place of a dead one does not wait for that ([`super::instance`]). An owner that could not renew in time takes its runs for lost and stops them by itself;
 //! and what was ended by others it can end no more, because the end of a row is for good.
 
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
+use tokio::task;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::instance::Instance;
+use super::mirror::mirror;
 use crate::app::App;
 use crate::store::{Lease, StoreError};
 
@@ -33,6 +39,42 @@ impl Terms {
         let length = TimeDelta::from_std(self.lease).unwrap_or(TimeDelta::MAX);
         Lease { owner: Uuid::new_v4().to_string(), length }
     }
+}
+
+/// Ends what the process left that ran in the place of this one, if that is sure to be gone, and has this one known to
+/// the next. Returns the lock to hold, and the runs. Where this process is the only one there is nothing to lock; without
+/// a lock, the leases decide.
+///
+/// # Errors
+/// The store's.
+pub(crate) async fn take_over(
+    store: &Store,
+    state_dir: &Path,
+) -> Result<(Option<Instance>, Vec<RunRow>), StoreError> {
+    let Some(owner) = store.runs().owner().map(str::to_owned) else { return Ok((None, Vec::new())) };
+    let place = state_dir.to_owned();
+    let entered = task::spawn_blocking(move || {
+        let instance = Instance::enter(&place)?;
+        Ok(instance.map(|mut instance| (instance.predecessor(), instance)))
+    });
+    let unlocked = |error: io::Error| {
+        tracing::warn!(%error, "the state directory is not locked: after a kill, runs are ended when their leases are over");
+    };
+    let (predecessor, mut instance) = match entered.await.unwrap_or_else(|error| Err(error.into())) {
+        Ok(Some(entered)) => entered,
+        Ok(None) => return Ok((None, Vec::new())),
+        Err(error) => {
+            unlocked(error);
+            return Ok((None, Vec::new()));
+        }
+    };
+    let recovered = match predecessor {
+        Some(predecessor) => store.runs().recover_owner(Utc::now(), &predecessor).await?.runs,
+        None => Vec::new(),
+    };
+    let signed = task::spawn_blocking(move || instance.sign(&owner).map(|()| instance));
+    let instance = signed.await.unwrap_or_else(|error| Err(error.into()));
+    Ok((instance.map_err(unlocked).ok(), recovered))
 }
 
 /// Starts the tasks that keep up the ownership for as long as the gateway lives.

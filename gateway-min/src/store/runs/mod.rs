@@ -338,6 +338,12 @@ impl Runs {
 
     /// The run or reservation that holds the thread; a run that only waits for it does not count.
     pub async fn active_for_thread(&self, thread_id: &str) -> Result<Option<RunRow>, StoreError> {
+    /// Whether a run waits for the thread.
+    pub async fn is_waited_for(&self, thread_id: &str) -> Result<bool, StoreError> {
+        let sql = query("SELECT run_id FROM runs WHERE thread_id = $1 AND waiting LIMIT 1").bind(thread_id);
+        Ok(self.db.fetch_optional::<(String,)>(sql).await?.is_some())
+    }
+
         self.db.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await
     }
 }

@@ -17,6 +17,9 @@ pub(crate) mod interrupted_title;
 pub(crate) mod journal;
 pub(crate) mod lineage;
 #[cfg(test)]
+mod many;
+mod mirror;
+#[cfg(test)]
 mod older;
 pub(crate) mod ownership;
 pub(crate) mod progress;

@@ -19,9 +19,9 @@ use uuid::Uuid;
 use super::instance::Instance;
 use super::mirror::mirror;
 use crate::app::App;
-use crate::store::{Lease, StoreError};
+use crate::store::{Lease, Noticed, RunRow, Store, StoreError};
 
-/// How often a process looks whether somebody else has cancelled or ended its runs.
+/// How often a process looks whether somebody else has cancelled, ended or followed its runs.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The terms on which rows are owned.
@@ -110,13 +110,13 @@ async fn own(app: Weak<App>, terms: Terms) {
     }
 }
 
-/// Looks whether somebody else has cancelled or ended runs of this process.
+/// Looks whether somebody else has cancelled, ended or followed runs of this process.
 async fn look(app: Weak<App>) {
     loop {
         tokio::time::sleep(LOOK).await;
         let Some(app) = app.upgrade() else { return };
-        if let Err(error) = app.notice_stopped_runs().await {
-            tracing::debug!(%error, "cannot look for cancelled runs");
+        if let Err(error) = app.notice_runs().await {
+            tracing::debug!(%error, "cannot look for runs that others cancelled or follow");
         }
     }
 }
@@ -126,11 +126,17 @@ impl App {
         self.store.runs().renew(&self.local_runs.ids()).await
     }
 
-    /// Stops what this process works on and somebody else has cancelled or ended.
-    async fn notice_stopped_runs(&self) -> Result<(), StoreError> {
-        for run_id in self.store.runs().stopped(&self.local_runs.ids()).await? {
-            if let Some(control) = self.local_runs.get(&run_id) {
+    /// Stops what this process works on and somebody else has cancelled or ended, and hands on what others follow.
+    pub(super) async fn notice_runs(self: &Arc<Self>) -> Result<(), StoreError> {
+        for Noticed { run_id, thread_id, stopped, followed } in
+            self.store.runs().noticed(&self.local_runs.ids()).await?
+        {
+            let Some(control) = self.local_runs.get(&run_id) else { continue };
+            if stopped {
                 control.cancel.cancel();
+            }
+            if followed && !control.mirrored.swap(true, Ordering::Relaxed) {
+                self.background.spawn(mirror(Arc::clone(self), thread_id, run_id));
             }
         }
         Ok(())

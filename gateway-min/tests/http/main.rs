@@ -33,6 +33,7 @@ mod run_resume;
 mod run_stream;
 mod run_workspace;
 mod runs;
+mod scenarios;
 mod search;
 mod several;
 mod sse;

@@ -30,6 +30,7 @@ use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
+use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};
 use crate::runs::progress;
 use crate::runs::worker::RunSpec;
@@ -91,6 +92,8 @@ pub struct App {
     tool_settings: ToolSettings,
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
     stopping: AtomicBool,
+    /// The lock of the state directory, where several processes share a database.
+    _instance: Option<Instance>,
 }
 
 impl App {
@@ -134,8 +137,10 @@ impl App {
         if ownership.is_some() {
             check_sharing(&store, &current, grace).await?;
         }
-        let recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
-        for run in &recovered.runs {
+        let mut recovered = store.runs().recover_orphans(Utc::now(), grace).await?.runs;
+        let (instance, predecessors) = ownership::take_over(&store, &current.state_dir).await?;
+        recovered.extend(predecessors);
+        for run in &recovered {
             tracing::warn!(
                 run_id = run.run_id,
                 thread_id = run.thread_id,
@@ -167,6 +172,7 @@ impl App {
             checkpoints,
             models: Mutex::default(),
             stopping: AtomicBool::new(false),
+            _instance: instance,
         });
         if let Some(terms) = ownership {
             ownership::keep(&app, terms);

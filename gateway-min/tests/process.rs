@@ -285,6 +285,46 @@ async fn a_process_that_was_killed_is_cleared_up_by_another_one() {
     }
 }
 
+/// With leases as long as they are by default, the process that starts again in the place of one that was killed waits for
+/// none of them. What another live process works on, also one on a copy of its directory, is left alone.
+#[tokio::test]
+async fn a_process_that_was_killed_is_cleared_up_at_once_by_the_one_in_its_place() {
+    for mode in ["full", "delta"] {
+        let database = postgres().unwrap().database().await.unwrap();
+        let settings =
+            json!({"backend": "postgres", "postgres_url": database.url(), "checkpoint_channel_mode": mode});
+        let dirs = [(); 2].map(|()| configured_with(settings.clone(), json!({})));
+        let [first, second] = [&dirs[0], &dirs[1]].map(|dir| Gateway::start(dir.path()));
+        first.post("/api/threads", json!({"thread_id": "other"})).await;
+        first.post("/api/threads", json!({"thread_id": "t"})).await;
+        first.ask("one").await;
+        let run = first.hang("hang").await;
+        let input = json!({"messages": [{"role": "user", "content": "hang"}]});
+        let (_, live) = second.post("/api/threads/other/runs", json!({ "input": input })).await;
+        let live = format!("/api/threads/other/runs/{}", live["run_id"].as_str().unwrap());
+
+        // A copy of the directory of a process that lives says nothing about it.
+        let copy = configured_with(settings.clone(), json!({}));
+        std::fs::create_dir_all(copy.path().join("state")).unwrap();
+        std::fs::copy(dirs[0].path().join("state/instance.json"), copy.path().join("state/instance.json"))
+            .unwrap();
+        drop(Gateway::start(copy.path()));
+        assert_eq!(first.get(&format!("/api/threads/t/runs/{run}")).await["status"], "running");
+
+        first.signal("-9");
+        drop(first);
+        let again = Gateway::start(dirs[0].path());
+        let record = again.get(&format!("/api/threads/t/runs/{run}")).await;
+        let text = "Gateway restarted before this run reached a durable final state.";
+        assert_eq!((&record["status"], &record["error"]), (&json!("error"), &json!(text)), "{mode}");
+        assert_eq!(record["stop_reason"], "orphan_recovered");
+        let values = again.ask("two").await;
+        assert_eq!(texts(&values), ["one", "You said: one", "hang", "two", "You said: two"]);
+        let live = second.get(&live).await;
+        assert!(["pending", "running"].contains(&live["status"].as_str().unwrap()), "{live}");
+    }
+}
+
 /// It wakes up when its run is over and another one has the thread.
 #[tokio::test]
 async fn a_process_that_stood_still_changes_nothing_when_it_goes_on() {

@@ -10,7 +10,8 @@
 //!
 //! A goal that stands down stays active, and its last evaluation says why: the next run of the thread is evaluated again.
 //! A question to the user needs no evaluation: it stands down until there is an answer. A run that fails, is cancelled or
-//! stops at a breakpoint leaves the goal as it is.
+//! stops at a breakpoint leaves the goal as it is; so does one behind which another run waits, which goes first and is
+//! evaluated in its place.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
@@ -209,6 +210,14 @@ fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
         let objective = goal["objective"].as_str().filter(|objective| !objective.is_empty())?.to_owned();
         Some((goal, objective))
     }))
+}
+
+/// Whether the thread has a goal to look at when the run has come to its end.
+///
+/// # Errors
+/// [`AgentError`], if the goal cannot be read.
+pub(crate) fn is_pursued(session: &Session<'_>) -> Result<bool, AgentError> {
+    Ok(active(session)?.is_some())
 }
 
 impl LeadAgent {

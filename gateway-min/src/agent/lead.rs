@@ -64,6 +64,8 @@ pub(crate) struct Session<'a> {
     /// Metadata of every checkpoint of the run.
     pub(crate) metadata: Map<String, Json>,
     pub(crate) recursion_limit: u64,
+    /// How many supersteps of the limit the run has taken, over all that it does for its goal.
+    pub(crate) steps: u64,
     pub(crate) breakpoints: Breakpoints,
 }
 
@@ -110,7 +112,6 @@ impl LeadAgent {
         }
         let mut conversation = conversation(session.writer.state())?;
         let mut ended = Ended::Done { stop_reason: None, fallback: None };
-        let mut steps = 0;
         let mut summarizes = true;
         loop {
             let Some(state) = session.writer.state() else { return Ok(ended) };
@@ -124,10 +125,10 @@ impl LeadAgent {
                 session.frames.interrupted(state)?;
                 return Ok(ended);
             }
-            if steps == session.recursion_limit {
+            if session.steps == session.recursion_limit {
                 return Err(AgentError::RecursionLimit(session.recursion_limit));
             }
-            steps += 1;
+            session.steps += 1;
             let stepped = match node.as_str() {
                 MODEL => {
                     // A model that gives no summary now is not asked again in this run.

@@ -1,12 +1,15 @@
 //! Who asks, on every route: the key of a request, and whose threads it may name.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use futures::StreamExt as _;
 use threadkeep::id::ThreadId;
 
 use super::error::ApiError;
@@ -19,6 +22,8 @@ use crate::config::Secret;
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// The routes that need no key.
 const PUBLIC: [&str; 2] = ["/health", "/openapi.json"];
+/// How often it is looked whether the key of a long answer still stands.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 const NOT_AVAILABLE: &str = "Authentication is not available";
 const FAILED: &str = "Failed to read thread";
 
@@ -36,7 +41,8 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 }
 
 /// The layer around all routes: lets in who has a key, and notes who that is. Another user's thread in the path is not
-/// found, whatever the route would do with it.
+/// found, whatever the route would do with it. An answer that takes its time, as a stream does, ends when its key is
+/// revoked: for the run it is as if the client had left.
 pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     if PUBLIC.contains(&route) {
@@ -46,9 +52,39 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
     match admitted(&app, &mut parts).await {
         Ok(principal) => {
             parts.extensions.insert(principal);
-            next.run(Request::from_parts(parts, body)).await
+            let key = key(&parts.headers).filter(|_| app.auth.is_on());
+            let answer = next.run(Request::from_parts(parts, body));
+            match key {
+                Some(key) => while_stands(app, key, answer).await,
+                None => answer.await,
+            }
         }
         Err(error) => error.into_response(),
+    }
+}
+
+/// The answer, as long as the key stands.
+async fn while_stands(app: Arc<App>, key: Secret, answer: impl Future<Output = Response>) -> Response {
+    let mut revoked = Box::pin(revoked(app, key));
+    let answer = tokio::select! {
+        biased;
+        answer = answer => answer,
+        () = &mut revoked => return not_authenticated().into_response(),
+    };
+    if !answer.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream") {
+        return answer;
+    }
+    let (parts, body) = answer.into_parts();
+    Response::from_parts(parts, Body::from_stream(body.into_data_stream().take_until(revoked)))
+}
+
+/// Waits until the key is revoked. A file that cannot be read revokes nothing: it lets nobody in, and stops no work.
+async fn revoked(app: Arc<App>, key: Secret) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if let Ok(None) = app.auth.authenticate(Some(key.clone())).await {
+            return;
+        }
     }
 }
 

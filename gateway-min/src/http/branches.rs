@@ -39,10 +39,17 @@ const COPY_BUSY: &str = "Thread has work in flight. Copy it after the work finis
 const TURN_GONE: &str = "This turn can no longer be branched from.";
 const SIDECAR_ONLY: &str = "Branching is only available in the main conversation.";
 
-/// Metadata of a thread that goes with another one and has no turns of its own to branch from.
-const SIDECAR_KEY: &str = "svc_sidecar";
+/// Metadata of a thread that goes with another one and has no turns of its own to branch from. A client says so when it
+/// creates the thread, and never again.
+pub(super) const SIDECAR_KEY: &str = "svc_sidecar";
 /// Metadata of a thread that is a branch, and of its two first checkpoints.
 const BRANCH_KEY: &str = "svc_branch";
+/// Metadata of a branch that says where it comes from.
+pub(super) const PARENTAGE_KEYS: [&str; 4] = [PARENT_THREAD, PARENT_CHECKPOINT, PARENT_MESSAGE, BRANCHED_AT];
+const PARENT_THREAD: &str = "branch_parent_thread_id";
+const PARENT_CHECKPOINT: &str = "branch_parent_checkpoint_id";
+const PARENT_MESSAGE: &str = "branch_parent_message_id";
+const BRANCHED_AT: &str = "branch_created_at";
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -132,10 +139,10 @@ async fn make(
     let now = time(Utc::now());
     let parentage = Map::from_iter([
         (BRANCH_KEY.to_owned(), json!(true)),
-        ("branch_parent_thread_id".to_owned(), json!(source.as_str())),
-        ("branch_parent_checkpoint_id".to_owned(), json!(found.end.key.id.to_string())),
-        ("branch_parent_message_id".to_owned(), json!(body.message_id)),
-        ("branch_created_at".to_owned(), json!(now)),
+        (PARENT_THREAD.to_owned(), json!(source.as_str())),
+        (PARENT_CHECKPOINT.to_owned(), json!(found.end.key.id.to_string())),
+        (PARENT_MESSAGE.to_owned(), json!(body.message_id)),
+        (BRANCHED_AT.to_owned(), json!(now)),
     ]);
     let mut extra = parentage.clone();
     extra.extend(["created_at", "updated_at"].map(|key| (key.to_owned(), json!(now))));

@@ -199,13 +199,13 @@ async fn finished(
     Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, status, error).await)).into_response())
 }
 
-/// The channel values of the head; of a failed run or one whose head cannot be read, its status and error as well, in
-/// the contract's form and in the one at which SDK clients raise.
+/// The channel values of the head; of a run that did not come to its end, or one whose head cannot be read, its status and
+/// error as well, in the contract's form, and of a failed one in that at which SDK clients raise.
 async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<String>) -> Value {
     let head = app.accessor().get(thread, None).await;
     let values = head.and_then(|head| head.as_ref().map(serialize::values).transpose());
     let mut body = match values {
-        Ok(Some(values)) if status != RunStatus::Error => return Value::Object(values),
+        Ok(Some(values)) if status == RunStatus::Success => return Value::Object(values),
         Ok(values) => values.unwrap_or_default(),
         Err(error) => {
             tracing::warn!(%thread, %error, "the head of a finished run cannot be read");

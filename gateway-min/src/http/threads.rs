@@ -20,6 +20,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::auth::Caller;
+use super::branches::{PARENTAGE_KEYS, SIDECAR_KEY};
 use super::error::ApiError;
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
@@ -30,12 +31,14 @@ use crate::auth::Principal;
 use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::runs::worker::AGENT_BINDING;
 use crate::serialize::{self, time};
-use crate::store::{NewThread, OperationKind, StoreError, ThreadRow, ThreadStatus, WriterKind};
+use crate::store::{NewThread, OperationKind, PINNED_KEY, StoreError, ThreadRow, ThreadStatus, WriterKind};
 
 const CREATE_FAILED: &str = "Failed to create thread";
 const GET_FAILED: &str = "Failed to get thread";
 const UPDATE_FAILED: &str = "Failed to update thread";
 
+/// What the gateway's own keys of metadata begin with.
+pub(super) const OWN_PREFIX: &str = "svc_";
 /// Keys of thread metadata that say whose a thread is: the gateway's own business.
 const OWNER_KEYS: [&str; 2] = ["owner_id", "user_id"];
 /// Keys of checkpoint metadata that mean something to the gateway or the engine, so that a client's thread metadata
@@ -148,16 +151,21 @@ impl FromFields for CreateThread {
         Self {
             thread_id: fields.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID),
             assistant_id: fields.field("assistant_id").nullable().text(),
-            metadata: thread_metadata(fields),
+            metadata: thread_metadata(fields, &[PINNED_KEY, SIDECAR_KEY]),
             if_exists: fields.field("if_exists").nullable().text(),
         }
     }
 }
 
-/// The field `metadata` of a body.
-fn thread_metadata(fields: &mut Fields<'_>) -> Map<String, Value> {
+/// The field `metadata` of a body, without what only the gateway may say: whose the thread is, where it branches off,
+/// and all other keys of its own but those of `flags`.
+fn thread_metadata(fields: &mut Fields<'_>, flags: &[&str]) -> Map<String, Value> {
     let mut metadata = fields.field("metadata").nullable().object().unwrap_or_default();
-    metadata.retain(|key, _| !OWNER_KEYS.contains(&key.as_str()));
+    metadata.retain(|key, _| {
+        let key = key.as_str();
+        flags.contains(&key)
+            || !(key.starts_with(OWN_PREFIX) || OWNER_KEYS.contains(&key) || PARENTAGE_KEYS.contains(&key))
+    });
     metadata
 }
 
@@ -350,7 +358,7 @@ struct PatchThread {
 
 impl FromFields for PatchThread {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
-        Self { metadata: thread_metadata(fields) }
+        Self { metadata: thread_metadata(fields, &[PINNED_KEY]) }
     }
 }
 

@@ -10,6 +10,7 @@ use threadkeep::saver::{CheckpointSelector, Load};
 use uuid::Uuid;
 
 use super::bridge::Subscription;
+use super::delivery::persistently;
 use super::frames::Frames;
 use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
@@ -136,8 +137,16 @@ impl App {
         // The stream exists before anybody can know the run, and the handle before the run can be cancelled.
         let publisher = self.bridge.open(&run_id);
         let guard = self.local_runs.enter(&run_id);
-        let run = match self.store.runs().admit(new, request.options.multitask_strategy).await {
+        let admitted = self.store.runs().admit(new.clone(), request.options.multitask_strategy).await;
+        let run = match admitted {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
+            Err(error @ StoreError::InDoubt { .. }) => match self.settle(&new).await {
+                Some(run) => run,
+                None => {
+                    publisher.end();
+                    return Err(error.into());
+                }
+            },
             // A request with the same key was quicker.
             Ok(Admission::Existing(run)) => {
                 publisher.end();
@@ -179,6 +188,22 @@ impl App {
         worker::start(self, spec, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
+    }
+
+    /// The run, if an admission in doubt has stored it: then it holds its thread, and must be worked on. Runs that it
+    /// stops are told as if another process had stopped them.
+    async fn settle(self: &Arc<Self>, new: &NewRun) -> Option<RunRow> {
+        let run_id = &new.run_id;
+        let found = persistently(|| self.store.runs().admitted(new)).await.unwrap_or_else(|error| {
+            tracing::error!(run_id, %error, "a run may hold its thread until its lease is over or the next start");
+            None
+        });
+        if found.is_some()
+            && let Err(error) = self.notice_runs().await
+        {
+            tracing::warn!(run_id, %error, "runs that a new one stops were not told");
+        }
+        found
     }
 
     /// A run that an earlier request has created. Its stream belongs to that request: leaving it does not stop the run.

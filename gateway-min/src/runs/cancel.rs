@@ -12,8 +12,13 @@ impl App {
         run_id: &str,
         action: CancelAction,
     ) -> Result<CancelOutcome, StoreError> {
-        let outcome = self.store.runs().request_cancel(run_id, action).await?;
-        if outcome == CancelOutcome::Accepted
+        let request = || self.store.runs().request_cancel(run_id, action);
+        let outcome = match request().await {
+            // The mark is there, or is set now; either way the task has yet to be told.
+            Err(StoreError::InDoubt { .. }) => request().await?,
+            outcome => outcome?,
+        };
+        if matches!(outcome, CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted)
             && let Some(control) = self.local_runs.get(run_id)
         {
             control.cancel.cancel();

@@ -2,6 +2,7 @@
 //! reaches the task that does the work.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -14,12 +15,19 @@ pub(crate) struct RunControl {
     pub(crate) cancel: CancellationToken,
     /// Notified when the run's predecessor has ended.
     pub(crate) promoted: Notify,
+    /// Whether its stream is handed on to other processes.
+    pub(crate) mirrored: AtomicBool,
     ended: watch::Sender<bool>,
 }
 
 impl RunControl {
     fn new() -> Self {
-        Self { cancel: CancellationToken::new(), promoted: Notify::new(), ended: watch::Sender::new(false) }
+        Self {
+            cancel: CancellationToken::new(),
+            promoted: Notify::new(),
+            mirrored: AtomicBool::new(false),
+            ended: watch::Sender::new(false),
+        }
     }
 
     /// Waits until nothing of the run will be written any more.

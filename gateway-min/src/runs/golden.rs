@@ -32,7 +32,7 @@ fn masked(transcript: &str) -> String {
     Regex::new(r"(?m)^id: \d+-").unwrap().replace_all(&numbered, "id: <ms>-").into_owned()
 }
 
-async fn transcript(mode: &str, modes: &[StreamMode]) -> String {
+async fn transcript(mode: &'static str, modes: &[StreamMode]) -> String {
     let gateway = Gateway::start(mode, &script()).await;
     let request = RunRequest { options: options(modes), ..ask("write it") };
     let created = gateway.create(request).await.unwrap();

@@ -12,9 +12,13 @@ mod faults;
 pub(crate) mod frames;
 #[cfg(test)]
 mod golden;
+pub(crate) mod instance;
 pub(crate) mod interrupted_title;
 pub(crate) mod journal;
 pub(crate) mod lineage;
+#[cfg(test)]
+mod many;
+mod mirror;
 #[cfg(test)]
 mod older;
 pub(crate) mod ownership;

@@ -2,20 +2,26 @@
 //!
 //! Each row of a run or another writer has an owner and a lease. The owner renews the leases of what its tasks work on,
 //! and of nothing else. Who is gone, or stands still, renews nothing: when the lease and its grace are over, any other
-//! process ends its runs, once. An owner that could not renew in time takes its runs for lost and stops them by itself;
+//! process ends its runs, once; one that starts in the place of a dead one does not wait for that ([`super::instance`]). An owner that could not renew in time takes its runs for lost and stops them by itself;
 //! and what was ended by others it can end no more, because the end of a row is for good.
 
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
+use tokio::task;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::instance::Instance;
+use super::mirror::mirror;
 use crate::app::App;
-use crate::store::{Lease, StoreError};
+use crate::store::{Lease, Noticed, RunRow, Store, StoreError};
 
-/// How often a process looks whether somebody else has cancelled or ended its runs.
+/// How often a process looks whether somebody else has cancelled, ended or followed its runs.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The terms on which rows are owned.
@@ -33,6 +39,42 @@ impl Terms {
         let length = TimeDelta::from_std(self.lease).unwrap_or(TimeDelta::MAX);
         Lease { owner: Uuid::new_v4().to_string(), length }
     }
+}
+
+/// Ends what the process left that ran in the place of this one, if that is sure to be gone, and has this one known to
+/// the next. Returns the lock to hold, and the runs. Where this process is the only one there is nothing to lock; without
+/// a lock, the leases decide.
+///
+/// # Errors
+/// The store's.
+pub(crate) async fn take_over(
+    store: &Store,
+    state_dir: &Path,
+) -> Result<(Option<Instance>, Vec<RunRow>), StoreError> {
+    let Some(owner) = store.runs().owner().map(str::to_owned) else { return Ok((None, Vec::new())) };
+    let place = state_dir.to_owned();
+    let entered = task::spawn_blocking(move || {
+        let instance = Instance::enter(&place)?;
+        Ok(instance.map(|mut instance| (instance.predecessor(), instance)))
+    });
+    let unlocked = |error: io::Error| {
+        tracing::warn!(%error, "the state directory is not locked: after a kill, runs are ended when their leases are over");
+    };
+    let (predecessor, mut instance) = match entered.await.unwrap_or_else(|error| Err(error.into())) {
+        Ok(Some(entered)) => entered,
+        Ok(None) => return Ok((None, Vec::new())),
+        Err(error) => {
+            unlocked(error);
+            return Ok((None, Vec::new()));
+        }
+    };
+    let recovered = match predecessor {
+        Some(predecessor) => store.runs().recover_owner(Utc::now(), &predecessor).await?.runs,
+        None => Vec::new(),
+    };
+    let signed = task::spawn_blocking(move || instance.sign(&owner).map(|()| instance));
+    let instance = signed.await.unwrap_or_else(|error| Err(error.into()));
+    Ok((instance.map_err(unlocked).ok(), recovered))
 }
 
 /// Starts the tasks that keep up the ownership for as long as the gateway lives.
@@ -68,13 +110,13 @@ async fn own(app: Weak<App>, terms: Terms) {
     }
 }
 
-/// Looks whether somebody else has cancelled or ended runs of this process.
+/// Looks whether somebody else has cancelled, ended or followed runs of this process.
 async fn look(app: Weak<App>) {
     loop {
         tokio::time::sleep(LOOK).await;
         let Some(app) = app.upgrade() else { return };
-        if let Err(error) = app.notice_stopped_runs().await {
-            tracing::debug!(%error, "cannot look for cancelled runs");
+        if let Err(error) = app.notice_runs().await {
+            tracing::debug!(%error, "cannot look for runs that others cancelled or follow");
         }
     }
 }
@@ -84,11 +126,17 @@ impl App {
         self.store.runs().renew(&self.local_runs.ids()).await
     }
 
-    /// Stops what this process works on and somebody else has cancelled or ended.
-    async fn notice_stopped_runs(&self) -> Result<(), StoreError> {
-        for run_id in self.store.runs().stopped(&self.local_runs.ids()).await? {
-            if let Some(control) = self.local_runs.get(&run_id) {
+    /// Stops what this process works on and somebody else has cancelled or ended, and hands on what others follow.
+    pub(super) async fn notice_runs(self: &Arc<Self>) -> Result<(), StoreError> {
+        for Noticed { run_id, thread_id, stopped, followed } in
+            self.store.runs().noticed(&self.local_runs.ids()).await?
+        {
+            let Some(control) = self.local_runs.get(&run_id) else { continue };
+            if stopped {
                 control.cancel.cancel();
+            }
+            if followed && !control.mirrored.swap(true, Ordering::Relaxed) {
+                self.background.spawn(mirror(Arc::clone(self), thread_id, run_id));
             }
         }
         Ok(())

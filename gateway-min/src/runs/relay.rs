@@ -1,28 +1,35 @@
 //! Following a run that another process works on: through the database.
 //!
-//! What the other process streams stays there. What it stores is seen here: each new head as a `values` frame, a failure
-//! as an `error` frame, the end. A client that asked for other frames gets the state instead.
+//! The process that works on the run is asked for its frames ([`super::mirror`]), and they are shown here under their own
+//! ids. Where it hands on none, because it is gone or the run was over before it could, the state that the run left is
+//! shown instead: the head as a `values` frame, a failure as an `error` frame, the end.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::id::ThreadId;
+use tokio::time::Instant;
 
 use super::bridge::{Publisher, Subscription};
+use super::mirror::decode;
 use crate::app::App;
 use crate::serialize;
-use crate::store::{CancelAction, EventQuery, RunRow, RunStatus, StoreError};
+use crate::store::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RunRow, RunStatus, StoreError};
 
 /// How often the database is asked what has become of a run.
 pub(crate) const POLL: Duration = Duration::from_millis(250);
+/// How long the last frames of a run may come behind the end of its row.
+const LAST_FRAMES: Duration = Duration::from_secs(2);
+/// So many batches of frames are read at once.
+const BATCHES: u32 = 32;
 
 impl App {
     /// The stream of a run, whichever process works on it, from the event after `last_event_id`.
     pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
         if run.status.is_active()
             && self.is_foreign(run)
-            && let Some(publisher) = self.bridge.open_absent(&run.run_id)
+            && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
         {
             tokio::spawn(relay(Arc::clone(self), run.clone(), publisher));
         }
@@ -35,31 +42,28 @@ impl App {
     }
 }
 
-/// Publishes what the database tells of a run until it has ended. While the database is away, it waits.
+/// Publishes what another process streams of a run until it has ended. While the database is away, it waits.
 async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
-    let thread = ThreadId::from(run.thread_id.as_str());
-    publisher.publish("metadata", &json!({"run_id": run.run_id, "thread_id": run.thread_id}));
+    let runs = app.store.runs();
     let abandoned = publisher.abandoned();
-    let (mut shown, mut cancelled) = (None, false);
+    let (mut asked, mut cancelled) = (false, false);
+    let (mut next_seq, mut ended_at) = (0, None);
     loop {
         if abandoned.is_cancelled() && !cancelled {
             cancelled = app.cancel_run(&run.run_id, CancelAction::Interrupt).await.is_ok();
         }
-        // The row first: what a run has written by its end is in the state that is read after it.
-        match app.store.runs().get(&run.run_id).await {
-            Ok(Some(row)) => {
-                if row.status != RunStatus::Pending {
-                    shown = show_head(&app, &thread, shown, &publisher).await;
-                }
-                if !row.status.is_active() {
-                    if let Some(error) = failure(&app, &row).await {
-                        publisher.publish("error", &error);
-                    }
+        asked = asked || runs.follow(&run.run_id).await.is_ok();
+        match look(&app, &run.run_id, &mut next_seq, &publisher).await {
+            Ok(Seen::AtWork) => {}
+            Ok(Seen::All) => break,
+            Ok(Seen::Ended(row)) => {
+                let since = *ended_at.get_or_insert_with(Instant::now);
+                let dead = row.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON);
+                if dead || since.elapsed() >= LAST_FRAMES {
+                    show_outcome(&app, &row, next_seq == 0, &publisher).await;
                     break;
                 }
             }
-            // Deleted with its thread.
-            Ok(None) => break,
             Err(error) => tracing::warn!(run_id = run.run_id, %error, "a run elsewhere cannot be looked at"),
         }
         tokio::time::sleep(POLL).await;
@@ -67,25 +71,64 @@ async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
     publisher.end();
 }
 
-/// Publishes the head's values if it is not `shown`; returns what is shown now.
-async fn show_head(
+/// What a look at a run elsewhere found.
+enum Seen {
+    AtWork,
+    /// Its row has ended; its last frames have not come.
+    Ended(RunRow),
+    /// There is nothing more to show.
+    All,
+}
+
+/// Publishes the frames that have come.
+async fn look(
     app: &App,
-    thread: &ThreadId,
-    shown: Option<CheckpointId>,
+    run_id: &str,
+    next_seq: &mut u64,
     publisher: &Publisher,
-) -> Option<CheckpointId> {
-    let head = match app.accessor().get(thread, None).await {
-        Ok(Some(head)) if Some(head.key.id) != shown => head,
-        Ok(_) => return shown,
-        Err(error) => {
-            tracing::debug!(%thread, %error, "the head of a thread that is worked on elsewhere cannot be read");
-            return shown;
+) -> Result<Seen, StoreError> {
+    // The row first: the frames of a run that has ended by then may be all there.
+    let row = app.store.runs().get(run_id).await?;
+    loop {
+        let batches = app.store.runs().frames(run_id, *next_seq, BATCHES).await?;
+        let found = batches.len();
+        for batch in batches {
+            let frames = batch.frames.iter().filter_map(decode).filter(|event| event.id.seq >= *next_seq);
+            frames.for_each(|event| publisher.repeat(event));
+            *next_seq = batch.next_seq.max(*next_seq);
+            if batch.ends {
+                return Ok(Seen::All);
+            }
         }
-    };
-    if let Ok(values) = serialize::values(&head) {
-        publisher.publish("values", &Json::Object(values));
+        if found < BATCHES as usize {
+            break;
+        }
     }
-    Some(head.key.id)
+    Ok(match row {
+        Some(row) if row.status.is_active() => Seen::AtWork,
+        Some(row) => Seen::Ended(row),
+        // Deleted with its thread.
+        None => Seen::All,
+    })
+}
+
+/// Publishes what an ended run left, to clients that have not seen its end, nor perhaps its beginning.
+async fn show_outcome(app: &App, row: &RunRow, from_the_start: bool, publisher: &Publisher) {
+    let thread = ThreadId::from(row.thread_id.as_str());
+    if from_the_start {
+        publisher.publish("metadata", &json!({"run_id": row.run_id, "thread_id": row.thread_id}));
+    }
+    let head = app.accessor().get(&thread, None).await;
+    match head.and_then(|head| head.as_ref().map(serialize::values).transpose()) {
+        Ok(Some(values)) => {
+            publisher.publish("values", &Json::Object(values));
+        }
+        Ok(None) => {}
+        Err(error) => tracing::debug!(%thread, %error, "the head that a run elsewhere left cannot be read"),
+    }
+    if let Some(error) = failure(app, row).await {
+        publisher.publish("error", &error);
+    }
 }
 
 /// The data of the `error` frame of a run that failed; none if it ended otherwise.

@@ -10,7 +10,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::{ListQuery, Load};
 use threadkeep::state::StateSnapshot;
 
-use super::tests::{Gateway, ask};
+use super::tests::{Gateway, On, SAVERS, ask, everywhere};
 
 /// The word that a question contains, and what the model answers to it.
 fn script() -> Json {
@@ -84,8 +84,8 @@ fn shape(tuples: &[CheckpointTuple]) -> Vec<String> {
 }
 
 /// What two turns leave on a thread without checkpoints: first the lines of the first, then those of the second.
-async fn turns(mode: &str, question: &str) -> [Vec<String>; 2] {
-    let gateway = Gateway::start(mode, &script()).await;
+async fn turns(on: On, question: &str) -> [Vec<String>; 2] {
+    let gateway = Gateway::start_on(on, &script()).await;
     gateway.run(ask(question)).await;
     let first = gateway.stored().await.len();
     gateway.run(ask(question)).await;
@@ -160,8 +160,8 @@ async fn each_kind_of_turn_leaves_exactly_these_checkpoints_and_rows() {
         ("bad tool", &one_tool),
         ("bad model", &bad_model),
     ] {
-        for mode in ["full", "delta"] {
-            assert_eq!(turns(mode, question).await, *expected, "{question}, {mode}");
+        for on in everywhere() {
+            assert_eq!(turns(on, question).await, *expected, "{question}, {on:?}");
         }
     }
 }
@@ -194,8 +194,8 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
     let questions = ["hello", "two tools", "bad model", "one tool", "bad tool", "two tools", "bye"];
     let settings = [("full", 3), ("delta", 1), ("delta", 2), ("delta", 10), ("delta", 1000)];
     let mut expected: Option<Vec<String>> = None;
-    for (mode, frequency) in settings {
-        let gateway = Gateway::start_at(mode, frequency, &script()).await;
+    for (saver, (mode, frequency)) in SAVERS.into_iter().flat_map(|saver| settings.map(|how| (saver, how))) {
+        let gateway = Gateway::start_at((saver, mode), frequency, &script()).await;
         let mut live = Vec::new();
         for question in questions {
             let (frames, _) = gateway.run(ask(question)).await;
@@ -210,7 +210,7 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
         assert_eq!(
             read.iter().map(contents).collect::<Vec<_>>(),
             live.iter().map(contents).collect::<Vec<_>>(),
-            "{mode} {frequency}"
+            "{saver} {mode} {frequency}"
         );
         let results: Vec<&Json> = read.last().unwrap()["messages"].as_array().unwrap().iter().collect();
         let calls: Vec<&str> =
@@ -230,6 +230,6 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
         }
 
         let states = states(&history);
-        assert_eq!(&states, expected.get_or_insert(states.clone()), "{mode} {frequency}");
+        assert_eq!(&states, expected.get_or_insert(states.clone()), "{saver} {mode} {frequency}");
     }
 }

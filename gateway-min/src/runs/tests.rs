@@ -1,4 +1,4 @@
-//! Runs from admission to their last write, in both modes, on the memory backend.
+//! Runs from admission to their last write, in both modes. Whatever a saver could do in another way is tested on all three.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use threadkeep::id::ThreadId;
 use threadkeep::mode::ModeRegister;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
+use threadkeep_testing::Database;
 
 use super::admission::{CreateError, Created, Place};
 use super::bridge::Frame;
@@ -25,23 +26,50 @@ use crate::store::{
 pub(super) struct Gateway {
     pub(super) app: Arc<App>,
     dir: TempDir,
+    /// The database of a gateway on Postgres.
+    _database: Option<Database>,
+}
+
+/// Where a gateway keeps its threads, and how: `database.backend` and `database.checkpoint_channel_mode`.
+pub(super) type On = (&'static str, &'static str);
+
+/// Every saver.
+pub(super) const SAVERS: [&str; 3] = ["memory", "sqlite", "postgres"];
+
+/// Every saver in both modes.
+pub(super) fn everywhere() -> impl Iterator<Item = On> {
+    SAVERS.into_iter().flat_map(|saver| MODES.map(|mode| (saver, mode)))
 }
 
 impl Gateway {
-    pub(super) async fn start(mode: &str, script: &Json) -> Self {
-        Self::start_at(mode, 3, script).await
+    /// On the memory backend.
+    pub(super) async fn start(mode: &'static str, script: &Json) -> Self {
+        Self::start_on(("memory", mode), script).await
     }
 
-    /// As [`Self::start`], at this cadence.
-    pub(super) async fn start_at(mode: &str, frequency: u64, script: &Json) -> Self {
+    /// As [`Self::start`], on this backend.
+    pub(super) async fn start_on(on: On, script: &Json) -> Self {
+        Self::start_at(on, 3, script).await
+    }
+
+    /// As [`Self::start_on`], at this cadence.
+    pub(super) async fn start_at((backend, mode): On, frequency: u64, script: &Json) -> Self {
+        let database = match backend {
+            "postgres" => Some(threadkeep_testing::postgres().unwrap().database().await.unwrap()),
+            _ => None,
+        };
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
         let config = json!({
             "config_version": 49,
-            "database": {"backend": "memory", "checkpoint_channel_mode": mode,
+            "database": {"backend": backend, "checkpoint_channel_mode": mode,
+                         "postgres_url": database.as_ref().map(Database::url),
+                         "sqlite_synchronous": "normal",
                          "checkpoint_delta": {"snapshot_frequency": frequency}},
             "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
             "sandbox": {"use": "local", "allow_host_bash": true},
+            // The only process on its database, whatever that is.
+            "run_ownership": {"heartbeat_enabled": false},
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
         let app = App::start(open(dir.path()), Arc::new(ModeRegister::new())).await.unwrap();
@@ -50,7 +78,7 @@ impl Gateway {
             .create(NewThread { thread_id: "t".into(), ..NewThread::default() })
             .await
             .unwrap();
-        Self { app, dir }
+        Self { app, dir, _database: database }
     }
 
     pub(super) async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
@@ -319,9 +347,9 @@ pub(super) fn gated(name: &str) -> Json {
 
 #[tokio::test]
 async fn an_interrupted_run_keeps_what_it_committed_and_the_next_one_goes_on() {
-    for mode in MODES {
-        let name = format!("interrupt-{mode}");
-        let gateway = Gateway::start(mode, &gated(&name)).await;
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("interrupt-{saver}-{mode}");
+        let gateway = Gateway::start_on(on, &gated(&name)).await;
         let created = gateway.create(ask("wait")).await.unwrap();
         gate(&name).reached().await;
         let conflict = gateway.create(ask("me too")).await.err().unwrap();
@@ -346,9 +374,9 @@ async fn an_interrupted_run_keeps_what_it_committed_and_the_next_one_goes_on() {
 
 #[tokio::test]
 async fn a_rolled_back_run_leaves_the_state_before_it_as_the_newest_head() {
-    for mode in MODES {
-        let name = format!("rollback-{mode}");
-        let gateway = Gateway::start(mode, &gated(&name)).await;
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("rollback-{saver}-{mode}");
+        let gateway = Gateway::start_on(on, &gated(&name)).await;
         gateway.run(ask("first")).await;
         let before = gateway.head().await.unwrap();
         let created = gateway.create(ask("wait")).await.unwrap();
@@ -358,7 +386,7 @@ async fn a_rolled_back_run_leaves_the_state_before_it_as_the_newest_head() {
         let row = gateway.row(&created.run.run_id).await;
         assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some("Rolled back by user")));
         let head = gateway.head().await.unwrap();
-        assert_eq!(head.values().unwrap(), before.values().unwrap(), "{mode}");
+        assert_eq!(head.values().unwrap(), before.values().unwrap(), "{on:?}");
         let parent = if mode == "delta" { &cancelled } else { &before };
         assert_eq!(head.parent, Some(parent.key.id));
         assert_eq!(head.metadata.extra["svc_agent_name"], "__default__");
@@ -368,9 +396,9 @@ async fn a_rolled_back_run_leaves_the_state_before_it_as_the_newest_head() {
 
 #[tokio::test]
 async fn rolling_back_the_first_run_of_a_thread_without_checkpoints_leaves_none() {
-    for mode in MODES {
-        let name = format!("first-{mode}");
-        let gateway = Gateway::start(mode, &gated(&name)).await;
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("first-{saver}-{mode}");
+        let gateway = Gateway::start_on(on, &gated(&name)).await;
         let created = gateway.create(ask("wait")).await.unwrap();
         gate(&name).reached().await;
         gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();

@@ -23,7 +23,7 @@ use super::lineage;
 use super::progress;
 use super::request::RunInput;
 use super::resume::{self, Resumed};
-use crate::agent::{AgentError, Breakpoints, Ended, Pursuit, Session, UsageLedger};
+use crate::agent::{AgentError, Breakpoints, Ended, Pursuit, Session, UsageLedger, goal};
 use crate::app::App;
 use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
@@ -226,8 +226,9 @@ impl Worker<'_> {
                 tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read");
             }
         }
-        let at = self.linearized(accessor).await?;
+        // Before the first write: a run without an agent leaves its thread as it was, in either mode.
         let agent = self.app.lead_agent(spec).await?;
+        let at = self.linearized(accessor).await?;
         let mut writer = StepWriter::open(accessor, thread, at).await?;
         let input = self.input(accessor, writer.state()).await?;
         let (store, run_id) = (&self.app.store, &spec.run_id);
@@ -243,11 +244,16 @@ impl Worker<'_> {
             cancel: &self.guard.control.cancel,
             metadata: spec.metadata.clone(),
             recursion_limit: spec.recursion_limit,
+            steps: 0,
             breakpoints: spec.breakpoints.clone(),
         };
         let work = async {
             let mut ended = agent.run(&mut session, input).await?;
             loop {
+                // The goal can wait: it is looked at again behind the run that goes first.
+                if goal::is_pursued(&session)? && store.runs().is_waited_for(&spec.thread_id).await? {
+                    return Ok(ended);
+                }
                 match agent.pursue(&mut session, &ended).await? {
                     Pursuit::GoOn(input) => ended = agent.run(&mut session, Some(input)).await?,
                     Pursuit::Done => return Ok(ended),

@@ -248,7 +248,10 @@ impl WriteTx {
             Tx::Sqlite(tx) => tx.commit().await,
             Tx::Postgres(tx, _) => tx.commit().await,
         };
-        done.map_err(|cause| StoreError::InDoubt { cause })
+        done.map_err(|cause| StoreError::InDoubt { cause })?;
+        #[cfg(test)]
+        self.fault.committed()?;
+        Ok(())
     }
 
     /// Where tests make the k-th statement of an operation fail, after it took effect.

@@ -48,6 +48,7 @@ impl Store {
         }
         let events = query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
         tx.execute(events.bind(&run.thread_id).bind(run_id)).await?;
+        tx.execute(query("DELETE FROM run_frames WHERE run_id = $1").bind(run_id)).await?;
         tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(run_id)).await?;
         tx.commit().await?;
         self.events.forget_run(&run.thread_id, run_id).await;
@@ -66,6 +67,7 @@ impl Store {
         }
         let runs = tx.execute(query("DELETE FROM runs WHERE thread_id = $1").bind(thread_id)).await?;
         let events = tx.execute(query("DELETE FROM run_events WHERE thread_id = $1").bind(thread_id)).await?;
+        tx.execute(query("DELETE FROM run_frames WHERE thread_id = $1").bind(thread_id)).await?;
         let threads =
             tx.execute(query("DELETE FROM threads_meta WHERE thread_id = $1").bind(thread_id)).await?;
         tx.commit().await?;

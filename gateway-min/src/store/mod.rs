@@ -5,6 +5,7 @@
 //! |---|---|---|---|
 //! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Store::delete_thread`] |
 //! | `runs` | `run_id`; unique: one *active* row a thread, `idempotency_key` | every run for good, and a row for each other writer as long as it works | [`Runs`]; [`Store::delete_thread`] |
+//! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until a while after their end | [`Runs`]; [`Store::delete_thread`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Store::delete_thread`] |
 //!
 //! # Who may write to a thread
@@ -20,7 +21,7 @@
 //! then say until when it is surely alive. It renews that for what it works on ([`Runs::renew`]); what is not renewed,
 //! any other process ends ([`Runs::recover_expired`]). An ended row never changes, so a process that comes back from
 //! standing still can end nothing any more. Cancellations are marks in the rows, which the owner finds
-//! ([`Runs::stopped`]).
+//! ([`Runs::noticed`]).
 //!
 //! # Transactions
 //!
@@ -58,10 +59,10 @@ pub use events::{
 };
 pub use postgres::PostgresTarget;
 pub use runs::{
-    Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, Lease,
-    MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, OperationKind, QUEUE_MAX, RECOVERY_ERROR,
-    RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus, RunTotals, Runs,
-    StartOutcome, WriterKind,
+    Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
+    Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,
+    RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus,
+    RunTotals, Runs, StartOutcome, WriterKind,
 };
 pub use thread_search::{FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadQuery};
 pub use threads::{
@@ -194,6 +195,14 @@ impl Store {
     pub(crate) fn fail_statement(&self, k: usize) -> bool {
         let left = self.db.fault.disarm();
         self.db.fault.arm(k);
+        left
+    }
+
+    /// The `k`-th commit of a write from now, from 1, happens and answers that it is in doubt. As [`Self::fail_statement`].
+    #[cfg(test)]
+    pub(crate) fn doubt_commit(&self, k: usize) -> bool {
+        let left = self.db.fault.disarm();
+        self.db.fault.arm_doubt(k);
         left
     }
 

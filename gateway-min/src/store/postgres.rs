@@ -115,7 +115,7 @@ pub(super) struct Tables {
 }
 
 /// The tables as statements name them.
-const NAMES: [&str; 3] = ["threads_meta", "runs", "run_events"];
+const NAMES: [&str; 4] = ["threads_meta", "runs", "run_events", "run_frames"];
 
 impl Tables {
     fn of(schema: &str) -> Self {

@@ -25,12 +25,13 @@ macro_rules! step {
 }
 
 /// Migration 1, 2, 3 ... A released migration never changes; a new one is added at the end.
-const STEPS: [Step; 5] = [
+const STEPS: [Step; 6] = [
     step!("0001", "threads"),
     step!("0002", "runs"),
     step!("0003", "run_events"),
     step!("0004", "leases"),
     step!("0005", "run_queue"),
+    step!("0006", "run_frames"),
 ];
 
 /// Brings a SQLite database to the newest schema: all missing migrations or, after an error, none.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use threadkeep_gateway::auth::{KeyFile, Role};
 use threadkeep_gateway::model::scripted::gate;
 
+use crate::sse::Frames;
 use crate::support::{Answer, Gateway, MODES, Setup, question};
 
 /// A gateway with authentication, and its file of keys.
@@ -406,4 +407,48 @@ async fn without_keys_other_sites_and_other_names_are_refused() {
         .header("origin", "http://evil.example");
     let answer = guarded.gateway.send(request.header("x-api-key", key).body(Body::from("{}")).unwrap()).await;
     answer.ok();
+}
+
+/// For its run it is as if the client had left.
+#[tokio::test]
+async fn a_stream_and_a_wait_end_when_their_key_is_revoked_and_those_of_others_go_on() {
+    for mode in MODES {
+        let name = format!("auth-revoked-{mode}");
+        let script = json!({"rules": [{"answers": [{"text": "late", "gate": {"name": name}}]}]});
+        let guarded = Guarded::start(Setup { script, ..Setup::on("memory", mode) }).await;
+        let (gateway, keys) = (&guarded.gateway, &guarded.keys);
+        let ((lost, lost_key), (_, kept)) =
+            (keys.create("ann", Role::User).unwrap(), keys.create("ann", Role::User).unwrap());
+        let (lost_key, kept) = (lost_key.expose(), kept.expose());
+        let ann = As(gateway, kept.to_owned());
+        for thread in ["left", "stays", "waits"] {
+            ann.post("/api/threads", json!({"thread_id": thread})).await.ok();
+        }
+        let send = async |key: &str, thread: &str, form: &str| {
+            let request = Request::post(format!("/api/threads/{thread}/runs/{form}"))
+                .header("content-type", "application/json")
+                .header("x-api-key", key);
+            gateway.open_answer(request.body(question("hello").to_string().into()).unwrap()).await
+        };
+        let mut left = Frames::of(send(lost_key, "left", "stream").await);
+        left.until("values").await;
+        let mut stays = Frames::of(send(kept, "stays", "stream").await);
+        stays.until("values").await;
+        let (waited, ()) = tokio::join!(send(lost_key, "waits", "wait"), async {
+            while ann.get("/api/threads/waits/runs").await.ok().as_array().unwrap().is_empty() {}
+            keys.revoke(&lost.id).unwrap();
+        });
+        assert_eq!(waited.status(), 401);
+        assert_eq!(left.rest().await, [], "{mode}: it breaks off, and nothing more is told");
+        for thread in ["left", "waits"] {
+            let run = ann.get(&format!("/api/threads/{thread}/runs")).await.ok()[0]["run_id"].clone();
+            let place = format!("/api/threads/{thread}/runs/{}", run.as_str().unwrap());
+            ann.get(&format!("{place}/join")).await.ok();
+            assert_eq!(ann.get(&place).await.ok()["status"], "interrupted", "its client left");
+        }
+        gate(&name).open();
+        let frames = stays.rest().await;
+        assert_eq!(frames.last().unwrap().name, "end");
+        assert_eq!(ann.get("/api/threads/stays/runs").await.ok()[0]["status"], "success");
+    }
 }

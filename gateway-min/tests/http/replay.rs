@@ -78,6 +78,7 @@ async fn the_last_answer_is_made_again_in_its_place() {
             assert_eq!(ids[..3], [id_at(&before, 0), id_at(&before, 1), id_at(&before, 2)]);
             assert_ne!(ids[3], id_at(&before, 3));
             assert!(id(&gateway.state("t").await) > id(&head));
+            assert_eq!(gateway.state("t").await["values"]["title"], "one", "sent along with the question");
         }
     }
 }

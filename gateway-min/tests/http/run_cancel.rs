@@ -70,6 +70,25 @@ async fn an_interrupted_run_keeps_its_completed_steps_and_the_next_run_goes_on()
     }
 }
 
+/// What it left is no result.
+#[tokio::test]
+async fn who_waits_for_a_run_that_is_interrupted_is_told_so_beside_the_values() {
+    for mode in MODES {
+        let name = format!("wait-interrupted-{mode}");
+        let gateway = Setup { script: script(&name), ..Setup::on("memory", mode) }.start().await;
+        gateway.create("t").await;
+        let (waited, ()) = tokio::join!(gateway.post("/api/threads/t/runs/wait", question("work")), async {
+            gate(&name).reached().await;
+            let run = gateway.get("/api/threads/t/runs").await.ok()[0]["run_id"].clone();
+            assert_eq!(cancel(&gateway, run.as_str().unwrap(), "").await.status, 202);
+        });
+        let body = waited.ok();
+        assert_eq!((&body["status"], &body["error"]), (&json!("interrupted"), &Value::Null), "{mode}");
+        assert_eq!(body.get("__error__"), None, "nothing has failed");
+        assert_eq!(body["messages"], gateway.state("t").await["values"]["messages"]);
+    }
+}
+
 /// The model takes up what the cancelled run left to do.
 #[tokio::test]
 async fn a_run_without_input_takes_up_what_the_interrupted_one_left() {

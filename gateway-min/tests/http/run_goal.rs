@@ -220,3 +220,62 @@ async fn a_run_is_cancelled_while_its_goal_is_looked_at_and_a_rollback_restores_
         }
     }
 }
+
+/// The goal is looked at again behind the run that waits.
+#[tokio::test]
+async fn a_run_that_waits_goes_before_the_continuations_of_a_goal() {
+    for (backend, mode) in ALL {
+        let name = format!("goal-waits-{backend}-{mode}");
+        let mut agent = answers(&["built", "tested", "shipped"]);
+        agent["answers"][0]["gate"] = json!({ "name": name });
+        let mut setup = setup(backend, mode, "goal_not_met_yet", agent);
+        let other = when(answers(&["noted", "shipped"]), json!({"contains": ["by the way"]}));
+        setup.script["rules"].as_array_mut().unwrap().insert(2, other);
+        let gateway = with_goal(setup, 8).await;
+        let first = gateway.start_run("t", "go").await;
+        gate(&name).reached().await;
+        let mut body = question("by the way");
+        body["multitask_strategy"] = json!("enqueue");
+        let second = gateway.post("/api/threads/t/runs", body).await.ok();
+        gate(&name).open();
+        gateway.join("t", second["run_id"].as_str().unwrap()).await;
+        let expected = [
+            ("human", "go"),
+            ("ai", "built"),
+            ("human", "by the way"),
+            ("ai", "noted"),
+            ("told", ""),
+            ("ai", "tested"),
+            ("told", ""),
+            ("ai", "shipped"),
+        ];
+        let state = gateway.state("t").await;
+        assert_eq!(said(&state)[..4], expected[..4], "{backend} {mode}");
+        assert_eq!(gateway.run("t", &first).await["middleware_tokens"], 0, "no verdict was asked for");
+        assert_eq!(goal(&gateway).await, Value::Null, "the second run has reached it: {:?}", said(&state));
+    }
+}
+
+#[tokio::test]
+async fn the_recursion_limit_holds_for_all_that_a_run_does_for_its_goal() {
+    for mode in MODES {
+        let agent = answers(&["one", "two", "three", "four"]);
+        let gateway = with_goal(setup("memory", mode, "goal_not_met_yet", agent), 8).await;
+        let mut body = question("go");
+        body["config"] = json!({"recursion_limit": 3});
+        let answer = gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        let text = "Recursion limit of 3 reached without hitting a stop condition.";
+        assert_eq!((&answer["status"], &answer["error"]), (&json!("error"), &json!(text)));
+        let state = gateway.state("t").await;
+        let expected = [
+            ("human", "go"),
+            ("ai", "one"),
+            ("told", ""),
+            ("ai", "two"),
+            ("told", ""),
+            ("ai", "three"),
+            ("told", ""),
+        ];
+        assert_eq!(said(&state), expected, "{mode}");
+    }
+}

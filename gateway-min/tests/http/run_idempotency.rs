@@ -1,8 +1,15 @@
 //! Repeating a request that creates a run.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use axum::body::{Body, to_bytes};
-use axum::http::Request;
+use axum::http::{Request, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse as _;
 use serde_json::{Value, json};
+use threadkeep_gateway::model::scripted::gate;
+use tower::ServiceExt as _;
 
 use crate::support::{ALL, Answer, Gateway, Setup, question, texts};
 
@@ -79,4 +86,110 @@ async fn a_key_has_a_length_and_means_nothing_without_a_thread() {
     post(&gateway, "/api/threads/t/runs/wait", &"x".repeat(255)).await.ok();
     let first = post(&gateway, "/api/runs/wait", "k").await;
     assert_ne!(place(&first), place(&post(&gateway, "/api/runs/wait", "k").await));
+}
+
+/// The statuses at which the JavaScript client does not try again; it does at any other that is no success, four times.
+const FINAL: [u16; 11] = [400, 401, 402, 403, 404, 405, 406, 407, 408, 409, 422];
+
+/// Sends a request as the JavaScript client does, through something that answers the first `lost` requests with a 500
+/// after the gateway has carried them out. Returns the last answer, and how many requests there were.
+async fn as_javascript(
+    gateway: &Gateway,
+    lost: usize,
+    path: &str,
+    key: Option<&str>,
+    body: &Value,
+) -> (u16, Value, usize) {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&requests);
+    let between = from_fn(move |request: axum::extract::Request, next: Next| {
+        let sent = count.fetch_add(1, Ordering::SeqCst);
+        async move {
+            let answer = next.run(request).await;
+            if sent < lost { StatusCode::INTERNAL_SERVER_ERROR.into_response() } else { answer }
+        }
+    });
+    let router = gateway.router().layer(between);
+    loop {
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = key.into_iter().fold(request, |request, key| request.header("Idempotency-Key", key));
+        let answer =
+            router.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+        let (status, sent) = (answer.status().as_u16(), requests.load(Ordering::SeqCst));
+        let bytes = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        if status == 200 || FINAL.contains(&status) || sent > 4 {
+            return (status, serde_json::from_slice(&bytes).unwrap_or_default(), sent);
+        }
+    }
+}
+
+/// Scenario 60, second half.
+#[tokio::test]
+async fn a_request_whose_answers_are_lost_creates_one_run_if_it_has_a_key() {
+    for (backend, mode) in ALL {
+        let gateway = Setup::on(backend, mode).start().await;
+        let mut body = question("hello");
+        body["on_disconnect"] = json!("continue");
+        for (n, form) in ["", "/wait", "/stream"].into_iter().enumerate() {
+            let thread = format!("t{n}");
+            gateway.create(&thread).await;
+            let path = format!("/api/threads/{thread}/runs{form}");
+            let (status, _, requests) = as_javascript(&gateway, 3, &path, Some("k"), &body).await;
+            assert_eq!((status, requests), (200, 4), "{backend} {mode} {form}");
+            let listed = gateway.get(&format!("/api/threads/{thread}/runs")).await.ok();
+            let [run] = &listed.as_array().unwrap()[..] else { panic!("{form}: {listed}") };
+            gateway.join(&thread, run["run_id"].as_str().unwrap()).await;
+            assert_eq!(texts(&gateway.state(&thread).await), ["hello", "You said: hello"], "{form}");
+        }
+        // Without a key nobody can tell a repeated request from a new one.
+        gateway.create("t").await;
+        let waits = "/api/threads/t/runs/wait";
+        assert_eq!(as_javascript(&gateway, 1, waits, None, &body).await.2, 2);
+        assert_eq!(runs(&gateway, "t").await, 2);
+    }
+}
+
+/// Scenario 60, first half: what will fail again is not answered with what is tried again.
+#[tokio::test]
+async fn what_is_refused_for_good_is_asked_once() {
+    let name = "idempotency-busy";
+    let script = json!({"rules": [{"when": {"contains": ["wait"]}, "answers": [{"text": "", "gate": {"name": name}}]},
+        {"answers": [{"text": "You said: {{input}}"}]}]});
+    let gateway = Setup { script, ..Setup::default() }.start().await;
+    for thread in ["t", "busy", "fresh"] {
+        gateway.create(thread).await;
+    }
+    let held = gateway.start_run("busy", "wait").await;
+    gate(name).reached().await;
+    let with = |field: &str, value: Value| {
+        let mut body = question("hello");
+        body[field] = value;
+        body
+    };
+    let none = "0199aaaa-0000-7000-8000-000000000000";
+    for (thread, status, body) in [
+        ("t", 422, with("unknown", json!(1))),
+        ("t", 422, with("webhook", json!("http://x"))),
+        ("t", 422, with("stream_mode", json!("tools"))),
+        ("t", 422, with("metadata", json!({"auth_token": "x"}))),
+        ("t", 400, with("input", json!({"messages": [{"role": "nobody"}]}))),
+        ("t", 400, with("context", json!({"model_name": "unknown"}))),
+        ("t", 400, with("checkpoint", json!({"thread_id": "other", "checkpoint_id": none}))),
+        ("t", 404, with("checkpoint_id", json!(none))),
+        ("gone", 404, question("hello")),
+        ("busy", 409, question("hello")),
+        ("fresh", 409, json!({"command": {"resume": "yes"}})),
+    ] {
+        for form in ["", "/wait", "/stream"] {
+            let path = format!("/api/threads/{thread}/runs{form}");
+            let (found, answer, requests) = as_javascript(&gateway, 0, &path, None, &body).await;
+            assert_eq!((found, requests), (status, 1), "{path} {body}: {answer}");
+        }
+    }
+    gate(name).open();
+    gateway.join("busy", &held).await;
+    assert_eq!(
+        (runs(&gateway, "t").await, runs(&gateway, "busy").await, runs(&gateway, "fresh").await),
+        (0, 1, 0)
+    );
 }

@@ -129,6 +129,37 @@ async fn the_pieces_of_an_answer_make_up_its_message() {
     }
 }
 
+/// A title and a summary take calls of the model as well.
+#[tokio::test]
+async fn the_gateways_own_calls_of_the_model_never_show_as_messages() {
+    for mode in MODES {
+        let own =
+            |caller: &str| json!({"when": {"caller": caller}, "answers": [{"text": "between ourselves"}]});
+        let mut script = script("none");
+        let rules = script["rules"].as_array_mut().unwrap();
+        rules.splice(0..0, [own("middleware:title"), own("middleware:summarization")]);
+        let sections = json!({
+            "title": {"model_name": "m"},
+            "summarization": {"enabled": true, "trigger": {"type": "messages", "value": 3},
+                              "keep": {"type": "messages", "value": 1}},
+        });
+        let gateway = Setup { script, sections, ..Setup::on("memory", mode) }.start().await;
+        gateway.create("t").await;
+        for text in ["one", "two"] {
+            let body = asking(text, json!(["messages-tuple", "values"]));
+            let frames = sse::all(stream(&gateway, body).await).await;
+            let shown = frames.iter().filter(|frame| frame.name == "messages");
+            let shown: String = shown.map(|frame| frame.data[0]["content"].as_str().unwrap()).collect();
+            assert_eq!(shown, format!("You said: {text}"), "{mode}");
+        }
+        let values = &gateway.state("t").await["values"];
+        assert_eq!(
+            (&values["title"], &values["summary_text"]),
+            (&json!("between ourselves"), &values["title"])
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_run_that_fails_shows_an_error_unless_it_is_the_models() {
     for mode in MODES {

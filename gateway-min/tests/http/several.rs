@@ -14,7 +14,7 @@ use threadkeep_testing::Postgres;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::sse;
+use crate::sse::{self, Frames};
 use crate::support::{Gateway, MODES, Setup, question, texts};
 
 /// On `work`, calls a tool and waits at `gate`; on `loop`, waits at `<gate>-loop` and calls tools for ever; else answers.
@@ -204,6 +204,73 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
     }
 }
 
+/// Everything that the run streams, whichever process is asked, with the same ids: a client may change between them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
+    for mode in MODES {
+        let name = format!("several-modes-{mode}");
+        let (first, second) = two(mode, &name).await;
+        let modes = ["values", "messages-tuple", "updates", "tasks", "checkpoints", "debug", "custom"];
+        let mut body = question("work");
+        body["stream_mode"] = json!(modes);
+        let run = first.post("/api/threads/t/runs", body).await.ok();
+        let run = run["run_id"].as_str().unwrap();
+        let path = format!("/api/threads/t/runs/{run}/stream");
+        let join = async |gateway: &Gateway, last: Option<&str>| {
+            let request =
+                last.into_iter().fold(Request::get(&path), |request, id| request.header("Last-Event-ID", id));
+            Frames::of(gateway.open_answer(request.body(Body::empty()).unwrap()).await)
+        };
+        gate(&name).reached().await;
+        let mut elsewhere = join(&second, None).await;
+        let metadata = elsewhere.until("metadata").await;
+        assert_eq!(metadata.data, json!({"run_id": run, "thread_id": "t"}));
+        let here = join(&first, None).await;
+        // Somebody who was on the first one comes to a third, which has not heard of the run.
+        let mut left = join(&first, None).await;
+        let seen = left.until("updates").await;
+        drop(left);
+        let third = first.beside().await;
+        let back = join(&third, seen.id.as_deref()).await;
+        let (here, elsewhere, back, ()) =
+            tokio::join!(here.rest(), elsewhere.rest(), back.rest(), async { gate(&name).open() });
+        assert_eq!(here[0], metadata);
+        assert_eq!(elsewhere, here[1..], "{mode}");
+        let at = here.iter().position(|frame| *frame == seen).unwrap();
+        assert_eq!(back, here[at + 1..], "{mode}: nothing twice, nothing lost");
+        for kind in ["values", "messages", "updates", "tasks", "checkpoints", "debug", "end"] {
+            assert!(back.iter().any(|frame| frame.name == kind), "{kind}");
+        }
+        // The conversation goes with the thread, also what was only kept to be handed on.
+        assert!(first.rows().await["gateway.db.run_frames"] > 0);
+        assert_eq!(second.delete("/api/threads/t").await.status, 200);
+        assert_eq!(first.rows().await["gateway.db.run_frames"], 0);
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_nobody_follows_elsewhere_hands_on_nothing() {
+    for mode in MODES {
+        let name = format!("several-alone-{mode}");
+        let (first, second) = two(mode, &name).await;
+        let run = first.start_run("t", "work").await;
+        gate(&name).reached().await;
+        let stream = Request::get(format!("/api/threads/t/runs/{run}/stream")).body(Body::empty()).unwrap();
+        let stream = first.open_answer(stream).await;
+        // To wait for it elsewhere takes no frames, nor does to look at it.
+        let place = format!("/api/threads/t/runs/{run}/join");
+        let (joined, frames, ()) = tokio::join!(second.get(&place), sse::all(stream), async {
+            second.state("t").await;
+            gate(&name).open();
+        });
+        joined.ok();
+        assert_eq!(frames.last().unwrap().name, "end");
+        let followed = "SELECT 1 FROM threadkeep_gateway_runs WHERE followed";
+        assert!(first.postgres().await.query(followed, &[]).await.unwrap().is_empty(), "{mode}");
+        assert_eq!(first.rows().await["gateway.db.run_frames"], 0);
+    }
+}
+
 #[tokio::test]
 async fn a_run_of_one_is_cancelled_on_the_other() {
     for mode in MODES {
@@ -328,17 +395,18 @@ impl Balanced {
     }
 }
 
+/// Scenario 15, with two processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_requests_through_a_balancer_one_gets_the_thread() {
     let (first, second) = two("delta", "several-parallel").await;
     let balanced = Balanced::before([&first, &second]).await;
-    let asked = join_all((0..30).map(|_| {
+    let asked = join_all((0..50).map(|_| {
         let balanced = Arc::clone(&balanced);
         tokio::spawn(async move { balanced.post("/api/threads/t/runs", question("work")).await })
     }));
     let answers: Vec<_> = asked.await.into_iter().map(Result::unwrap).collect();
     let statuses = |status| answers.iter().filter(|(found, _)| *found == status).count();
-    assert_eq!((statuses(200), statuses(409)), (1, 29));
+    assert_eq!((statuses(200), statuses(409)), (1, 49));
 
     // With one key all get the same run.
     gate("several-parallel").open();
@@ -355,11 +423,12 @@ async fn of_many_requests_through_a_balancer_one_gets_the_thread() {
     assert!(runs.len() == 1 && runs[0].is_string(), "{runs:?}");
 }
 
+/// Scenario 6, with two processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deletion_and_a_run_through_a_balancer_exclude_each_other() {
     let (first, second) = two("delta", "several-delete").await;
     let balanced = Balanced::before([&first, &second]).await;
-    for round in 0..20 {
+    for round in 0..100 {
         let thread = format!("t{round}");
         first.create(&thread).await;
         let (place, runs) = (format!("/api/threads/{thread}"), format!("/api/threads/{thread}/runs"));

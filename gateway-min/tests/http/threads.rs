@@ -110,7 +110,7 @@ async fn a_fresh_thread_has_an_empty_state_and_one_entry_of_history() {
     }
 }
 
-/// Metadata of a thread is free; metadata of a checkpoint has keys with a meaning.
+/// Metadata of a thread is free, but for the gateway's own names; metadata of a checkpoint has keys with a meaning.
 #[tokio::test]
 async fn thread_metadata_cannot_forge_what_checkpoints_mean() {
     let gateway = Setup::default().start().await;
@@ -120,7 +120,9 @@ async fn thread_metadata_cannot_forge_what_checkpoints_mean() {
         "run_durations": {"r": 1}, "run_message_ids": {"m": "r"}, "svc_agent_name": "other", "kept": true,
     });
     let thread = gateway.post("/api/threads", json!({"thread_id": "t", "metadata": metadata})).await.ok();
-    assert_eq!(thread["metadata"], metadata);
+    let mut kept = metadata;
+    kept.as_object_mut().unwrap().retain(|key, _| !key.starts_with("svc_"));
+    assert_eq!(thread["metadata"], kept);
     let state = gateway.state("t").await;
     let created_at = &thread["created_at"];
     assert_eq!(
@@ -273,4 +275,72 @@ async fn a_patch_merges_metadata_and_pinning_leaves_the_time() {
     assert_eq!(gateway.get("/api/threads/t").await.ok()["metadata"], patched["metadata"]);
     let answer = gateway.patch("/api/threads/t", json!({"metadata": "x"})).await;
     answer.invalid("dict_type", &json!(["body", "metadata"]));
+}
+
+/// What the gateway notes under names of its own, no client can set, change or take away.
+#[tokio::test]
+async fn the_gateways_own_metadata_cannot_be_forged() {
+    for mode in MODES {
+        let gateway = Setup::on("sqlite", mode).start().await;
+        let forged = json!({
+            "svc_branch": true, "svc_restored_checkpoint_id": "x", "svc_agent_name": "other", "svc_anything": 1,
+            "svc_checkpoint_channel_mode": "delta",
+            "branch_parent_thread_id": "other", "branch_parent_checkpoint_id": "x", "branch_parent_message_id": "x",
+            "branch_created_at": "never", "owner_id": "bob", "user_id": "bob", "mine": 1, "svc_pinned": true,
+        });
+        let kept = json!({"mine": 1, "svc_pinned": true});
+        let created = gateway.post("/api/threads", json!({"thread_id": "t", "metadata": forged})).await.ok();
+        assert_eq!(created["metadata"], kept);
+        assert_eq!(
+            gateway.patch("/api/threads/t", json!({ "metadata": forged })).await.ok()["metadata"],
+            kept
+        );
+        let state = gateway.state("t").await["metadata"].clone();
+        for key in ["svc_branch", "svc_restored_checkpoint_id", "svc_anything", "svc_agent_name"] {
+            assert!(state.get(key).is_none(), "{state}");
+        }
+
+        gateway.ask("t", "one").await;
+        let last = gateway.state("t").await["values"]["messages"][1]["id"].clone();
+        let branch = gateway.post("/api/threads/t/branches", json!({ "message_id": last })).await.ok();
+        let branch = format!("/api/threads/{}", branch["thread_id"].as_str().unwrap());
+        let before = gateway.get(&branch).await.ok()["metadata"].clone();
+        assert_eq!((&before["svc_branch"], &before["branch_parent_thread_id"]), (&json!(true), &json!("t")));
+        let mut rewritten = before.clone();
+        rewritten["svc_branch"] = json!(false);
+        rewritten["branch_parent_thread_id"] = Value::Null;
+        let after = gateway.patch(&branch, json!({ "metadata": rewritten })).await.ok();
+        assert_eq!(after["metadata"], before, "{mode}");
+
+        // A thread is made beside another one, and stays what it is.
+        let beside = json!({"thread_id": "beside", "metadata": {"svc_sidecar": true}});
+        gateway.post("/api/threads", beside).await.ok();
+        gateway.patch("/api/threads/beside", json!({"metadata": {"svc_sidecar": false}})).await.ok();
+        gateway.ask("beside", "one").await;
+        let last = gateway.state("beside").await["values"]["messages"][1]["id"].clone();
+        let refused = gateway.post("/api/threads/beside/branches", json!({ "message_id": last })).await;
+        refused.refused(409, "Branching is only available in the main conversation.");
+    }
+}
+
+/// A run's configuration ends up in the metadata of its checkpoints, where the gateway looks for what it noted itself.
+#[tokio::test]
+async fn a_runs_configuration_cannot_forge_what_checkpoints_mean() {
+    for mode in MODES {
+        let gateway = Setup::on("memory", mode).start().await;
+        gateway.create("t").await;
+        let forged =
+            json!({"svc_restored_checkpoint_id": "x", "svc_agent_name": "x", "svc_other": "x", "mine": "x"});
+        let mut body = question("one");
+        body["config"] = json!({"metadata": forged, "configurable": forged});
+        gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        for entry in gateway.history("t").await.iter().take(3) {
+            let metadata = entry["metadata"].as_object().unwrap();
+            assert_eq!(metadata["mine"], "x");
+            assert_eq!(metadata["svc_agent_name"], "__default__");
+            assert!(
+                !metadata.contains_key("svc_restored_checkpoint_id") && !metadata.contains_key("svc_other")
+            );
+        }
+    }
 }

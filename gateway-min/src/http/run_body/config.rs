@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 use threadkeep::metadata::COUNTERS_KEY;
-use threadkeep::mode::CHECKPOINT_MODE_METADATA_KEY;
 
 use super::secrets::{is_secret, redact};
 use crate::http::fields::{Fields, Pattern};
+use crate::http::threads::OWN_PREFIX;
 use crate::runs::request::{RunConfig, Secrets};
 
 /// Context keys that reach the run both as context and as configurable entries.
@@ -32,13 +32,12 @@ const SECRETS: &str = "secrets";
 
 /// Keys whose values are the gateway's to set. They end up in checkpoint metadata, where a forged marker would shut a
 /// `full` process out of the thread.
-const RESERVED_KEYS: [&str; 9] = [
+const RESERVED_KEYS: [&str; 8] = [
     "thread_id",
     "run_id",
     "checkpoint_id",
     "checkpoint_ns",
     "checkpoint_map",
-    CHECKPOINT_MODE_METADATA_KEY,
     COUNTERS_KEY,
     "run_durations",
     "run_message_ids",
@@ -126,7 +125,10 @@ impl SentConfig {
 
 /// Without keys that are the gateway's own, and without credentials: these entries are stored.
 fn allowed(mut entries: Map<String, Value>) -> Map<String, Value> {
-    entries.retain(|key, _| !key.starts_with("__") && !RESERVED_KEYS.contains(&&**key) && !is_secret(key));
+    entries.retain(|key, _| {
+        let own = key.starts_with("__") || key.starts_with(OWN_PREFIX) || RESERVED_KEYS.contains(&&**key);
+        !own && !is_secret(key)
+    });
     entries
 }
 

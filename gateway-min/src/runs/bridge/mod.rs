@@ -150,14 +150,15 @@ impl StreamBridge {
     /// Starts the stream of a run. Do it before the run's id is given to anybody: a subscription to a run that has no
     /// stream is told that the run has ended.
     pub fn open(&self, run_id: &str) -> Publisher {
-        let run = self.new_run(run_id);
+        let run = self.new_run(run_id, false);
         lock(&self.shared.runs).insert(Arc::clone(&run.id), Arc::clone(&run));
         Publisher { run, bridge: Arc::clone(&self.shared) }
     }
 
-    /// Starts the stream of a run unless there is one: of several that ask at the same moment one gets it.
-    pub(crate) fn open_absent(&self, run_id: &str) -> Option<Publisher> {
-        let run = self.new_run(run_id);
+    /// Starts the stream of a run of another process, whose events will be [repeated](Publisher::repeat), unless there is
+    /// one: of several that ask at the same moment one gets it.
+    pub(crate) fn open_relayed(&self, run_id: &str) -> Option<Publisher> {
+        let run = self.new_run(run_id, true);
         match lock(&self.shared.runs).entry(Arc::clone(&run.id)) {
             Entry::Occupied(_) => return None,
             Entry::Vacant(place) => place.insert(Arc::clone(&run)),
@@ -165,10 +166,21 @@ impl StreamBridge {
         Some(Publisher { run, bridge: Arc::clone(&self.shared) })
     }
 
-    fn new_run(&self, run_id: &str) -> Arc<Run> {
+    /// How many events of a run are kept.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.shared.options.queue_maxsize.max(1) as u64
+    }
+
+    /// How long the events of a run are kept after its end.
+    pub(crate) fn cleanup_delay(&self) -> Duration {
+        self.shared.options.cleanup_delay
+    }
+
+    fn new_run(&self, run_id: &str, relayed: bool) -> Arc<Run> {
         Arc::new(Run {
             id: run_id.into(),
             capacity: self.shared.options.queue_maxsize.max(1),
+            relayed,
             abandoned: CancellationToken::new(),
             state: Mutex::default(),
         })
@@ -214,6 +226,12 @@ impl Publisher {
         self.run.push(event.into(), data, self.bridge.clock.now_ms())
     }
 
+    /// Publishes an event of another process under its own id. Events come in their order; where some are missing, those
+    /// before them are forgotten, so that a subscriber that has not seen them gets a [`Frame::Gap`].
+    pub(crate) fn repeat(&self, event: Event) {
+        self.run.repeat(event);
+    }
+
     /// Ends the stream and, after the cleanup delay, forgets it. Ending it again changes nothing.
     pub fn end(&self) {
         if !self.run.end() {
@@ -246,6 +264,8 @@ impl Drop for Publisher {
 struct Run {
     id: Arc<str>,
     capacity: usize,
+    /// Whether the events are another process's, so that a client may know more of them than this one.
+    relayed: bool,
     abandoned: CancellationToken,
     state: Mutex<State>,
 }
@@ -291,19 +311,34 @@ impl State {
 
 impl Run {
     fn push(&self, name: Arc<str>, data: Bytes, now_ms: u64) -> Option<EventId> {
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         if state.ended {
             return None;
         }
         let unix_ms = state.events.back().map_or(now_ms, |last| last.id.unix_ms.max(now_ms));
         let id = EventId { unix_ms, seq: state.next_seq };
-        state.next_seq += 1;
-        state.events.push_back(Event { id, name, data });
+        self.keep(state, Event { id, name, data });
+        Some(id)
+    }
+
+    fn repeat(&self, event: Event) {
+        let mut state = lock(&self.state);
+        if state.ended || event.id.seq < state.next_seq {
+            return;
+        }
+        if event.id.seq > state.next_seq {
+            state.events.clear();
+        }
+        self.keep(state, event);
+    }
+
+    fn keep(&self, mut state: MutexGuard<'_, State>, event: Event) {
+        state.next_seq = event.id.seq + 1;
+        state.events.push_back(event);
         if state.events.len() > self.capacity {
             state.events.pop_front();
         }
         wake(state);
-        Some(id)
     }
 
     /// Whether this call ended the stream.
@@ -320,8 +355,10 @@ impl Run {
     fn join(&self, last: Option<EventId>) -> (u64, Option<EventId>, u64) {
         let mut state = lock(&self.state);
         let first = state.first_seq();
-        // Of an event that is gone nothing but its number can be checked; of one that is kept, the whole id.
+        // Of an event that is gone nothing but its number can be checked; of one that is kept, the whole id. One that is
+        // still to come from another process, the client may have had from there.
         let published = |id: &EventId| match id.seq.checked_sub(first) {
+            Some(_) if self.relayed && id.seq >= state.next_seq => true,
             Some(index) => usize::try_from(index)
                 .ok()
                 .and_then(|index| state.events.get(index))

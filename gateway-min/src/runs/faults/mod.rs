@@ -1,6 +1,7 @@
 //! Every write, and every read, of a run, a rollback, a resume, a compaction and a branch fails once: what is left is
 //! what was acknowledged before it, the thread reads in every checkpoint, and it goes on.
 
+mod records;
 mod saver;
 
 use std::sync::Arc;
@@ -16,11 +17,9 @@ use tower::ServiceExt as _;
 
 use self::saver::{Fault, Faults, FaultySaver};
 use super::request::{Interrupts, Resume, RunInput, RunOptions, RunRequest, StreamMode};
-use super::tests::{Gateway, ask, from, go_on, options};
+use super::tests::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::model::scripted::gate;
 use crate::store::{CancelAction, RunRow, RunStatus};
-
-const MODES: [&str; 2] = ["full", "delta"];
 
 fn script(gate: &str) -> Json {
     json!({"rules": [
@@ -40,8 +39,8 @@ fn script(gate: &str) -> Json {
 }
 
 /// A gateway whose saver fails on demand, with one turn in its thread.
-async fn faulty(mode: &str, gate: &str) -> (Gateway, Faults) {
-    let mut gateway = Gateway::start(mode, &script(gate)).await;
+async fn faulty(on: On, gate: &str) -> (Gateway, Faults) {
+    let mut gateway = Gateway::start_on(on, &script(gate)).await;
     let faults = Faults::default();
     let app = Arc::get_mut(&mut gateway.app).unwrap();
     app.wrap_saver(|inner| Arc::new(FaultySaver { inner, faults: faults.clone() }));
@@ -75,18 +74,18 @@ async fn count(gateway: &Gateway) -> usize {
 #[tokio::test]
 async fn a_run_whose_writes_fail_ends_in_error_and_leaves_its_completed_steps() {
     let whole = ["first", "You said: first", "two tools", "Both.", "", "", "done"];
-    for mode in MODES {
+    for on in everywhere() {
         for fault in [Fault::Refused, Fault::InDoubt] {
             let mut outcomes = Vec::new();
             for k in 1.. {
-                let (gateway, faults) = faulty(mode, "none").await;
+                let (gateway, faults) = faulty(on, "none").await;
                 faults.write(k, fault);
                 let (frames, row) = gateway.run(ask("two tools")).await;
                 let fired = !faults.disarm();
                 let left = said(&gateway.head().await.unwrap());
                 let tools =
                     left.iter().enumerate().map(|(at, text)| if (4..6).contains(&at) { "" } else { text });
-                assert_eq!(tools.collect::<Vec<_>>(), whole[..left.len()], "{mode} {fault:?} {k}");
+                assert_eq!(tools.collect::<Vec<_>>(), whole[..left.len()], "{on:?} {fault:?} {k}");
                 let told = frames.iter().any(|(name, _)| name == "error");
                 assert_eq!(told, row.status == RunStatus::Error, "{:?}", row.error);
                 assert_eq!(row.error.is_some_and(|error| error.contains("injected fault")), told);
@@ -103,7 +102,7 @@ async fn a_run_whose_writes_fail_ends_in_error_and_leaves_its_completed_steps() 
                 // A commit in doubt is repeated, which settles it; a row in doubt is not.
                 Fault::InDoubt => vec![false, false, true, false, false, false, false],
             };
-            assert_eq!(outcomes, expected, "{mode} {fault:?}");
+            assert_eq!(outcomes, expected, "{on:?} {fault:?}");
         }
     }
 }
@@ -112,10 +111,10 @@ async fn a_run_whose_writes_fail_ends_in_error_and_leaves_its_completed_steps() 
 /// was committed, and the goal is either still there or reached.
 #[tokio::test]
 async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
-    for mode in MODES {
+    for on in everywhere() {
         let mut ends = Vec::new();
         for k in 1.. {
-            let (gateway, faults) = faulty(mode, "none").await;
+            let (gateway, faults) = faulty(on, "none").await;
             let summarization = json!({"enabled": true, "trigger": {"type": "messages", "value": 5},
                 "keep": {"type": "messages", "value": 2}});
             gateway.configure("summarization", &summarization);
@@ -132,7 +131,7 @@ async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
             let head = gateway.head().await.unwrap();
             let (left, goal) = (said(&head), head.json("goal").unwrap().unwrap_or_default());
             assert_eq!(row.status == RunStatus::Error, row.error.is_some());
-            assert_eq!(goal.is_null(), row.status == RunStatus::Success, "{mode} {k}: {goal}");
+            assert_eq!(goal.is_null(), row.status == RunStatus::Success, "{on:?} {k}: {goal}");
             let summary = head.json("summary_text").unwrap();
             assert_eq!(
                 summary.is_some(),
@@ -150,24 +149,24 @@ async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
         // Input, answer, continuation, summary, answer, goal; then the note of the duration; then none.
         let expected =
             [(true, 2), (true, 3), (true, 4), (true, 5), (true, 3), (true, 4), (false, 4), (false, 4)];
-        assert_eq!(ends, expected, "{mode}");
+        assert_eq!(ends, expected, "{on:?}");
     }
 }
 
 #[tokio::test]
 async fn a_run_whose_reads_fail_writes_nothing_or_all_of_it() {
-    for mode in MODES {
+    for on in everywhere() {
         for k in 1.. {
-            let (gateway, faults) = faulty(mode, "none").await;
+            let (gateway, faults) = faulty(on, "none").await;
             let before = count(&gateway).await;
             faults.read(k);
             let (_, row) = gateway.run(ask("more")).await;
             let fired = !faults.disarm();
             let left = said(&gateway.head().await.unwrap()).len();
             if row.status == RunStatus::Error {
-                assert_eq!((left, count(&gateway).await), (2, before), "{mode} {k}: nothing was written");
+                assert_eq!((left, count(&gateway).await), (2, before), "{on:?} {k}: nothing was written");
             } else {
-                assert_eq!(left, 4, "{mode} {k}");
+                assert_eq!(left, 4, "{on:?} {k}");
             }
             goes_on(&gateway).await;
             if !fired {
@@ -209,10 +208,10 @@ async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, k: usize) -
 /// Scenario 65, and each of its writes failed once.
 #[tokio::test]
 async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() {
-    for mode in MODES {
+    for on @ (saver, mode) in everywhere() {
         for k in 1.. {
-            let name = format!("fault-rollback-{mode}");
-            let (gateway, faults) = faulty(mode, &name).await;
+            let name = format!("fault-rollback-{saver}-{mode}");
+            let (gateway, faults) = faulty(on, &name).await;
             let before = gateway.head().await.unwrap();
             let rows = rows(&gateway);
             for row in &rows {
@@ -222,7 +221,7 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
             let fired = !faults.disarm();
             let head = gateway.head().await.unwrap();
             if fired {
-                assert_eq!((row.status, row.error), (RunStatus::Interrupted, None), "{mode} {k}");
+                assert_eq!((row.status, row.error), (RunStatus::Interrupted, None), "{on:?} {k}");
             } else {
                 assert_eq!(row.error.as_deref(), Some("Rolled back by user"));
                 assert_eq!(head.writes, rows, "order, tasks and values");
@@ -231,7 +230,7 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
             if k == 1 {
                 assert_eq!(said(&head), ["first", "You said: first", "wait"], "what was committed stays");
             } else {
-                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{mode} {k}");
+                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{on:?} {k}");
                 assert_eq!(head.writes, rows[..(k - 2).min(rows.len())]);
             }
             goes_on(&gateway).await;
@@ -246,8 +245,8 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
 /// A run that goes on with finished tasks leaves rows on the captured head itself.
 #[tokio::test]
 async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
-    for mode in MODES {
-        let (gateway, _) = faulty(mode, "none").await;
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
         let (accessor, thread) = (gateway.app.accessor(), ThreadId::from("t"));
         let before = gateway.head().await.unwrap();
         let point = accessor.capture(&thread).await.unwrap();
@@ -262,7 +261,7 @@ async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
         assert_eq!(
             (restored.writes.len(), restored.values().unwrap()),
             (0, before.values().unwrap()),
-            "{mode}"
+            "{on:?}"
         );
         goes_on(&gateway).await;
     }
@@ -271,11 +270,11 @@ async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
 /// Scenario 64: the run goes on, and there is nothing to go back to.
 #[tokio::test]
 async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
-    for mode in MODES {
+    for on @ (saver, mode) in everywhere() {
         let mut unusable = Vec::new();
         for k in 1..=4 {
-            let name = format!("fault-capture-{mode}-{k}");
-            let (gateway, faults) = faulty(mode, &name).await;
+            let name = format!("fault-capture-{saver}-{mode}-{k}");
+            let (gateway, faults) = faulty(on, &name).await;
             let before = gateway.head().await.unwrap();
             faults.read(k);
             let created = gateway.create(ask("wait")).await.unwrap();
@@ -291,10 +290,10 @@ async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
             let head = gateway.head().await.unwrap();
             if row.status == RunStatus::Interrupted {
                 unusable.push(k);
-                assert_eq!(head.key, cancelled.key, "{mode} {k}: what was committed stays");
+                assert_eq!(head.key, cancelled.key, "{on:?} {k}: what was committed stays");
                 assert_eq!(said(&head).last().map(String::as_str), Some("wait"));
             } else {
-                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{mode} {k}");
+                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{on:?} {k}");
             }
             goes_on(&gateway).await;
         }
@@ -310,8 +309,8 @@ fn edit(request: RunRequest) -> RunRequest {
 /// Scenario 72, second half.
 #[tokio::test]
 async fn a_failed_edit_that_cannot_be_undone_shows_no_state_that_is_not_true() {
-    for mode in MODES {
-        let (gateway, faults) = faulty(mode, "none").await;
+    for on @ (_, mode) in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
         let base = gateway.head().await.unwrap();
         gateway.run(ask("second")).await;
         let before = gateway.head().await.unwrap();
@@ -320,7 +319,7 @@ async fn a_failed_edit_that_cannot_be_undone_shows_no_state_that_is_not_true() {
         let (frames, row) = gateway.run(edit(from(&base, ask("fail")))).await;
         assert!(!faults.disarm(), "it failed there");
         let names: Vec<&str> = frames.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["metadata", "values", "values", "end"], "{mode}");
+        assert_eq!(names, ["metadata", "values", "values", "end"], "{on:?}");
         assert_eq!(row.status, RunStatus::Error);
         assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), before.json("title").unwrap());
         let (frames, _) = gateway.run(edit(from(&base, ask("fail")))).await;
@@ -332,40 +331,42 @@ async fn a_failed_edit_that_cannot_be_undone_shows_no_state_that_is_not_true() {
 /// Scenario 51, and a resume whose writes fail: nothing is written, and no other way is taken.
 #[tokio::test]
 async fn a_resume_that_cannot_be_carried_out_fails_closed() {
-    let (gateway, faults) = faulty("delta", "none").await;
-    let selected = gateway.history().await.pop().unwrap();
-    let middle = gateway.head().await.unwrap();
-    gateway.run(ask("second")).await;
-    let (head, written) = (gateway.head().await.unwrap(), count(&gateway).await);
+    for saver in SAVERS {
+        let (gateway, faults) = faulty((saver, "delta"), "none").await;
+        let selected = gateway.history().await.pop().unwrap();
+        let middle = gateway.head().await.unwrap();
+        gateway.run(ask("second")).await;
+        let (head, written) = (gateway.head().await.unwrap(), count(&gateway).await);
 
-    faults.damage(middle.key.id);
-    let (frames, row) = gateway.run(from(&middle, ask("third"))).await;
-    faults.disarm();
-    let text = format!("Run {} could not materialize resume checkpoint {}", row.run_id, middle.key.id);
-    assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(text.as_str())));
-    let error = json!({"name": "RuntimeError", "message": text});
-    assert!(frames.contains(&("error".to_owned(), error)));
-    assert_eq!((gateway.head().await.unwrap().key, count(&gateway).await), (head.key.clone(), written));
+        faults.damage(middle.key.id);
+        let (frames, row) = gateway.run(from(&middle, ask("third"))).await;
+        faults.disarm();
+        let text = format!("Run {} could not materialize resume checkpoint {}", row.run_id, middle.key.id);
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(text.as_str())));
+        let error = json!({"name": "RuntimeError", "message": text});
+        assert!(frames.contains(&("error".to_owned(), error)));
+        assert_eq!((gateway.head().await.unwrap().key, count(&gateway).await), (head.key.clone(), written));
 
-    faults.write(1, Fault::Refused);
-    let (_, row) = gateway.run(from(&selected, ask("third"))).await;
-    assert!(!faults.disarm());
-    assert_eq!((row.status, count(&gateway).await), (RunStatus::Error, written));
+        faults.write(1, Fault::Refused);
+        let (_, row) = gateway.run(from(&selected, ask("third"))).await;
+        assert!(!faults.disarm());
+        assert_eq!((row.status, count(&gateway).await), (RunStatus::Error, written));
 
-    // The run's input fails behind the resume: the selected state is the head, and it reads.
-    faults.write(2, Fault::Refused);
-    let (_, row) = gateway.run(from(&middle, ask("third"))).await;
-    assert!(!faults.disarm());
-    assert_eq!((row.status, count(&gateway).await), (RunStatus::Error, written + 1));
-    assert_eq!(said(&gateway.head().await.unwrap()), said(&middle));
-    goes_on(&gateway).await;
+        // The run's input fails behind the resume: the selected state is the head, and it reads.
+        faults.write(2, Fault::Refused);
+        let (_, row) = gateway.run(from(&middle, ask("third"))).await;
+        assert!(!faults.disarm());
+        assert_eq!((row.status, count(&gateway).await), (RunStatus::Error, written + 1));
+        assert_eq!(said(&gateway.head().await.unwrap()), said(&middle));
+        goes_on(&gateway).await;
+    }
 }
 
 /// A value for an older checkpoint whose row cannot be stored: the run fails, and the value can be sent again.
 #[tokio::test]
 async fn a_value_that_cannot_be_kept_fails_the_run() {
-    for mode in MODES {
-        let (gateway, faults) = faulty(mode, "none").await;
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
         let stopping = RunOptions {
             interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
             ..options([StreamMode::Values])
@@ -380,7 +381,7 @@ async fn a_value_that_cannot_be_kept_fails_the_run() {
         let (_, row) = gateway.run(resume()).await;
         assert_eq!((row.status, gateway.head().await.unwrap().next), (RunStatus::Error, parked.next.clone()));
         let (_, row) = gateway.run(resume()).await;
-        assert_eq!(row.status, RunStatus::Success, "{mode}");
+        assert_eq!(row.status, RunStatus::Success, "{on:?}");
         assert_eq!(said(&gateway.head().await.unwrap()).last().unwrap(), "done");
     }
 }
@@ -396,8 +397,8 @@ async fn post(gateway: &Gateway, path: &str, body: Json) -> (u16, Json) {
 
 #[tokio::test]
 async fn a_compaction_whose_write_fails_changes_nothing() {
-    for mode in MODES {
-        let (gateway, faults) = faulty(mode, "none").await;
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
         gateway.configure("summarization", &json!({"enabled": true}));
         gateway.run(ask("second")).await;
         let (before, written) = (gateway.head().await.unwrap(), count(&gateway).await);
@@ -405,7 +406,7 @@ async fn a_compaction_whose_write_fails_changes_nothing() {
         faults.write(1, Fault::Refused);
         let (status, answer) = post(&gateway, "/api/threads/t/compact", body.clone()).await;
         assert!(!faults.disarm());
-        assert_eq!((status, &answer["detail"]), (500, &json!("Failed to compact thread context.")), "{mode}");
+        assert_eq!((status, &answer["detail"]), (500, &json!("Failed to compact thread context.")), "{on:?}");
         assert_eq!((gateway.head().await.unwrap().key, count(&gateway).await), (before.key, written));
         faults.write(1, Fault::InDoubt);
         let (status, answer) = post(&gateway, "/api/threads/t/compact", body).await;
@@ -419,8 +420,8 @@ async fn a_compaction_whose_write_fails_changes_nothing() {
 
 #[tokio::test]
 async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() {
-    for mode in MODES {
-        let (gateway, faults) = faulty(mode, "none").await;
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
         gateway.run(ask("second")).await;
         let before = gateway.history().await;
         let messages = before[0].json("messages").unwrap().unwrap();
@@ -429,7 +430,7 @@ async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() 
             faults.write(k, Fault::Refused);
             let (status, answer) = post(&gateway, "/api/threads/t/branches", body.clone()).await;
             assert!(!faults.disarm());
-            assert_eq!((status, &answer["detail"]), (500, &json!("Failed to create branch")), "{mode} {k}");
+            assert_eq!((status, &answer["detail"]), (500, &json!("Failed to create branch")), "{on:?} {k}");
             assert_eq!(gateway.app.accessor().saver().threads(None, 9).await.unwrap(), [ThreadId::from("t")]);
             let (_, found) = post(&gateway, "/api/threads/search", json!({})).await;
             assert_eq!(found.as_array().unwrap().len(), 1);
@@ -446,8 +447,8 @@ async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() 
 /// Scenario 85: which of the two texts depends on what could not be read.
 #[tokio::test]
 async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written() {
-    for mode in MODES {
-        let (gateway, faults) = faulty(mode, "none").await;
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
         gateway.run(ask("second")).await;
         let before = gateway.history().await;
         let messages = before[0].json("messages").unwrap().unwrap();
@@ -464,51 +465,13 @@ async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written(
                     assert_eq!(status, 200, "{answer}");
                     break;
                 }
-                assert_eq!(status, 500, "{mode} {route} {k}");
+                assert_eq!(status, 500, "{on:?} {route} {k}");
                 texts.push(answer["detail"].as_str().unwrap().to_owned());
             }
             texts.dedup();
             let both = ["Failed to read latest checkpoint", "Failed to inspect checkpoint history"];
-            assert_eq!(texts, both, "{mode} {route}");
+            assert_eq!(texts, both, "{on:?} {route}");
             assert_eq!(gateway.history().await, before);
-        }
-    }
-}
-
-/// Whatever of a run's record cannot be written at first, the run ends, and does not hold its thread.
-#[tokio::test]
-async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
-    for (mode, cancels) in [("full", false), ("delta", false), ("full", true), ("delta", true)] {
-        for k in 1.. {
-            let name = format!("records-{mode}-{k}");
-            let (gateway, _) = faulty(mode, &name).await;
-            let store = &gateway.app.store;
-            store.fail_statement(k);
-            let created = gateway.create(ask(if cancels { "wait" } else { "two tools" })).await;
-            let left = said(&gateway.head().await.unwrap()).len();
-            if let Ok(created) = &created {
-                let run_id = &created.run.run_id;
-                if cancels {
-                    let shut = gate(&name);
-                    tokio::select! { () = shut.reached() => {}, () = gateway.app.run_ended(run_id) => {} }
-                    let cancel = || gateway.app.cancel_run(run_id, CancelAction::Rollback);
-                    if cancel().await.is_err() {
-                        cancel().await.unwrap();
-                    }
-                }
-                let row = gateway.row(run_id).await;
-                assert!(!row.status.is_active(), "{mode} {k}");
-                let thread = store.threads().get("t", None).await.unwrap().unwrap();
-                assert_ne!(thread.status, crate::store::ThreadStatus::Running, "{mode} {k}");
-            } else {
-                assert_eq!(left, 2, "a run that was not admitted writes nothing");
-            }
-            let unused = store.fail_statement(0);
-            goes_on(&gateway).await;
-            if unused {
-                assert!(k > 6, "admission, start, status, end, status");
-                break;
-            }
         }
     }
 }

@@ -97,6 +97,15 @@ impl Runs {
     }
 }
 
+impl Runs {
+    /// The run, if an admission whose outcome is [in doubt](StoreError::InDoubt) has stored it: asked behind that
+    /// transaction, which has either happened by then or never will.
+    pub async fn admitted(&self, run: &NewRun) -> Result<Option<RunRow>, StoreError> {
+        let mut tx = self.db.write(&run.thread_id).await?;
+        tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1").bind(&run.run_id)).await
+    }
+}
+
 /// The thread is taken: makes the run wait for it, if its strategy says so.
 async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
     let thread_id = &row.run.thread_id;

@@ -9,8 +9,9 @@ use std::sync::{MutexGuard, PoisonError};
 use chrono::TimeDelta;
 
 use super::Runs;
-use crate::store::codec::time_text;
+use crate::store::codec::{Cells, time_text};
 use crate::store::error::StoreError;
+use crate::store::query::{FromRow, Row};
 
 /// On which terms a process owns its rows.
 #[derive(Clone, Debug)]
@@ -19,6 +20,31 @@ pub struct Lease {
     pub owner: String,
     /// How long a row is owned without a renewal.
     pub length: TimeDelta,
+}
+
+/// What a process has to know of a run that it works on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Noticed {
+    /// The run.
+    pub run_id: String,
+    /// Its thread.
+    pub thread_id: String,
+    /// Whether somebody has asked to cancel it, or has ended it.
+    pub stopped: bool,
+    /// Whether another process asked for its frames.
+    pub followed: bool,
+}
+
+impl FromRow for Noticed {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
+        let cells = Cells::new(row, "runs", &["run_id"]);
+        Ok(Self {
+            run_id: cells.text("run_id")?,
+            thread_id: cells.text("thread_id")?,
+            stopped: cells.flag("stopped")?,
+            followed: cells.flag("followed")?,
+        })
+    }
 }
 
 impl Runs {
@@ -45,17 +71,17 @@ impl Runs {
         tx.commit().await
     }
 
-    /// Which of these runs somebody has asked to cancel, or has ended.
-    pub async fn stopped(&self, run_ids: &[String]) -> Result<Vec<String>, StoreError> {
+    /// Which of these runs somebody has asked to cancel, has ended, or follows in another process.
+    pub async fn noticed(&self, run_ids: &[String]) -> Result<Vec<Noticed>, StoreError> {
         if run_ids.is_empty() {
             return Ok(Vec::new());
         }
         let mut sql = self.db.builder(
-            "SELECT run_id FROM runs WHERE (cancel_action IS NOT NULL OR status NOT IN ('pending', 'running')) AND ",
+            "SELECT * FROM (SELECT run_id, thread_id, followed, \
+             cancel_action IS NOT NULL OR status NOT IN ('pending', 'running') AS stopped FROM runs WHERE ",
         );
-        sql.push_text_in("run_id", run_ids);
-        let stopped: Vec<(String,)> = self.db.fetch_all(sql.build()).await?;
-        Ok(stopped.into_iter().map(|(run_id,)| run_id).collect())
+        sql.push_text_in("run_id", run_ids).push(") AS each WHERE stopped OR followed");
+        self.db.fetch_all(sql.build()).await
     }
 
     /// The rows of the reservations that this process holds.

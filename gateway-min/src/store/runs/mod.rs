@@ -3,10 +3,11 @@
 //! The table is the one truth about who may write to a thread, over tasks and processes: a unique
 //! index allows one *active* row (`pending` or `running`) a thread. [`admission`] is how a run
 //! becomes that row, [`reservation`] how another writer does, [`lifecycle`] how a run moves on,
-//! [`lease`] how a process shows that it still works on its rows, and [`recovery`] what is done about rows that
+//! [`lease`] how a process shows that it still works on its rows, [`frames`] how others see what its runs stream, and [`recovery`] what is done about rows that
 //! nobody works on any more.
 
 mod admission;
+mod frames;
 mod lease;
 mod lifecycle;
 mod recovery;
@@ -17,7 +18,8 @@ use std::sync::{Arc, Mutex};
 
 pub use admission::{Admission, QUEUE_MAX};
 use chrono::{DateTime, Utc};
-pub use lease::Lease;
+pub use frames::FrameBatch;
+pub use lease::{Lease, Noticed};
 pub use lifecycle::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
 pub use recovery::{LEASE_EXPIRED_ERROR, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
@@ -334,6 +336,12 @@ impl Runs {
         }
         sql.push(" ORDER BY admission_seq");
         self.db.fetch_all(sql.build()).await
+    }
+
+    /// Whether a run waits for the thread.
+    pub async fn is_waited_for(&self, thread_id: &str) -> Result<bool, StoreError> {
+        let sql = query("SELECT run_id FROM runs WHERE thread_id = $1 AND waiting LIMIT 1").bind(thread_id);
+        Ok(self.db.fetch_optional::<(String,)>(sql).await?.is_some())
     }
 
     /// The run or reservation that holds the thread; a run that only waits for it does not count.

@@ -33,6 +33,8 @@ pub struct Recovered {
 const DEAD: &str = "lease_expires_at < $1";
 /// The same at a start, where one without a lease is of a process that ended.
 const DEAD_AT_START: &str = "(lease_expires_at IS NULL OR lease_expires_at < $1)";
+/// The rows of the process `$1`.
+const OWNED: &str = "owner_worker_id = $1";
 
 impl Runs {
     /// Ends every active operation that no live worker can be working on: one without a lease, or
@@ -49,7 +51,7 @@ impl Runs {
         now: DateTime<Utc>,
         grace: TimeDelta,
     ) -> Result<Recovered, StoreError> {
-        self.recover(now, grace, DEAD_AT_START).await
+        self.recover(now, DEAD_AT_START, time_text(now - grace), LEASE_EXPIRED_ERROR).await
     }
 
     /// The same for operations with a lease, at any time: what other processes left that ended or stand still. If
@@ -65,21 +67,27 @@ impl Runs {
         if found.is_none() {
             return Ok(Recovered::default());
         }
-        self.recover(now, grace, DEAD).await
+        self.recover(now, DEAD, time_text(now - grace), LEASE_EXPIRED_ERROR).await
+    }
+
+    /// The same for the operations of one process that is known to be gone, whatever their leases say; the error of its
+    /// runs is [`RECOVERY_ERROR`].
+    pub async fn recover_owner(&self, now: DateTime<Utc>, owner: &str) -> Result<Recovered, StoreError> {
+        self.recover(now, OWNED, owner.to_owned(), RECOVERY_ERROR).await
     }
 
     async fn recover(
         &self,
         now: DateTime<Utc>,
-        grace: TimeDelta,
         dead: &'static str,
+        parameter: String,
+        error_of_leased: &'static str,
     ) -> Result<Recovered, StoreError> {
-        let dead_before = time_text(now - grace);
         let now = time_text(now);
         let mut tx = self.db.write_everywhere().await?;
         let sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ").with(dead);
         let released: Vec<(String,)> =
-            tx.fetch_all(sql.with(" RETURNING thread_id").build().bind(&dead_before)).await?;
+            tx.fetch_all(sql.with(" RETURNING thread_id").build().bind(&parameter)).await?;
         let sql = self.db.builder(
             "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
              stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
@@ -92,10 +100,10 @@ impl Runs {
                 sql.with(dead)
                     .with(" RETURNING *")
                     .build()
-                    .bind(&dead_before)
+                    .bind(&parameter)
                     .bind(&now)
                     .bind(RECOVERY_ERROR)
-                    .bind(LEASE_EXPIRED_ERROR)
+                    .bind(error_of_leased)
                     .bind(RECOVERY_STOP_REASON),
             )
             .await?;

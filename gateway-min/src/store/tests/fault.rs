@@ -1,4 +1,4 @@
-//! Makes the k-th statement of a write fail.
+//! Makes the k-th statement of a write fail, or lose the answer to the k-th commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,24 +7,47 @@ use crate::store::StoreError;
 
 /// Counts the statements of write transactions, the commit among them; armed, it fails one.
 #[derive(Clone, Debug, Default)]
-pub(in crate::store) struct Fault(Arc<AtomicUsize>);
+pub(in crate::store) struct Fault {
+    statement: Arc<AtomicUsize>,
+    answer: Arc<AtomicUsize>,
+}
 
 impl Fault {
     /// The `k`-th statement from now fails, from 1.
     pub(in crate::store) fn arm(&self, k: usize) {
-        self.0.store(k, Ordering::SeqCst);
+        self.statement.store(k, Ordering::SeqCst);
     }
 
-    /// Forgets an armed fault; `true` if there was one that has not failed a statement yet.
+    /// The `k`-th commit from now happens, from 1, and nobody is told.
+    pub(in crate::store) fn arm_doubt(&self, k: usize) {
+        self.answer.store(k, Ordering::SeqCst);
+    }
+
+    /// Forgets an armed fault; `true` if there was one that has not failed anything yet.
     pub(in crate::store) fn disarm(&self) -> bool {
-        self.0.swap(0, Ordering::SeqCst) > 0
+        let left = [&self.statement, &self.answer].map(|armed| armed.swap(0, Ordering::SeqCst));
+        left.iter().any(|left| *left > 0)
     }
 
     pub(in crate::store) fn statement_done(&self) -> Result<(), StoreError> {
-        let armed = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if armed == Ok(1) {
-            return Err(StoreError::Unavailable { cause: sqlx::Error::Protocol("injected fault".into()) });
+        if is_next(&self.statement) {
+            return Err(StoreError::Unavailable { cause: injected() });
         }
         Ok(())
     }
+
+    pub(in crate::store) fn committed(&self) -> Result<(), StoreError> {
+        if is_next(&self.answer) {
+            return Err(StoreError::InDoubt { cause: injected() });
+        }
+        Ok(())
+    }
+}
+
+fn is_next(armed: &AtomicUsize) -> bool {
+    armed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) == Ok(1)
+}
+
+fn injected() -> sqlx::Error {
+    sqlx::Error::Protocol("injected fault".into())
 }

@@ -138,7 +138,7 @@ async fn events_in_the_database() {
 /// A failed deletion gives the thread back, so what must be unchanged is everything but that.
 #[tokio::test]
 async fn a_deletion() {
-    for (backend, statements) in [(EventBackend::Database, 5), (EventBackend::Memory, 5)] {
+    for (backend, statements) in [(EventBackend::Database, 6), (EventBackend::Memory, 6)] {
         let fixture = fixture_with(backend).await;
         let store = &fixture.store;
         create_thread(store, "t").await;

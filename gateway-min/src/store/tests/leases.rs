@@ -80,7 +80,11 @@ async fn a_process_that_lost_its_lease_can_change_nothing_of_its_run() {
     assert!(!a.runs().progress("r", &RunTotals { message_count: 9, ..RunTotals::default() }).await.unwrap());
     assert_eq!(a.runs().start("r").await.unwrap(), StartOutcome::NotPending(RunStatus::Error));
     a.runs().renew(&["r".to_owned()]).await.unwrap();
-    assert_eq!(a.runs().stopped(&["r".to_owned(), "next".to_owned()]).await.unwrap(), ["r"]);
+    let noticed = a.runs().noticed(&["r".to_owned(), "next".to_owned()]).await.unwrap();
+    assert_eq!(
+        noticed.iter().map(|run| (run.run_id.as_str(), run.stopped)).collect::<Vec<_>>(),
+        [("r", true)]
+    );
     assert_eq!(dump(&b).await, before);
 }
 
@@ -188,18 +192,123 @@ async fn only_a_run_that_worked_on_its_thread_changes_the_status_of_the_thread()
 }
 
 #[tokio::test]
-async fn runs_that_were_cancelled_or_ended_are_told() {
+async fn runs_that_were_cancelled_ended_or_followed_are_told() {
     let fixture = fixture().await;
     let (a, b) = (fixture.owner("a").await, fixture.owner("b").await);
-    for thread_id in ["goes", "cancelled", "ended"] {
+    for thread_id in ["goes", "cancelled", "ended", "followed", "both"] {
         create_thread(&a, thread_id).await;
         start(&a, thread_id, thread_id).await;
     }
-    b.runs().request_cancel("cancelled", CancelAction::Interrupt).await.unwrap();
+    for cancelled in ["cancelled", "both"] {
+        b.runs().request_cancel(cancelled, CancelAction::Interrupt).await.unwrap();
+    }
     b.runs().finish("ended", &end(RunStatus::Error)).await.unwrap();
-    let mut stopped =
-        a.runs().stopped(&["goes", "cancelled", "ended", "not-there-yet"].map(str::to_owned)).await.unwrap();
-    stopped.sort();
-    assert_eq!(stopped, ["cancelled", "ended"]);
-    assert_eq!(a.runs().stopped(&[]).await.unwrap(), [""; 0]);
+    for followed in ["followed", "both", "ended", "not-there-yet"] {
+        b.runs().follow(followed).await.unwrap();
+    }
+    let asked = ["goes", "cancelled", "ended", "followed", "both", "not-there-yet"].map(str::to_owned);
+    let mut told = a.runs().noticed(&asked).await.unwrap();
+    told.sort_by(|one, other| one.run_id.cmp(&other.run_id));
+    let told: Vec<_> = told.iter().map(|run| (run.run_id.as_str(), run.stopped, run.followed)).collect();
+    let expected =
+        [("both", true, true), ("cancelled", true, false), ("ended", true, false), ("followed", false, true)];
+    assert_eq!(told, expected);
+    assert_eq!(a.runs().noticed(&[]).await.unwrap(), []);
+}
+
+/// Rows of a process that another one knows to be gone, whatever their leases say; nobody else's.
+#[tokio::test]
+async fn what_a_process_left_that_is_known_to_be_gone_is_ended_at_once() {
+    let fixture = fixture().await;
+    let (a, b) = (fixture.owner("a").await, fixture.owner("b").await);
+    for (store, thread_id) in [(&a, "t1"), (&b, "t2")] {
+        create_thread(store, thread_id).await;
+        start(store, thread_id, thread_id).await;
+    }
+    wait(&a, "t1", "waits", Interrupt).await;
+    std::mem::forget(a.runs().reserve("reserved", WriterKind::CheckpointWrite).await.unwrap());
+    let recovered = b.runs().recover_owner(fixture.clock.now(), "a").await.unwrap();
+    assert_eq!((recovered.released, recovered.promoted), (vec!["reserved".to_owned()], vec![]));
+    let mut ended: Vec<_> = recovered.runs.iter().map(|run| run.run_id.as_str()).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, ["t1", "waits"]);
+    for run in recovered.runs {
+        let text = "Gateway restarted before this run reached a durable final state.";
+        assert_eq!((run.status, run.error.as_deref()), (RunStatus::Error, Some(text)));
+        assert_eq!(run.stop_reason.as_deref(), Some("orphan_recovered"));
+    }
+    assert_eq!((holder(&b, "t1").await, holder(&b, "t2").await.as_deref()), (None, Some("t2")));
+    let again = b.runs().recover_owner(fixture.clock.now(), "a").await.unwrap();
+    assert_eq!(again, Recovered::default());
+}
+
+fn batch(first_seq: u64, frames: &[&str], ends: bool) -> FrameBatch {
+    let next_seq = first_seq + frames.len() as u64;
+    FrameBatch { first_seq, next_seq, frames: frames.iter().copied().map(Into::into).collect(), ends }
+}
+
+#[tokio::test]
+async fn frames_are_kept_for_a_run_that_is_there_in_their_order_and_up_to_a_bound() {
+    let fixture = fixture().await;
+    let (a, b) = (fixture.owner("a").await, fixture.owner("b").await);
+    create_thread(&a, "t").await;
+    start(&a, "t", "r").await;
+    let append = async |batch: &FrameBatch, keep_from| {
+        a.runs().append_frames("t", "r", batch, keep_from).await.unwrap();
+    };
+    let first = batch(0, &["a", "b"], false);
+    for _ in 0..2 {
+        append(&first, 0).await;
+    }
+    append(&batch(2, &["c\0 \u{1f980}"], false), 0).await;
+    append(&batch(3, &[], true), 0).await;
+    let all = b.runs().frames("r", 0, 10).await.unwrap();
+    assert_eq!(
+        all.iter().map(|found| (found.first_seq, found.next_seq)).collect::<Vec<_>>(),
+        [(0, 2), (2, 3), (3, 3)]
+    );
+    assert_eq!((&all[0], all[2].ends), (&first, true));
+    assert_eq!(b.runs().frames("r", 0, 2).await.unwrap(), all[..2]);
+    assert_eq!(b.runs().frames("r", 1, 10).await.unwrap(), all[..], "the batch in which it is");
+    assert_eq!(b.runs().frames("r", 2, 10).await.unwrap(), all[1..]);
+    assert_eq!(b.runs().frames("r", 9, 10).await.unwrap(), all[2..], "the end is told to everybody");
+    append(&batch(3, &["d"], false), 3).await;
+    let left = b.runs().frames("r", 0, 10).await.unwrap();
+    assert_eq!(left.iter().map(|found| found.first_seq).collect::<Vec<_>>(), [3, 3]);
+
+    a.runs().append_frames("t", "gone", &batch(0, &["x"], false), 0).await.unwrap();
+    assert_eq!(b.runs().frames("gone", 0, 10).await.unwrap(), [], "nobody would remove them");
+    a.runs().forget_frames("t", "r").await.unwrap();
+    assert_eq!(b.runs().frames("r", 0, 10).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn frames_go_with_their_run_and_thread_and_those_left_behind_some_time_after_the_run() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    for run in ["active", "left", "deleted", "threads", "other"] {
+        create_thread(store, run).await;
+        start(store, run, run).await;
+        store.runs().append_frames(run, run, &batch(0, &["x"], false), 0).await.unwrap();
+        if run != "active" {
+            store.runs().finish(run, &end(RunStatus::Success)).await.unwrap();
+        }
+    }
+    let there = async || {
+        let mut there = Vec::new();
+        for run in ["active", "left", "deleted", "threads", "other"] {
+            if !store.runs().frames(run, 0, 1).await.unwrap().is_empty() {
+                there.push(run);
+            }
+        }
+        there
+    };
+    store.delete_run("deleted").await.unwrap();
+    let reservation = store.runs().reserve("threads", WriterKind::Delete).await.unwrap();
+    store.delete_thread(reservation).await.unwrap();
+    store.runs().forget_frames("other", "other").await.unwrap();
+    assert_eq!(there().await, ["active", "left"], "it may still be read");
+    fixture.clock.advance_seconds(601);
+    store.runs().forget_frames("other", "other").await.unwrap();
+    assert_eq!(there().await, ["active"]);
 }

@@ -249,13 +249,14 @@ pub(super) async fn dump(store: &Store) -> Vec<String> {
              message_count, first_human_message, last_ai_message, total_input_tokens, total_output_tokens, \
              total_tokens, llm_call_count, lead_agent_tokens, subagent_tokens, middleware_tokens, \
              token_usage_by_model, follow_up_to_run_id, owner_worker_id, lease_expires_at, cancel_action, \
-             cancel_requested_at, decided_status, created_at, updated_at",
+             cancel_requested_at, decided_status, followed, created_at, updated_at",
             "runs",
         ),
         (
             "'event', id, thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at",
             "run_events",
         ),
+        ("'frames', run_id, thread_id, first_seq, next_seq, frames, ends, created_at", "run_frames"),
     ] {
         let row = match store.db.dialect() {
             Dialect::Sqlite => format!("json_array({columns})"),

@@ -101,7 +101,7 @@ async fn newer_schema_is_refused_and_left_alone() {
     let before = std::fs::read(fixture.place.path()).unwrap();
 
     let error = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 5, .. }), "{error}");
+    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 6, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&fixture.place.path().display().to_string()) && text.contains("newer"), "{text}");
     assert_eq!(std::fs::read(fixture.place.path()).unwrap(), before);

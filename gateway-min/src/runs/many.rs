@@ -1,0 +1,53 @@
+//! Many runs in one process: what they took is given back.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use threadkeep::state::HistoryQuery;
+
+use super::admission::Place;
+use super::tests::{Gateway, MODES, ask, script};
+use crate::store::{NewThread, RunQuery};
+
+const THREADS: usize = 100;
+const RUNS: usize = 10;
+
+/// Scenario 24.
+#[tokio::test]
+async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode, &script()).await;
+        let app = &gateway.app;
+        for thread in (0..THREADS).map(|n| format!("t{n}")) {
+            let row = NewThread { thread_id: thread, ..NewThread::default() };
+            app.store.threads().create(row).await.unwrap();
+        }
+        for turn in 0..RUNS {
+            let turns = (0..THREADS).map(async |n| {
+                let thread = format!("t{n}");
+                let request = ask(&format!("turn {turn}"));
+                let created = app.create_run(&thread, Place::Existing, request, None, None).await.unwrap();
+                app.run_ended(&created.run.run_id).await;
+            });
+            join_all(turns).await;
+        }
+        assert_eq!(app.local_runs.all().len(), 0, "{mode}");
+        assert!(app.accessor().remembered() <= 64, "`accessor_graph_max` of them");
+        // Clients have had their time to come back for the ends of their streams.
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(61)).await;
+        while app.bridge.kept() > 0 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::resume();
+        assert_eq!(app.background.len(), 0);
+        // And all of them happened.
+        let every = RunQuery { status: None, limit: 100, offset: 0 };
+        for thread in (0..THREADS).map(|n| format!("t{n}")) {
+            assert_eq!(app.store.runs().list_by_thread(&thread, &every).await.unwrap().len(), RUNS);
+            let history =
+                app.accessor().history(&thread.as_str().into(), HistoryQuery::default()).await.unwrap();
+            assert_eq!(history.len(), 3 * RUNS, "{mode}: input, answer and note of each");
+        }
+    }
+}

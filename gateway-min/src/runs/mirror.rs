@@ -1,0 +1,111 @@
+//! Handing the stream of a run on to other processes: through the database, while one of them follows it.
+//!
+//! The frames keep their ids, so that a client can come back to another process than the one that it was at. Batches are
+//! what came while the one before was written, so a fast stream costs no more statements than a slow one. A run that
+//! nobody follows elsewhere writes nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{FutureExt as _, StreamExt as _};
+use serde_json::{Value as Json, json};
+
+use super::bridge::{Event, EventId, Frame};
+use super::delivery::persistently;
+use crate::app::App;
+use crate::store::{FrameBatch, StoreError};
+
+/// The pause between two batches.
+const PAUSE: Duration = Duration::from_millis(50);
+/// A batch is written when it has so many bytes.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Hands on what a run of this process streams, from the oldest frame that is kept to its end; removes it when clients
+/// that lost their connection have had their time to come back.
+pub(super) async fn mirror(app: Arc<App>, thread_id: String, run_id: String) {
+    if let Err(error) = hand_on(&app, &thread_id, &run_id).await {
+        tracing::warn!(run_id, %error, "the stream of a run is not handed on to other processes any more");
+    }
+    let keep = app.bridge.cleanup_delay();
+    let store = app.store.clone();
+    drop(app);
+    // Not the background's: a gateway that stops does not wait for it, and others remove what it leaves.
+    tokio::spawn(async move {
+        tokio::time::sleep(keep).await;
+        if let Err(error) = store.runs().forget_frames(&thread_id, &run_id).await {
+            tracing::debug!(run_id, %error, "frames of an ended run are left to be removed later");
+        }
+    });
+}
+
+async fn hand_on(app: &App, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
+    let mut stream = app.bridge.subscribe(run_id, None);
+    let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
+    loop {
+        let (mut next, mut bytes, mut gap) = (stream.next().await, 0, false);
+        while let Some(frame) = next.take() {
+            match frame {
+                Frame::Event(event) => {
+                    if batch.frames.is_empty() {
+                        batch.first_seq = event.id.seq;
+                    }
+                    batch.next_seq = event.id.seq + 1;
+                    bytes += event.data.len();
+                    batch.frames.push(encode(&event));
+                }
+                Frame::Heartbeat => {}
+                // The database is slower than the run: what is lost is told to the clients as a gap.
+                Frame::Gap(_) => gap = true,
+                Frame::End => batch.ends = true,
+            }
+            if !gap && !batch.ends && bytes < BATCH_BYTES {
+                next = stream.next().now_or_never().flatten();
+            }
+        }
+        if gap {
+            stream = app.bridge.subscribe(run_id, None);
+        }
+        if !batch.frames.is_empty() || batch.ends {
+            let keep_from = batch.next_seq.saturating_sub(app.bridge.capacity());
+            persistently(|| app.store.runs().append_frames(thread_id, run_id, &batch, keep_from)).await?;
+        }
+        if batch.ends {
+            return Ok(());
+        }
+        batch = FrameBatch { first_seq: batch.next_seq, frames: Vec::new(), ..batch };
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn encode(event: &Event) -> Json {
+    // The data stays the bytes that it is.
+    let data = String::from_utf8_lossy(&event.data);
+    json!([event.id.unix_ms, event.id.seq, &*event.name, data])
+}
+
+/// The event of a frame that [`encode`] wrote; none if it is something else.
+pub(super) fn decode(frame: &Json) -> Option<Event> {
+    let (unix_ms, seq) = (frame[0].as_u64()?, frame[1].as_u64()?);
+    let data = Bytes::from(frame[3].as_str()?.to_owned());
+    Some(Event { id: EventId { unix_ms, seq }, name: frame[2].as_str()?.into(), data })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_read_as_it_was_written() {
+        let data = "{\"text\":\"z\u{fc}rich\\u0000 \\\"\u{1f980}\\\"\",\"n\":1.10}";
+        let event = Event {
+            id: EventId { unix_ms: 7, seq: 3 },
+            name: "messages|task:1".into(),
+            data: Bytes::from(data),
+        };
+        assert_eq!(decode(&encode(&event)), Some(event));
+        for other in [json!(null), json!([]), json!([1, 2, "values", null]), json!([-1, 2, "values", ""])] {
+            assert_eq!(decode(&other), None, "{other}");
+        }
+    }
+}

@@ -4,6 +4,7 @@
 
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
+import { createServer as createHttpServer } from "node:http";
 import { createServer, connect } from "node:net";
 
 import { Client } from "@langchain/langgraph-sdk";
@@ -170,6 +171,59 @@ checks["a stream whose connection is cut goes on where it was"] = async () => {
     assert.deepEqual(ids(seen), ids([seen[0], ...whole]), "nothing is missing, nothing comes twice");
     const { values } = await client.threads.getState(thread_id);
     assert.deepEqual(types(values), ["human", "ai"]);
+  } finally {
+    proxy.close();
+  }
+};
+
+// A proxy that counts POST requests, and answers the first of them with a 500 after the gateway has carried them out.
+const losing = async (lost) => {
+  let posts = 0;
+  const proxy = createHttpServer(async (request, response) => {
+    const parts = [];
+    for await (const part of request) parts.push(part);
+    const { host, connection, "content-length": length, ...headers } = request.headers;
+    const body = parts.length ? Buffer.concat(parts) : undefined;
+    const answer = await fetch(`${gateway}${request.url}`, { method: request.method, headers, body });
+    const text = await answer.text();
+    if (request.method === "POST") posts += 1;
+    const status = request.method === "POST" && posts <= lost ? 500 : answer.status;
+    response.writeHead(status, { "content-type": answer.headers.get("content-type") ?? "text/plain" }).end(text);
+  });
+  await new Promise((listening) => proxy.listen(0, "127.0.0.1", listening));
+  return { url: `http://127.0.0.1:${proxy.address().port}`, posts: () => posts, close: () => proxy.close() };
+};
+
+checks["a request whose answer is lost is repeated and creates one run"] = async () => {
+  const { thread_id } = await client.threads.create();
+  const proxy = await losing(1);
+  try {
+    // As the SDK comes: it tries again by itself.
+    const headers = { "Idempotency-Key": randomUUID() };
+    const retrying = new Client({ apiUrl: `${proxy.url}/api`, defaultHeaders: headers });
+    const run = await retrying.runs.create(thread_id, "lead_agent", { input: QUESTION });
+    assert.equal(proxy.posts(), 2);
+    await client.runs.join(thread_id, run.run_id);
+    assert.deepEqual((await client.runs.list(thread_id)).map((run) => run.run_id), [run.run_id]);
+    assert.deepEqual(types((await client.threads.getState(thread_id)).values), ["human", "ai"]);
+  } finally {
+    proxy.close();
+  }
+};
+
+checks["what is refused for good is asked once"] = async () => {
+  const { thread_id } = await client.threads.create();
+  const proxy = await losing(0);
+  try {
+    const retrying = new Client({ apiUrl: `${proxy.url}/api` });
+    const create = (thread, options) => retrying.runs.create(thread, "lead_agent", { input: QUESTION, ...options });
+    await refused(404, create(randomUUID(), {}));
+    await refused(404, create(thread_id, { checkpointId: "0199aaaa-0000-7000-8000-000000000000" }));
+    await refused(400, create(thread_id, { context: { model_name: "unknown" } }));
+    await refused(409, create(thread_id, { input: undefined, command: { resume: "yes" } }));
+    await refused(422, create(thread_id, { multitaskStrategy: "whatever" }));
+    assert.equal(proxy.posts(), 5, "one request each");
+    assert.deepEqual(await client.runs.list(thread_id), []);
   } finally {
     proxy.close();
   }

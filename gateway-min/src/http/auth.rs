@@ -71,7 +71,7 @@ async fn while_stands(app: Arc<App>, key: Secret, answer: impl Future<Output = R
         answer = answer => answer,
         () = &mut revoked => return not_authenticated().into_response(),
     };
-    if !answer.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream") {
+    if answer.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind != "text/event-stream") {
         return answer;
     }
     let (parts, body) = answer.into_parts();

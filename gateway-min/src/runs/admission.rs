@@ -140,13 +140,13 @@ impl App {
         let admitted = self.store.runs().admit(new.clone(), request.options.multitask_strategy).await;
         let run = match admitted {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
-            Err(error @ StoreError::InDoubt { .. }) => match self.settle(&new).await {
-                Some(run) => run,
-                None => {
+            Err(error @ StoreError::InDoubt { .. }) => {
+                let Some(run) = self.settle(&new).await else {
                     publisher.end();
                     return Err(error.into());
-                }
-            },
+                };
+                run
+            }
             // A request with the same key was quicker.
             Ok(Admission::Existing(run)) => {
                 publisher.end();

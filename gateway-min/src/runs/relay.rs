@@ -75,7 +75,7 @@ async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
 enum Seen {
     AtWork,
     /// Its row has ended; its last frames have not come.
-    Ended(RunRow),
+    Ended(Box<RunRow>),
     /// There is nothing more to show.
     All,
 }
@@ -106,7 +106,7 @@ async fn look(
     }
     Ok(match row {
         Some(row) if row.status.is_active() => Seen::AtWork,
-        Some(row) => Seen::Ended(row),
+        Some(row) => Seen::Ended(Box::new(row)),
         // Deleted with its thread.
         None => Seen::All,
     })

@@ -48,7 +48,7 @@ const PROMPT: &str = "You check whether an assistant has reached a goal. Go by w
 
 /// What becomes of a run that has come to its end.
 #[derive(Debug)]
-pub(crate) enum Pursuit {
+enum Pursuit {
     /// It has ended.
     Done,
     /// It was cancelled while its goal was looked at.
@@ -212,11 +212,31 @@ fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
 }
 
 impl LeadAgent {
+    /// Runs until the graph has nothing more to run and the thread's goal asks for nothing more. Not cancel-safe, as
+    /// [`LeadAgent::run`].
+    ///
+    /// # Errors
+    /// As [`LeadAgent::run`], and if the goal cannot be read or written.
+    pub(crate) async fn work(
+        &self,
+        session: &mut Session<'_>,
+        input: Option<Map<String, Json>>,
+    ) -> Result<Ended, AgentError> {
+        let mut ended = self.run(session, input).await?;
+        loop {
+            match self.pursue(session, &ended).await? {
+                Pursuit::GoOn(input) => ended = self.run(session, Some(input)).await?,
+                Pursuit::Done => return Ok(ended),
+                Pursuit::Cancelled => return Ok(Ended::Cancelled),
+            }
+        }
+    }
+
     /// Looks at the thread's goal, if it has an active one, behind a run that `ended`.
     ///
     /// # Errors
     /// [`AgentError`], if the goal cannot be read or written. A model that gives no verdict is no error.
-    pub(crate) async fn pursue(
+    async fn pursue(
         &self,
         session: &mut Session<'_>,
         ended: &Ended,

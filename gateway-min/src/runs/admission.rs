@@ -10,7 +10,7 @@ use threadkeep::saver::{CheckpointSelector, Load};
 use uuid::Uuid;
 
 use super::bridge::Subscription;
-use super::frames::Frames;
+use super::frames::{Frames, Outlet};
 use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
 use super::worker::{self, AGENT_BINDING, RunSpec};
@@ -175,8 +175,10 @@ impl App {
             input: request.input,
             metadata: metadata.clone(),
         };
-        let frames = Frames::new(publisher, request.options.stream_modes, &thread_id, metadata);
-        worker::start(self, spec, frames, guard);
+        let publisher = Arc::new(publisher);
+        let outlet = Arc::clone(&publisher) as Arc<dyn Outlet>;
+        let frames = Frames::new(outlet, request.options.stream_modes, &thread_id, metadata);
+        worker::start(self, spec, publisher, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
     }

@@ -1,8 +1,8 @@
 //! The gateway's parts, put together: configuration, stores, locks, models. The one place that chooses a driver.
 
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
@@ -259,7 +259,7 @@ impl Checkpoints {
         }
     }
 
-    async fn close(&self) {
+    pub(crate) async fn close(&self) {
         match self {
             Self::Memory(_) => {}
             Self::Sqlite(saver) => saver.close().await,
@@ -307,7 +307,7 @@ fn with_history_cache(
 }
 
 /// The bound of the history cache; none if there is to be no cache, whatever its type.
-fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
+pub(crate) fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
     match settings::mode(config) {
         ChannelMode::Delta => NonZeroUsize::new(config.database.checkpoint_cache.max_entries),
         ChannelMode::Full => None,

@@ -236,11 +236,7 @@ impl LeadAgent {
     ///
     /// # Errors
     /// [`AgentError`], if the goal cannot be read or written. A model that gives no verdict is no error.
-    async fn pursue(
-        &self,
-        session: &mut Session<'_>,
-        ended: &Ended,
-    ) -> Result<Pursuit, AgentError> {
+    async fn pursue(&self, session: &mut Session<'_>, ended: &Ended) -> Result<Pursuit, AgentError> {
         let Ended::Done { stop_reason, fallback: None } = ended else { return Ok(Pursuit::Done) };
         let Some((goal, objective)) = active(session)? else { return Ok(Pursuit::Done) };
         let messages = conversation(session.writer.state())?;

@@ -3,6 +3,7 @@
 
 mod build;
 pub(crate) mod goal;
+pub(crate) mod goal_state;
 mod lead;
 mod prompt;
 pub(crate) mod summary;
@@ -10,7 +11,7 @@ pub(crate) mod title;
 mod usage;
 
 pub(crate) use build::{AgentBuilder, AgentSpec};
-pub(crate) use lead::{Breakpoints, Ended, LeadAgent, Session};
+pub(crate) use lead::{Breakpoints, Ended, LeadAgent, MODEL as MODEL_NODE, Session};
 pub(crate) use usage::UsageLedger;
 
 use threadkeep::id::CheckpointId;

@@ -13,15 +13,13 @@ use super::bridge::Subscription;
 use super::frames::{Frames, Outlet};
 use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
-use super::worker::{self, AGENT_BINDING, RunSpec};
+use super::worker::{self, AGENT_BINDING, DEFAULT_AGENT, RunSpec};
 use crate::agent::Breakpoints;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::model::message;
 use crate::store::{Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
-/// The binding of a run without an assistant of its own.
-const DEFAULT_AGENT: &str = "__default__";
 /// The key of a run's metadata that says which way it makes a turn again, and its value for another text of the user.
 pub(crate) const REPLAY_KIND: &str = "replay_kind";
 pub(crate) const EDIT: &str = "edit";

@@ -34,6 +34,8 @@ use crate::tools::Snapshot;
 
 /// Metadata key of the agent that a checkpoint belongs to.
 pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
+/// The binding of a run without an agent of its own.
+pub(crate) const DEFAULT_AGENT: &str = "__default__";
 /// The error text of a run that was rolled back by its user.
 const ROLLED_BACK: &str = "Rolled back by user";
 /// The error text of a run whose model failed without saying why.
@@ -114,13 +116,7 @@ async fn bury(store: &Store, run_id: &str) {
 }
 
 /// Works on a run until everything of it is written.
-async fn work(
-    app: Arc<App>,
-    spec: RunSpec,
-    publisher: Arc<Publisher>,
-    frames: Frames,
-    guard: RunGuard,
-) {
+async fn work(app: Arc<App>, spec: RunSpec, publisher: Arc<Publisher>, frames: Frames, guard: RunGuard) {
     let mut run = Worker {
         journal: Journal::new(Some(app.store.clone()), &spec.thread_id, &spec.run_id),
         thread: ThreadId::from(spec.thread_id.as_str()),

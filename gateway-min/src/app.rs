@@ -1,10 +1,8 @@
 //! The gateway's parts, put together: configuration, stores, locks, models. The one place that chooses a driver.
 
-use std::collections::HashMap;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
@@ -20,23 +18,19 @@ use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
-use crate::agent::summary::Summarizer;
-use crate::agent::{AgentError, LeadAgent};
+use crate::agent::AgentBuilder;
 use crate::auth::Authenticator;
 use crate::config::{
     Backend, CheckpointCacheType, Config, ConfigHandle, RunEventsBackend, SqliteSynchronous,
 };
 use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
-use crate::model::RetryingModel;
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
 use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};
 use crate::runs::progress;
-use crate::runs::worker::RunSpec;
 use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
-use crate::tools::{ToolContext, ToolSettings, Toolbox};
 
 /// The file of the checkpoints inside `database.sqlite_dir`.
 pub const CHECKPOINT_FILE: &str = "checkpoints.db";
@@ -73,6 +67,7 @@ pub enum StartError {
 /// A running gateway without its HTTP server.
 pub struct App {
     pub(crate) config: ConfigHandle,
+    pub(crate) agents: AgentBuilder,
     pub(crate) auth: Authenticator,
     pub(crate) counted: Metrics,
     pub(crate) store: Store,
@@ -87,10 +82,6 @@ pub struct App {
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
     checkpoints: Checkpoints,
-    threads_dir: PathBuf,
-    /// Where tools run, as it was at the start.
-    tool_settings: ToolSettings,
-    models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
     stopping: AtomicBool,
     /// The lock of the state directory, where several processes share a database.
     _instance: Option<Instance>,
@@ -104,31 +95,11 @@ impl App {
     /// [`StartError`].
     pub async fn start(config: ConfigHandle, modes: Arc<ModeRegister>) -> Result<Arc<Self>, StartError> {
         let current = config.current_async().await;
-        let database = &current.database;
         modes.freeze_mode(settings::mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let ownership = settings::ownership(&current);
-        let options = StoreOptions {
-            event_backend: settings::event_backend(&current),
-            event_directory: current.state_dir.join(EVENT_DIRECTORY),
-            max_trace_content: current.run_events.max_trace_content,
-            lease: ownership.map(Terms::lease),
-            ..StoreOptions::default()
-        };
-        let (checkpoints, store) = match database.backend {
-            Backend::Memory => {
-                (Checkpoints::Memory(Arc::new(MemorySaver::default())), Store::open_memory(options).await?)
-            }
-            Backend::Sqlite => {
-                let store = Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?;
-                (Checkpoints::Sqlite(Arc::new(open_sqlite(&current).await?)), store)
-            }
-            Backend::Postgres => {
-                let target = settings::postgres_records(database)?;
-                let checkpoints = open_postgres(&current).await?;
-                (Checkpoints::Postgres(Arc::new(checkpoints)), Store::open_postgres(&target, options).await?)
-            }
-        };
+        let checkpoints = Checkpoints::open(&current).await?;
+        let store = open_store(&current).await?;
         let counted = Metrics::new(checkpoints.sqlite());
         let saver = with_history_cache(checkpoints.saver(), &current, &counted)?;
         let saver = Arc::new(MeteredSaver::new(saver, counted.clone()));
@@ -157,8 +128,7 @@ impl App {
                 queue_maxsize: current.stream_bridge.queue_maxsize,
                 ..BridgeOptions::default()
             }),
-            threads_dir: current.state_dir.join("threads"),
-            tool_settings: settings::tools(&current),
+            agents: AgentBuilder::new(config.clone(), &current),
             auth: Authenticator::new(&current.auth),
             counted,
             config,
@@ -170,7 +140,6 @@ impl App {
             background: TaskTracker::new(),
             modes,
             checkpoints,
-            models: Mutex::default(),
             stopping: AtomicBool::new(false),
             _instance: instance,
         });
@@ -217,86 +186,6 @@ impl App {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// The directory in which a thread's tools work.
-    pub(crate) fn thread_dir(&self, thread_id: &str) -> PathBuf {
-        self.threads_dir.join(thread_id)
-    }
-
-    /// Builds the agent of a run from the configuration as it is now.
-    pub(crate) async fn lead_agent(&self, spec: &RunSpec) -> Result<LeadAgent, AgentError> {
-        let config = self.config.current_async().await;
-        let model = self.model(&config, spec.model_name.as_deref()).await?;
-        let title_model = match &config.title.model_name {
-            Some(name) => Some(self.model(&config, Some(name)).await?),
-            None => None,
-        };
-        let summarizer = match &config.summarization {
-            settings if settings.enabled => {
-                let own = spec.model_name.as_deref();
-                Some(self.summarizer(&config, settings.model_name.as_deref().or(own), own).await?)
-            }
-            _ => None,
-        };
-        Ok(LeadAgent {
-            model,
-            title_model,
-            summarizer,
-            toolbox: Arc::new(Toolbox::builtin(&self.tool_settings)),
-            tool_context: ToolContext {
-                thread_id: spec.thread_id.clone(),
-                run_id: spec.run_id.clone(),
-                tool_call_id: String::new(),
-                root: self.thread_dir(&spec.thread_id),
-            },
-            title: config.title.clone(),
-            loop_detection: config.loop_detection.clone(),
-            thinking: spec.thinking,
-            reasoning_effort: spec.reasoning_effort.clone(),
-        })
-    }
-
-    /// What shortens the conversations that `reader` goes on with, by summaries of `writer`; without a name, it is the
-    /// first model.
-    pub(crate) async fn summarizer(
-        &self,
-        config: &Arc<Config>,
-        writer: Option<&str>,
-        reader: Option<&str>,
-    ) -> Result<Summarizer, AgentError> {
-        let section = reader.map_or_else(|| config.models.first(), |name| config.model(name));
-        Ok(Summarizer {
-            model: self.model(config, writer).await?,
-            settings: config.summarization.clone(),
-            window: section.and_then(|model| model.context_window),
-        })
-    }
-
-    /// The model of this name, or the first one; built once for each state of the configuration.
-    pub(crate) async fn model(
-        &self,
-        config: &Arc<Config>,
-        name: Option<&str>,
-    ) -> Result<RetryingModel, AgentError> {
-        let section = match name {
-            Some(name) => config.model(name),
-            None => config.models.first(),
-        };
-        let section = section.ok_or_else(|| AgentError::UnknownModel(name.unwrap_or_default().to_owned()))?;
-        let built = |models: &HashMap<String, (Arc<Config>, RetryingModel)>| {
-            let known = models.get(&section.name).filter(|(of, _)| Arc::ptr_eq(of, config));
-            known.map(|(_, model)| model.clone())
-        };
-        if let Some(model) = built(&self.models.lock().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(model);
-        }
-        let making = settings::model(section);
-        let model = tokio::task::spawn_blocking(move || crate::model::build(making)).await;
-        let model = RetryingModel::new(model.map_err(|_| AgentError::Stopping)??);
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        models.insert(section.name.clone(), (Arc::clone(config), model.clone()));
-        Ok(model)
-    }
-
     /// Takes no new runs, interrupts those at work and waits for their last writes, and for what works in the
     /// background: the first part of stopping, while clients still get the end of their streams.
     pub async fn stop_runs(&self) {
@@ -327,15 +216,41 @@ impl App {
     }
 }
 
+/// Opens the gateway's records, and makes them where they are missing.
+pub(crate) async fn open_store(config: &Config) -> Result<Store, StartError> {
+    let database = &config.database;
+    let options = StoreOptions {
+        event_backend: settings::event_backend(config),
+        event_directory: config.state_dir.join(EVENT_DIRECTORY),
+        max_trace_content: config.run_events.max_trace_content,
+        lease: settings::ownership(config).map(Terms::lease),
+        ..StoreOptions::default()
+    };
+    Ok(match database.backend {
+        Backend::Memory => Store::open_memory(options).await?,
+        Backend::Sqlite => Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?,
+        Backend::Postgres => Store::open_postgres(&settings::postgres_records(database)?, options).await?,
+    })
+}
+
 /// What keeps the checkpoints.
-enum Checkpoints {
+pub(crate) enum Checkpoints {
     Memory(Arc<MemorySaver>),
     Sqlite(Arc<SqliteSaver>),
     Postgres(Arc<PostgresSaver>),
 }
 
 impl Checkpoints {
-    fn saver(&self) -> Arc<dyn Saver> {
+    /// Opens the configured store, and makes it where it is missing.
+    pub(crate) async fn open(config: &Config) -> Result<Self, StartError> {
+        Ok(match config.database.backend {
+            Backend::Memory => Self::Memory(Arc::new(MemorySaver::default())),
+            Backend::Sqlite => Self::Sqlite(Arc::new(open_sqlite(config).await?)),
+            Backend::Postgres => Self::Postgres(Arc::new(open_postgres(config).await?)),
+        })
+    }
+
+    pub(crate) fn saver(&self) -> Arc<dyn Saver> {
         match self {
             Self::Memory(saver) => Arc::clone(saver) as Arc<dyn Saver>,
             Self::Sqlite(saver) => Arc::clone(saver) as Arc<dyn Saver>,
@@ -350,7 +265,7 @@ impl Checkpoints {
         }
     }
 
-    async fn close(&self) {
+    pub(crate) async fn close(&self) {
         match self {
             Self::Memory(_) => {}
             Self::Sqlite(saver) => saver.close().await,
@@ -398,7 +313,7 @@ fn with_history_cache(
 }
 
 /// The bound of the history cache; none if there is to be no cache, whatever its type.
-fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
+pub(crate) fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
     match settings::mode(config) {
         ChannelMode::Delta => NonZeroUsize::new(config.database.checkpoint_cache.max_entries),
         ChannelMode::Full => None,
@@ -419,7 +334,13 @@ pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, Invalid
 }
 
 async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
-    let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
+    let directory = &config.database.sqlite_dir;
+    let unusable = |error: std::io::Error| threadkeep::Error::Unavailable {
+        saver: "sqlite",
+        reason: format!("cannot make the directory {}: {error}", directory.display()),
+    };
+    tokio::fs::create_dir_all(directory).await.map_err(unusable)?;
+    let path = directory.join(CHECKPOINT_FILE);
     Ok(SqliteSaver::open_async(path, sqlite_options(config)).await?)
 }
 

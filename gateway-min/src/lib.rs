@@ -3,6 +3,7 @@
 mod agent;
 pub mod app;
 pub mod auth;
+pub mod client;
 pub mod config;
 mod files;
 #[cfg(any(test, feature = "fuzzing"))]

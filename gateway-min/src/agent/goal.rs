@@ -24,6 +24,7 @@ use super::{AgentError, Ended, LeadAgent, Session};
 use crate::config::ContextSize;
 use crate::model::message::{self, fallback_reason, kind, text};
 use crate::runs::resume::asks;
+use crate::store::Store;
 
 /// The channel of the goal, and the node as which it is written.
 pub(crate) const CHANNEL: &str = "goal";
@@ -49,7 +50,7 @@ const PROMPT: &str = "You check whether an assistant has reached a goal. Go by w
 
 /// What becomes of a run that has come to its end.
 #[derive(Debug)]
-pub(crate) enum Pursuit {
+enum Pursuit {
     /// It has ended.
     Done,
     /// It was cancelled while its goal was looked at.
@@ -212,24 +213,40 @@ fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
     }))
 }
 
-/// Whether the thread has a goal to look at when the run has come to its end.
-///
-/// # Errors
-/// [`AgentError`], if the goal cannot be read.
-pub(crate) fn is_pursued(session: &Session<'_>) -> Result<bool, AgentError> {
-    Ok(active(session)?.is_some())
-}
-
 impl LeadAgent {
+    /// Runs until the graph has nothing more to run and the thread's goal asks for nothing more. With the `store` of the
+    /// thread's runs, one that waits for the thread goes before its goal, which is looked at again behind that one. Not
+    /// cancel-safe, as [`LeadAgent::run`].
+    ///
+    /// # Errors
+    /// As [`LeadAgent::run`], and if the goal cannot be read or written.
+    pub(crate) async fn work(
+        &self,
+        session: &mut Session<'_>,
+        input: Option<Map<String, Json>>,
+        store: Option<&Store>,
+    ) -> Result<Ended, AgentError> {
+        let mut ended = self.run(session, input).await?;
+        loop {
+            if let Some(store) = store
+                && active(session)?.is_some()
+                && store.runs().is_waited_for(&self.tool_context.thread_id).await?
+            {
+                return Ok(ended);
+            }
+            match self.pursue(session, &ended).await? {
+                Pursuit::GoOn(input) => ended = self.run(session, Some(input)).await?,
+                Pursuit::Done => return Ok(ended),
+                Pursuit::Cancelled => return Ok(Ended::Cancelled),
+            }
+        }
+    }
+
     /// Looks at the thread's goal, if it has an active one, behind a run that `ended`.
     ///
     /// # Errors
     /// [`AgentError`], if the goal cannot be read or written. A model that gives no verdict is no error.
-    pub(crate) async fn pursue(
-        &self,
-        session: &mut Session<'_>,
-        ended: &Ended,
-    ) -> Result<Pursuit, AgentError> {
+    async fn pursue(&self, session: &mut Session<'_>, ended: &Ended) -> Result<Pursuit, AgentError> {
         let Ended::Done { stop_reason, fallback: None } = ended else { return Ok(Pursuit::Done) };
         let Some((goal, objective)) = active(session)? else { return Ok(Pursuit::Done) };
         let messages = conversation(session.writer.state())?;

@@ -26,7 +26,8 @@ use crate::tools::loop_detection::{STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
 
 const INPUT: &str = "__input__";
-const MODEL: &str = "model";
+/// The node that asks the model.
+pub(crate) const MODEL: &str = "model";
 const TOOLS: &str = "tools";
 const SUMMARIZATION: &str = "summarization";
 const CALLER: &str = "lead_agent";

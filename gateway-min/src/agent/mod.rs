@@ -1,15 +1,17 @@
 //! The lead agent: a loop of model call and parallel tool calls, one superstep each. Everything else that it does
 //! (titles, loop detection, repair of dangling tool calls) happens inside those supersteps and costs no checkpoint.
 
+mod build;
 pub(crate) mod goal;
+pub(crate) mod goal_state;
 mod lead;
 mod prompt;
 pub(crate) mod summary;
 pub(crate) mod title;
 mod usage;
 
-pub(crate) use goal::Pursuit;
-pub(crate) use lead::{Breakpoints, Ended, LeadAgent, Session};
+pub(crate) use build::{AgentBuilder, AgentSpec};
+pub(crate) use lead::{Breakpoints, Ended, LeadAgent, MODEL as MODEL_NODE, Session};
 pub(crate) use usage::UsageLedger;
 
 use threadkeep::id::CheckpointId;

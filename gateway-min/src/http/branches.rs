@@ -216,7 +216,7 @@ async fn undone(app: &App, branch: &ThreadId, error: ApiError) -> ApiError {
     if let Err(error) = app.accessor().saver().delete_thread(branch).await {
         tracing::warn!(thread = %branch, %error, "checkpoints of a branch that was not made are left");
     }
-    if let Err(error) = tokio::fs::remove_dir_all(app.thread_dir(branch.as_str())).await
+    if let Err(error) = tokio::fs::remove_dir_all(app.agents.thread_dir(branch.as_str())).await
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(thread = %branch, %error, "files of a branch that was not made are left");
@@ -226,7 +226,7 @@ async fn undone(app: &App, branch: &ThreadId, error: ApiError) -> ApiError {
 
 /// Copies the thread's files and says how that went.
 async fn copy_files(app: &App, from: &ThreadId, to: &ThreadId) -> &'static str {
-    let (source, target) = (app.thread_dir(from.as_str()), app.thread_dir(to.as_str()));
+    let (source, target) = (app.agents.thread_dir(from.as_str()), app.agents.thread_dir(to.as_str()));
     match tokio::task::spawn_blocking(move || tools::copy_workspace(&source, &target)).await {
         Ok(Ok(true)) => "current_thread_best_effort",
         Ok(Ok(false)) => "not_found",

@@ -141,7 +141,7 @@ async fn compact(
         _ => Vec::new(),
     };
     let name = body.model_name.as_deref().or(settings.model_name.as_deref());
-    let summarizer = app.summarizer(&config, name, name).await;
+    let summarizer = app.agents.summarizer(&config, name, name).await;
     let summarizer = summarizer.map_err(|error| ApiError::internal(FAILED, &error))?;
     let due = body.force || summarizer.is_due(&messages);
     let Some(Cut { at, preserved }) = summarizer.cut(&messages, body.keep).filter(|_| due) else {

@@ -91,7 +91,7 @@ async fn delete(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
 /// repeated.
 async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
     let message = if Pattern::THREAD_ID.matches(thread.as_str()) {
-        match tokio::fs::remove_dir_all(app.thread_dir(thread.as_str())).await {
+        match tokio::fs::remove_dir_all(app.agents.thread_dir(thread.as_str())).await {
             Ok(()) => format!("Deleted local thread data for {thread}"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => format!("No local data for {thread}"),
             Err(error) => return Err(ApiError::internal(DELETE_FAILED, &error)),

@@ -14,6 +14,7 @@
 mod assemble;
 mod chunk;
 mod error;
+mod info;
 pub mod message;
 mod openai;
 mod retry;
@@ -30,6 +31,7 @@ pub use crate::config::Secret;
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};
+pub use info::ModelInfo;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use openai::fuzz;
 pub use retry::{RetryingModel, Sleeper};

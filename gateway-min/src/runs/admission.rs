@@ -11,18 +11,16 @@ use uuid::Uuid;
 
 use super::bridge::Subscription;
 use super::delivery::persistently;
-use super::frames::Frames;
+use super::frames::{Frames, Outlet};
 use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
-use super::worker::{self, AGENT_BINDING, RunSpec};
+use super::worker::{self, AGENT_BINDING, DEFAULT_AGENT, RunSpec};
 use crate::agent::Breakpoints;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::model::message;
 use crate::store::{Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
-/// The binding of a run without an assistant of its own.
-const DEFAULT_AGENT: &str = "__default__";
 /// The key of a run's metadata that says which way it makes a turn again, and its value for another text of the user.
 pub(crate) const REPLAY_KIND: &str = "replay_kind";
 pub(crate) const EDIT: &str = "edit";
@@ -184,8 +182,10 @@ impl App {
             input: request.input,
             metadata: metadata.clone(),
         };
-        let frames = Frames::new(publisher, request.options.stream_modes, &thread_id, metadata);
-        worker::start(self, spec, frames, guard);
+        let publisher = Arc::new(publisher);
+        let outlet = Arc::clone(&publisher) as Arc<dyn Outlet>;
+        let frames = Frames::new(outlet, request.options.stream_modes, &thread_id, metadata);
+        worker::start(self, spec, publisher, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
     }

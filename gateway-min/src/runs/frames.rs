@@ -1,21 +1,34 @@
 //! The frames of a run's stream: what each stream mode shows of a superstep.
 
+use std::sync::Arc;
+
 use chrono::{SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
 use threadkeep::id::CheckpointId;
 use threadkeep::state::{StateSnapshot, TaskView};
 use threadkeep::step::Task;
-use tokio_util::sync::CancellationToken;
 
 use super::bridge::Publisher;
 use super::request::StreamMode;
 use crate::serialize;
 
+/// Where frames go.
+pub(crate) trait Outlet: Send + Sync {
+    /// Takes a frame; never waits.
+    fn publish(&self, event: &str, data: &Json);
+}
+
+impl Outlet for Publisher {
+    fn publish(&self, event: &str, data: &Json) {
+        Publisher::publish(self, event, data);
+    }
+}
+
 /// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
 /// nobody asked for.
 pub(crate) struct Frames {
-    publisher: Publisher,
+    outlet: Arc<dyn Outlet>,
     modes: Vec<StreamMode>,
     thread: String,
     /// Scalar entries of the run's configuration; every message frame carries them.
@@ -30,12 +43,12 @@ pub(crate) struct Origin<'a> {
 
 impl Frames {
     pub(crate) fn new(
-        publisher: Publisher,
+        outlet: Arc<dyn Outlet>,
         modes: Vec<StreamMode>,
         thread: &str,
         run_metadata: Map<String, Json>,
     ) -> Self {
-        Self { publisher, modes, thread: thread.to_owned(), run_metadata }
+        Self { outlet, modes, thread: thread.to_owned(), run_metadata }
     }
 
     fn wants(&self, mode: StreamMode) -> bool {
@@ -44,22 +57,12 @@ impl Frames {
 
     /// The first frame of a run.
     pub(crate) fn metadata(&self, run_id: &str) {
-        self.publisher.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
+        self.outlet.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
     }
 
     /// The frame of an exception that ends the run.
     pub(crate) fn error(&self, name: &str, message: &str) {
-        self.publisher.publish("error", &json!({ "message": message, "name": name }));
-    }
-
-    /// Cancelled when the client that the run depends on is gone.
-    pub(crate) fn abandoned(&self) -> CancellationToken {
-        self.publisher.abandoned()
-    }
-
-    /// Ends the stream.
-    pub(crate) fn end(&self) {
-        self.publisher.end();
+        self.outlet.publish("error", &json!({ "message": message, "name": name }));
     }
 
     /// A task starts. `input` is rendered only if somebody looks.
@@ -97,7 +100,7 @@ impl Frames {
 
     fn task(&self, kind: &str, step: i64, payload: &Json) {
         if self.wants(StreamMode::Tasks) {
-            self.publisher.publish("tasks", payload);
+            self.outlet.publish("tasks", payload);
         }
         self.debug(kind, step, payload);
     }
@@ -106,7 +109,7 @@ impl Frames {
         if self.wants(StreamMode::Debug) {
             let timestamp = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, false);
             let frame = json!({ "step": step, "timestamp": timestamp, "type": kind, "payload": payload });
-            self.publisher.publish("debug", &frame);
+            self.outlet.publish("debug", &frame);
         }
     }
 
@@ -135,20 +138,20 @@ impl Frames {
             metadata.insert("ls_model_name".to_owned(), json!(origin.model));
             metadata.insert("ls_model_type".to_owned(), json!("chat"));
         }
-        self.publisher.publish("messages", &json!([message, metadata]));
+        self.outlet.publish("messages", &json!([message, metadata]));
     }
 
     /// What a node wrote.
     pub(crate) fn updates(&self, node: &str, writes: &Json) {
         if self.wants(StreamMode::Updates) {
-            self.publisher.publish("updates", &json!({ node: writes }));
+            self.outlet.publish("updates", &json!({ node: writes }));
         }
     }
 
     /// The whole state.
     pub(crate) fn values(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {
-            self.publisher.publish("values", &Json::Object(serialize::values(state)?));
+            self.outlet.publish("values", &Json::Object(serialize::values(state)?));
         }
         Ok(())
     }
@@ -159,7 +162,7 @@ impl Frames {
         if self.wants(StreamMode::Checkpoints) || self.wants(StreamMode::Debug) {
             let payload = self.checkpoint(state)?;
             if self.wants(StreamMode::Checkpoints) {
-                self.publisher.publish("checkpoints", &payload);
+                self.outlet.publish("checkpoints", &payload);
             }
             self.debug("checkpoint", state.metadata.step, &payload);
         }
@@ -172,7 +175,7 @@ impl Frames {
         if self.wants(StreamMode::Values) {
             let mut values = serialize::values(state)?;
             values.insert("__interrupt__".to_owned(), json!([]));
-            self.publisher.publish("values", &Json::Object(values));
+            self.outlet.publish("values", &Json::Object(values));
         }
         Ok(())
     }

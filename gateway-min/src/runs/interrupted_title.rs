@@ -147,7 +147,7 @@ mod tests {
             assert_eq!(titled.json("title").unwrap(), Some(json!("two tools")));
             assert_eq!(titled.writes, rows, "{mode}");
 
-            let dir = gateway.app.thread_dir("t");
+            let dir = gateway.app.agents.thread_dir("t");
             std::fs::write(dir.join("go"), "").unwrap();
             gateway.run(RunRequest { input: RunInput::Continue, ..ask("") }).await;
             assert_eq!(std::fs::read_to_string(dir.join("log")).unwrap(), "once\n");

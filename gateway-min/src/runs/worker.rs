@@ -13,6 +13,7 @@ use threadkeep::saver::Load;
 use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 
+use super::bridge::Publisher;
 use super::control::RunGuard;
 use super::delivery::persistently;
 use super::duration::{self, RunNotes};
@@ -23,7 +24,7 @@ use super::lineage;
 use super::progress;
 use super::request::RunInput;
 use super::resume::{self, Resumed};
-use crate::agent::{AgentError, Breakpoints, Ended, Pursuit, Session, UsageLedger, goal};
+use crate::agent::{AgentError, AgentSpec, Breakpoints, Ended, Session, UsageLedger};
 use crate::app::App;
 use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
@@ -33,6 +34,8 @@ use crate::tools::Snapshot;
 
 /// Metadata key of the agent that a checkpoint belongs to.
 pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
+/// The binding of a run without an agent of its own.
+pub(crate) const DEFAULT_AGENT: &str = "__default__";
 /// The error text of a run that was rolled back by its user.
 const ROLLED_BACK: &str = "Rolled back by user";
 /// The error text of a run whose model failed without saying why.
@@ -70,10 +73,28 @@ enum Outcome {
     Failed { name: &'static str, message: String },
 }
 
+impl RunSpec {
+    fn agent(&self) -> AgentSpec<'_> {
+        AgentSpec {
+            run_id: &self.run_id,
+            thread_id: &self.thread_id,
+            model_name: self.model_name.as_deref(),
+            thinking: self.thinking,
+            reasoning_effort: self.reasoning_effort.as_deref(),
+        }
+    }
+}
+
 /// Starts the task that works on a run. Should it die, the run ends in error, so that its thread is not held for ever.
-pub(crate) fn start(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
+pub(crate) fn start(
+    app: Arc<App>,
+    spec: RunSpec,
+    publisher: Arc<Publisher>,
+    frames: Frames,
+    guard: RunGuard,
+) {
     let (store, run_id) = (app.store.clone(), spec.run_id.clone());
-    let task = tokio::spawn(work(app, spec, frames, guard));
+    let task = tokio::spawn(work(app, spec, publisher, frames, guard));
     tokio::spawn(async move {
         if task.await.is_err() {
             bury(&store, &run_id).await;
@@ -95,9 +116,9 @@ async fn bury(store: &Store, run_id: &str) {
 }
 
 /// Works on a run until everything of it is written.
-async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
+async fn work(app: Arc<App>, spec: RunSpec, publisher: Arc<Publisher>, frames: Frames, guard: RunGuard) {
     let mut run = Worker {
-        journal: Journal::new(app.store.clone(), &spec.thread_id, &spec.run_id),
+        journal: Journal::new(Some(app.store.clone()), &spec.thread_id, &spec.run_id),
         thread: ThreadId::from(spec.thread_id.as_str()),
         usage: UsageLedger::default(),
         rollback: None,
@@ -107,7 +128,7 @@ async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
         frames: &frames,
         guard: &guard,
     };
-    let abandoned = frames.abandoned();
+    let abandoned = publisher.abandoned();
     let lived = async {
         let mut living = std::pin::pin!(run.live());
         tokio::select! {
@@ -122,10 +143,10 @@ async fn work(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
     if let Err(error) = Box::pin(lived).await {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "the run's records could not be written");
         // Its clients need not wait for a database that is away.
-        frames.end();
+        publisher.end();
         bury(&app.store, &spec.run_id).await;
     }
-    frames.end();
+    publisher.end();
 }
 
 struct Worker<'a> {
@@ -227,7 +248,7 @@ impl Worker<'_> {
             }
         }
         // Before the first write: a run without an agent leaves its thread as it was, in either mode.
-        let agent = self.app.lead_agent(spec).await?;
+        let agent = self.app.agents.lead(&spec.agent()).await?;
         let at = self.linearized(accessor).await?;
         let mut writer = StepWriter::open(accessor, thread, at).await?;
         let input = self.input(accessor, writer.state()).await?;
@@ -247,23 +268,9 @@ impl Worker<'_> {
             steps: 0,
             breakpoints: spec.breakpoints.clone(),
         };
-        let work = async {
-            let mut ended = agent.run(&mut session, input).await?;
-            loop {
-                // The goal can wait: it is looked at again behind the run that goes first.
-                if goal::is_pursued(&session)? && store.runs().is_waited_for(&spec.thread_id).await? {
-                    return Ok(ended);
-                }
-                match agent.pursue(&mut session, &ended).await? {
-                    Pursuit::GoOn(input) => ended = agent.run(&mut session, Some(input)).await?,
-                    Pursuit::Done => return Ok(ended),
-                    Pursuit::Cancelled => return Ok(Ended::Cancelled),
-                }
-            }
-        };
         tokio::select! {
             biased;
-            ended = work => ended,
+            ended = agent.work(&mut session, input, Some(store)) => ended,
             never = progress => match never {},
         }
     }
@@ -356,7 +363,7 @@ impl Worker<'_> {
 
     /// The files of the thread now. A failure costs the summary of their changes, nothing else.
     async fn look_at_workspace(&self) -> Option<Snapshot> {
-        let root = self.app.thread_dir(&self.spec.thread_id);
+        let root = self.app.agents.thread_dir(&self.spec.thread_id);
         let taken = tokio::task::spawn_blocking(move || Snapshot::take(&root)).await;
         let taken = taken.unwrap_or_else(|error| Err(error.into()));
         let run_id = &self.spec.run_id;

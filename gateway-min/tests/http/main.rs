@@ -6,6 +6,7 @@
 mod api;
 mod auth;
 mod branches;
+mod client;
 mod compact;
 mod degraded;
 mod delete;

@@ -136,14 +136,7 @@ impl Gateway {
     async fn open(dir: TempDir, setup: Setup, database: Option<Arc<Database>>) -> Self {
         std::fs::write(dir.path().join("script.json"), setup.script.to_string()).unwrap();
         write_config(dir.path(), &setup, database.as_deref());
-        let home = ("SVC_HOME", dir.path().join("state").display().to_string());
-        let options = LoadOptions {
-            config_path: None,
-            environment: setup.variables.iter().cloned().chain([home]).collect::<Environment>(),
-            working_dir: dir.path().to_owned(),
-        };
-        let config = ConfigHandle::open(&options).unwrap();
-        let app = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
+        let app = App::start(load(dir.path(), &setup), Arc::new(ModeRegister::new())).await.unwrap();
         Self { setup, router: http::router(Arc::clone(&app)), app, dir, database }
     }
 
@@ -201,6 +194,11 @@ impl Gateway {
     /// Its routes, to be served on a socket.
     pub(crate) fn router(&self) -> Router {
         self.router.clone()
+    }
+
+    /// Its configuration, for another process on its store.
+    pub(crate) fn config(&self) -> ConfigHandle {
+        load(self.dir.path(), &self.setup)
     }
 
     /// Where the database files are.
@@ -347,6 +345,17 @@ pub(crate) fn texts(state: &Value) -> Vec<&str> {
 /// The id of a state's or history entry's checkpoint.
 pub(crate) fn id(state: &Value) -> &str {
     state["checkpoint_id"].as_str().unwrap()
+}
+
+/// The configuration in this directory.
+fn load(dir: &Path, setup: &Setup) -> ConfigHandle {
+    let home = ("SVC_HOME", dir.join("state").display().to_string());
+    let options = LoadOptions {
+        config_path: None,
+        environment: setup.variables.iter().cloned().chain([home]).collect::<Environment>(),
+        working_dir: dir.to_owned(),
+    };
+    ConfigHandle::open(&options).unwrap()
 }
 
 fn write_config(dir: &Path, setup: &Setup, database: Option<&Database>) {

@@ -1,0 +1,127 @@
+//! The goal as a thread stores it. It is read and written directly through the saver, so mode does not matter.
+
+use chrono::Utc;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored};
+use threadkeep::id::{ChannelName, ThreadId};
+use threadkeep::metadata::{Metadata, Source};
+use threadkeep::saver::{CheckpointSelector, Load, StepCommit};
+use threadkeep::state::StateAccessor;
+use threadkeep::value::ChannelValue;
+use threadkeep::{Error, Result};
+
+use super::goal::{CHANNEL, NO_PROGRESS_MAX};
+use crate::runs::duration;
+use crate::serialize::time;
+
+/// The longest objective, in characters.
+pub(crate) const OBJECTIVE_MAX: usize = 4000;
+/// The answer to an objective without a text.
+pub(crate) const EMPTY_OBJECTIVE: &str = "Goal objective must not be empty.";
+
+/// An objective as it is stored: runs of white space count as one space.
+pub(crate) fn normalized(objective: &str) -> String {
+    objective.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A goal that begins now.
+pub(crate) fn new(objective: &str, max_continuations: i64) -> Json {
+    let now = time(Utc::now());
+    json!({
+        "objective": objective, "status": "active", "created_at": now, "updated_at": now,
+        "continuation_count": 0, "max_continuations": max_continuations,
+        "no_progress_count": 0, "max_no_progress_continuations": NO_PROGRESS_MAX,
+    })
+}
+
+/// The goal of a thread; null if there is none.
+///
+/// # Errors
+/// The saver's.
+pub(crate) async fn read(accessor: &StateAccessor, thread: &ThreadId) -> Result<Json> {
+    let head = head(accessor, thread).await?;
+    Ok(head.as_ref().map(goal_of).transpose()?.unwrap_or_default())
+}
+
+/// Sets the goal. A thread without a checkpoint gets its first one, with `extra` as its metadata.
+///
+/// # Errors
+/// [`Error::Conflict`] if the head moved meanwhile, and the saver's.
+pub(crate) async fn set(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    extra: Map<String, Json>,
+    goal: &Json,
+) -> Result<()> {
+    let found = if let Some(found) = head(accessor, thread).await? {
+        found
+    } else {
+        accessor.create(thread, extra).await?;
+        head(accessor, thread).await?.ok_or_else(|| Error::Stale { thread: thread.clone() })?
+    };
+    write(accessor, &found, goal).await
+}
+
+/// Clears the goal, if there is one.
+///
+/// # Errors
+/// As [`set`].
+pub(crate) async fn clear(accessor: &StateAccessor, thread: &ThreadId) -> Result<()> {
+    match head(accessor, thread).await? {
+        Some(head) if !goal_of(&head)?.is_null() => write(accessor, &head, &Json::Null).await,
+        _ => Ok(()),
+    }
+}
+
+/// The head, with the goal only.
+async fn head(accessor: &StateAccessor, thread: &ThreadId) -> Result<Option<CheckpointTuple>> {
+    let load = Load::Only([CHANNEL.into()].into());
+    accessor.saver().get(&CheckpointSelector::head(thread).loading(load)).await
+}
+
+fn goal_of(head: &CheckpointTuple) -> Result<Json> {
+    let entry = head.checkpoint.channels.get(CHANNEL);
+    let value = entry.and_then(|entry| entry.stored.value()).map(ChannelValue::to_json);
+    Ok(value.transpose()?.unwrap_or_default())
+}
+
+/// Repeats the head with another goal. All else is as the head stores it, the marker and the counters included; the goal
+/// has a version of its own. Rows of tasks that ran from the head go along.
+async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -> Result<()> {
+    let (saver, ids) = (accessor.saver(), accessor.ids());
+    let id = ids.checkpoint_after(Some(head.checkpoint.id));
+    let last = head.checkpoint.channels.values().map(|entry| entry.version).max();
+    let held = head.checkpoint.channels.iter();
+    let mut channels: std::collections::BTreeMap<ChannelName, ChannelEntry> = held
+        .map(|(name, entry)| (name.clone(), ChannelEntry { version: entry.version, stored: Stored::Held }))
+        .collect();
+    let stored = Stored::Value(ChannelValue::from_json(goal)?);
+    channels.insert(CHANNEL.into(), ChannelEntry { version: ids.version_after(last), stored });
+    let mut extra = head.metadata.extra.clone();
+    extra.extend(duration::newest_notes(&**saver, &head.key(), &head.metadata.extra).await?.entries());
+    extra.insert("writes".to_owned(), json!({ CHANNEL: { CHANNEL: goal } }));
+    extra.insert("updated_at".to_owned(), json!(time(Utc::now())));
+    let commit = StepCommit {
+        thread: head.thread.clone(),
+        namespace: head.namespace.clone(),
+        parent: Some(head.checkpoint.id),
+        expected_head: Some(head.checkpoint.id),
+        checkpoint: Checkpoint { id, channels, next: head.checkpoint.next.clone(), applied: Vec::new() },
+        metadata: Metadata {
+            source: Source::Update,
+            step: head.metadata.step + 1,
+            extra,
+            ..head.metadata.clone()
+        },
+        writes: Vec::new(),
+    };
+    let key = match saver.commit(commit.clone()).await {
+        // Repeating a commit is idempotent, which settles it.
+        Err(Error::InDoubt { .. }) => saver.commit(commit).await?,
+        other => other?,
+    };
+    for row in &head.writes {
+        saver.put_writes(&key, row).await?;
+    }
+    Ok(())
+}

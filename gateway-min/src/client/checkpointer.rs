@@ -1,0 +1,93 @@
+//! The checkpointer that all embedded clients of a process share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use threadkeep::cache::{CachedSaver, MemoryCache};
+use threadkeep::saver::Saver;
+use tokio::sync::Mutex;
+
+use super::ClientError;
+use crate::app::{Checkpoints, history_cache_entries};
+use crate::config::{Backend, Config};
+use crate::settings;
+
+/// An open store.
+pub(super) struct Store {
+    checkpoints: Checkpoints,
+    saver: Arc<dyn Saver>,
+}
+
+impl Store {
+    pub(super) fn saver(&self) -> &Arc<dyn Saver> {
+        &self.saver
+    }
+}
+
+/// The open stores of this process, by what names them.
+static STORES: Mutex<Option<Stores>> = Mutex::const_new(None);
+
+#[derive(Default)]
+struct Stores {
+    /// Ends with the process: what it holds is nowhere else.
+    memory: Option<Arc<Store>>,
+    /// The durable ones, each open as long as a client uses it.
+    durable: HashMap<String, Weak<Store>>,
+}
+
+/// The store that `config` names, opened by the first client that asks for it. Its history cache is that client's.
+///
+/// # Errors
+/// [`crate::config::ConfigError::SyncRedisCache`], [`crate::app::StartError`].
+pub(super) async fn process_wide(config: &Config) -> Result<Arc<Store>, ClientError> {
+    config.database.checkpoint_cache.check_sync()?;
+    // Held while a store is opened, so that no two clients open one.
+    let mut stores = STORES.lock().await;
+    let stores = stores.get_or_insert_default();
+    stores.durable.retain(|_, store| store.strong_count() > 0);
+    let database = &config.database;
+    let identity = match database.backend {
+        Backend::Memory => {
+            if let Some(store) = &stores.memory {
+                return Ok(Arc::clone(store));
+            }
+            None
+        }
+        Backend::Sqlite => {
+            let path = &database.sqlite_dir;
+            Some(std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string())
+        }
+        Backend::Postgres => {
+            let schema = settings::postgres_options(database).schema;
+            Some(format!("{schema}\n{}", settings::postgres_url(database)))
+        }
+    };
+    if let Some(store) = identity.as_ref().and_then(|it| stores.durable.get(it)).and_then(Weak::upgrade) {
+        return Ok(store);
+    }
+    let store = Arc::new(open(config).await?);
+    match identity {
+        None => stores.memory = Some(Arc::clone(&store)),
+        Some(identity) => {
+            stores.durable.insert(identity, Arc::downgrade(&store));
+        }
+    }
+    Ok(store)
+}
+
+async fn open(config: &Config) -> Result<Store, ClientError> {
+    let checkpoints = Checkpoints::open(config).await?;
+    let saver = match history_cache_entries(config) {
+        Some(entries) => Arc::new(CachedSaver::new(checkpoints.saver(), Arc::new(MemoryCache::new(entries)))),
+        None => checkpoints.saver(),
+    };
+    Ok(Store { checkpoints, saver })
+}
+
+/// Gives a store back, and closes it if nobody else has it. A client that opens it meanwhile waits.
+pub(super) async fn close(store: Arc<Store>) {
+    let _opening = STORES.lock().await;
+    if let Some(last) = Arc::into_inner(store) {
+        last.checkpoints.close().await;
+    }
+}

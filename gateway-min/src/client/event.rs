@@ -1,0 +1,245 @@
+//! What a turn shows, and how it is made of the frames of the agent.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+
+use crate::agent::MODEL_NODE;
+use crate::model::message;
+
+/// Something that happened in a turn. As JSON it is `{"type": ..., "data": ...}`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "kebab-case")]
+pub enum Event {
+    /// What the thread holds after a superstep.
+    Values(Values),
+    /// A piece of the conversation, as it is made.
+    MessagesTuple(Message),
+    /// What a tool or a node says of its own accord.
+    Custom(Json),
+    /// The turn has ended; nothing follows.
+    End(End),
+}
+
+/// What a thread holds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Values {
+    /// Null as long as the thread has none.
+    pub title: Option<String>,
+    /// The conversation, serialised as the gateway does it.
+    pub messages: Vec<Json>,
+    /// What was made for the user.
+    pub artifacts: Vec<Json>,
+}
+
+impl Values {
+    pub(super) fn of(mut channels: Map<String, Json>) -> Self {
+        let mut list = |channel: &str| match channels.remove(channel) {
+            Some(Json::Array(list)) => list,
+            _ => Vec::new(),
+        };
+        let (messages, artifacts) = (list("messages"), list("artifacts"));
+        let title = channels.get("title").and_then(Json::as_str).map(str::to_owned);
+        Self { title, messages, artifacts }
+    }
+}
+
+/// A piece of the conversation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Message {
+    /// Of an answer: either more of its text, or the tools that it calls. The texts of one id add up to its text.
+    Ai {
+        /// More of its text; empty if it calls tools.
+        content: String,
+        /// The id of the answer.
+        id: String,
+        /// What it calls.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall>,
+    },
+    /// What a tool answered.
+    Tool {
+        /// The answer.
+        content: String,
+        /// The tool.
+        name: String,
+        /// The call that this answers.
+        tool_call_id: String,
+        /// The id of the message.
+        id: String,
+    },
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ToolCall {
+    /// The tool.
+    pub name: String,
+    /// Its arguments; the text of the model where that is no JSON object, and the call is refused.
+    pub args: Json,
+    /// The id that the answer refers to.
+    pub id: String,
+}
+
+/// The end of a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct End {
+    /// What the turn cost.
+    pub usage: Usage,
+}
+
+/// Tokens of every model call of a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of the requests.
+    pub input_tokens: i64,
+    /// Tokens of the answers.
+    pub output_tokens: i64,
+    /// Both.
+    pub total_tokens: i64,
+}
+
+/// Makes events of the frames of one turn.
+#[derive(Debug, Default)]
+pub(super) struct Translator {
+    /// The text of each answer that was shown so far, by the answer's id.
+    shown: HashMap<String, String>,
+}
+
+impl Translator {
+    /// The events of a frame, in order.
+    pub(super) fn events(&mut self, frame: &str, data: &Json) -> Vec<Event> {
+        match frame {
+            "values" => data.as_object().cloned().map(Values::of).map(Event::Values).into_iter().collect(),
+            "messages" => self.message(&data[0]).into_iter().collect(),
+            "updates" => {
+                let answers = data[MODEL_NODE]["messages"].as_array().into_iter().flatten();
+                answers.flat_map(|answer| self.answered(answer)).collect()
+            }
+            "custom" => vec![Event::Custom(data.clone())],
+            _ => Vec::new(),
+        }
+    }
+
+    /// A chunk of an answer, or the result of a tool.
+    fn message(&mut self, message: &Json) -> Option<Event> {
+        match message::kind(message) {
+            "AIMessageChunk" => {
+                let text = message::text(message);
+                self.more(text_of(message, "id"), text)
+            }
+            "tool" => Some(Event::MessagesTuple(Message::Tool {
+                content: message::text(message),
+                name: text_of(message, "name"),
+                tool_call_id: text_of(message, "tool_call_id"),
+                id: text_of(message, "id"),
+            })),
+            _ => None,
+        }
+    }
+
+    /// A complete answer: what of its text was not streamed, and its calls.
+    fn answered(&mut self, answer: &Json) -> Vec<Event> {
+        let id = text_of(answer, "id");
+        let shown = self.shown.get(&id).map_or("", String::as_str);
+        let rest = message::text(answer).strip_prefix(shown).unwrap_or_default().to_owned();
+        let more = self.more(id.clone(), rest);
+        let calls = message::tool_calls(answer).iter().chain(message::invalid_tool_calls(answer));
+        let tool_calls: Vec<ToolCall> = calls.map(tool_call).collect();
+        let called = (!tool_calls.is_empty())
+            .then(|| Event::MessagesTuple(Message::Ai { content: String::new(), id, tool_calls }));
+        more.into_iter().chain(called).collect()
+    }
+
+    fn more(&mut self, id: String, text: String) -> Option<Event> {
+        if text.is_empty() {
+            return None;
+        }
+        self.shown.entry(id.clone()).or_default().push_str(&text);
+        Some(Event::MessagesTuple(Message::Ai { content: text, id, tool_calls: Vec::new() }))
+    }
+}
+
+fn tool_call(call: &Json) -> ToolCall {
+    ToolCall { name: text_of(call, "name"), args: call["args"].clone(), id: text_of(call, "id") }
+}
+
+fn text_of(object: &Json, key: &str) -> String {
+    object[key].as_str().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn chunk(text: &str) -> Json {
+        json!([{"type": "AIMessageChunk", "content": text, "id": "a"}, {"langgraph_node": "model"}])
+    }
+
+    fn rendered(events: Vec<Event>) -> Json {
+        serde_json::to_value(events).unwrap()
+    }
+
+    #[test]
+    fn texts_calls_and_results_have_the_form_of_the_service() {
+        let mut translator = Translator::default();
+        assert_eq!(
+            rendered(translator.events("messages", &chunk("Hel"))),
+            json!([{"type": "messages-tuple", "data": {"type": "ai", "content": "Hel", "id": "a"}}])
+        );
+        assert_eq!(rendered(translator.events("messages", &chunk(""))), json!([]), "nothing was said");
+        let call = json!({"name": "ls", "args": {"path": "."}, "id": "c", "type": "tool_call"});
+        let answer = json!({"model": {"messages": [{"type": "ai", "id": "a", "content": "Hel", "tool_calls": [call]}]}});
+        assert_eq!(
+            rendered(translator.events("updates", &answer)),
+            json!([{"type": "messages-tuple", "data": {"type": "ai", "content": "", "id": "a",
+                "tool_calls": [{"name": "ls", "args": {"path": "."}, "id": "c"}]}}])
+        );
+        let result = json!([{"type": "tool", "content": "x", "name": "ls", "tool_call_id": "c", "id": "t",
+            "status": "success", "artifact": null}, {}]);
+        assert_eq!(
+            rendered(translator.events("messages", &result)),
+            json!([{"type": "messages-tuple",
+                "data": {"type": "tool", "content": "x", "name": "ls", "tool_call_id": "c", "id": "t"}}])
+        );
+        let values = json!({"messages": [1], "goal": null});
+        assert_eq!(
+            rendered(translator.events("values", &values)),
+            json!([{"type": "values", "data": {"title": null, "messages": [1], "artifacts": []}}])
+        );
+        assert_eq!(
+            rendered(translator.events("custom", &json!({"type": "task_started"}))),
+            json!([{"type": "custom", "data": {"type": "task_started"}}])
+        );
+        let end = Event::End(End::default());
+        let usage = json!({"input_tokens": 0, "output_tokens": 0, "total_tokens": 0});
+        assert_eq!(rendered(vec![end]), json!([{"type": "end", "data": {"usage": usage}}]));
+    }
+
+    #[test]
+    fn what_an_answer_says_beyond_what_was_streamed_is_shown_behind_it() {
+        let mut translator = Translator::default();
+        translator.events("messages", &chunk("so far"));
+        let capped =
+            json!({"model": {"messages": [{"type": "ai", "id": "a", "content": "so far\n\n[capped]"}]}});
+        assert_eq!(
+            rendered(translator.events("updates", &capped)),
+            json!([{"type": "messages-tuple", "data": {"type": "ai", "content": "\n\n[capped]", "id": "a"}}])
+        );
+        let summary =
+            json!({"summarization": {"messages": [{"type": "ai", "id": "old", "content": "kept"}]}});
+        assert_eq!(rendered(translator.events("updates", &summary)), json!([]), "it was said before");
+    }
+
+    #[test]
+    fn a_call_that_cannot_be_read_is_shown_as_the_model_wrote_it() {
+        let call = json!({"name": "ls", "args": "{\"pa", "id": "c", "error": "cut"});
+        let answer = json!({"model": {"messages": [{"type": "ai", "id": "a", "content": "", "invalid_tool_calls": [call]}]}});
+        let events = rendered(Translator::default().events("updates", &answer));
+        assert_eq!(events[0]["data"]["tool_calls"], json!([{"name": "ls", "args": "{\"pa", "id": "c"}]));
+    }
+}

@@ -1,0 +1,236 @@
+//! The embedded client: the lead agent in this process, without a server.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), threadkeep_gateway::client::ClientError> {
+//! use threadkeep_gateway::client::{Client, ClientOptions, TurnOptions};
+//!
+//! let client = Client::open(ClientOptions::default()).await?;
+//! let answer = client.chat("What is in this directory?", Some("my-thread"), TurnOptions::default()).await?;
+//! println!("{answer}");
+//! client.close().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It runs the same agent as the gateway's runs, on the same store, and leaves out what makes a run: there are no run
+//! rows, no event feed, no duration-only checkpoints, no rollback, no degraded reader. A thread that both use is one
+//! thread, and neither waits for the other: whoever commits on a head that the other has moved gets
+//! [`threadkeep::Error::Conflict`] as the error of its turn. What the turn had committed before stays on the thread, and the
+//! next turn goes on from what the other wrote.
+//!
+//! A thread that needs delta mode is refused in full mode before the agent is built, with
+//! [`threadkeep::Error::ModeMismatch`] as the only item of the turn's stream.
+//!
+//! What the service's client has and this one does not, because this gateway has nothing behind it: delegation
+//! (`subagent_enabled`), plan mode, skills, memory, uploads, artifacts, MCP servers and further middlewares.
+
+mod agent;
+mod checkpointer;
+mod error;
+mod event;
+mod options;
+mod threads;
+mod turn;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json};
+use threadkeep::channel::Schema;
+use threadkeep::id::IdSource;
+use threadkeep::mode::ModeRegister;
+use threadkeep::state::StateAccessor;
+
+pub use agent::Agent;
+pub use error::ClientError;
+pub use event::{End, Event, Message, ToolCall, Usage, Values};
+pub use options::{Checkpointer, ClientOptions, Configuration, TurnOptions};
+pub use threads::{PendingWrite, ThreadCheckpoint, ThreadHistory, ThreadList, ThreadSummary};
+pub use turn::Turn;
+
+use crate::agent::goal::CONTINUATIONS_MAX;
+use crate::agent::goal_state::{self, EMPTY_OBJECTIVE, OBJECTIVE_MAX};
+use crate::config::Config;
+use crate::model::ModelInfo;
+use crate::settings;
+use agent::{Core, Guard, thread_id};
+use checkpointer::Store;
+use options::open_config;
+
+/// A client of the agents in this process. See the [module](self).
+pub struct Client {
+    core: Arc<Core>,
+    /// The process-wide store, if this client uses it.
+    store: Option<Arc<Store>>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("config", &self.core.config).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Reads the configuration, freezes mode and cadence from it, and opens the store.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`], also for a history cache in Redis, which is the gateway's only;
+    /// [`threadkeep::Error::Reconfiguration`] if the process has frozen another mode or cadence; [`ClientError::Start`] if the
+    /// store cannot be opened.
+    pub async fn open(options: ClientOptions) -> Result<Self, ClientError> {
+        let config = open_config(options.config).await?;
+        let current = config.current_async().await;
+        let guard = Guard(options.frozen_in.unwrap_or_else(|| ModeRegister::process()));
+        guard.freeze(&current)?;
+        let table = Schema::thread_state().compile(settings::mode(&current), current.snapshot_frequency())?;
+        let (saver, store) = match options.checkpointer {
+            Checkpointer::ProcessWide => {
+                let store = checkpointer::process_wide(&current).await?;
+                (Some(Arc::clone(store.saver())), Some(store))
+            }
+            Checkpointer::Own(saver) => (Some(saver), None),
+            Checkpointer::Stateless => (None, None),
+        };
+        let (table, ids) = (Arc::new(table), Arc::new(IdSource::default()));
+        let accessor = saver.map(|saver| {
+            let followed = config.clone();
+            StateAccessor::new(saver, Arc::clone(&table), Arc::clone(&ids))
+                .remembering(move || followed.last_known().accessor_graph_max())
+        });
+        let core = Core::new(config, &current, (table, ids), accessor, options.turn, Some(guard));
+        Ok(Self { core: Arc::new(core), store })
+    }
+
+    /// Starts a turn: `message` is said on the thread, and what comes of it is streamed.
+    ///
+    /// Without `thread_id` it is a new thread, whose id is [`Turn::thread_id`]. The work goes on in a task of its own, so the
+    /// caller may read slowly; dropping the [`Turn`] stops it at the next point where nothing is half-written.
+    pub fn stream(&self, message: &str, thread_id: Option<&str>, options: TurnOptions) -> Turn {
+        turn::start(Arc::clone(&self.core), message, thread_id, options)
+    }
+
+    /// Has a turn, and returns the text of its last answer.
+    ///
+    /// # Errors
+    /// What the stream of the turn ends with. A model that fails is no error: the fallback answer says so.
+    pub async fn chat(
+        &self,
+        message: &str,
+        thread_id: Option<&str>,
+        options: TurnOptions,
+    ) -> Result<String, ClientError> {
+        self.stream(message, thread_id, options).answer().await
+    }
+
+    /// The newest `limit` threads of the store, the one that was written last first. The limit counts threads, however
+    /// many checkpoints each of them has. Reads the head of every thread, whatever its mode.
+    ///
+    /// # Errors
+    /// [`ClientError::Stateless`], and the saver's.
+    pub async fn list_threads(&self, limit: usize) -> Result<ThreadList, ClientError> {
+        threads::list(self.accessor()?, limit).await
+    }
+
+    /// Every checkpoint of a thread with its values, the oldest first; `None` if there is no such thread.
+    ///
+    /// # Errors
+    /// [`ClientError::Stateless`], [`threadkeep::Error::ModeMismatch`], and the saver's.
+    pub async fn get_thread(&self, thread_id: &str) -> Result<Option<ThreadHistory>, ClientError> {
+        threads::get(self.accessor()?, &self::thread_id(thread_id)?).await
+    }
+
+    /// What the thread holds now, as [`Event::Values`] shows it; `None` if there is no such thread.
+    ///
+    /// # Errors
+    /// As [`Self::get_thread`].
+    pub async fn get_values(&self, thread_id: &str) -> Result<Option<Values>, ClientError> {
+        let state = self.accessor()?.get(&self::thread_id(thread_id)?, None).await?;
+        Ok(state.map(|state| crate::serialize::values(&state)).transpose()?.map(Values::of))
+    }
+
+    /// The goal of a thread, in either mode: an object with `objective`, `status` and how far it is pursued.
+    ///
+    /// # Errors
+    /// [`ClientError::Stateless`], and the saver's.
+    pub async fn get_goal(&self, thread_id: &str) -> Result<Option<Json>, ClientError> {
+        let goal = goal_state::read(self.accessor()?, &self::thread_id(thread_id)?).await?;
+        Ok(Some(goal).filter(|goal| !goal.is_null()))
+    }
+
+    /// Sets the goal of a thread, which is created if it does not exist: at the end of each turn a model is asked whether it
+    /// is reached, and if not, the agent goes on by itself, at most `max_continuations` times (0 to 8; without it, 8).
+    ///
+    /// # Errors
+    /// [`ClientError::Invalid`] for an objective without a text or of more than 4,000 characters, or a number out of range;
+    /// [`ClientError::Stateless`]; [`threadkeep::Error::Conflict`], and the saver's.
+    pub async fn set_goal(
+        &self,
+        thread_id: &str,
+        objective: &str,
+        max_continuations: Option<i64>,
+    ) -> Result<Json, ClientError> {
+        let thread = self::thread_id(thread_id)?;
+        let objective = goal_state::normalized(objective);
+        let limit = max_continuations.unwrap_or(CONTINUATIONS_MAX);
+        let problem = if objective.is_empty() {
+            Some(EMPTY_OBJECTIVE.to_owned())
+        } else if objective.chars().count() > OBJECTIVE_MAX {
+            Some(format!("Goal objective must have at most {OBJECTIVE_MAX} characters."))
+        } else if !(0..=CONTINUATIONS_MAX).contains(&limit) {
+            Some(format!("max_continuations must be between 0 and {CONTINUATIONS_MAX}."))
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            return Err(ClientError::Invalid(problem));
+        }
+        let goal = goal_state::new(&objective, limit);
+        let extra = Map::from_iter([("writes".to_owned(), Json::Null)]);
+        goal_state::set(self.accessor()?, &thread, extra, &goal).await?;
+        Ok(goal)
+    }
+
+    /// Clears the goal of a thread, if it has one.
+    ///
+    /// # Errors
+    /// [`ClientError::Stateless`], [`threadkeep::Error::Conflict`], and the saver's.
+    pub async fn clear_goal(&self, thread_id: &str) -> Result<(), ClientError> {
+        Ok(goal_state::clear(self.accessor()?, &self::thread_id(thread_id)?).await?)
+    }
+
+    /// The configured models, without credentials and addresses; the first is the default.
+    pub async fn models(&self) -> Vec<ModelInfo> {
+        self.core.config.current_async().await.models.iter().map(ModelInfo::from).collect()
+    }
+
+    /// The model of this name.
+    pub async fn model(&self, name: &str) -> Option<ModelInfo> {
+        self.core.config.current_async().await.model(name).map(ModelInfo::from)
+    }
+
+    /// The tools of the agent: name and what the model is told of it.
+    pub fn tools(&self) -> Vec<(String, String)> {
+        self.core.agents.toolbox().specs().into_iter().map(|spec| (spec.name, spec.description)).collect()
+    }
+
+    /// Waits for the last writes of turns that are at work, and closes the store if no other client of the process
+    /// has it open. Without it nothing is lost that was acknowledged.
+    pub async fn close(self) {
+        self.core.turns.close();
+        self.core.turns.wait().await;
+        let Self { core, store } = self;
+        drop(core);
+        if let Some(store) = store {
+            checkpointer::close(store).await;
+        }
+    }
+
+    /// The configuration that the client follows.
+    pub(crate) async fn config(&self) -> Arc<Config> {
+        self.core.config.current_async().await
+    }
+
+    fn accessor(&self) -> Result<&StateAccessor, ClientError> {
+        self.core.accessor.as_ref().ok_or(ClientError::Stateless)
+    }
+}

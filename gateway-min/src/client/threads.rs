@@ -1,0 +1,160 @@
+//! Looking at threads through the checkpointer.
+
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
+use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
+
+use super::ClientError;
+use crate::serialize;
+
+/// So many ids of threads are asked for at once.
+const PAGE: usize = 256;
+const TITLE: &str = "title";
+
+/// The threads of a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ThreadList {
+    /// The one that was written last first.
+    pub thread_list: Vec<ThreadSummary>,
+}
+
+/// A thread of a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ThreadSummary {
+    /// Its id.
+    pub thread_id: String,
+    /// When its oldest checkpoint was made, ISO-8601 in UTC.
+    pub created_at: String,
+    /// When its newest checkpoint was made.
+    pub updated_at: String,
+    /// Its newest checkpoint.
+    pub latest_checkpoint_id: String,
+    /// Null if it has none.
+    pub title: Option<String>,
+}
+
+/// A thread with every checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ThreadHistory {
+    /// Its id.
+    pub thread_id: String,
+    /// The oldest first.
+    pub checkpoints: Vec<ThreadCheckpoint>,
+}
+
+/// A checkpoint with its values.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ThreadCheckpoint {
+    /// Its id.
+    pub checkpoint_id: String,
+    /// The checkpoint that it was made from; null for the first.
+    pub parent_checkpoint_id: Option<String>,
+    /// When it was made, ISO-8601 in UTC.
+    pub ts: String,
+    /// Its metadata, without credentials.
+    pub metadata: Map<String, Json>,
+    /// Every channel.
+    pub values: Map<String, Json>,
+    /// What tasks that ran from it wrote.
+    pub pending_writes: Vec<PendingWrite>,
+}
+
+/// A write of a task that ran from a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PendingWrite {
+    /// The task.
+    pub task_id: String,
+    /// Where it wrote.
+    pub channel: String,
+    /// What.
+    pub value: Json,
+}
+
+/// The head of a thread, as far as lists need it.
+pub(crate) struct Head {
+    pub(crate) thread: ThreadId,
+    pub(crate) tuple: CheckpointTuple,
+}
+
+impl Head {
+    pub(crate) fn title(&self) -> threadkeep::Result<Option<String>> {
+        let entry = self.tuple.checkpoint.channels.get(TITLE);
+        let title = entry.and_then(|entry| entry.stored.value()).map(|value| value.to_json()).transpose()?;
+        Ok(title.as_ref().and_then(Json::as_str).map(str::to_owned))
+    }
+}
+
+/// The heads of all threads, the newest first. It looks at no mode, as the gateway's search does not.
+pub(crate) async fn heads(accessor: &StateAccessor) -> threadkeep::Result<Vec<Head>> {
+    let saver = accessor.saver();
+    let (mut heads, mut after) = (Vec::new(), None);
+    loop {
+        let page = saver.threads(after.as_ref(), PAGE).await?;
+        let Some(last) = page.last() else { break };
+        after = Some(last.clone());
+        for thread in page {
+            let load = Load::Only([TITLE.into()].into());
+            // One that was deleted meanwhile, or has nested graphs only, is none.
+            if let Some(tuple) = saver.get(&CheckpointSelector::head(&thread).loading(load)).await? {
+                heads.push(Head { thread, tuple });
+            }
+        }
+    }
+    heads.sort_by_key(|head| std::cmp::Reverse(head.tuple.checkpoint.id));
+    Ok(heads)
+}
+
+pub(super) async fn list(accessor: &StateAccessor, limit: usize) -> Result<ThreadList, ClientError> {
+    let mut heads = heads(accessor).await?;
+    heads.truncate(limit);
+    let mut thread_list = Vec::with_capacity(heads.len());
+    for head in heads {
+        let query = ListQuery { load: Load::None, ..ListQuery::new(&head.thread) };
+        let all = accessor.saver().list(&query).await?;
+        let (newest, oldest) = (head.tuple.checkpoint.id, all.last().map(|tuple| tuple.checkpoint.id));
+        thread_list.push(ThreadSummary {
+            created_at: oldest.unwrap_or(newest).created_at(),
+            updated_at: newest.created_at(),
+            latest_checkpoint_id: newest.to_string(),
+            title: head.title()?,
+            thread_id: head.thread.to_string(),
+        });
+    }
+    Ok(ThreadList { thread_list })
+}
+
+pub(super) async fn get(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+) -> Result<Option<ThreadHistory>, ClientError> {
+    let states = accessor.history(thread, HistoryQuery::default()).await?;
+    if states.is_empty() {
+        return Ok(None);
+    }
+    let checkpoints = states.iter().rev().map(checkpoint).collect::<threadkeep::Result<_>>()?;
+    Ok(Some(ThreadHistory { thread_id: thread.to_string(), checkpoints }))
+}
+
+fn checkpoint(state: &StateSnapshot) -> threadkeep::Result<ThreadCheckpoint> {
+    let mut pending_writes = Vec::new();
+    for row in &state.writes {
+        for write in &row.writes {
+            pending_writes.push(PendingWrite {
+                task_id: row.task.to_string(),
+                channel: write.channel.to_string(),
+                value: write.value.to_json()?,
+            });
+        }
+    }
+    Ok(ThreadCheckpoint {
+        checkpoint_id: state.key.id.to_string(),
+        parent_checkpoint_id: state.parent.map(|id| id.to_string()),
+        ts: state.created_at(),
+        metadata: serialize::metadata(&state.metadata),
+        values: serialize::values(state)?,
+        pending_writes,
+    })
+}

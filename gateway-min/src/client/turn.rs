@@ -1,0 +1,193 @@
+//! One turn: the task that has it, and the stream of what it shows.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use futures::{Stream, StreamExt as _};
+use serde_json::{Map, Value as Json, json};
+use threadkeep::state::StateAccessor;
+use threadkeep::step::StepWriter;
+use threadkeep_memory::MemorySaver;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use super::agent::{Core, thread_id};
+use super::event::Translator;
+use super::{ClientError, End, Event, Message, TurnOptions, Usage};
+use crate::agent::{AgentSpec, Breakpoints, Session, UsageLedger};
+use crate::http::fields::Pattern;
+use crate::model::message;
+use crate::runs::frames::{Frames, Outlet};
+use crate::runs::journal::Journal;
+use crate::runs::request::StreamMode;
+use crate::runs::worker::{AGENT_BINDING, DEFAULT_AGENT};
+
+/// The most supersteps of a turn that says nothing about it.
+const RECURSION_LIMIT: u64 = 100;
+/// What the agent is to show of itself.
+const SHOWN: [StreamMode; 4] =
+    [StreamMode::Values, StreamMode::MessagesTuple, StreamMode::Updates, StreamMode::Custom];
+
+/// What happens in a turn, in order: any number of events, and last either [`Event::End`] or an error.
+///
+/// Dropping it stops the turn at the next point where nothing is half-written; what it had committed stays.
+#[derive(Debug)]
+pub struct Turn {
+    thread_id: String,
+    events: UnboundedReceiver<Result<Event, ClientError>>,
+    cancel: CancellationToken,
+    finished: bool,
+    _stop: DropGuard,
+}
+
+impl Turn {
+    /// The thread on which it is.
+    pub fn thread_id(&self) -> &str {
+        &self.thread_id
+    }
+
+    /// Stops the turn at the next point where nothing is half-written. The stream then ends with [`Event::End`].
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Waits for the end of the turn, and returns the text of its last answer.
+    ///
+    /// # Errors
+    /// What the stream ends with.
+    pub async fn answer(mut self) -> Result<String, ClientError> {
+        let (mut last, mut text) = (String::new(), String::new());
+        while let Some(event) = self.next().await {
+            if let Event::MessagesTuple(Message::Ai { content, id, .. }) = event? {
+                if id != last {
+                    (last, text) = (id, String::new());
+                }
+                text.push_str(&content);
+            }
+        }
+        Ok(text)
+    }
+}
+
+impl Stream for Turn {
+    type Item = Result<Event, ClientError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if this.finished {
+            return Poll::Ready(None);
+        }
+        // The task says how it ended, unless it died.
+        let item = ready!(this.events.poll_recv(context)).unwrap_or(Err(ClientError::Died));
+        this.finished = matches!(item, Ok(Event::End(_)) | Err(_));
+        Poll::Ready(Some(item))
+    }
+}
+
+/// Starts a turn.
+pub(super) fn start(core: Arc<Core>, text: &str, thread: Option<&str>, options: TurnOptions) -> Turn {
+    let (sender, events) = unbounded_channel();
+    let thread_id = thread.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
+    let cancel = CancellationToken::new();
+    let (stop, tracker) = (cancel.clone(), core.turns.clone());
+    let (thread, input) = (thread_id.clone(), message::human(text));
+    tracker.spawn(async move {
+        let options = options.or(&core.defaults);
+        let ended = Box::pin(work(&core, &thread, input, &options, &sender, &cancel)).await;
+        // An error means that nobody listens any more.
+        let _ = sender.send(ended.map(|usage| Event::End(End { usage })));
+    });
+    Turn { thread_id, events, cancel: stop.clone(), finished: false, _stop: stop.drop_guard() }
+}
+
+/// Sends the events of a turn.
+struct Sender {
+    events: UnboundedSender<Result<Event, ClientError>>,
+    translator: Mutex<Translator>,
+}
+
+impl Outlet for Sender {
+    fn publish(&self, event: &str, data: &Json) {
+        let mut translator = self.translator.lock().unwrap_or_else(PoisonError::into_inner);
+        for event in translator.events(event, data) {
+            let _ = self.events.send(Ok(event));
+        }
+    }
+}
+
+/// Has a turn; returns what it cost.
+async fn work(
+    core: &Core,
+    thread: &str,
+    input: Json,
+    options: &TurnOptions,
+    events: &UnboundedSender<Result<Event, ClientError>>,
+    cancel: &CancellationToken,
+) -> Result<Usage, ClientError> {
+    let thread = thread_id(thread)?;
+    let current = core.config.current_async().await;
+    if let Some(guard) = core.guard {
+        guard.check_cadence(&current)?;
+    }
+    let accessor = core.accessor.clone().unwrap_or_else(|| forgetful(core));
+    accessor.check(&thread, None).await?;
+    let run_id = Uuid::new_v4().to_string();
+    let thinking = options.thinking_enabled.unwrap_or(true);
+    let spec = AgentSpec {
+        run_id: &run_id,
+        thread_id: thread.as_str(),
+        model_name: options.model_name.as_deref(),
+        thinking: Some(thinking),
+        reasoning_effort: options.reasoning_effort.as_deref(),
+    };
+    let agent = core.agents.lead(&spec).await?;
+    let mut metadata = Map::from_iter([
+        ("run_id".to_owned(), json!(run_id)),
+        ("thinking_enabled".to_owned(), json!(thinking)),
+        (AGENT_BINDING.to_owned(), json!(binding(options)?)),
+    ]);
+    metadata.extend(options.model_name.as_ref().map(|name| ("model_name".to_owned(), json!(name))));
+    let mut writer = StepWriter::open(&accessor, &thread, None).await?;
+    let sender = Arc::new(Sender { events: events.clone(), translator: Mutex::default() });
+    let frames = Frames::new(sender, SHOWN.to_vec(), thread.as_str(), metadata.clone());
+    let (mut journal, mut usage) = (Journal::new(None, thread.as_str(), &run_id), UsageLedger::default());
+    let limit = options.recursion_limit.unwrap_or(RECURSION_LIMIT).max(1);
+    let mut session = Session {
+        run_id: &run_id,
+        writer: &mut writer,
+        frames: &frames,
+        journal: &mut journal,
+        usage: &mut usage,
+        cancel,
+        metadata,
+        recursion_limit: limit.min(u64::from(current.max_recursion_limit)),
+        steps: 0,
+        breakpoints: Breakpoints::default(),
+    };
+    let input = Map::from_iter([("messages".to_owned(), json!([input]))]);
+    agent.work(&mut session, Some(input), None).await?;
+    let totals = usage.totals();
+    Ok(Usage {
+        input_tokens: totals.total_input_tokens,
+        output_tokens: totals.total_output_tokens,
+        total_tokens: totals.total_tokens,
+    })
+}
+
+/// An accessor of a store that ends with the turn.
+fn forgetful(core: &Core) -> StateAccessor {
+    StateAccessor::new(Arc::new(MemorySaver::default()), Arc::clone(&core.table), Arc::clone(&core.ids))
+}
+
+/// The agent that the thread's checkpoints are bound to.
+fn binding(options: &TurnOptions) -> Result<String, ClientError> {
+    let Some(name) = &options.agent_name else { return Ok(DEFAULT_AGENT.to_owned()) };
+    let normalised = name.to_ascii_lowercase().replace('_', "-");
+    if !Pattern::AGENT_NAME.matches(&normalised) {
+        let rule = Pattern::AGENT_NAME.text;
+        return Err(ClientError::Invalid(format!("'{name}' is no name of an agent: it must match {rule}")));
+    }
+    Ok(normalised)
+}

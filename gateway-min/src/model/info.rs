@@ -1,0 +1,38 @@
+//! A configured model, as far as clients may know it.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::config::Model;
+
+/// A model that runs can ask for. Credentials and addresses are not shown.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelInfo {
+    /// The name by which runs ask for it.
+    pub name: String,
+    /// The provider's name for it.
+    pub model: String,
+    /// The name to show.
+    #[schema(required = true)]
+    pub display_name: Option<String>,
+    /// One line about it.
+    #[schema(required = true)]
+    pub description: Option<String>,
+    /// Whether thinking can be switched on.
+    pub supports_thinking: bool,
+    /// Whether a reasoning effort can be asked for.
+    pub supports_reasoning_effort: bool,
+}
+
+impl From<&Model> for ModelInfo {
+    fn from(model: &Model) -> Self {
+        Self {
+            name: model.name.clone(),
+            model: model.model.clone(),
+            display_name: model.display_name.clone(),
+            description: model.description.clone(),
+            supports_thinking: model.supports_thinking,
+            supports_reasoning_effort: model.supports_reasoning_effort,
+        }
+    }
+}

@@ -11,7 +11,7 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, ThreadId};
 use threadkeep::metadata::{Metadata, Source};
-use threadkeep::saver::{CheckpointSelector, Load, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, Load, StepCommit};
 use threadkeep::value::ChannelValue;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -199,6 +199,7 @@ async fn write(app: &App, head: &CheckpointTuple, goal: &Value) -> threadkeep::R
             ..head.metadata.clone()
         },
         writes: Vec::new(),
+        flush: Flush::Now,
     };
     let key = match saver.commit(commit.clone()).await {
         // Repeating a commit is idempotent, which settles it.

@@ -36,6 +36,9 @@ pub struct Case {
     /// the noise of the machine hits on both sides.
     #[serde(default)]
     pub paired: bool,
+    /// What is flushed before it is acknowledged.
+    #[serde(default)]
+    pub flush: Each,
 }
 
 impl Case {
@@ -43,12 +46,29 @@ impl Case {
     pub fn is_meaningful(&self) -> bool {
         let alone = self.threads == 1;
         match self.backend.kind() {
+            Kind::Ours if self.flush == Each::Turn => {
+                self.writers <= self.threads && self.backend.floor().is_some() && !self.paired
+            }
+            _ if self.flush == Each::Turn => false,
             Kind::Ours => self.writers <= self.threads,
             // One writer, one table: a floor for the single conversation.
             Kind::Raw => alone && !self.paired,
             Kind::Peer => self.workload.is_sized() && self.writers <= self.threads && !self.paired,
         }
     }
+}
+
+/// What is flushed before it is acknowledged.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Each {
+    /// Every superstep.
+    #[default]
+    Step,
+    /// Every turn, with the last superstep; only our savers can be asked for that.
+    Turn,
 }
 
 /// The mode of a channel table, with its cadence.

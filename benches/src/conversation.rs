@@ -9,12 +9,12 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::Write;
 use threadkeep::id::{CheckpointId, IdSource, NodeName, ThreadId};
-use threadkeep::saver::Saver;
+use threadkeep::saver::{Flush, Saver};
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::{ChannelValue, Element};
 
-use crate::case::{Case, Mode};
+use crate::case::{Case, Each, Mode};
 use crate::meter;
 use crate::raw::{self, Raw};
 use crate::workload::{Emit, REACH, Script, Start, Step, Turn};
@@ -24,6 +24,7 @@ pub struct Conversation {
     accessor: StateAccessor,
     thread: ThreadId,
     script: Box<dyn Script>,
+    flush: Each,
     /// The writer of the last turn, for turns that go on with it.
     run: Option<StepWriter>,
     /// The checkpoints from which the last turns began; the first of them began turn `first`.
@@ -58,6 +59,7 @@ impl Conversation {
             accessor: accessor(case.mode, saver)?,
             thread: thread(index),
             script: case.workload.script(case.size, case.seed + index as u64),
+            flush: case.flush,
             run: None,
             starts: VecDeque::new(),
             first: 0,
@@ -105,6 +107,10 @@ impl Conversation {
             let next = turn.steps.get(number + 1).map(|next| next.node.clone());
             let emit = step.emit.clone();
             let extra = extra.clone();
+            // Where there is a note it is what ends the turn, and is flushed.
+            let ends = next.is_none() && !turn.note;
+            let waits = self.flush == Each::Turn && !ends;
+            run.set_flush(if waits { Flush::WithNext } else { Flush::Now });
             let clock = Clock::start();
             superstep(&mut run, step, emit, next, extra).await?;
             let taken = clock.stop(&mut spent);
@@ -121,8 +127,7 @@ impl Conversation {
             let head = run.state().cloned().context("a turn leaves a state")?;
             self.accessor.annotate(&head, extra).await?;
             clock.stop(&mut spent);
-        }
-        // A note moves the head, so the writer cannot go on behind it.
+        } // A note moves the head, so the writer cannot go on behind it.
         self.run = (!turn.note).then_some(run);
         Ok(spent)
     }
@@ -243,6 +248,7 @@ mod tests {
             rep: 0,
             cap_s: 60,
             paired: false,
+            flush: Each::Step,
         }
     }
 
@@ -281,6 +287,26 @@ mod tests {
             }
             raws.dedup();
             assert_eq!(raws.len(), 1, "the same bytes are asked of every store");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_turn_costs_a_flush_for_each_superstep_or_one() {
+        for (workload, flushes) in [(Workload::Lean, [3, 1]), (Workload::Plain, [3, 1])] {
+            for (flush, expected) in [Each::Step, Each::Turn].into_iter().zip(flushes) {
+                let case = Case { flush, ..case(workload, Backend::Sqlite, Mode::Full, 8) };
+                let directory = tempfile::tempdir().unwrap();
+                let path = directory.path().join("c.db");
+                let store = Store::open(case.backend, path.to_str().unwrap()).await.unwrap();
+                let mut conversation = Conversation::new(&case, 0, store.saver.clone()).unwrap();
+                for turn in 0..case.turns {
+                    let before = store.flushes().unwrap();
+                    conversation.turn(None).await.unwrap();
+                    let found = store.flushes().unwrap() - before;
+                    // The first turn of `plain` makes the thread.
+                    assert!(turn == 0 || found == expected, "{workload}, a flush each {flush:?}: {found}");
+                }
+            }
         }
     }
 

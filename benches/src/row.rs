@@ -214,7 +214,7 @@ pub fn rejected(rows: &[Row]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::case::{Backend, Mode};
+    use crate::case::{Backend, Each, Mode};
     use crate::workload::Workload;
 
     fn row(backend: Backend, mode: Mode, digest: &str) -> Row {
@@ -230,6 +230,7 @@ mod tests {
             rep: 0,
             cap_s: 10,
             paired: false,
+            flush: Each::Step,
         };
         let mut row = Row::new(case);
         row.found.turns_done = Some(10);

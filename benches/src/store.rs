@@ -68,10 +68,10 @@ impl Store {
         }
     }
 
-    /// Transactions that were committed and flushed, where the store counts them.
+    /// How often commits waited for the disk, where the store counts that.
     pub fn flushes(&self) -> Option<u64> {
         match &self.inner {
-            Inner::Sqlite(saver) => Some(saver.stats().transactions),
+            Inner::Sqlite(saver) => Some(saver.stats().flushes),
             Inner::Memory | Inner::Postgres(..) => None,
         }
     }

@@ -9,7 +9,7 @@ use threadkeep::checkpoint::{
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::metadata::{Metadata, Source};
 use threadkeep::saver::{
-    ChannelHistory, CheckpointSelector, DeltaHistory, ListQuery, Load, Saver, StepCommit,
+    ChannelHistory, CheckpointSelector, DeltaHistory, Flush, ListQuery, Load, Saver, StepCommit,
 };
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
@@ -95,6 +95,7 @@ impl Step {
             checkpoint: Checkpoint { id: id(n), channels: [].into(), next: vec![], applied: vec![] },
             metadata: Metadata::new(Source::Loop, n.into()),
             writes: vec![],
+            flush: Flush::Now,
         };
         Self { commit, version: version(n) }
     }

@@ -6,6 +6,7 @@ use crate::checkpoint::{ERROR_CHANNEL, TaskWrites, Write};
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, NodeName, TaskId, ThreadId};
 use crate::metadata::Source;
+use crate::saver::Flush;
 use crate::state::{StateAccessor, StateSnapshot, Step, plan};
 use crate::value::ChannelValue;
 
@@ -24,6 +25,9 @@ pub struct StepWriter {
     base: Option<StateSnapshot>,
     head: Option<CheckpointId>,
     finished: Vec<(TaskWrites, bool)>,
+    flush: Flush,
+    /// Whether a commit of this writer may not be on the disk yet.
+    unflushed: bool,
     /// Set while a write is under way, and after one in doubt: a writer whose future was dropped there does not know
     /// its own state.
     unsettled: bool,
@@ -69,8 +73,30 @@ impl StepWriter {
             base,
             head,
             finished: Vec::new(),
+            flush: Flush::Now,
+            unflushed: false,
             unsettled: false,
         })
+    }
+
+    /// When the commits from now on are on the disk; [`Flush::Now`] unless this is called.
+    ///
+    /// One flush for a turn: ask for [`Flush::WithNext`], and call [`Self::flush`] behind the last commit, before anybody is
+    /// told that the turn is done. Rows of [`Durability::Now`] are flushed all the same.
+    pub fn set_flush(&mut self, flush: Flush) {
+        self.flush = flush;
+    }
+
+    /// Puts on the disk what this writer committed and is not there yet. Costs nothing if there is nothing.
+    ///
+    /// # Errors
+    /// The saver's; it may be tried again.
+    pub async fn flush(&mut self) -> Result<()> {
+        if self.unflushed {
+            self.accessor.saver().flush(&self.thread).await?;
+            self.unflushed = false;
+        }
+        Ok(())
     }
 
     /// The live state; `None` before the first commit to an empty thread.
@@ -163,13 +189,16 @@ impl StepWriter {
         self.settled()?;
         self.finished.sort_by_key(|(row, _)| row.index);
         let step = Step { source, next, extra };
-        let plan =
+        let mut plan =
             plan(&self.accessor, &self.thread, self.base.as_ref(), self.head, self.finished.clone(), step)?;
+        plan.commit.flush = self.flush;
         self.unsettled = true;
+        self.unflushed = true;
         let committed = self.accessor.commit(plan).await;
         self.unsettled = matches!(committed, Err(Error::InDoubt { .. }));
         let state = committed?;
         self.head = Some(state.key.id);
+        self.unflushed = self.flush == Flush::WithNext;
         self.finished.clear();
         Ok(self.base.insert(state))
     }

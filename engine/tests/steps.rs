@@ -238,6 +238,9 @@ async fn a_writer_whose_commit_was_dropped_refuses_to_go_on() {
         ) -> Result<threadkeep::checkpoint::CheckpointKey> {
             std::future::pending().await
         }
+        async fn flush(&self, thread: &ThreadId) -> Result<()> {
+            self.0.flush(thread).await
+        }
         async fn delta_history(
             &self,
             at: &threadkeep::checkpoint::CheckpointKey,

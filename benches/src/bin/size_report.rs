@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tempfile::TempDir;
-use threadkeep_benches::case::{Backend, Case, Mode};
+use threadkeep_benches::case::{Backend, Case, Each, Mode};
 use threadkeep_benches::conversation::Conversation;
 use threadkeep_benches::measure::{median, ms};
 use threadkeep_benches::store::{Store, file_bytes};
@@ -77,6 +77,7 @@ async fn line(server: Option<&Postgres>, mode: Mode, turns: usize) -> Result<Str
         rep: 0,
         cap_s: 0,
         paired: false,
+        flush: Each::Step,
     };
     let store = Store::open(backend, &target).await?;
     let mut conversation = Conversation::new(&case, 0, store.saver.clone())?;

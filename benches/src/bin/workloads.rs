@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser, Subcommand};
-use threadkeep_benches::case::{Backend, Mode};
+use threadkeep_benches::case::{Backend, Each, Mode};
 use threadkeep_benches::measure::{Job, measure};
 use threadkeep_benches::row;
 use threadkeep_benches::runner::{Matrix, Plan, Runner};
@@ -105,6 +105,9 @@ struct Run {
     /// Also write each superstep's bytes to a raw store right after it, for a ratio that noise hits on both sides.
     #[arg(long)]
     paired: bool,
+    /// What is flushed before it is acknowledged: every superstep, or every turn with its last one (our savers only).
+    #[arg(long, value_delimiter = ',', value_enum, default_value = "step")]
+    flush: Vec<Each>,
     #[command(flatten)]
     how: How,
 }
@@ -128,8 +131,21 @@ struct How {
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Run(run) => {
-            let Run { workload, backend, mode, turns, size, threads, writers, reps, seed, cap, paired, how } =
-                *run;
+            let Run {
+                workload,
+                backend,
+                mode,
+                turns,
+                size,
+                threads,
+                writers,
+                reps,
+                seed,
+                cap,
+                paired,
+                flush,
+                how,
+            } = *run;
             let matrix = Matrix {
                 workloads: workload,
                 backends: backend,
@@ -142,6 +158,7 @@ fn main() -> Result<()> {
                 seed,
                 cap_s: cap,
                 paired,
+                flushes: flush,
             };
             how.run(&matrix.cases())
         }

@@ -1,6 +1,6 @@
 //! The product of what is to be varied.
 
-use crate::case::{Backend, Case, Kind, Mode};
+use crate::case::{Backend, Case, Each, Kind, Mode};
 use crate::workload::Workload;
 
 /// Every combination is a case, as far as it makes sense.
@@ -28,6 +28,8 @@ pub struct Matrix {
     pub cap_s: u64,
     /// [`Case::paired`], for the stores that have a floor.
     pub paired: bool,
+    /// What is flushed before it is acknowledged.
+    pub flushes: Vec<Each>,
 }
 
 impl Default for Matrix {
@@ -45,6 +47,7 @@ impl Default for Matrix {
             seed: 7,
             cap_s: 60,
             paired: false,
+            flushes: vec![Each::Step],
         }
     }
 }
@@ -58,7 +61,8 @@ impl Matrix {
                 let sizes = if workload.is_sized() { &self.sizes[..] } else { &[0] };
                 for (turns, size) in product(&self.turns, sizes) {
                     for (threads, writers) in product(&self.threads, &self.writers) {
-                        for (mode, backend) in product(&self.modes, &self.backends) {
+                        let stores = product(&self.modes, &self.backends);
+                        for ((mode, backend), flush) in product(&stores, &self.flushes) {
                             cases.push(Case {
                                 workload: *workload,
                                 backend,
@@ -71,6 +75,7 @@ impl Matrix {
                                 rep,
                                 cap_s: self.cap_s,
                                 paired: self.paired && backend.floor().is_some(),
+                                flush,
                             });
                         }
                     }
@@ -125,6 +130,15 @@ mod tests {
         let matrix = Matrix { threads: vec![1, 8], writers: vec![1, 8], ..Matrix::default() };
         let found: Vec<_> = matrix.cases().iter().map(|case| (case.threads, case.writers)).collect();
         assert_eq!(found, [(1, 1), (1, 1), (8, 1), (8, 1), (8, 8), (8, 8)]);
+    }
+
+    #[test]
+    fn a_flush_a_turn_is_asked_of_our_flushing_savers_only() {
+        let backends = vec![Backend::Memory, Backend::Sqlite, Backend::RawSqlite, Backend::LanggraphSqlite];
+        let flushes = vec![Each::Step, Each::Turn];
+        let cases = Matrix { backends, flushes, modes: vec![Mode::Full], ..Matrix::default() }.cases();
+        let turns: Vec<_> = cases.iter().filter(|case| case.flush == Each::Turn).collect();
+        assert_eq!((cases.len(), turns.len(), turns[0].backend), (5, 1, Backend::Sqlite));
     }
 
     #[test]

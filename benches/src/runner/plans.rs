@@ -1,7 +1,7 @@
 //! The named plans: what `make bench` and `make bench-peers` run.
 
 use super::Matrix;
-use crate::case::{Backend, Case, Mode};
+use crate::case::{Backend, Case, Each, Mode};
 use crate::workload::Workload;
 
 /// A list of matrices under a name.
@@ -61,8 +61,17 @@ impl Plan {
                     Backend::RawPostgres,
                 ];
                 vec![
-                    Matrix { sizes: vec![128, 2048], ..of(Workload::Lean, &stores, &both, 500) },
-                    Matrix { threads: vec![64], writers: vec![8], ..of(Workload::Lean, &stores, &both, 20) },
+                    Matrix {
+                        sizes: vec![128, 2048],
+                        flushes: vec![Each::Step, Each::Turn],
+                        ..of(Workload::Lean, &stores, &both, 500)
+                    },
+                    Matrix {
+                        threads: vec![64],
+                        writers: vec![8],
+                        flushes: vec![Each::Step, Each::Turn],
+                        ..of(Workload::Lean, &stores, &both, 20)
+                    },
                 ]
             }
             Self::Targets => vec![

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
+use crate::case::Each;
 use crate::row::Row;
 use crate::workload::Workload;
 
@@ -67,6 +68,14 @@ fn groups(rows: &[Row]) -> BTreeMap<Group, Vec<&Row>> {
 fn name(row: &Row) -> String {
     match row.case.backend.kind() {
         crate::case::Kind::Raw => row.case.backend.to_string(),
-        _ => format!("{} {}", row.case.backend, row.case.mode),
+        _ => format!("{} {}", row.case.backend, mode(row)),
+    }
+}
+
+/// The mode of a row, and what it flushes if that is not every superstep.
+fn mode(row: &Row) -> String {
+    match row.case.flush {
+        Each::Step => row.case.mode.to_string(),
+        Each::Turn => format!("{}, flush a turn", row.case.mode),
     }
 }

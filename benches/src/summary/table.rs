@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-use super::{Group, groups};
+use super::{Group, groups, mode};
 use crate::case::Kind;
 use crate::row::{Found, Row};
 
@@ -56,15 +56,14 @@ fn table(group: Group, rows: &[&Row]) -> String {
     table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["store", "mode"].into_iter().chain(columns.iter().map(|(heading, _)| *heading)));
     for row in rows {
-        let mode =
-            if row.case.backend.kind() == Kind::Raw { String::new() } else { row.case.mode.to_string() };
+        let shown = if row.case.backend.kind() == Kind::Raw { String::new() } else { mode(row) };
         let outcome = match (&row.found.error, &row.found.capped) {
             (Some(_), _) => " (failed)".to_owned(),
             (None, Some(_)) => format!(" (capped at {})", row.found.turns_done.unwrap_or_default()),
             (None, None) => String::new(),
         };
         let cells = columns.iter().map(|(_, cell)| cell(row));
-        table.add_row([row.case.backend.to_string(), mode + &outcome].into_iter().chain(cells));
+        table.add_row([row.case.backend.to_string(), shown + &outcome].into_iter().chain(cells));
     }
     for (number, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 2));

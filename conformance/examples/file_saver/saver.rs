@@ -240,6 +240,10 @@ impl Saver for FileSaver {
         Ok(key)
     }
 
+    async fn flush(&self, _: &ThreadId) -> Result<()> {
+        Ok(()) // Every change is on the disk when it is acknowledged.
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,

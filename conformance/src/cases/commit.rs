@@ -2,7 +2,7 @@
 
 use threadkeep::checkpoint::{CheckpointKey, Stored};
 use threadkeep::id::{CheckpointId, Namespace, Version};
-use threadkeep::saver::Saver;
+use threadkeep::saver::{Flush, Saver};
 use threadkeep::{Error, Result};
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
@@ -19,6 +19,12 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, commit_applies_only_known_tasks, "a checkpoint could never be replayed"),
     case!(Core, commit_takes_over_held_values, "channels that a step did not write would be lost"),
     case!(Core, commit_of_siblings_keeps_both, "a fork would change the branch beside it"),
+    case!(
+        Core,
+        commit_that_waits_for_a_flush_is_like_any_other,
+        "a step that may be flushed later would be seen later, or not be fenced"
+    ),
+    case!(Core, flush_of_anything_is_fine, "a turn that was flushed already could not end"),
     case!(Core, commit_that_fails_stores_nothing, "a refused step would leave half of itself behind"),
     case!(Core, commit_refuses_ids_that_do_not_grow, "the newest state would not be the greatest id"),
     case!(Core, commit_expects_the_head_of_its_own_namespace, "nested graphs would block each other"),
@@ -218,6 +224,55 @@ async fn commit_of_siblings_keeps_both(store: Store) -> Outcome {
     let rows = get(&*saver, &root).await?.map(|tuple| tuple.writes);
     let expected: Result<Vec<_>> = children.iter().zip(2..).map(|((text, _), n)| says(n, text)).collect();
     check_eq!(rows, Some(expected?), "the writes under the parent");
+    Ok(())
+}
+
+async fn commit_that_waits_for_a_flush_is_like_any_other(store: Store) -> Outcome {
+    let (saver, other) = (store.open().await?, store.open().await?);
+    let waiting = |mut step: Step| {
+        step.commit.flush = Flush::WithNext;
+        step
+    };
+    let one = waiting(Step::first("t", 1).snapshot(MESSAGES, list(["seed"])?).value("title", plain("x")?));
+    let root = one.commit(&*saver).await?;
+    check_eq!(get(&*other, &root).await?, Some(one.tuple([])), "another handle sees it at once");
+    let stale = waiting(Step::first("t", 2).value("title", plain("lost")?));
+    refused(&*other, &stale, conflict(&root, None, Some(id(1)))).await?;
+    check_eq!(one.commit(&*other).await, Ok(root.clone()), "the same commit by another handle");
+    // Each handle in turn, flushed and not, on what the other one left.
+    let mut last = root;
+    let mut said = vec!["seed".to_owned()];
+    for n in 2..=9_u16 {
+        let mut step =
+            Step::after(&last, n).held("title", 1).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
+        step.commit.flush = if n % 4 == 0 { Flush::Now } else { Flush::WithNext };
+        let writer = if n % 2 == 0 { &other } else { &saver };
+        last = step.commit(&**writer).await?;
+        said.push(n.to_string());
+        for reader in [&saver, &other] {
+            check_eq!(head(&**reader, "t").await?, Some(step.tuple([])), "the head after step {n}");
+            check_eq!(replayed(&**reader, &last).await?, serde_json::json!(said), "messages after step {n}");
+        }
+    }
+    Ok(())
+}
+
+async fn flush_of_anything_is_fine(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    saver.flush(&"unknown".into()).await?;
+    check_eq!(dump(&*saver, "unknown").await?, [], "a flush makes no thread");
+    let mut step = Step::first("t", 1).value("title", plain("x")?);
+    step.commit.flush = Flush::WithNext;
+    let key = step.commit(&*saver).await?;
+    let revision = saver.read_thread(&key.thread).await?.revision;
+    for _ in 0..2 {
+        saver.flush(&key.thread).await?;
+    }
+    check_eq!(dump(&*saver, "t").await?, [step.tuple([])], "the thread after two flushes");
+    check_eq!(saver.read_thread(&key.thread).await?.revision, revision, "a flush changes nothing");
+    saver.delete_thread(&key.thread).await?;
+    saver.flush(&key.thread).await?;
+    check_eq!(dump(&*saver, "t").await?, [], "the deleted thread");
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use threadkeep::Error;
-use threadkeep::saver::Saver;
+use threadkeep::saver::{Flush, Saver};
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
@@ -17,6 +17,12 @@ pub(super) const CASES: &[Case] = &[
     case!(Durability, a_reopened_store_has_everything, "a restart would lose acknowledged steps", needs Durable),
     case!(Durability, a_reopened_store_goes_on, "a thread could not be continued after a restart", needs Durable),
     case!(Durability, pending_writes_survive_reopening, "finished tasks would run again after a crash", needs Durable),
+    case!(
+        Durability,
+        deferred_commits_survive_reopening,
+        "steps that wait for a flush would be gone after a restart",
+        needs Durable
+    ),
     case!(Durability, a_deletion_survives_reopening, "what a user deleted would be back after a restart", needs Durable),
 ];
 
@@ -108,6 +114,32 @@ async fn a_reopened_store_goes_on(store: Store) -> Outcome {
             "rows under its parent"
         );
         check_eq!(replayed(&*saver, &last).await?, json!(said), "messages");
+    }
+    Ok(())
+}
+
+async fn deferred_commits_survive_reopening(store: Store) -> Outcome {
+    let mut saver = store.open().await?;
+    let mut last = None;
+    let mut said = Vec::new();
+    for n in 1..=6_u16 {
+        let mut step = match &last {
+            None => Step::first("t", n).snapshot(MESSAGES, list([])?),
+            Some(last) => Step::after(last, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?),
+        };
+        step.commit.flush = Flush::WithNext;
+        let key = step.commit(&*saver).await?;
+        if last.is_some() {
+            said.push(n.to_string());
+        }
+        if n == 3 {
+            saver.flush(&key.thread).await?;
+        }
+        saver = reopen(&store, saver).await?;
+        check_eq!(head(&*saver, "t").await?, Some(step.tuple([])), "the head after step {n}");
+        check_eq!(step.commit(&*saver).await, Ok(key.clone()), "the same commit again");
+        check_eq!(replayed(&*saver, &key).await?, json!(said), "messages after step {n}");
+        last = Some(key);
     }
     Ok(())
 }

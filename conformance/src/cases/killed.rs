@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, json};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::Saver;
+use threadkeep::saver::{Flush, Saver};
 use threadkeep::step::Durability;
 use tokio::task::{JoinSet, yield_now};
 
@@ -146,7 +146,10 @@ async fn go_on(saver: &dyn Saver, thread: &str, steps: u16) -> Outcome {
         let early = says(n, "a")?;
         saver.put_writes(&last, &early).await?;
         say(&format!("{thread} put {n}"))?;
-        last = judged(&last, n, &mut all)?.commit(saver).await?;
+        let mut step = judged(&last, n, &mut all)?;
+        // The end of the process takes nothing, whether it is flushed or not.
+        step.commit.flush = if n % 3 == 0 { Flush::Now } else { Flush::WithNext };
+        last = step.commit(saver).await?;
         say(&format!("{thread} committed {n}"))?;
     }
     Ok(())

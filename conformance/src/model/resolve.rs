@@ -10,7 +10,7 @@ use threadkeep::checkpoint::{
 };
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::metadata::{Counters, Metadata, Source};
-use threadkeep::saver::StepCommit;
+use threadkeep::saver::{Flush, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 
 use super::play::World;
@@ -85,6 +85,7 @@ impl World<'_> {
             },
             metadata: metadata(n),
             writes: Vec::new(),
+            flush: [Flush::Now, Flush::WithNext][usize::from(n % 3 == 1)],
             thread,
             namespace,
         };

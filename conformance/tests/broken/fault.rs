@@ -29,6 +29,10 @@ pub(crate) enum Fault {
     ChecksThenCommits,
     /// Refuses to commit twice.
     RefusesRepeats,
+    /// Does not store what may wait for a flush.
+    LeavesOutWhatMayWait,
+    /// Refuses to flush a thread that is not there.
+    FlushesOnlyWhatItHas,
     /// Stores nothing for the channels that a step holds over.
     DropsHeldValues,
     /// Finds values by the counter of their version.

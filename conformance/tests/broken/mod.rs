@@ -11,8 +11,8 @@ pub(crate) use fault::Fault;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::saver::{
-    Capabilities, ChannelHistory, CheckpointSelector, DeltaHistory, HistoryStep, ListQuery, Load, Revision,
-    Rewrite, Saver, StepCommit, ThreadImage, fallback,
+    Capabilities, ChannelHistory, CheckpointSelector, DeltaHistory, Flush, HistoryStep, ListQuery, Load,
+    Revision, Rewrite, Saver, StepCommit, ThreadImage, fallback,
 };
 use threadkeep::value::{ChannelValue, ListValue, Part};
 use threadkeep::{Error, Result};
@@ -256,6 +256,10 @@ impl Saver for Seeds<'_> {
         self.0.commit(step).await
     }
 
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.0.flush(thread).await
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,
@@ -357,6 +361,9 @@ impl Saver for Broken {
             return Self::broken();
         }
         assert!(!(self.is(Fault::Panics) && parent.is_some()), "the store is out of order");
+        if step.flush == Flush::WithNext && self.is(Fault::LeavesOutWhatMayWait) {
+            return Ok(key);
+        }
         self.shared().threads.insert(step.thread.clone());
         self.spoil(&mut step);
         let head = self.head(&step.thread, &step.namespace).await?;
@@ -386,6 +393,13 @@ impl Saver for Broken {
             }
         }
         done.map(|_| key)
+    }
+
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        if self.is(Fault::FlushesOnlyWhatItHas) && self.head(thread, &Namespace::root()).await?.is_none() {
+            return Err(Error::Unavailable { saver: "broken", reason: format!("there is no {thread}") });
+        }
+        self.inner.flush(thread).await
     }
 
     async fn delta_history(

@@ -258,6 +258,10 @@ impl Saver for MemorySaver {
         Ok(key)
     }
 
+    async fn flush(&self, _: &ThreadId) -> Result<()> {
+        Ok(())
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,

@@ -2,6 +2,7 @@
 
 use threadkeep::Result;
 use threadkeep::id::{Namespace, ThreadId};
+use threadkeep::saver::Flush;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -34,6 +35,7 @@ pub(crate) struct Change {
     name: Vec<u8>,
     from: Option<Mark>,
     to: Mark,
+    flush: Flush,
     body: Vec<u8>,
     seqs: Vec<i64>,
     hashes: Vec<Uuid>,
@@ -68,6 +70,7 @@ impl Change {
             name: thread.as_str().into(),
             from,
             to,
+            flush: Flush::Now,
             body: ThreadRow { mark: to, next: drafted.next }.body(thread),
             seqs: elements.iter().map(|(seq, _)| *seq).collect(),
             hashes: elements.iter().map(|(_, element)| Uuid::from_bytes(*element.hash())).collect(),
@@ -120,6 +123,11 @@ impl Change {
         self.head_names.push(name.to_vec());
     }
 
+    /// When it is on the disk, if that is not before it is acknowledged.
+    pub(crate) fn flushed(&mut self, flush: Flush) {
+        self.flush = flush;
+    }
+
     /// Removes rows too. Only a thread that is there has any.
     pub(crate) fn remove(&mut self, removal: Removal) {
         self.removal = Some(removal);
@@ -152,11 +160,11 @@ impl Change {
         ];
         let Some(from) = &self.from else {
             params.push((&self.name, Type::BYTEA));
-            return (&sql.create, params);
+            return (sql.create.of(self.flush), params);
         };
         params.push((&from.epoch, Type::INT8));
         params.push((&from.revision, Type::INT8));
-        let Some(removal) = &self.removal else { return (&sql.advance, params) };
+        let Some(removal) = &self.removal else { return (sql.advance.of(self.flush), params) };
         params.push((&removal.ns, Type::BYTEA_ARRAY));
         params.push((&removal.ids, Type::UUID_ARRAY));
         params.push((&removal.first, Type::INT8_ARRAY));

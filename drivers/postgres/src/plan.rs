@@ -5,7 +5,7 @@ use std::sync::Arc;
 use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 use threadkeep::metadata::Metadata;
-use threadkeep::saver::StepCommit;
+use threadkeep::saver::{Flush, StepCommit};
 use threadkeep::value::{ChannelValue, Codec, Encoded};
 use threadkeep::{Error, Result};
 use threadkeep_layout::Form;
@@ -92,13 +92,14 @@ pub(crate) fn commit(
     let parent_names = under_parent.as_ref().map(|node| draft.names(&node.record)).transpose()?;
 
     let drafted = draft.done();
-    let to = state.mark.map_or_else(Mark::new, Mark::next);
+    let to = state.mark.unwrap_or_else(Mark::new).next(step.flush);
     let mut change = Change::new(&step.thread, state.mark, to, &drafted)?;
     if let (Some(node), Some(names)) = (&under_parent, parent_names) {
         change.put(&step.namespace, node, names);
     }
     change.put(&step.namespace, &node, names);
     change.head(&step.namespace, keys::uuid(node.id));
+    change.flushed(step.flush);
     Ok(Planned { change, drafted, to, head: Some((step.namespace.clone(), Arc::new(node))) })
 }
 
@@ -118,7 +119,7 @@ pub(crate) fn put_writes(
     }
     let node = Node { tasks, ..node.clone() };
     let names = draft.names(&node.record)?;
-    let (drafted, to) = (draft.done(), from.next());
+    let (drafted, to) = (draft.done(), from.next(Flush::Now));
     let mut change = Change::new(&at.thread, Some(from), to, &drafted)?;
     change.put(&at.namespace, &node, names);
     let head = is_head.then(|| (at.namespace.clone(), Arc::new(node)));

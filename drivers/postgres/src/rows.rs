@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
+use threadkeep::saver::Flush;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Malformed;
 use tokio_postgres::Row;
@@ -29,9 +30,20 @@ impl Mark {
         Self { epoch: rand::random(), revision: 0 }
     }
 
-    /// The mark after another write.
-    pub(crate) fn next(self) -> Self {
-        Self { revision: self.revision + 1, ..self }
+    /// The mark after another write. It is even if that is flushed. A crash of the server can take one that is not, and
+    /// then nobody comes to its odd mark by counting: whoever still believes in it meets the fence.
+    pub(crate) fn next(self, flush: Flush) -> Self {
+        let leap = match flush {
+            Flush::Now => 1,
+            Flush::WithNext => 2 * (1 + i64::from(rand::random::<u32>())),
+        };
+        Self { revision: (self.revision | 1) + leap, ..self }
+    }
+
+    /// Whether what is known of a thread with this mark is on the disk. Otherwise it may be known of a thread that is not
+    /// there any more.
+    pub(crate) fn is_flushed(self) -> bool {
+        self.revision % 2 == 0
     }
 }
 

@@ -140,6 +140,10 @@ impl Saver for PostgresSaver {
         Ok(step.key())
     }
 
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.store.writing(|_| self.store.flush(thread).boxed()).await
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,

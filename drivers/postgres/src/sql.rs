@@ -5,6 +5,8 @@
 //! the elements without which these cannot be understood. `OFFSET 0` keeps the planner from joining in any other way than
 //! by key, whatever it believes of the sizes of tables.
 
+use threadkeep::saver::Flush;
+
 /// The statements, with the schema in them.
 pub(crate) struct Sql {
     /// `thread, ns, id`: one checkpoint.
@@ -28,9 +30,9 @@ pub(crate) struct Sql {
     /// `thread, null, epoch, next[]`: the same of a whole thread.
     pub(crate) look_at_all: String,
     /// Stores a change of a thread that is there, if it is as it was: see [`crate::change::Change`].
-    pub(crate) advance: String,
+    pub(crate) advance: Either,
     /// The same for a thread that is not there.
-    pub(crate) create: String,
+    pub(crate) create: Either,
     /// The same as `advance`, with rows to remove.
     pub(crate) rewrite: String,
     /// `thread`, in place of each `$1`: statements that remove everything of it.
@@ -126,6 +128,27 @@ const CREATE: &str = "WITH fence AS (
 )";
 
 const WON: &str = " SELECT 1 FROM fence";
+/// The same, and the transaction does not wait for the disk. The setting ends with it, and nothing is sent besides.
+const WON_LATER: &str = " SELECT set_config('synchronous_commit', 'off', true) FROM fence";
+
+/// A statement that writes, flushed or not.
+pub(crate) struct Either {
+    now: String,
+    later: String,
+}
+
+impl Either {
+    fn new(fill: impl Fn(&str) -> String, begin: &str) -> Self {
+        Self { now: fill(&[begin, STORE, WON].concat()), later: fill(&[begin, STORE, WON_LATER].concat()) }
+    }
+
+    pub(crate) fn of(&self, flush: Flush) -> &str {
+        match flush {
+            Flush::Now => &self.now,
+            Flush::WithNext => &self.later,
+        }
+    }
+}
 
 impl Sql {
     pub(crate) fn new(schema: &str) -> Self {
@@ -175,8 +198,8 @@ impl Sql {
             look: about(&format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"))
                 + &hashes("$4", "$5"),
             look_at_all: about(&all) + &hashes("$3", "$4"),
-            advance: fill(&[ADVANCE, STORE, WON].concat()),
-            create: fill(&[CREATE, STORE, WON].concat()),
+            advance: Either::new(fill, ADVANCE),
+            create: Either::new(fill, CREATE),
             rewrite: fill(&[ADVANCE, STORE, REMOVE, WON].concat()),
             delete: fill(
                 "DELETE FROM {s}.threadkeep_thread WHERE id = $1;

@@ -126,6 +126,12 @@ impl Store {
             state.heads.put(wanted.namespace.clone(), head.map(|head| head.clone().into()));
             let planned = match sure(&state, &snapshot) {
                 Ok(Some(planned)) => planned,
+                Ok(None) if state.mark.is_some_and(|mark| !mark.is_flushed()) => {
+                    // It is there and may not be on the disk: the lock has written to the log, so a commit flushes that.
+                    transaction.commit(async { Ok(()) }).await?;
+                    held.put(state);
+                    return Ok(());
+                }
                 decided => {
                     transaction.roll_back().await?;
                     held.put(state);
@@ -139,6 +145,14 @@ impl Store {
             }
         }
         Err(unavailable(BUSY).into())
+    }
+
+    /// Flushes the log as far as it is about a thread: a transaction that locks its row writes to the log, and waits for the
+    /// disk. A thread that is not there was deleted, and that was flushed.
+    pub(crate) async fn flush(&self, thread: &ThreadId) -> Result<(), Trouble> {
+        let thread = keys::of_thread(thread);
+        self.connections.shared().await?.query(&self.sql.lock, &[(&thread, Type::UUID)]).await?;
+        Ok(())
     }
 
     /// Locks a thread and asks what a writer must know beyond `state`.

@@ -52,7 +52,8 @@ impl ThreadState {
     /// What was found, with what is still right of what was known before.
     pub(crate) fn found(known: Option<Self>, snapshot: &Snapshot) -> Self {
         let Some(row) = &snapshot.thread else { return Self::absent() };
-        let same_life = |known: &Self| known.mark.is_some_and(|mark| mark.epoch == row.mark.epoch);
+        let same_life =
+            |known: &Self| known.mark.is_some_and(|mark| mark.epoch == row.mark.epoch && mark.is_flushed());
         let mut state = known.filter(same_life).unwrap_or_else(Self::absent);
         if state.mark != Some(row.mark) {
             // Somebody else may have moved heads and added tasks; what is stored of lists and elements never changes.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites};
 use threadkeep::id::{CheckpointId, NodeName, TaskId, ThreadId};
 use threadkeep::metadata::Metadata;
-use threadkeep::saver::{Revision, Rewrite, StepCommit};
+use threadkeep::saver::{Flush, Revision, Rewrite, StepCommit};
 use threadkeep::{Error, Result};
 
 use crate::directory::{self, Chain, ChainKey};
@@ -28,6 +28,18 @@ pub(crate) enum Work {
     Rewrite(ThreadId, Revision, Box<Rewrite>),
     Sweep,
     Dictionary(Vec<u8>),
+    /// Nothing but the flush behind it.
+    Flush,
+}
+
+impl Work {
+    /// When it is on the disk.
+    pub(crate) fn flush(&self) -> Flush {
+        match self {
+            Self::Commit(step) => step.flush,
+            _ => Flush::Now,
+        }
+    }
 }
 
 /// The database as the writer sees it, with what it remembers.
@@ -61,6 +73,7 @@ impl Store {
             Work::DeleteThread(thread) => self.delete_thread(thread),
             Work::Sweep => self.sweep(),
             Work::Dictionary(bytes) => pack::add_dictionary(&self.db, bytes),
+            Work::Flush => Ok(()),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {

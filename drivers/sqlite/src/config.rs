@@ -12,15 +12,6 @@ pub enum Synchronous {
     Normal,
 }
 
-impl Synchronous {
-    pub(crate) const fn as_pragma(self) -> &'static str {
-        match self {
-            Self::Full => "FULL",
-            Self::Normal => "NORMAL",
-        }
-    }
-}
-
 /// The settings of a [`crate::SqliteSaver`].
 #[derive(Debug, Clone)]
 pub struct Options {

@@ -6,6 +6,7 @@ use rusqlite::{Connection, ffi};
 
 #[path = "../tests/common/mod.rs"]
 pub(crate) mod common;
+mod power;
 mod tests;
 
 /// What a failing statement leaves behind.
@@ -37,6 +38,8 @@ struct State {
     count: u32,
     /// The largest size of the database in pages.
     max_pages: Option<u32>,
+    /// What each COMMIT waited for: the value of `PRAGMA synchronous`.
+    commits: Vec<u8>,
 }
 
 impl Faults {
@@ -56,6 +59,11 @@ impl Faults {
         self.state().max_pages = Some(pages);
     }
 
+    /// What the COMMITs since the last time waited for: 2 is `FULL`, 1 is `NORMAL`.
+    pub(crate) fn commits(&self) -> Vec<u8> {
+        std::mem::take(&mut self.state().commits)
+    }
+
     pub(crate) fn apply(&self, conn: &Connection) {
         if let Some(pages) = self.state().max_pages {
             conn.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
@@ -68,6 +76,10 @@ impl Faults {
         sql: &str,
         run: impl FnOnce() -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
+        if sql == "COMMIT" {
+            let level = conn.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+            self.state().commits.push(level);
+        }
         let how = {
             let mut state = self.state();
             match state.armed {

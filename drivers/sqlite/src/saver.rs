@@ -201,6 +201,10 @@ impl Saver for SqliteSaver {
         Ok(key)
     }
 
+    async fn flush(&self, _: &ThreadId) -> Result<()> {
+        self.write(Work::Flush).await
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,

@@ -9,15 +9,18 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
 
-use crate::config::Options;
+use crate::config::{Options, Synchronous};
 use crate::error::from_sqlite;
 use crate::pack::Packer;
+use crate::schema::APPLICATION_ID;
 use crate::seal::Place;
 
 /// Page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16_384;
 /// A WAL that grew beyond this many bytes is cut when it is reset.
 const WAL_LIMIT: i64 = 64 << 20;
+/// Pages in the log from which on a commit moves them into the database file.
+const LOG_PAGES: i64 = 1_000;
 /// More than there are different statements.
 const STATEMENTS: usize = 64;
 
@@ -47,7 +50,6 @@ impl Db {
         #[cfg_attr(not(test), expect(unused_mut))]
         let mut db = Self::open(path, options, flags)?;
         crate::schema::prepare(&db.conn, path, &db.store, options.busy_timeout)?;
-        db.pragma("synchronous", options.synchronous.as_pragma())?;
         db.pragma("journal_size_limit", WAL_LIMIT)?;
         #[cfg(test)]
         {
@@ -148,6 +150,30 @@ impl Db {
             Ok(())
         })?;
         Ok(found)
+    }
+
+    /// Says what the transactions from now on wait for, and whether they may move the log into the file: a failure to flush
+    /// the log there is told to nobody. SQLite does this between two transactions only, and when the statement is prepared,
+    /// so these are not kept.
+    pub(crate) fn wait_for(&self, level: Synchronous, moves_the_log: bool) -> Result<()> {
+        let level = match level {
+            Synchronous::Full => "FULL",
+            Synchronous::Normal => "NORMAL",
+        };
+        let pages = if moves_the_log { LOG_PAGES } else { 0 };
+        let sql = format!("PRAGMA synchronous = {level}; PRAGMA wal_autocheckpoint = {pages}");
+        self.attempt(&sql, || self.conn.execute_batch(&sql))
+    }
+
+    /// Makes the open transaction write something though nothing changes: a commit without a page flushes nothing.
+    pub(crate) fn touch(&self) -> Result<()> {
+        let same = format!("PRAGMA application_id = {APPLICATION_ID}");
+        self.execute(&same, []).map(|_| ())
+    }
+
+    /// How many rows were written, in transactions that were rolled back too.
+    pub(crate) fn rows_written(&self) -> u64 {
+        self.conn.total_changes()
     }
 
     /// Commits the open transaction.

@@ -10,6 +10,8 @@ pub struct Stats {
     pub commands: u64,
     /// Transactions that were committed. Fewer than commands: those that wait are committed together.
     pub transactions: u64,
+    /// Those of them that waited until they were on the disk.
+    pub flushes: u64,
     /// Elements that were looked up by their hash to see whether they are stored already. Grows by what changes, not by
     /// the length of the lists that are written.
     pub elements_examined: u64,
@@ -38,6 +40,7 @@ impl Counter {
 pub(crate) struct Counters {
     pub(crate) commands: Counter,
     pub(crate) transactions: Counter,
+    pub(crate) flushes: Counter,
     pub(crate) elements_examined: Counter,
     pub(crate) elements_stored: Counter,
     pub(crate) bytes_stored: Counter,
@@ -48,6 +51,7 @@ impl Counters {
         Stats {
             commands: self.commands.get(),
             transactions: self.transactions.get(),
+            flushes: self.flushes.get(),
             elements_examined: self.elements_examined.get(),
             elements_stored: self.elements_stored.get(),
             bytes_stored: self.bytes_stored.get(),

@@ -2,16 +2,21 @@
 //!
 //! All commands that wait when the lock is taken are committed together, with one flush. Each stands in a savepoint of
 //! its own, so that one which is refused leaves the others alone.
+//!
+//! A transaction waits for the disk (`synchronous=FULL`) unless all of it may be on the disk later (`NORMAL`). Both append to
+//! the same log, and a flush is of all of the log, so the next transaction that waits takes the earlier ones with it. A
+//! transaction that changes nothing would flush nothing; it writes a page if somebody waits for what is not flushed.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use threadkeep::saver::Flush;
 use threadkeep::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::commit::{Store, Work};
-use crate::config::Options;
+use crate::config::{Options, Synchronous};
 use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
 use crate::space::{self, FileSize, Vacuum};
 use crate::sql::Db;
@@ -22,6 +27,8 @@ use crate::train::Trainer;
 const QUEUE: usize = 1024;
 /// Commands that one transaction carries out at most, so that nobody waits long for the first flush.
 const BATCH: usize = 256;
+/// Transactions in a row that are left to be flushed later, so that the log does not grow for ever.
+const LEFT: u32 = 256;
 
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const ROLLBACK: &str = "ROLLBACK";
@@ -57,7 +64,18 @@ pub(crate) fn start(
     let (sender, queue) = mpsc::channel(QUEUE);
     let trainer = Trainer::new(path.to_owned(), options.clone(), sender.downgrade());
     let store = Store::new(db, counters.clone());
-    let writer = Writer { store, counters, queue, trainer, poisoned: false, seen: None };
+    let writer = Writer {
+        store,
+        counters,
+        queue,
+        trainer,
+        synchronous: options.synchronous,
+        flush: None,
+        left: 0,
+        unflushed: true,
+        poisoned: false,
+        seen: None,
+    };
     let thread = std::thread::Builder::new()
         .name("threadkeep-sqlite".to_owned())
         .spawn(move || writer.run())
@@ -70,6 +88,14 @@ struct Writer {
     counters: Arc<Counters>,
     queue: mpsc::Receiver<Message>,
     trainer: Trainer,
+    /// What a transaction waits for that is to be flushed.
+    synchronous: Synchronous,
+    /// When transactions are flushed now; none if that is not known.
+    flush: Option<Flush>,
+    /// Transactions since the last one that was flushed.
+    left: u32,
+    /// Whether something may be in the log that is not on the disk.
+    unflushed: bool,
     /// A commit failed: what reached the disk is unknown.
     poisoned: bool,
     /// The data version at the last transaction.
@@ -103,12 +129,16 @@ impl Writer {
 
     /// Carries out `first` and what else is queued. Answers the message behind them that is no command, if there is one.
     fn batch(&mut self, first: Command) -> Option<Message> {
-        let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin() };
-        // The queue is read after the lock was taken: whoever came while it was awaited takes part.
+        let flush = if self.left < LEFT { first.work.flush() } else { Flush::Now };
+        let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin(flush) };
+        // The queue is read after the lock was taken: whoever came while it was awaited takes part. What a transaction
+        // waits for is settled when it begins, so one that does not wait has no room for whoever needs that.
         let (mut commands, mut behind) = (vec![first], None);
         while behind.is_none() && commands.len() < BATCH {
             match self.queue.try_recv() {
-                Ok(Message::Work(command)) => commands.push(command),
+                Ok(Message::Work(command)) if flush == Flush::Now || command.work.flush() == flush => {
+                    commands.push(command);
+                }
                 Ok(other) => behind = Some(other),
                 Err(_) => break,
             }
@@ -142,26 +172,43 @@ impl Writer {
         }
         match vacuum {
             Vacuum::Pages(pages) => {
-                self.begin()?;
+                self.begin(Flush::Now)?;
                 if let Err(error) = space::give_back(&self.store.db, pages) {
                     self.roll_back();
                     return Err(nothing_kept(error));
                 }
                 self.commit()?;
             }
-            Vacuum::Fully => space::write_anew(&self.store.db)?,
+            Vacuum::Fully => {
+                self.set_flush(Flush::Now)?;
+                space::write_anew(&self.store.db)?;
+            }
         }
         FileSize::of(&self.store.db)
     }
 
-    /// Takes the write lock.
-    fn begin(&mut self) -> Result<()> {
+    /// Takes the write lock for a transaction that is flushed, or may be later.
+    fn begin(&mut self, flush: Flush) -> Result<()> {
+        self.set_flush(flush)?;
         let db = &self.store.db;
         let seen = db.execute(BEGIN, []).and_then(|_| db.data_version()).inspect_err(|_| self.roll_back());
         let seen = Some(seen?);
         if self.seen != seen {
             self.store.forget();
             self.seen = seen;
+            // Whoever wrote may have left it for later.
+            self.unflushed = true;
+        }
+        Ok(())
+    }
+
+    /// Says when the transactions from now on are flushed.
+    fn set_flush(&mut self, flush: Flush) -> Result<()> {
+        if self.flush != Some(flush) {
+            let level = if flush == Flush::Now { self.synchronous } else { Synchronous::Normal };
+            self.flush = None;
+            self.store.db.wait_for(level, flush == Flush::Now)?;
+            self.flush = Some(flush);
         }
         Ok(())
     }
@@ -170,17 +217,38 @@ impl Writer {
     /// that befell all of them.
     fn transaction(&mut self, commands: &[Command]) -> Result<Vec<Result<()>>> {
         let mut results = Vec::with_capacity(commands.len());
+        let mut changed = false;
         for command in commands {
+            let before = self.store.db.rows_written();
             match self.savepoint(&command.work) {
-                Ok(result) => results.push(result),
+                Ok(result) => {
+                    changed |= result.is_ok() && self.store.db.rows_written() != before;
+                    results.push(result);
+                }
                 Err(error) => {
                     self.roll_back();
                     return Err(nothing_kept(error));
                 }
             }
         }
+        let now = self.flush == Some(Flush::Now);
+        if now && self.unflushed && !changed && results.iter().any(Result::is_ok) {
+            if let Err(error) = self.store.db.touch() {
+                self.roll_back();
+                return Err(nothing_kept(error));
+            }
+            changed = true;
+        }
         self.commit()?;
         self.counters.transactions.add(1);
+        if now {
+            self.left = 0;
+            self.unflushed &= !changed;
+            self.counters.flushes.add(u64::from(changed && self.synchronous == Synchronous::Full));
+        } else {
+            self.left += 1;
+            self.unflushed |= changed;
+        }
         Ok(results)
     }
 

@@ -15,7 +15,7 @@ use threadkeep::id::{
 };
 use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::saver::fallback;
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
@@ -211,6 +211,7 @@ impl World {
             checkpoint,
             metadata,
             writes: writes.clone(),
+            flush: [Flush::Now, Flush::WithNext][usize::from(choices.below(3) == 0)],
         };
         let saver = &self.savers[usize::from(choices.below(5) == 0)];
         let key = saver.commit(step.clone()).await.unwrap();

@@ -163,6 +163,10 @@ impl Saver for CachedSaver {
         self.inner.commit(step).await
     }
 
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.inner.flush(thread).await
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,

@@ -124,6 +124,22 @@ impl ListQuery {
     }
 }
 
+/// When a change is on the disk.
+///
+/// It is about a loss of power (and, on a store with a server of its own, a crash of that server) and nothing else: a change
+/// is acknowledged when it is stored, atomic, fenced and seen by every reader alike, and the end of the process that made
+/// it undoes nothing. What the power takes is taken from the end: what is left is what was acknowledged up to some moment,
+/// which is not before the last change that was flushed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Flush {
+    /// Before it is acknowledged.
+    #[default]
+    Now,
+    /// With the next change of the store that is flushed before it is acknowledged, or with [`Saver::flush`]. For the
+    /// steps of a turn of which only the last one must be there for sure.
+    WithNext,
+}
+
 /// One superstep, to be made durable whole or not at all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCommit {
@@ -141,6 +157,8 @@ pub struct StepCommit {
     pub metadata: Metadata,
     /// The writes of the step that are not durable yet; they are stored under the parent.
     pub writes: Vec<TaskWrites>,
+    /// When it is on the disk.
+    pub flush: Flush,
 }
 
 impl StepCommit {
@@ -253,6 +271,9 @@ pub struct Capabilities {
 /// **Cancellation**: a caller that drops the future of a writing method does not learn the outcome; it may have
 /// happened. Repeating it is safe. Reads are cancel-safe.
 ///
+/// **Durable**: what a method stores is on the disk when it is acknowledged, with everything that was acknowledged before; only
+/// a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that.
+///
 /// **Errors**: [`Error::Conflict`], [`Error::Stale`], [`Error::BrokenLineage`], [`Error::Corrupt`], [`Error::Unavailable`] and
 /// [`Error::InDoubt`] as their documentation says; absence is never an empty value.
 #[async_trait]
@@ -297,7 +318,13 @@ pub trait Saver: Send + Sync {
     /// - `commit_takes_over_held_values`: a [`Stored::Held`] entry is the parent's; one that the parent does not have
     ///   at that version is [`Error::InvalidInput`].
     /// - `commit_of_siblings_keeps_both`: two children of one parent never share or lose values or writes.
+    /// - `commit_that_waits_for_a_flush_is_like_any_other`: [`Flush::WithNext`] changes nothing but what a loss of power may take.
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey>;
+
+    /// Puts on the disk what was acknowledged of a thread and is not there yet: see [`Flush::WithNext`].
+    ///
+    /// - `flush_of_anything_is_fine`: also of a thread that is not there, and of one that is on the disk.
+    async fn flush(&self, thread: &ThreadId) -> Result<()>;
 
     /// The paths from which the values of delta channels at a checkpoint are made, oldest step first.
     ///

@@ -24,7 +24,7 @@ use crate::id::{ChannelName, CheckpointId, IdSource, Namespace, NodeName, Thread
 use crate::materialize::materialize;
 use crate::metadata::{Metadata, Source};
 use crate::mode::{gate, gate_tuple};
-use crate::saver::{CheckpointSelector, ListQuery, Load, Saver, StepCommit};
+use crate::saver::{CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit};
 
 /// Reads and writes the state of threads, with the channels, mode and cadence of a [`ChannelTable`]. Cloning is cheap.
 ///
@@ -265,6 +265,7 @@ impl StateAccessor {
             },
             metadata: metadata.clone(),
             writes: Vec::new(),
+            flush: Flush::Now,
         };
         let state = StateSnapshot {
             key: CheckpointKey { id, ..head.key.clone() },

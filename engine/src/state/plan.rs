@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::id::{ChannelName, CheckpointId, NodeName, ThreadId};
 use crate::metadata::{Counters, Metadata, Source};
 use crate::mode::{ChannelMode, gate};
-use crate::saver::StepCommit;
+use crate::saver::{Flush, StepCommit};
 use crate::value::ChannelValue;
 
 /// What a superstep is besides its writes.
@@ -125,6 +125,7 @@ pub(crate) fn plan(
         checkpoint,
         metadata,
         writes,
+        flush: Flush::Now,
     };
     Ok(Plan { commit, state })
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, ThreadId};
 use threadkeep::metadata::{Metadata, Source};
-use threadkeep::saver::{CheckpointSelector, Load, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, Load, StepCommit};
 use threadkeep::state::StateAccessor;
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
@@ -114,6 +114,7 @@ async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) ->
             ..head.metadata.clone()
         },
         writes: Vec::new(),
+        flush: Flush::Now,
     };
     let key = match saver.commit(commit.clone()).await {
         // Repeating a commit is idempotent, which settles it.

@@ -56,6 +56,10 @@ impl Saver for MeteredSaver {
         result
     }
 
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.inner.flush(thread).await
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,

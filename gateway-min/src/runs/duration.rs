@@ -154,8 +154,8 @@ mod tests {
     use threadkeep::id::{ChannelName, CheckpointId, IdSource};
     use threadkeep::mode::ChannelMode;
     use threadkeep::saver::{
-        Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
-        ThreadImage,
+        Capabilities, CheckpointSelector, DeltaHistory, Flush, ListQuery, Revision, Rewrite, Saver,
+        StepCommit, ThreadImage,
     };
     use threadkeep::state::{HistoryQuery, Update};
     use threadkeep::value::ChannelValue;
@@ -279,6 +279,10 @@ mod tests {
             self.inner.commit(step).await
         }
 
+        async fn flush(&self, thread: &ThreadId) -> threadkeep::Result<()> {
+            self.inner.flush(thread).await
+        }
+
         async fn delta_history(
             &self,
             at: &CheckpointKey,
@@ -335,6 +339,7 @@ mod tests {
             checkpoint,
             metadata: head.metadata,
             writes: Vec::new(),
+            flush: Flush::Now,
         }
     }
 

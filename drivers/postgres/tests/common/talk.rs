@@ -8,7 +8,7 @@ use threadkeep::checkpoint::{
 };
 use threadkeep::id::{CheckpointId, IdSource, Namespace, SystemClock, ThreadId, Version};
 use threadkeep::metadata::{Metadata, Source};
-use threadkeep::saver::StepCommit;
+use threadkeep::saver::{Flush, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 
 /// The one list channel of a [`Talk`].
@@ -94,6 +94,7 @@ impl Talk {
             },
             metadata: Metadata::new(Source::Loop, self.step),
             writes: Vec::new(),
+            flush: Flush::Now,
         }
     }
 

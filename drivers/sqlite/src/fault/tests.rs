@@ -6,7 +6,7 @@ use futures::FutureExt;
 use serde_json::json;
 use tempfile::TempDir;
 use threadkeep::checkpoint::{CheckpointTuple, Stored, TaskWrites};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Rewrite, Saver, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Rewrite, Saver, StepCommit};
 use threadkeep::value::ListValue;
 use threadkeep::{Error, Result};
 
@@ -15,29 +15,29 @@ use super::{Faults, How};
 use crate::error::{FULL, LOCKED, POISONED};
 use crate::{Options, SqliteSaver};
 
-struct Opened {
-    dir: TempDir,
+pub(super) struct Opened {
+    pub(super) dir: TempDir,
     options: Options,
-    saver: SqliteSaver,
+    pub(super) saver: SqliteSaver,
 }
 
 impl Opened {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(Options::default())
     }
 
-    fn with(options: Options) -> Self {
+    pub(super) fn with(options: Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let saver = SqliteSaver::open(dir.path().join("db"), &options).unwrap();
         Self { dir, options, saver }
     }
 
-    fn faults(&self) -> &Faults {
+    pub(super) fn faults(&self) -> &Faults {
         &self.options.faults
     }
 
     /// The same database through another handle.
-    fn reopen(&self) -> SqliteSaver {
+    pub(super) fn reopen(&self) -> SqliteSaver {
         SqliteSaver::open(self.dir.path().join("db"), &Options::default()).unwrap()
     }
 
@@ -56,7 +56,7 @@ impl Opened {
     }
 }
 
-async fn all(saver: &SqliteSaver, talk: &Talk) -> Vec<CheckpointTuple> {
+pub(super) async fn all(saver: &SqliteSaver, talk: &Talk) -> Vec<CheckpointTuple> {
     saver.list(&ListQuery { namespace: None, ..ListQuery::new(&talk.thread) }).await.unwrap()
 }
 
@@ -78,6 +78,8 @@ enum Call {
     Commit(Box<StepCommit>),
     Put(TaskWrites),
     Delete,
+    /// What is stored and not on the disk.
+    Flush,
     /// Everything but the head goes, and that gets another title.
     Prune,
 }
@@ -87,6 +89,7 @@ async fn call(saver: &SqliteSaver, talk: &Talk, call: Call) -> Result<()> {
         Call::Commit(step) => saver.commit(*step).await.map(|_| ()),
         Call::Put(task) => saver.put_writes(&talk.key(), &task).await,
         Call::Delete => saver.delete_thread(&talk.thread).await,
+        Call::Flush => saver.flush(&talk.thread).await,
         Call::Prune => {
             let mut image = saver.read_thread(&talk.thread).await?;
             let (place, mut head) = image.checkpoints.pop_last().unwrap();
@@ -152,6 +155,48 @@ async fn fail_every_statement(how: How, what: impl Fn(&Talk) -> Call) {
 async fn a_commit_with_a_failing_statement_never_happened() {
     for how in [How::NotDone, How::Done, How::RolledBack] {
         fail_every_statement(how, |talk| Call::Commit(Box::new(rich(talk, 9)))).await;
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_waits_for_a_flush_with_a_failing_statement_never_happened() {
+    for how in [How::NotDone, How::Done, How::RolledBack] {
+        fail_every_statement(how, |talk| {
+            Call::Commit(Box::new(StepCommit { flush: Flush::WithNext, ..rich(talk, 9) }))
+        })
+        .await;
+    }
+}
+
+/// A flush that fails is no flush; trying it again is one, and what is stored is there all the while.
+#[tokio::test]
+async fn a_flush_with_a_failing_statement_is_told_and_can_be_repeated() {
+    for how in [How::NotDone, How::Done, How::RolledBack] {
+        for nth in 0.. {
+            let store = Opened::new();
+            let mut talk = Talk::new("t");
+            store.say(&mut talk, 0).await;
+            let step = StepCommit { flush: Flush::WithNext, ..talk.say(&message(1, 300)) };
+            store.saver.commit(step).await.unwrap();
+            store.faults().commits();
+            store.faults().arm(nth, how, "");
+            let flushed = call(&store.saver, &talk, Call::Flush).await;
+            if !store.faults().disarm() {
+                flushed.unwrap();
+                assert!(nth > 5, "only {nth} statements were met");
+                break;
+            }
+            match flushed.unwrap_err() {
+                Error::Unavailable { .. } => {
+                    call(&store.saver, &talk, Call::Flush).await.unwrap();
+                    assert_eq!(store.faults().commits().last(), Some(&2), "statement {nth}");
+                }
+                // COMMIT itself.
+                Error::InDoubt { .. } => {}
+                other => panic!("statement {nth}: {other:?}"),
+            }
+            assert_eq!(all(&store.reopen(), &talk).await.len(), 2, "statement {nth}");
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use threadkeep::checkpoint::{
 };
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, SystemClock, ThreadId, Version};
 use threadkeep::metadata::{Metadata, Source};
-use threadkeep::saver::StepCommit;
+use threadkeep::saver::{Flush, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 
 /// The one list channel of a [`Talk`].
@@ -93,6 +93,7 @@ impl Talk {
             checkpoint: Checkpoint { id, channels, next: vec!["model".into()], applied: Vec::new() },
             metadata: Metadata::new(Source::Loop, self.step),
             writes: Vec::new(),
+            flush: Flush::Now,
         }
     }
 

@@ -136,6 +136,10 @@ impl Saver for FaultySaver {
         self.faults.writes(self.inner.commit(step)).await
     }
 
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.faults.writes(self.inner.flush(thread)).await
+    }
+
     async fn delta_history(
         &self,
         at: &CheckpointKey,

@@ -1,0 +1,120 @@
+//! Commits that wait for a flush: what a crash of the server takes of them, and what it costs to ask for one.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::damage::connect;
+use common::proxy::Proxy;
+use common::talk::{Talk, note, texts};
+use common::{database, open};
+use threadkeep::Error;
+use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::Postgres;
+
+/// A thread, and the numbers of the notes in it.
+struct Thread {
+    talk: Talk,
+    said: Vec<usize>,
+}
+
+impl Thread {
+    async fn say(&mut self, saver: &PostgresSaver, n: usize, flush: Flush) -> StepCommit {
+        let step = StepCommit { flush, ..self.talk.say(&note(n)) };
+        saver.commit(step.clone()).await.unwrap();
+        self.talk.accept(&step);
+        self.said.push(n);
+        step
+    }
+
+    /// How many notes are left; fails unless they are the first ones, each in a checkpoint of its own.
+    async fn left(&self, saver: &PostgresSaver) -> usize {
+        let head = saver.get(&CheckpointSelector::head(&self.talk.thread)).await.unwrap().unwrap();
+        let found = texts(&head);
+        let text = |n: &usize| note(*n)["content"].as_str().unwrap().to_owned();
+        let expected: Vec<_> = self.said.iter().take(found.len()).map(text).collect();
+        assert_eq!(found, expected);
+        let chain = saver.read_thread(&self.talk.thread).await.unwrap().checkpoints;
+        assert_eq!(chain.len(), found.len());
+        found.len()
+    }
+}
+
+/// Where the server's log ends, and up to where it is on the disk.
+async fn log(url: &str) -> (i64, i64) {
+    let query = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint,
+                        pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint";
+    let row = connect(url).await.query_one(query, &[]).await.unwrap();
+    (row.get(0), row.get(1))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_of_the_server_takes_only_what_came_after_the_last_flush() {
+    let server = Postgres::start().unwrap();
+    let database = server.database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    // Else it writes the log out by itself, five times a second.
+    let admin = connect(database.url()).await;
+    admin.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
+    admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    drop(admin);
+    let (saver, other) = (open(database.url()).await, open(database.url()).await);
+    let (mut fresh, mut lost) = (0.., 0);
+    let mut thread = Thread { talk: Talk::new("t"), said: Vec::new() };
+    for round in 0..6 {
+        thread.say(&saver, fresh.next().unwrap(), Flush::WithNext).await;
+        thread.say(&saver, fresh.next().unwrap(), Flush::WithNext).await;
+        let flush = if round % 3 == 0 { Flush::Now } else { Flush::WithNext };
+        let step = thread.say(&saver, fresh.next().unwrap(), flush).await;
+        match round % 3 {
+            1 => saver.flush(&thread.talk.thread).await.unwrap(),
+            // The same commit again, by somebody else and for sure.
+            2 => drop(other.commit(StepCommit { flush: Flush::Now, ..step }).await.unwrap()),
+            _ => {}
+        }
+        let flushed = thread.said.len();
+        for writer in [&saver, &other, &saver] {
+            thread.say(writer, fresh.next().unwrap(), Flush::WithNext).await;
+        }
+        tokio::task::block_in_place(|| {
+            server.crash().unwrap();
+            server.resume().unwrap();
+        });
+        let left = thread.left(&saver).await;
+        assert!(left >= flushed, "{left} notes are left of {flushed} that were flushed");
+        if left < thread.said.len() {
+            let next = StepCommit { flush: Flush::WithNext, ..thread.talk.say(&note(999)) };
+            let refused = saver.commit(next).await;
+            assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+        }
+        let head = saver.get(&CheckpointSelector::head(&thread.talk.thread)).await.unwrap().unwrap();
+        thread.talk.resume(&head);
+        let gone = thread.said.split_off(left);
+        lost += gone.len();
+        // Both savers know of what is gone. Something else comes in its place, then it comes again.
+        thread.say(&other, fresh.next().unwrap(), Flush::Now).await;
+        for (n, writer) in gone.into_iter().zip([&saver, &other, &saver]) {
+            thread.say(writer, n, Flush::Now).await;
+            assert_eq!(thread.left(&other).await, thread.said.len());
+        }
+    }
+    assert!(lost > 0, "six crashes took nothing: the commits that wait for a flush were flushed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_waits_for_a_flush_is_one_request_and_so_is_the_flush() {
+    let database = database().await;
+    let proxy = Proxy::before(database.url()).await;
+    let saver = open(proxy.url()).await;
+    let mut thread = Thread { talk: Talk::new("t"), said: Vec::new() };
+    for n in 0..10 {
+        let before = proxy.requests();
+        thread.say(&saver, n, if n % 3 == 0 { Flush::Now } else { Flush::WithNext }).await;
+        assert_eq!(proxy.requests() - before, 1, "step {n}");
+    }
+    let (before, (end, _)) = (proxy.requests(), log(database.url()).await);
+    saver.flush(&thread.talk.thread).await.unwrap();
+    assert_eq!(proxy.requests() - before, 1);
+    assert!(log(database.url()).await.1 >= end, "what was committed is on the disk");
+    assert_eq!(thread.left(&saver).await, 10);
+}

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::Utc;
 use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
 use tokio::time::Instant;
@@ -27,13 +28,20 @@ const BATCHES: u32 = 32;
 impl App {
     /// The stream of a run, whichever process works on it, from the event after `last_event_id`.
     pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
-        if run.status.is_active()
-            && self.is_foreign(run)
+        if self.is_foreign(run)
+            && self.may_have_frames(run)
             && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
         {
             tokio::spawn(relay(Arc::clone(self), run.clone(), publisher));
         }
         self.bridge.subscribe(&run.run_id, last_event_id)
+    }
+
+    /// Whether frames of the run may be there: those of one that has ended stay for a while, for clients that lost their
+    /// connection at its end.
+    fn may_have_frames(&self, run: &RunRow) -> bool {
+        let ended = (Utc::now() - run.updated_at).to_std().unwrap_or_default();
+        run.status.is_active() || ended < self.bridge.cleanup_delay()
     }
 
     /// Whether another process works on the run, as far as its row tells.
@@ -52,10 +60,12 @@ async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
         if abandoned.is_cancelled() && !cancelled {
             cancelled = app.cancel_run(&run.run_id, CancelAction::Interrupt).await.is_ok();
         }
-        asked = asked || runs.follow(&run.run_id).await.is_ok();
+        asked = asked || !run.status.is_active() || runs.follow(&run.run_id).await.is_ok();
         match look(&app, &run.run_id, &mut next_seq, &publisher).await {
             Ok(Seen::AtWork) => {}
             Ok(Seen::All) => break,
+            // It was over when the client came: there are the frames that were handed on by then, or none.
+            Ok(Seen::Ended(_)) if !run.status.is_active() => break,
             Ok(Seen::Ended(row)) => {
                 let since = *ended_at.get_or_insert_with(Instant::now);
                 let dead = row.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON);

@@ -182,9 +182,11 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
         assert!(!shown.is_empty() && shown.iter().all(|frame| frame.name == "values"), "{shown:?}");
         assert_eq!(shown.last().unwrap().data["messages"], first.state("t").await["values"]["messages"]);
         assert_eq!(again.last().unwrap().name, "end", "every subscriber gets it");
-        // Of one that has ended, the end.
-        let ended = sse::all(first.beside().await.open_answer(request()).await).await;
-        assert_eq!(ended.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>(), ["end"]);
+        // Of one that nobody has followed and that has ended, the end.
+        let alone = first.ask("t", "alone").await;
+        let path = format!("/api/threads/t/runs/{alone}/stream");
+        let ended = sse::all(second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
+        assert_eq!(sse::names(&ended), ["end"]);
 
         let failing = json!({"input": question("loop")["input"], "config": {"recursion_limit": 2}});
         let failed = first.post("/api/threads/t/runs", failing).await.ok();
@@ -241,6 +243,9 @@ async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
         for kind in ["values", "messages", "updates", "tasks", "checkpoints", "debug", "end"] {
             assert!(back.iter().any(|frame| frame.name == kind), "{kind}");
         }
+        // For a while also when the run has ended, wherever the client comes to.
+        let fourth = first.beside().await;
+        assert_eq!(join(&fourth, seen.id.as_deref()).await.rest().await, back, "{mode}");
         // The conversation goes with the thread, also what was only kept to be handed on.
         assert!(first.rows().await["gateway.db.run_frames"] > 0);
         assert_eq!(second.delete("/api/threads/t").await.status, 200);

@@ -5,6 +5,8 @@
 
 #[path = "process/killed.rs"]
 mod killed;
+#[path = "process/load.rs"]
+mod load;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;

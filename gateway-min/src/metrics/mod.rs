@@ -48,6 +48,17 @@ enum CallOutcome {
     error,
 }
 
+impl CallOutcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::ok => "ok",
+            Self::conflict => "conflict",
+            Self::in_doubt => "in_doubt",
+            Self::error => "error",
+        }
+    }
+}
+
 /// What a look into the history cache found.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LookupLabels {

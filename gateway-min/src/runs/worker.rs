@@ -12,6 +12,7 @@ use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
+use tracing::Instrument as _;
 
 use super::control::RunGuard;
 use super::delivery::persistently;
@@ -29,6 +30,7 @@ use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
     StoreError, ThreadStatus,
 };
+use crate::telemetry::spans;
 use crate::tools::Snapshot;
 
 /// Metadata key of the agent that a checkpoint belongs to.
@@ -73,7 +75,8 @@ enum Outcome {
 /// Starts the task that works on a run. Should it die, the run ends in error, so that its thread is not held for ever.
 pub(crate) fn start(app: Arc<App>, spec: RunSpec, frames: Frames, guard: RunGuard) {
     let (store, run_id) = (app.store.clone(), spec.run_id.clone());
-    let task = tokio::spawn(work(app, spec, frames, guard));
+    let span = spans::run(&spec.thread_id, &spec.run_id);
+    let task = tokio::spawn(work(app, spec, frames, guard).instrument(span));
     tokio::spawn(async move {
         if task.await.is_err() {
             bury(&store, &run_id).await;
@@ -228,6 +231,7 @@ impl Worker<'_> {
         }
         let at = self.linearized(accessor).await?;
         let agent = self.app.lead_agent(spec).await?;
+        spans::run_model(agent.model.name());
         let mut writer = StepWriter::open(accessor, thread, at).await?;
         let input = self.input(accessor, writer.state()).await?;
         let (store, run_id) = (&self.app.store, &spec.run_id);
@@ -428,6 +432,7 @@ impl Worker<'_> {
         let outcome = persistently(|| self.app.store.runs().finish(&self.spec.run_id, &end)).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
             self.app.counted.run_ended(status);
+            spans::run_ended(status);
         }
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.app.local_runs.get(next)

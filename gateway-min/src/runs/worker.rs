@@ -481,7 +481,12 @@ impl Worker<'_> {
             }
             let state = accessor.get_loading(&self.thread, None, load).await.map_err(AgentError::from)?;
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
-                self.app.store.threads().set_display_name(&self.spec.thread_id, Some(&title)).await?;
+                let (threads, id) = (self.app.store.threads(), &self.spec.thread_id);
+                let row = threads.get(id, None).await?;
+                // Most turns leave the title as it is, and a look waits for nobody.
+                if row.is_none_or(|row| row.display_name.as_ref() != Some(&title)) {
+                    threads.set_display_name(id, Some(&title)).await?;
+                }
             }
             Ok::<_, AgentError>(())
         };

@@ -180,7 +180,7 @@ impl Writer {
             }
         }
         self.commit()?;
-        self.counters.transactions.add(1);
+        self.counters.transaction(commands.len());
         Ok(results)
     }
 

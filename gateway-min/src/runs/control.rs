@@ -2,6 +2,7 @@
 //! reaches the task that does the work.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -14,12 +15,29 @@ pub(crate) struct RunControl {
     pub(crate) cancel: CancellationToken,
     /// Notified when the run's predecessor has ended.
     pub(crate) promoted: Notify,
+    /// Set when the thread is the run's.
+    at_work: AtomicBool,
     ended: watch::Sender<bool>,
 }
 
 impl RunControl {
     fn new() -> Self {
-        Self { cancel: CancellationToken::new(), promoted: Notify::new(), ended: watch::Sender::new(false) }
+        Self {
+            cancel: CancellationToken::new(),
+            promoted: Notify::new(),
+            at_work: AtomicBool::new(false),
+            ended: watch::Sender::new(false),
+        }
+    }
+
+    /// The thread is the run's now.
+    pub(crate) fn begun(&self) {
+        self.at_work.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the run waits for its thread.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.at_work.load(Ordering::Relaxed)
     }
 
     /// Waits until nothing of the run will be written any more.

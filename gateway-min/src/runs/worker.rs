@@ -152,6 +152,7 @@ impl Worker<'_> {
         }
         // Held to the end: the next run of the thread starts behind this one's last write.
         let lock = self.app.locks.lock(&self.spec.thread_id).await;
+        self.guard.control.begun();
         let started = Utc::now();
         self.app.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
         self.journal.start().await?;

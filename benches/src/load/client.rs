@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use crate::transcript::Transcript;
 
 /// How long a turn may take, on whatever machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A client that keeps its connections.
 pub(super) fn http() -> Result<Client> {

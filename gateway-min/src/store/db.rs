@@ -23,9 +23,11 @@ use super::sqlite;
 pub(super) enum Flush {
     /// The disk: what it changed survives a loss of power.
     Now,
-    /// Nothing. It survives the end of the process at once, and a loss of power with the next commit that is flushed,
-    /// whoever's: a database loses only the end of its log. It is for the steps of a run between its admission and its
-    /// end, which nobody is told of as done: a run that was cut off is recovered from each of them in the same way.
+    /// In SQLite nothing: it survives the end of the process at once, and a loss of power with the next commit that is
+    /// flushed, whoever's, for a database loses only the end of its log. It is for the steps of a run between its
+    /// admission and the decision how it ends, which nobody is told of as done: a run that was cut off, as every run is by a loss of power,
+    /// is recovered from each of them in the same way. A Postgres server may fall and come back under a run that goes on
+    /// and relies on what it wrote, so there it is as [`Flush::Now`].
     WithNext,
 }
 
@@ -138,7 +140,7 @@ impl Db {
         self.idle_disk.store(true, Ordering::Relaxed);
     }
 
-    /// The same database, with write transactions that do not wait for the disk; see [`Flush::WithNext`].
+    /// The same database, with write transactions that need not wait for the disk; see [`Flush::WithNext`].
     pub(super) fn unflushed(&self) -> Self {
         Self { flush: Flush::WithNext, ..self.clone() }
     }
@@ -217,13 +219,16 @@ impl Db {
     }
 
     async fn begin(&self, scope: Scope<'_>) -> Result<WriteTx, StoreError> {
-        let flush = self.flush;
+        let flush = match self.dialect() {
+            Dialect::Sqlite => self.flush,
+            Dialect::Postgres => Flush::Now,
+        };
         #[cfg(test)]
         let flush = if self.idle_disk.load(Ordering::Relaxed) { Flush::WithNext } else { flush };
         let tx = match &self.pools {
             Pools::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with(sqlite::begin(flush)).await?),
             Pools::Postgres { pool, tables } => {
-                Tx::Postgres(pool.begin_with(postgres::begin(tables, scope, flush)).await?, tables.clone())
+                Tx::Postgres(pool.begin_with(postgres::begin(tables, scope)).await?, tables.clone())
             }
         };
         Ok(WriteTx {

@@ -15,7 +15,6 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Postgres};
 use threadkeep_postgres::Address;
 use tokio_postgres::config::{Host, SslMode};
 
-use super::db::Flush;
 use super::error::StoreError;
 use super::query::{Builder, Sql, Value};
 
@@ -166,7 +165,7 @@ pub(super) enum Scope<'a> {
 
 /// The statements that begin a write transaction. One whose process stands still is ended by the server, so that nobody waits for it
 /// for long.
-pub(super) fn begin(tables: &Tables, scope: Scope<'_>, flush: Flush) -> AssertSqlSafe<String> {
+pub(super) fn begin(tables: &Tables, scope: Scope<'_>) -> AssertSqlSafe<String> {
     let every_thread = tables.lock("");
     let lock = match scope {
         Scope::Thread(thread_id) => format!(
@@ -176,13 +175,9 @@ pub(super) fn begin(tables: &Tables, scope: Scope<'_>, flush: Flush) -> AssertSq
         ),
         Scope::EveryThread => format!("SELECT pg_advisory_xact_lock({every_thread})"),
     };
-    let unflushed = match flush {
-        Flush::Now => "",
-        Flush::WithNext => "SET LOCAL synchronous_commit = off; ",
-    };
     AssertSqlSafe(format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'; \
-         SET LOCAL lock_timeout = '10s'; {unflushed}{lock}"
+         SET LOCAL lock_timeout = '10s'; {lock}"
     ))
 }
 

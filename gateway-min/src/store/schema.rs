@@ -72,7 +72,7 @@ async fn apply_postgres(
     if is_newest(&migrator, pool, tables).await? {
         return Ok(());
     }
-    let mut tx = pool.begin_with(postgres::begin(tables, Scope::EveryThread, Flush::Now)).await?;
+    let mut tx = pool.begin_with(postgres::begin(tables, Scope::EveryThread)).await?;
     apply(&migrator, &mut *tx, target.place()).await?;
     Ok(tx.commit().await?)
 }

@@ -184,7 +184,7 @@ impl Threads {
         Ok(row)
     }
 
-    /// Sets the stored status, which is that of the thread's newest run and flushed with its end.
+    /// Sets the stored status, which follows the thread's newest run and is flushed with what is stored of that.
     ///
     /// # Errors
     /// [`StoreError::NotFound`].

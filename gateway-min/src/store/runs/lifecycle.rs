@@ -1,6 +1,7 @@
 //! How an admitted run moves on: start, progress, cancellation, end. Every change looks at the state it
 //! starts from in its own transaction, so that of two that race one wins and the other is told. What happens between
-//! the admission and the end is not flushed: after a loss of power a run is recovered from each of these steps alike.
+//! the admission and the decision how the run ends is not flushed by SQLite: after a loss of power a run is recovered from
+//! each of these steps alike.
 
 use super::admission::mark_cancelled;
 use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
@@ -154,7 +155,7 @@ impl Runs {
     /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
     pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, StoreError> {
         check_end(end)?;
-        let mut tx = self.db.unflushed().write_of_run(run_id).await?;
+        let mut tx = self.db.write_of_run(run_id).await?;
         let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         match run.cancel_action {
             _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),

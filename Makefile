@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz crash-check size-report bench bench-peers bench-targets bench-criterion instructions
+.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,11 @@ bench-targets: ## The workloads at full size, 2,000 turns in every mode; about h
 
 bench-criterion: ## Each engine step and each driver operation; FILTER names some
 	cargo bench --locked -p threadkeep-benches -- $(FILTER)
+
+load: ## Turns per second and time to first frame of a gateway with 64 threads, in under two minutes; ARGS="--turns 100" for more
+	CARGO_INCREMENTAL=0 cargo build --release --locked -p threadkeep-gateway -p threadkeep-benches --bin threadkeep --bin load
+	mkdir -p $(or $(CARGO_TARGET_DIR),target)/bench
+	$(or $(CARGO_TARGET_DIR),target)/release/load --out $(or $(CARGO_TARGET_DIR),target)/bench/load.jsonl $(ARGS)
 
 instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file
 	scripts/instructions.sh $(if $(UPDATE),--update)

@@ -14,12 +14,12 @@ pub fn cpu() -> Duration {
 
 /// Bytes of memory that this process has now.
 pub fn resident() -> u64 {
-    kilobytes("VmRSS:")
+    kilobytes("/proc/self/status", "VmRSS:")
 }
 
 /// The most bytes of memory that this process ever had.
 pub fn peak() -> u64 {
-    kilobytes("VmHWM:")
+    kilobytes("/proc/self/status", "VmHWM:")
 }
 
 /// Bytes that this process made dirty in files.
@@ -27,14 +27,46 @@ pub fn written() -> u64 {
     field("/proc/self/io", "write_bytes:")
 }
 
-fn kilobytes(name: &str) -> u64 {
-    field("/proc/self/status", name) << 10
+fn kilobytes(file: &str, name: &str) -> u64 {
+    field(file, name) << 10
 }
 
 fn field(file: &str, name: &str) -> u64 {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or_default()
+}
+
+/// Another process on this machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Process {
+    pid: u32,
+}
+
+impl Process {
+    /// The process with this id.
+    pub fn of(pid: u32) -> Self {
+        Self { pid }
+    }
+
+    /// CPU time of all its threads, also of those that have ended.
+    pub fn cpu(self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let ticks: u64 = stat.rsplit_once(") ").map_or(0, |(_, rest)| {
+            rest.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+        });
+        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+    }
+
+    /// Bytes of memory that it has now.
+    pub fn resident(self) -> u64 {
+        kilobytes(&format!("/proc/{}/status", self.pid), "VmRSS:")
+    }
+
+    /// The most bytes of memory that it ever had.
+    pub fn peak(self) -> u64 {
+        kilobytes(&format!("/proc/{}/status", self.pid), "VmHWM:")
+    }
 }
 
 /// The processes of a Postgres server on this machine.
@@ -80,6 +112,19 @@ mod tests {
         let block: Vec<u64> = (0..4_000_000).collect();
         assert!(cpu() > before.0 && peak() >= before.1 + (16 << 20) && resident() > 16 << 20);
         assert_eq!(block.len(), 4_000_000);
+    }
+
+    #[test]
+    fn another_process_is_measured_as_this_one_is() {
+        let own = Process::of(std::process::id());
+        let (began, mut sum) = (cpu(), 0_u64);
+        while cpu() < began + Duration::from_millis(50) {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        // Ticks are of 10 ms.
+        assert!(own.cpu() + Duration::from_millis(20) >= began + Duration::from_millis(50));
+        assert!(own.peak() >= own.resident() && own.resident() > 1 << 20);
+        assert_eq!((Process::of(u32::MAX).cpu(), Process::of(u32::MAX).peak()), (Duration::ZERO, 0));
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl App {
         let ownership = settings::ownership(&current);
         let checkpoints = Checkpoints::open(&current).await?;
         let store = open_store(&current).await?;
-        let counted = Metrics::new(checkpoints.sqlite());
+        let counted = Metrics::new(checkpoints.sqlite(), store.commits());
         let saver = with_history_cache(checkpoints.saver(), &current, &counted)?;
         let saver = Arc::new(MeteredSaver::new(saver, counted.clone()));
         let grace =
@@ -171,10 +171,14 @@ impl App {
             None => None,
         };
         self.config.current_async().await;
+        let runs = self.local_runs.all();
+        let waiting = runs.iter().filter(|run| run.is_waiting()).count();
         self.counted.rendered(Snapshot {
-            runs: self.local_runs.all().len(),
+            runs: runs.len() - waiting,
+            waiting,
             background: self.background.len(),
             streams: self.bridge.kept(),
+            followers: self.bridge.followers(),
             heads: self.accessor.remembered(),
             config_valid: self.config.last_error().is_none(),
             database,

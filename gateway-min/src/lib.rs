@@ -17,4 +17,5 @@ pub mod runs;
 mod serialize;
 mod settings;
 pub mod store;
+pub mod telemetry;
 pub mod tools;

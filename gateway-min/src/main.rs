@@ -15,8 +15,10 @@ use threadkeep_gateway::auth::{self, KeyFile};
 use threadkeep_gateway::config::{Auth, ConfigHandle, LoadOptions};
 use threadkeep_gateway::http;
 use threadkeep_gateway::ops::{self, OpsCommand};
+use threadkeep_gateway::telemetry::{self, Traces};
+use tokio::runtime::Runtime;
 use tokio::sync::Notify;
-use tracing_subscriber::EnvFilter;
+use tracing::level_filters::LevelFilter;
 
 /// How long clients have to take what was sent to them before the gateway stopped.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -78,13 +80,12 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // The results of a command are its output; a server's log is what it has to say.
-    let level = if matches!(cli.command, Command::Ops(_)) { "warn" } else { "info" };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match run(cli) {
+    let level = if matches!(cli.command, Command::Ops(_)) { LevelFilter::WARN } else { LevelFilter::INFO };
+    match run(cli, level) {
         Ok(code) => code,
         Err(error) => {
-            tracing::error!("{error:#}");
+            // It may be one from before there was a log.
+            tracing::subscriber::with_default(telemetry::log(level), || tracing::error!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -102,25 +103,46 @@ fn raise_open_files() {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+fn run(cli: Cli, level: LevelFilter) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match cli.command {
         Command::Serve { config, host, port, allow_unauthenticated } => {
+            let config = configured(config, level)?;
+            let traces = start_telemetry(&config, level, &runtime)?;
             let address = SocketAddr::new(host, port);
-            runtime.block_on(serve(config, address, allow_unauthenticated)).map(|()| ExitCode::SUCCESS)
+            let served = runtime.block_on(serve(config, address, allow_unauthenticated));
+            if let Some(traces) = traces {
+                traces.stop();
+            }
+            served.map(|()| ExitCode::SUCCESS)
         }
-        Command::Ops(command) => Ok(runtime.block_on(ops::run(&command)).into()),
+        Command::Ops(command) => {
+            telemetry::install(level, None);
+            Ok(runtime.block_on(ops::run(&command)).into())
+        }
     }
 }
 
-async fn serve(
-    config: Option<PathBuf>,
-    address: SocketAddr,
-    allow_unauthenticated: bool,
-) -> anyhow::Result<()> {
+/// Reads the configuration. It says where traces go, so what it has to say itself is logged before there are any.
+fn configured(path: Option<PathBuf>, level: LevelFilter) -> anyhow::Result<ConfigHandle> {
+    let options = LoadOptions::from_process(path)?;
+    Ok(tracing::subscriber::with_default(telemetry::log(level), || ConfigHandle::open(&options))?)
+}
+
+/// Starts the log, and the traces if there are to be any.
+fn start_telemetry(
+    config: &ConfigHandle,
+    level: LevelFilter,
+    runtime: &Runtime,
+) -> anyhow::Result<Option<Traces>> {
+    let settings = &config.last_known().telemetry.traces;
+    let traces = Traces::start(settings, config.environment(), runtime.handle())?;
+    telemetry::install(level, traces.as_ref());
+    Ok(traces)
+}
+
+async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated: bool) -> anyhow::Result<()> {
     raise_open_files();
-    let options = LoadOptions::from_process(config)?;
-    let config = tokio::task::spawn_blocking(move || ConfigHandle::open(&options)).await??;
     let settings = config.current_async().await.auth.clone();
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
     let app = App::start(config, Arc::new(ModeRegister::new())).await?;

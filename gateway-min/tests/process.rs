@@ -5,6 +5,10 @@
 
 #[path = "process/killed.rs"]
 mod killed;
+#[path = "process/load.rs"]
+mod load;
+#[path = "process/traces.rs"]
+mod traces;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;

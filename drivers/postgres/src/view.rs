@@ -211,27 +211,20 @@ pub(crate) fn metadata(node: &Node, elements: &Elements) -> Result<Metadata> {
     Ok(metadata)
 }
 
-fn extra(extra: &Extra, elements: &Elements) -> Result<metadata::Extra> {
-    let rest = match &extra.rest {
+fn extra(extra: &Extra, elements: &Elements) -> Result<Map<String, Json>> {
+    let mut map = match &extra.rest {
         Rest::Empty => Map::new(),
         Rest::Inline(bytes) => object(&Element::from_bytes(bytes.clone()))?,
         Rest::Shared(n) => object(elements.get(Space::Structure, *n)?)?,
     };
-    let mut maps = Vec::with_capacity(extra.maps.len());
     for (key, runs) in &extra.maps {
-        let entries = runs.iter().flat_map(|run| run.numbers()).map(|n| elements.entry(n));
-        maps.push((key.clone(), entries.collect::<Result<_>>()?));
+        let mut entries = Map::new();
+        for entry in elements.all(Space::Entries, runs) {
+            entries.extend(object(entry?)?);
+        }
+        map.insert(key.clone(), Json::Object(entries));
     }
-    Ok(metadata::Extra::sharing(rest, maps))
-}
-
-/// The entry of a map that an element holds.
-pub(crate) fn entry(element: &Element) -> Result<Entry> {
-    let mut entries = object(element)?.into_iter();
-    match (entries.next(), entries.next()) {
-        (Some(entry), None) => Ok(Arc::new(entry)),
-        _ => Err(Error::corrupt("checkpoint metadata", "an entry of a map is not one")),
-    }
+    Ok(map)
 }
 
 fn object(element: &Element) -> Result<Map<String, Json>> {

@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// How many sizes of transactions are told apart. The last one holds those beyond it too.
+pub(crate) const SIZES: usize = 10;
+
 /// Counts of a [`crate::SqliteSaver`] since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -12,6 +15,10 @@ pub struct Stats {
     pub transactions: u64,
     /// Those of them that waited until they were on the disk.
     pub flushes: u64,
+    /// The operations in these.
+    pub committed: u64,
+    /// These by how many operations each committed: at the index `n` those of more than 2^(n-1) and at most 2^n.
+    pub transaction_sizes: [u64; SIZES],
     /// Elements that were looked up by their hash to see whether they are stored already. Grows by what changes, not by
     /// the length of the lists that are written.
     pub elements_examined: u64,
@@ -39,22 +46,48 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) commands: Counter,
-    pub(crate) transactions: Counter,
+    pub(crate) committed: Counter,
     pub(crate) flushes: Counter,
+    transaction_sizes: [Counter; SIZES],
     pub(crate) elements_examined: Counter,
     pub(crate) elements_stored: Counter,
     pub(crate) bytes_stored: Counter,
 }
 
 impl Counters {
+    /// A transaction of so many operations was committed.
+    pub(crate) fn transaction(&self, commands: usize) {
+        let size = commands.max(1).next_power_of_two().trailing_zeros() as usize;
+        self.transaction_sizes[size.min(SIZES - 1)].add(1);
+        self.committed.add(commands as u64);
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         Stats {
             commands: self.commands.get(),
-            transactions: self.transactions.get(),
+            transactions: self.transaction_sizes.iter().map(Counter::get).sum(),
             flushes: self.flushes.get(),
+            committed: self.committed.get(),
+            transaction_sizes: std::array::from_fn(|size| self.transaction_sizes[size].get()),
             elements_examined: self.elements_examined.get(),
             elements_stored: self.elements_stored.get(),
             bytes_stored: self.bytes_stored.get(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transactions_are_counted_by_their_size() {
+        let counters = Counters::default();
+        for commands in [1, 1, 2, 3, 4, 5, 256, 257, 512, 513, 10_000] {
+            counters.transaction(commands);
+        }
+        let stats = counters.stats();
+        assert_eq!(stats.transaction_sizes, [2, 1, 2, 1, 0, 0, 0, 0, 1, 4]);
+        assert_eq!((stats.transactions, stats.committed), (11, 11_554));
     }
 }

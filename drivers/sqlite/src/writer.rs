@@ -240,7 +240,7 @@ impl Writer {
             changed = true;
         }
         self.commit()?;
-        self.counters.transactions.add(1);
+        self.counters.transaction(commands.len());
         if now {
             self.left = 0;
             self.unflushed &= !changed;

@@ -248,7 +248,7 @@ impl StateAccessor {
         gate(self.table.mode(), &head.metadata)?;
         let id = self.ids.checkpoint_after(Some(head.key.id));
         let metadata =
-            Metadata { source: Source::Update, step: head.metadata.step + 1, extra: extra.into(), ..head.metadata.clone() };
+            Metadata { source: Source::Update, step: head.metadata.step + 1, extra, ..head.metadata.clone() };
         let held = head.channels.iter();
         let held =
             held.map(|(name, c)| (name.clone(), ChannelEntry { version: c.version, stored: Stored::Held }));

@@ -13,6 +13,7 @@ use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::{Durability, StepWriter, Task};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::summary::{self, Cut, Summarizer};
 use super::{AgentError, UsageLedger, prompt, title};
@@ -22,6 +23,7 @@ use crate::runs::frames::{Frames, Origin};
 use crate::runs::journal::Journal;
 use crate::runs::request::Interrupts;
 use crate::serialize;
+use crate::telemetry::spans;
 use crate::tools::loop_detection::{STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
 
@@ -104,7 +106,10 @@ impl LeadAgent {
     ) -> Result<Ended, AgentError> {
         let mut resumed = input.is_none();
         match input {
-            Some(input) => self.input(session, input).await?,
+            Some(input) => {
+                let span = spans::superstep(INPUT, next_step(session.writer.state()));
+                self.input(session, input).instrument(span).await?;
+            }
             None => {
                 if let Some(state) = session.writer.state() {
                     session.frames.committed(state)?;
@@ -130,13 +135,18 @@ impl LeadAgent {
                 return Err(AgentError::RecursionLimit(session.recursion_limit));
             }
             session.steps += 1;
+            let step = |session: &Session<'_>| next_step(session.writer.state());
             let stepped = match node.as_str() {
                 MODEL => {
                     // A model that gives no summary now is not asked again in this run.
                     summarizes = summarizes && self.shorten(session, &next, &mut conversation).await?;
-                    self.model_step(session, node, &mut conversation).await?
+                    let span = spans::superstep(MODEL, step(session));
+                    self.model_step(session, node, &mut conversation).instrument(span).await?
                 }
-                TOOLS => self.tools_step(session, &next, &mut conversation).await?,
+                TOOLS => {
+                    let span = spans::superstep(TOOLS, step(session));
+                    self.tools_step(session, &next, &mut conversation).instrument(span).await?
+                }
                 other => return Err(AgentError::UnknownNode(other.to_owned())),
             };
             let Some(stepped) = stepped else { return Ok(Ended::Cancelled) };

@@ -8,7 +8,7 @@
 //!
 //! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a
 //! later edit counts after a restart only: `auth` (the keys follow their file), `database` (save `checkpoint_graph_cache`), `run_events`,
-//! `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime` and `subagent_batches`.
+//! `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime`, `subagent_batches` and `telemetry`.
 //! Whoever builds something from them keeps what it was given. The others are read anew for each run:
 //! `models`, `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`,
 //! `token_usage`, `token_budget`, `tool_search`, `verification`, `max_recursion_limit`.
@@ -53,8 +53,8 @@ pub use sections::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent,
     INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox,
     SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime,
-    Subagents, Summarization, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency,
-    ToolGroup, ToolSearch, Verification,
+    Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool,
+    ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
 };
 pub use upgrade::{Cadence, Upgrade, UpgradeError, upgrade};
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
@@ -66,7 +66,7 @@ use node::{Node, Report};
 pub(crate) use stamp::Stamp;
 
 /// The top-level keys that are read here. All others are kept in [`Config::extra`].
-const SECTIONS: [&str; 23] = [
+const SECTIONS: [&str; 24] = [
     CONFIG_VERSION_KEY,
     "auth",
     "database",
@@ -90,6 +90,7 @@ const SECTIONS: [&str; 23] = [
     "acp_agents",
     "agent_storage",
     "verification",
+    "telemetry",
 ];
 
 /// Where to look for the configuration, and with which variables.
@@ -181,6 +182,8 @@ pub struct Config {
     pub agent_storage: AgentStorage,
     /// Receipts and citations.
     pub verification: Verification,
+    /// What is sent to an OpenTelemetry collector.
+    pub telemetry: Telemetry,
     /// The top-level keys that are not known here, as they are.
     pub extra: FreeForm,
 }
@@ -250,6 +253,7 @@ impl Config {
             acp_agents: AcpAgent::read_all(&root),
             agent_storage: AgentStorage::read(&root),
             verification: Verification::read(&root),
+            telemetry: Telemetry::read(&root),
             extra: root.rest(&SECTIONS),
             summarization,
             subagent_runtime,
@@ -286,6 +290,7 @@ impl Config {
             ("subagent_runtime", self.subagent_runtime != first.subagent_runtime),
             ("subagent_batches", self.subagent_batches != first.subagent_batches),
             ("agent_storage", self.agent_storage != first.agent_storage),
+            ("telemetry", self.telemetry != first.telemetry),
         ];
         changes.into_iter().filter_map(|(name, changed)| changed.then_some(name)).collect()
     }

@@ -42,6 +42,7 @@ use utoipa_axum::router::OpenApiRouter;
 use self::origins::{Guard, Origins};
 use crate::app::App;
 use crate::auth::Reach;
+use crate::telemetry;
 
 /// Where the API is.
 const API: &str = "/api/";
@@ -95,6 +96,8 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
     if let Some(cors) = cors {
         routes = routes.layer(cors);
     }
+    // A layer of the routes, so that it sees the template of the one that was chosen; around all others.
+    let routes = routes.layer(middleware::from_fn(telemetry::traced));
     // A layer of the router itself would see requests only after their route was chosen.
     let service = routes.map_request(|request: Request| without_proxy_prefix(request));
     Router::new().fallback_service(service)

@@ -1,6 +1,7 @@
 //! What is counted, for `/metrics`. Each gateway has a registry of its own; no label says which thread, run or user.
 
 mod cache;
+mod records;
 mod saver;
 mod sqlite;
 
@@ -19,7 +20,7 @@ use threadkeep_sqlite::{FileSize, SqliteSaver};
 pub(crate) use cache::MeteredCache;
 pub(crate) use saver::MeteredSaver;
 
-use crate::store::RunStatus;
+use crate::store::{Commits, RunStatus};
 
 /// The type of what [`Metrics::rendered`] gives.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -48,6 +49,17 @@ enum CallOutcome {
     error,
 }
 
+impl CallOutcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::ok => "ok",
+            Self::conflict => "conflict",
+            Self::in_doubt => "in_doubt",
+            Self::error => "error",
+        }
+    }
+}
+
 /// What a look into the history cache found.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LookupLabels {
@@ -73,8 +85,10 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Now {
     runs: Gauge,
+    waiting: Gauge,
     background: Gauge,
     streams: Gauge,
+    followers: Gauge,
     heads: Gauge,
     config_valid: Gauge,
     database_bytes: Gauge<u64, AtomicU64>,
@@ -84,12 +98,16 @@ struct Now {
 /// What the gateway's parts say of themselves at this moment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Snapshot {
-    /// Runs that this process works on, or that wait in it for their turn.
+    /// Runs that this process works on.
     pub(crate) runs: usize,
+    /// Runs that wait in it for their thread.
+    pub(crate) waiting: usize,
     /// Writers in the background.
     pub(crate) background: usize,
     /// Runs whose frames are kept for clients.
     pub(crate) streams: usize,
+    /// Clients that follow a run.
+    pub(crate) followers: usize,
     /// Threads whose newest state is kept in memory.
     pub(crate) heads: usize,
     /// Whether the configuration file as it is now is the one in use.
@@ -99,8 +117,8 @@ pub(crate) struct Snapshot {
 }
 
 impl Metrics {
-    /// Counters at zero; those of `sqlite` itself are told along.
-    pub(crate) fn new(sqlite: Option<Arc<SqliteSaver>>) -> Self {
+    /// Counters at zero; those that `sqlite` and the gateway's records have themselves are told along.
+    pub(crate) fn new(sqlite: Option<Arc<SqliteSaver>>, records: Arc<Commits>) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let of = &mut registry;
         let runs = Family::default();
@@ -125,13 +143,17 @@ impl Metrics {
             lookups.clone(),
         );
         let now = Now::default();
-        of.register("runs_local", "Runs that this process works on or has waiting", now.runs.clone());
+        of.register("runs_active", "Runs that this process works on", now.runs.clone());
+        let help = "Runs of this process that wait for their thread";
+        of.register("runs_waiting", help, now.waiting.clone());
         of.register("background_tasks", "Writers that work in the background", now.background.clone());
         of.register("streams_kept", "Runs whose frames are kept for clients", now.streams.clone());
+        of.register("streams_open", "Clients that follow a run", now.followers.clone());
         let help = "Threads whose newest state is kept in memory";
         of.register("warm_heads", help, now.heads.clone());
         let help = "Whether the configuration file as it is now is the one in use";
         of.register("config_valid", help, now.config_valid.clone());
+        of.register_collector(Box::new(records::Collected(records)));
         if let Some(sqlite) = sqlite {
             let help = "Room of the checkpoint database";
             of.register_with_unit("database", help, Unit::Bytes, now.database_bytes.clone());
@@ -169,6 +191,8 @@ impl Metrics {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let now = &self.0.now;
         now.runs.set(count(snapshot.runs));
+        now.waiting.set(count(snapshot.waiting));
+        now.followers.set(count(snapshot.followers));
         now.background.set(count(snapshot.background));
         now.streams.set(count(snapshot.streams));
         now.heads.set(count(snapshot.heads));
@@ -195,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_is_told_with_its_unit() {
-        let metrics = Metrics::new(None);
+        let metrics = Metrics::new(None, Arc::default());
         metrics.run_ended(RunStatus::Success);
         metrics.run_ended(RunStatus::Success);
         metrics.run_ended(RunStatus::Interrupted);
@@ -204,8 +228,16 @@ mod tests {
         metrics.replayed(5);
         metrics.looked_up(true);
         metrics.looked_up(false);
-        let snapshot =
-            Snapshot { runs: 2, background: 3, streams: 4, heads: 5, config_valid: false, database: None };
+        let snapshot = Snapshot {
+            runs: 2,
+            waiting: 6,
+            background: 3,
+            streams: 4,
+            followers: 7,
+            heads: 5,
+            config_valid: false,
+            database: None,
+        };
         let text = metrics.rendered(snapshot);
         for line in [
             "threadkeep_runs_total{outcome=\"success\"} 2",
@@ -216,7 +248,9 @@ mod tests {
             "threadkeep_replay_supersteps_sum 5.0",
             "threadkeep_history_cache_lookups_total{result=\"hit\"} 1",
             "threadkeep_history_cache_lookups_total{result=\"miss\"} 1",
-            "threadkeep_runs_local 2",
+            "threadkeep_runs_active 2",
+            "threadkeep_runs_waiting 6",
+            "threadkeep_streams_open 7",
             "threadkeep_background_tasks 3",
             "threadkeep_streams_kept 4",
             "threadkeep_warm_heads 5",

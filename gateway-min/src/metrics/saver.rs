@@ -13,8 +13,10 @@ use threadkeep::saver::{
 };
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
+use tracing::Instrument as _;
 
 use super::{CallOutcome, Metrics};
+use crate::telemetry::spans;
 
 /// A saver whose commits and replays are counted; every answer is the inner one's.
 pub(crate) struct MeteredSaver {
@@ -45,13 +47,15 @@ impl Saver for MeteredSaver {
 
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
         let (bytes, began) = (bytes(&step), Instant::now());
-        let result = self.inner.commit(step).await;
+        let span = spans::commit(&step, bytes);
+        let result = self.inner.commit(step).instrument(span.clone()).await;
         let outcome = match &result {
             Ok(_) => CallOutcome::ok,
             Err(Error::Conflict { .. }) => CallOutcome::conflict,
             Err(Error::InDoubt { .. }) => CallOutcome::in_doubt,
             Err(_) => CallOutcome::error,
         };
+        spans::committed(&span, outcome.as_str(), result.is_err());
         self.metrics.committed(began.elapsed(), bytes, outcome);
         result
     }

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use threadkeep_sqlite::SqliteSaver;
@@ -34,6 +35,18 @@ impl Collector for Collected {
             let counter = ConstCounter::new(count);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        let help = "Writing operations that were made durable by one flush";
+        let mut sizes =
+            encoder.encode_descriptor("sqlite_flush_commands", help, None, MetricType::Histogram)?;
+        let buckets = stats.transaction_sizes.iter().zip(0..).map(|(count, size)| (2_f64.powi(size), *count));
+        let mut buckets: Vec<(f64, u64)> = buckets.collect();
+        if let Some((bound, _)) = buckets.last_mut() {
+            // The last one has no bound.
+            *bound = f64::MAX;
+        }
+        #[allow(clippy::cast_precision_loss, reason = "a count")]
+        let sum = stats.committed as f64;
+        sizes.encode_histogram::<NoLabelSet>(sum, stats.transactions, &buckets, None)?;
         let queued = ConstGauge::new(u64::try_from(self.0.queued()).unwrap_or(u64::MAX));
         let help = "Writing operations that wait for the writer";
         queued.encode(encoder.encode_descriptor("sqlite_queued", help, None, queued.metric_type())?)

@@ -7,8 +7,10 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
+use tracing::Instrument as _;
 
 use super::{ChatModel, ChunkStream, Fallback, ModelChunk, ModelError, ModelErrorKind, ModelRequest};
+use crate::telemetry::spans;
 
 /// How often a call is tried in all.
 const ATTEMPTS: u32 = 3;
@@ -72,7 +74,13 @@ impl RetryingModel {
     /// The chunks of the answer, the last of which has a finish reason. Does nothing until it is polled;
     /// dropping it abandons the call.
     pub fn stream(&self, request: ModelRequest) -> BoxStream<'static, ModelChunk> {
-        stream::once(answer(Arc::clone(&self.inner), Arc::clone(&self.sleeper), request)).flatten().boxed()
+        let span = spans::model_call(self.name(), self.provider());
+        let answer = answer(Arc::clone(&self.inner), Arc::clone(&self.sleeper), request);
+        // The span is held by what looks at the chunks, so it ends with the answer or with who gives it up.
+        stream::once(answer.instrument(span.clone()))
+            .flatten()
+            .inspect(move |chunk| spans::model_answered(&span, chunk))
+            .boxed()
     }
 }
 

@@ -7,6 +7,7 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Load};
+use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::bridge::Subscription;
@@ -121,7 +122,8 @@ impl App {
         let app = Arc::clone(self);
         let thread = thread_id.to_owned();
         // From the admission on, somebody must work on the run: a task of its own, which no dropped request can stop.
-        let created = tokio::spawn(async move { app.admit(thread, run_id, new, request).await });
+        let created =
+            tokio::spawn(async move { app.admit(thread, run_id, new, request).await }.in_current_span());
         created.await.map_err(|_| CreateError::Stopping)?
     }
 

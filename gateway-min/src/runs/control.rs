@@ -2,7 +2,7 @@
 //! reaches the task that does the work.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -17,6 +17,8 @@ pub(crate) struct RunControl {
     pub(crate) promoted: Notify,
     /// Whether its stream is handed on to other processes.
     pub(crate) mirrored: AtomicBool,
+    /// Set when the thread is the run's.
+    at_work: AtomicBool,
     ended: watch::Sender<bool>,
 }
 
@@ -26,8 +28,19 @@ impl RunControl {
             cancel: CancellationToken::new(),
             promoted: Notify::new(),
             mirrored: AtomicBool::new(false),
+            at_work: AtomicBool::new(false),
             ended: watch::Sender::new(false),
         }
+    }
+
+    /// The thread is the run's now.
+    pub(crate) fn begun(&self) {
+        self.at_work.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the run waits for its thread.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.at_work.load(Ordering::Relaxed)
     }
 
     /// Waits until nothing of the run will be written any more.

@@ -12,6 +12,7 @@ use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
+use tracing::Instrument as _;
 
 use super::bridge::Publisher;
 use super::control::RunGuard;
@@ -30,6 +31,7 @@ use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
     StoreError, ThreadStatus,
 };
+use crate::telemetry::spans;
 use crate::tools::Snapshot;
 
 /// Metadata key of the agent that a checkpoint belongs to.
@@ -94,7 +96,8 @@ pub(crate) fn start(
     guard: RunGuard,
 ) {
     let (store, run_id) = (app.store.clone(), spec.run_id.clone());
-    let task = tokio::spawn(work(app, spec, publisher, frames, guard));
+    let span = spans::run(&spec.thread_id, &spec.run_id);
+    let task = tokio::spawn(work(app, spec, publisher, frames, guard).instrument(span));
     tokio::spawn(async move {
         if task.await.is_err() {
             bury(&store, &run_id).await;
@@ -170,6 +173,7 @@ impl Worker<'_> {
         }
         // Held to the end: the next run of the thread starts behind this one's last write.
         let lock = self.app.locks.lock(&self.spec.thread_id).await;
+        self.guard.control.begun();
         let started = Utc::now();
         self.app.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
         self.journal.start().await?;
@@ -249,6 +253,7 @@ impl Worker<'_> {
         }
         // Before the first write: a run without an agent leaves its thread as it was, in either mode.
         let agent = self.app.agents.lead(&spec.agent()).await?;
+        spans::run_model(agent.model.name());
         let at = self.linearized(accessor).await?;
         let mut writer = StepWriter::open(accessor, thread, at).await?;
         let input = self.input(accessor, writer.state()).await?;
@@ -441,6 +446,7 @@ impl Worker<'_> {
         let outcome = persistently(|| self.app.store.runs().finish(&self.spec.run_id, &end)).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
             self.app.counted.run_ended(status);
+            spans::run_ended(status);
         }
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.app.local_runs.get(next)
@@ -489,7 +495,12 @@ impl Worker<'_> {
             }
             let state = accessor.get_loading(&self.thread, None, load).await.map_err(AgentError::from)?;
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
-                self.app.store.threads().set_display_name(&self.spec.thread_id, Some(&title)).await?;
+                let (threads, id) = (self.app.store.threads(), &self.spec.thread_id);
+                let row = threads.get(id, None).await?;
+                // Most turns leave the title as it is, and a look waits for nobody.
+                if row.is_none_or(|row| row.display_name.as_ref() != Some(&title)) {
+                    threads.set_display_name(id, Some(&title)).await?;
+                }
             }
             Ok::<_, AgentError>(())
         };

@@ -5,6 +5,8 @@
 //! mode readers neither wait for the writer nor hold it up. In Postgres writers of one thread queue for its lock.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use chrono::{DateTime, TimeDelta};
 use sqlx::{Postgres, Sqlite, Transaction};
@@ -14,14 +16,57 @@ use super::error::StoreError;
 use super::postgres::{self, PostgresTarget, Scope, Tables};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
-use super::sqlite::{self, BEGIN_WRITE};
+use super::sqlite;
+
+/// What the commit of a write transaction waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flush {
+    /// The disk: what it changed survives a loss of power.
+    Now,
+    /// In SQLite nothing: it survives the end of the process at once, and a loss of power with the next commit that is
+    /// flushed, whoever's, for a database loses only the end of its log. It is for the steps of a run between its
+    /// admission and the decision how it ends, which nobody is told of as done: a run that was cut off, as every run is by a loss of power,
+    /// is recovered from each of them in the same way. A Postgres server may fall and come back under a run that goes on
+    /// and relies on what it wrote, so there it is as [`Flush::Now`].
+    WithNext,
+}
+
+/// How many write transactions were committed.
+#[derive(Debug, Default)]
+pub(crate) struct Commits {
+    all: AtomicU64,
+    flushed: AtomicU64,
+}
+
+impl Commits {
+    fn add(&self, flush: Flush) {
+        self.all.fetch_add(1, Ordering::Relaxed);
+        if flush == Flush::Now {
+            self.flushed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> u64 {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    /// Those that waited for the disk.
+    pub(crate) fn flushed(&self) -> u64 {
+        self.flushed.load(Ordering::Relaxed)
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Db {
     pools: Pools,
+    flush: Flush,
+    pub(super) commits: Arc<Commits>,
     pub(super) clock: Clock,
     #[cfg(test)]
     pub(super) fault: super::tests::fault::Fault,
+    #[cfg(test)]
+    idle_disk: Arc<std::sync::atomic::AtomicBool>,
 }
 
 #[derive(Clone, Debug)]
@@ -79,18 +124,25 @@ impl Db {
     fn new(pools: Pools, clock: Clock) -> Self {
         Self {
             pools,
+            flush: Flush::Now,
+            commits: Arc::default(),
             clock,
             #[cfg(test)]
             fault: super::tests::fault::Fault::default(),
+            #[cfg(test)]
+            idle_disk: Arc::default(),
         }
     }
 
     /// Stops waiting for the disk: tests do not survive a power cut anyway.
     #[cfg(test)]
-    pub(super) async fn stop_flushing(&self) {
-        if let Pools::Sqlite { writer, .. } = &self.pools {
-            sqlx::query("PRAGMA synchronous = OFF").execute(writer).await.unwrap();
-        }
+    pub(super) fn stop_flushing(&self) {
+        self.idle_disk.store(true, Ordering::Relaxed);
+    }
+
+    /// The same database, with write transactions that need not wait for the disk; see [`Flush::WithNext`].
+    pub(super) fn unflushed(&self) -> Self {
+        Self { flush: Flush::WithNext, ..self.clone() }
     }
 
     pub(super) async fn close(&self) {
@@ -167,14 +219,22 @@ impl Db {
     }
 
     async fn begin(&self, scope: Scope<'_>) -> Result<WriteTx, StoreError> {
+        let flush = match self.dialect() {
+            Dialect::Sqlite => self.flush,
+            Dialect::Postgres => Flush::Now,
+        };
+        #[cfg(test)]
+        let flush = if self.idle_disk.load(Ordering::Relaxed) { Flush::WithNext } else { flush };
         let tx = match &self.pools {
-            Pools::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with(BEGIN_WRITE).await?),
+            Pools::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with(sqlite::begin(flush)).await?),
             Pools::Postgres { pool, tables } => {
                 Tx::Postgres(pool.begin_with(postgres::begin(tables, scope)).await?, tables.clone())
             }
         };
         Ok(WriteTx {
             tx,
+            flush,
+            commits: Arc::clone(&self.commits),
             #[cfg(test)]
             fault: self.fault.clone(),
         })
@@ -197,6 +257,8 @@ fn read_all<R, T: FromRow>(rows: Vec<R>, row: fn(R) -> Row) -> sqlx::Result<Vec<
 /// holds it, it rolls back.
 pub(super) struct WriteTx {
     tx: Tx,
+    flush: Flush,
+    commits: Arc<Commits>,
     #[cfg(test)]
     fault: super::tests::fault::Fault,
 }
@@ -241,7 +303,7 @@ impl WriteTx {
         Ok(rows?)
     }
 
-    /// Makes the changes durable. A future dropped in here may have committed or not.
+    /// Makes the changes durable, as far as its [`Flush`] says. A future dropped in here may have committed or not.
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         self.statement_done()?;
         let done = match self.tx {
@@ -251,6 +313,7 @@ impl WriteTx {
         done.map_err(|cause| StoreError::InDoubt { cause })?;
         #[cfg(test)]
         self.fault.committed()?;
+        self.commits.add(self.flush);
         Ok(())
     }
 

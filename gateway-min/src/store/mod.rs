@@ -69,6 +69,7 @@ pub use threads::{
     CreatedThread, DISPLAY_NAME_MAX_CHARS, NewThread, PINNED_KEY, ThreadRow, ThreadStatus, Threads,
 };
 
+pub(crate) use self::db::Commits;
 use self::db::Db;
 
 /// The name of the database file inside `database.sqlite_dir`.
@@ -204,6 +205,11 @@ impl Store {
         let left = self.db.fault.disarm();
         self.db.fault.arm_doubt(k);
         left
+    }
+
+    /// How many write transactions this process committed.
+    pub(crate) fn commits(&self) -> Arc<Commits> {
+        Arc::clone(&self.db.commits)
     }
 
     /// Waits for the transactions under way and closes the file. Every later call, on any clone, is

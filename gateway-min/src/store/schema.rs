@@ -3,9 +3,10 @@
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
+use super::db::Flush;
 use super::error::StoreError;
 use super::postgres::{self, PostgresTarget, Scope};
-use super::sqlite::{self, BEGIN_WRITE};
+use super::sqlite;
 
 /// A migration for each of the two databases.
 struct Step {
@@ -54,7 +55,7 @@ pub(super) async fn migrate_postgres(
 
 async fn apply_sqlite(steps: &[Step], writer: &sqlite::Pool, place: &str) -> Result<(), StoreError> {
     let migrator = migrator(steps, |step| step.sqlite.into_sql_str());
-    let mut tx = writer.begin_with(BEGIN_WRITE).await?;
+    let mut tx = writer.begin_with(sqlite::begin(Flush::Now)).await?;
     apply(&migrator, &mut *tx, place).await?;
     Ok(tx.commit().await?)
 }

@@ -10,14 +10,21 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Sqlite, SqlitePool};
 
+use super::db::Flush;
 use super::error::StoreError;
 use super::query::{Builder, Sql, Value};
 
 pub(super) type Pool = SqlitePool;
 
-/// Takes the write lock at once. A transaction that begins as a reader and turns writer later can
-/// fail in the middle with "busy"; this one can only wait at its beginning.
-pub(super) const BEGIN_WRITE: &str = "BEGIN IMMEDIATE";
+/// The statements that begin a write transaction. It takes the write lock at once: one that begins as a reader and turns
+/// writer later can fail in the middle with "busy", this one can only wait at its beginning.
+pub(super) fn begin(flush: Flush) -> &'static str {
+    match flush {
+        Flush::Now => "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
+        // In WAL mode: the log is flushed before it is folded into the file, so nothing is ever damaged.
+        Flush::WithNext => "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
+    }
+}
 
 /// The oldest library whose WAL mode is safe: earlier ones can lose commits when a WAL file is reset
 /// while another connection checkpoints it.

@@ -184,12 +184,13 @@ impl Threads {
         Ok(row)
     }
 
-    /// Sets the stored status.
+    /// Sets the stored status, which follows the thread's newest run and is flushed with what is stored of that.
     ///
     /// # Errors
     /// [`StoreError::NotFound`].
     pub async fn set_status(&self, thread_id: &str, status: ThreadStatus) -> Result<(), StoreError> {
-        self.update(
+        Self::update(
+            &self.db.unflushed(),
             thread_id,
             query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1")
                 .bind(thread_id)
@@ -203,7 +204,8 @@ impl Threads {
     /// # Errors
     /// [`StoreError::NotFound`].
     pub async fn set_display_name(&self, thread_id: &str, name: Option<&str>) -> Result<(), StoreError> {
-        self.update(
+        Self::update(
+            &self.db,
             thread_id,
             query("UPDATE threads_meta SET display_name = $2, updated_at = $3 WHERE thread_id = $1")
                 .bind(thread_id)
@@ -213,9 +215,9 @@ impl Threads {
     }
 
     /// Runs `sql` with the current time as its last parameter.
-    async fn update(&self, thread_id: &str, sql: Sql) -> Result<(), StoreError> {
-        let mut tx = self.db.write(thread_id).await?;
-        if tx.execute(sql.bind(time_text(self.db.clock.now()))).await? == 0 {
+    async fn update(db: &Db, thread_id: &str, sql: Sql) -> Result<(), StoreError> {
+        let mut tx = db.write(thread_id).await?;
+        if tx.execute(sql.bind(time_text(db.clock.now()))).await? == 0 {
             return Err(StoreError::thread_not_found(thread_id));
         }
         tx.commit().await

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde_json::Value;
+use tracing::Instrument as _;
 
 use super::bash::Bash;
 use super::clarification::AskClarification;
@@ -14,6 +15,7 @@ use super::{
     output, schema,
 };
 use crate::model::message::tool_result;
+use crate::telemetry::spans;
 
 /// The tools of a run, by name, in the order they were added.
 #[derive(Clone, Default)]
@@ -91,14 +93,19 @@ impl Toolbox {
     pub async fn run(&self, context: &ToolContext, call: &Value) -> ToolAnswer {
         let name = call["name"].as_str().unwrap_or_default();
         let found = self.tools.iter().find(|(spec, _)| spec.name == name);
+        let span = spans::tool_call(found.map(|(spec, _)| spec.name.as_str()));
         let (result, max_chars) = match found {
-            Some((spec, tool)) => (attempt(spec, &**tool, context, call).await, tool.output_max_chars()),
+            Some((spec, tool)) => {
+                let attempt = attempt(spec, &**tool, context, call).instrument(span.clone());
+                (attempt.await, tool.output_max_chars())
+            }
             None => (Err(self.unknown(name)), DEFAULT_OUTPUT_MAX_CHARS),
         };
         let output = result.unwrap_or_else(|error| ToolOutput {
             status: ToolStatus::Error,
             ..ToolOutput::text(format!("Error: {error}"))
         });
+        spans::tool_answered(&span, output.status);
         let mut message = tool_result(call, output.status, output::cut(output.content, max_chars));
         message["artifact"] = output.artifact;
         message["additional_kwargs"] = Value::Object(output.additional_kwargs);

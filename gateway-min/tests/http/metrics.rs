@@ -43,15 +43,27 @@ async fn runs_commits_flushes_the_cache_and_bytes_are_counted() {
 
     let run = gateway.start_run("secret-thread", "stop").await;
     threadkeep_gateway::model::scripted::gate("metrics").reached().await;
-    assert_eq!(value(&read(&gateway).await, "threadkeep_runs_local"), 1);
+    let mut queued = question("wait for it");
+    queued["multitask_strategy"] = json!("enqueue");
+    let waiting = gateway.post("/api/threads/secret-thread/runs", queued).await.ok();
+    let request = Request::get(format!("/api/threads/secret-thread/runs/{run}/stream"));
+    let followed = gateway.open_answer(request.body(Body::empty()).unwrap()).await;
+    let busy = read(&gateway).await;
+    for name in ["runs_active", "runs_waiting", "streams_open"] {
+        assert_eq!(value(&busy, &format!("threadkeep_{name}")), 1, "{name}\n{busy}");
+    }
+    drop(followed);
+    assert_eq!(value(&read(&gateway).await, "threadkeep_streams_open"), 0);
     let path = format!("/api/threads/secret-thread/runs/{run}/cancel?wait=true");
     assert_eq!(gateway.post(&path, json!({})).await.status, 204);
+    gateway.join("secret-thread", waiting["run_id"].as_str().unwrap()).await;
     gateway.history("secret-thread").await;
 
     let text = read(&gateway).await;
-    assert_eq!(value(&text, "threadkeep_runs_total{outcome=\"success\"}"), 3);
+    assert_eq!(value(&text, "threadkeep_runs_total{outcome=\"success\"}"), 4);
     assert_eq!(value(&text, "threadkeep_runs_total{outcome=\"interrupted\"}"), 1);
-    assert_eq!(value(&text, "threadkeep_runs_local"), 0);
+    assert_eq!(value(&text, "threadkeep_runs_active"), 0);
+    assert_eq!(value(&text, "threadkeep_runs_waiting"), 0);
     assert_eq!(value(&text, "threadkeep_config_valid"), 1);
     assert!(value(&text, "threadkeep_streams_kept") >= 1);
     assert!(value(&text, "threadkeep_replay_supersteps_count") > 0, "{text}");
@@ -62,6 +74,11 @@ async fn runs_commits_flushes_the_cache_and_bytes_are_counted() {
         (value(&text, "threadkeep_sqlite_commands_total"), value(&text, "threadkeep_sqlite_flushes_total"));
     assert!(commands >= commits && flushes <= commands && flushes > 0, "{text}");
     assert_eq!(value(&text, "threadkeep_sqlite_queued"), 0);
+    // Sizes of flushes: as many as there are flushes, of all the operations that were not refused.
+    assert_eq!(value(&text, "threadkeep_sqlite_flush_commands_count"), flushes, "{text}");
+    assert_eq!(value(&text, "threadkeep_sqlite_flush_commands_bucket{le=\"+Inf\"}"), flushes);
+    assert!(value(&text, "threadkeep_sqlite_flush_commands_sum") <= commands);
+    assert!(value(&text, "threadkeep_sqlite_flush_commands_sum") >= commits);
     assert!(text.ends_with("# EOF\n"), "{text}");
     for id in ["secret-thread", &run, "default"] {
         assert!(!text.contains(id), "{id}\n{text}");

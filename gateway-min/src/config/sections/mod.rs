@@ -10,6 +10,7 @@ mod delegation;
 mod runs;
 mod sandbox;
 mod subagents;
+mod telemetry;
 mod tools;
 
 pub use agent::{
@@ -23,6 +24,7 @@ pub use delegation::{
 pub use runs::{RunEvents, RunEventsBackend, RunOwnership, StreamBridge, StreamBridgeType};
 pub use sandbox::{Sandbox, SandboxProvider};
 pub use subagents::{CustomAgent, INHERIT_MODEL, SubagentOverride, Subagents, TokenBudgetOverride};
+pub use telemetry::{Telemetry, Traces};
 pub use tools::{Tool, ToolGroup};
 
 pub(super) use tools::{read_tool_groups, read_tools};

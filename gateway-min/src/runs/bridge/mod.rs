@@ -12,6 +12,7 @@ mod subscription;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -119,6 +120,7 @@ struct Shared {
     options: BridgeOptions,
     clock: Box<dyn Clock>,
     runs: Mutex<HashMap<Arc<str>, Arc<Run>>>,
+    followers: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for StreamBridge {
@@ -138,13 +140,19 @@ impl StreamBridge {
 
     /// A bridge whose event ids carry the time of this clock.
     pub fn with_clock(options: BridgeOptions, clock: impl Clock + 'static) -> Self {
-        let shared = Shared { options, clock: Box::new(clock), runs: Mutex::default() };
+        let shared =
+            Shared { options, clock: Box::new(clock), runs: Mutex::default(), followers: Arc::default() };
         Self { shared: Arc::new(shared) }
     }
 
     /// How many runs have their frames kept.
     pub(crate) fn kept(&self) -> usize {
         lock(&self.shared.runs).len()
+    }
+
+    /// How many subscriptions to runs there are.
+    pub(crate) fn followers(&self) -> usize {
+        self.shared.followers.load(Ordering::Relaxed)
     }
 
     /// Starts the stream of a run. Do it before the run's id is given to anybody: a subscription to a run that has no
@@ -182,6 +190,7 @@ impl StreamBridge {
             capacity: self.shared.options.queue_maxsize.max(1),
             relayed,
             abandoned: CancellationToken::new(),
+            followers: Arc::clone(&self.shared.followers),
             state: Mutex::default(),
         })
     }
@@ -267,6 +276,8 @@ struct Run {
     /// Whether the events are another process's, so that a client may know more of them than this one.
     relayed: bool,
     abandoned: CancellationToken,
+    /// The bridge's count of subscriptions.
+    followers: Arc<AtomicUsize>,
     state: Mutex<State>,
 }
 
@@ -353,6 +364,7 @@ impl Run {
     /// Admits a subscriber that says it has everything up to `last`: its key, `last` if the run did publish it, and the
     /// `seq` that comes next.
     fn join(&self, last: Option<EventId>) -> (u64, Option<EventId>, u64) {
+        self.followers.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
         let first = state.first_seq();
         // Of an event that is gone nothing but its number can be checked; of one that is kept, the whole id. One that is
@@ -398,6 +410,7 @@ impl Run {
 
     /// Dismisses a subscriber; whether the run is still live.
     fn leave(&self, subscriber: u64) -> bool {
+        self.followers.fetch_sub(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
         state.waiting.retain(|(key, _)| *key != subscriber);
         !state.ended

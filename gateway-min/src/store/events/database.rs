@@ -1,5 +1,6 @@
 //! The feed in the table `run_events`. A number is given in the transaction that inserts its row, so
 //! a number that was given is a row, and two appends cannot get the same one.
+//! In SQLite events of a run are flushed with the decision how it ends.
 
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::store::codec::{Cells, object_text, time_text};
@@ -30,7 +31,7 @@ pub(super) async fn append(
     run_id: &str,
     events: Vec<PreparedEvent>,
 ) -> Result<Vec<i64>, StoreError> {
-    let mut tx = db.write(thread_id).await?;
+    let mut tx = db.unflushed().write(thread_id).await?;
     let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
     let mut places = Vec::with_capacity(events.len());
     for event in &events {
@@ -46,7 +47,7 @@ pub(super) async fn append_if_absent(
     run_id: &str,
     event: PreparedEvent,
 ) -> Result<Option<i64>, StoreError> {
-    let mut tx = db.write(thread_id).await?;
+    let mut tx = db.unflushed().write(thread_id).await?;
     let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
     let present: Option<(i64,)> = tx
         .fetch_optional(

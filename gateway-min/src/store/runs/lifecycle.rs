@@ -1,5 +1,7 @@
 //! How an admitted run moves on: start, progress, cancellation, end. Every change looks at the state it
-//! starts from in its own transaction, so that of two that race one wins and the other is told.
+//! starts from in its own transaction, so that of two that race one wins and the other is told. What happens between
+//! the admission and the decision how the run ends is not flushed by SQLite: after a loss of power a run is recovered from
+//! each of these steps alike.
 
 use super::admission::mark_cancelled;
 use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
@@ -92,7 +94,7 @@ impl Runs {
     /// # Errors
     /// [`StoreError::NotFound`].
     pub async fn start(&self, run_id: &str) -> Result<StartOutcome, StoreError> {
-        let mut tx = self.db.write_of_run(run_id).await?;
+        let mut tx = self.db.unflushed().write_of_run(run_id).await?;
         let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
         match (run.status, run.cancel_action) {
             (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
@@ -108,7 +110,7 @@ impl Runs {
 
     /// Stores what the run has used so far; `false` if it is not `running`, and then nothing changes.
     pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, StoreError> {
-        let mut tx = self.db.write_of_run(run_id).await?;
+        let mut tx = self.db.unflushed().write_of_run(run_id).await?;
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",

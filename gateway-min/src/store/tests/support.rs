@@ -72,7 +72,7 @@ impl Place {
     /// Opens it as another process would.
     pub(super) async fn open(&self, options: StoreOptions) -> Store {
         let store = self.try_open(options).await.unwrap();
-        store.db.stop_flushing().await;
+        store.db.stop_flushing();
         store
     }
 

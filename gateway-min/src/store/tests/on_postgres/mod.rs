@@ -11,6 +11,8 @@ mod dropped;
 mod events;
 #[path = "../faults.rs"]
 mod faults;
+#[path = "../flush.rs"]
+mod flush;
 #[path = "../leases.rs"]
 mod leases;
 #[path = "../lifecycle.rs"]

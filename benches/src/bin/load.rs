@@ -1,0 +1,78 @@
+//! The load figure of the gateway.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use threadkeep_benches::case::Mode;
+use threadkeep_benches::load::{Load, Store, gateway_beside, table};
+
+/// Sends turns to a gateway from many clients at the same time, and says how fast, how soon and with what.
+///
+/// The gateway is a child process with a fresh state; its model is scripted. Each client streams one thread, turn after
+/// turn, over a connection that it keeps. A stream that does not end well fails the run.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "\
+Examples:
+  load                                      64 threads, SQLite and Postgres, both modes: the short form
+  load --turns 100 --out rows.jsonl         longer threads; rows as JSON, one a line
+  load --store sqlite --mode full --threads 1,8,64"
+)]
+struct Cli {
+    /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR that flushes.
+    #[arg(long, value_delimiter = ',', value_enum, default_value = "sqlite,postgres")]
+    store: Vec<Store>,
+    /// In which modes: full, delta:K with a snapshot every K updates.
+    #[arg(long, value_delimiter = ',', default_value = "full,delta:10")]
+    mode: Vec<Mode>,
+    /// Threads that are worked on at the same time.
+    #[arg(long, value_delimiter = ',', default_value = "64")]
+    threads: Vec<usize>,
+    /// Turns of each thread, not counting the first.
+    #[arg(long, default_value_t = 10)]
+    turns: usize,
+    /// The file that rows are added to.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Where the gateway's state is: on the disk that is to be measured.
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    scratch: PathBuf,
+    /// The gateway's binary; else the one beside this program.
+    #[arg(long)]
+    gateway: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let gateway = match cli.gateway {
+        // The gateway has a working directory of its own.
+        Some(path) => std::path::absolute(path)?,
+        None => gateway_beside(&std::env::current_exe()?)?,
+    };
+    let mut out: Box<dyn io::Write> = match &cli.out {
+        Some(path) => {
+            let file = File::options().create(true).append(true).open(path);
+            Box::new(file.with_context(|| path.display().to_string())?)
+        }
+        None => Box::new(io::sink()),
+    };
+    let runtime = tokio::runtime::Runtime::new()?;
+    let mut rows = Vec::new();
+    for threads in cli.threads {
+        let load = Load {
+            gateway: gateway.clone(),
+            scratch: cli.scratch.clone(),
+            stores: cli.store.clone(),
+            modes: cli.mode.clone(),
+            threads,
+            turns: cli.turns,
+        };
+        rows.extend(runtime.block_on(load.run(&mut out))?);
+    }
+    io::stdout().write_all(table(&rows).as_bytes())?;
+    Ok(())
+}

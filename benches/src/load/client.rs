@@ -1,0 +1,185 @@
+//! One thread and the client that talks on it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::StreamExt as _;
+use reqwest::Client;
+use serde_json::{Value as Json, json};
+
+use crate::transcript::Transcript;
+
+/// How long a turn may take, on whatever machine.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A client that keeps its connections.
+pub(super) fn http() -> Result<Client> {
+    // Somebody else in this process may have chosen one before.
+    let _chosen = rustls::crypto::ring::default_provider().install_default();
+    Ok(Client::builder().no_proxy().build()?)
+}
+
+/// What was measured of a turn, from the sending of its request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    /// The first bytes of the stream came.
+    pub(super) first_frame: Duration,
+    /// The stream ended.
+    pub(super) whole: Duration,
+}
+
+/// A thread of the gateway.
+pub(super) struct Conversation {
+    client: Client,
+    id: String,
+    url: String,
+    messages: Transcript,
+}
+
+impl Conversation {
+    /// Creates the thread of this number.
+    pub(super) async fn create(client: &Client, base: &str, number: usize) -> Result<Self> {
+        let id = format!("load-{number}");
+        let answer =
+            client.post(format!("{base}/api/threads")).json(&json!({ "thread_id": id })).send().await?;
+        answer.error_for_status()?;
+        let messages = Transcript::new(u64::try_from(number)?);
+        Ok(Self { client: client.clone(), url: format!("{base}/api/threads/{id}/runs/stream"), id, messages })
+    }
+
+    /// Says something and reads what comes of it to the end.
+    pub(super) async fn turn(&mut self) -> Result<Turn> {
+        let text = self.messages.human()["content"].take();
+        let body = json!({
+            "input": {"messages": [{"role": "user", "content": text}]},
+            "stream_mode": ["values", "messages-tuple"],
+        });
+        let turn = tokio::time::timeout(PATIENCE, self.stream(&body)).await;
+        turn.with_context(|| format!("thread {}: no end within {PATIENCE:?}", self.id))?
+            .with_context(|| format!("thread {}", self.id))
+    }
+
+    async fn stream(&self, body: &Json) -> Result<Turn> {
+        let began = Instant::now();
+        let answer = self.client.post(&self.url).json(body).send().await?;
+        let status = answer.status();
+        if !status.is_success() {
+            bail!("{status}: {}", answer.text().await.unwrap_or_default());
+        }
+        let mut first_frame = None;
+        let mut lines = Lines::default();
+        let mut chunks = answer.bytes_stream();
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.context("the stream broke off")?;
+            first_frame.get_or_insert_with(|| began.elapsed());
+            lines.take(&chunk);
+        }
+        let whole = began.elapsed();
+        ensure!(lines.errors == 0, "the stream tells {} errors", lines.errors);
+        ensure!(lines.last == b"end", "the stream ends in {:?}", String::from_utf8_lossy(&lines.last));
+        Ok(Turn { first_frame: first_frame.context("the stream is empty")?, whole })
+    }
+
+    /// Whether the thread holds a question and an answer of each turn.
+    pub(super) async fn check(&self, client: &Client, base: &str, turns: usize) -> Result<()> {
+        let answer = client.get(format!("{base}/api/threads/{}/state", self.id)).send().await?;
+        let state: Json = answer.error_for_status()?.json().await?;
+        let kept = state["values"]["messages"].as_array().map_or(0, Vec::len);
+        ensure!(kept == 2 * turns, "thread {} has {kept} messages after {turns} turns", self.id);
+        Ok(())
+    }
+}
+
+/// The names of the events in a stream, read as it comes. Data is passed over.
+#[derive(Debug, Default)]
+struct Lines {
+    /// The line that has begun, as far as a name may reach.
+    begun: Vec<u8>,
+    /// The name of the last event.
+    last: Vec<u8>,
+    errors: usize,
+}
+
+impl Lines {
+    /// A name is shorter, and data that is longer need not be kept.
+    const KEPT: usize = 64;
+
+    fn take(&mut self, chunk: &[u8]) {
+        for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
+            let (text, complete) = piece.strip_suffix(b"\n").map_or((piece, false), |text| (text, true));
+            let room = Self::KEPT.saturating_sub(self.begun.len()).min(text.len());
+            self.begun.extend_from_slice(&text[..room]);
+            if complete {
+                if let Some(name) = self.begun.strip_prefix(b"event: ") {
+                    self.last = name.to_vec();
+                    self.errors += usize::from(name == b"error");
+                }
+                self.begun.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A turn at a gateway that gives this answer and hangs up.
+    async fn turn_of(answer: String) -> Result<Turn> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}/", listener.local_addr()?);
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await?;
+            let mut request = vec![0; 1 << 16];
+            let _read = stream.read(&mut request).await?;
+            stream.write_all(answer.as_bytes()).await?;
+            stream.shutdown().await
+        });
+        let mut conversation =
+            Conversation { client: http()?, id: "t".to_owned(), url, messages: Transcript::new(1) };
+        conversation.turn().await
+    }
+
+    #[tokio::test]
+    async fn only_a_stream_that_ends_well_is_a_turn() {
+        const HEAD: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
+        let events = "event: metadata\ndata: {}\n\n";
+        let turn = turn_of(format!("{HEAD}\r\n{events}event: end\ndata: null\n\n")).await.unwrap();
+        assert!(turn.first_frame <= turn.whole);
+        for (answer, problem) in [
+            (format!("{HEAD}\r\n{events}"), "the stream ends in \"metadata\""),
+            (
+                format!("{HEAD}\r\n{events}event: error\ndata: {{}}\n\nevent: end\n\n"),
+                "the stream tells 1 errors",
+            ),
+            (format!("{HEAD}content-length: 99\r\n\r\n{events}"), "the stream broke off"),
+            ("HTTP/1.1 409 Conflict\r\ncontent-length: 4\r\n\r\nbusy".to_owned(), "409 Conflict: busy"),
+        ] {
+            let error = format!("{:#}", turn_of(answer).await.unwrap_err());
+            assert!(error.starts_with("thread t: ") && error.contains(problem), "{error}");
+        }
+    }
+
+    #[test]
+    fn events_are_found_however_the_stream_is_cut() {
+        let long = "x".repeat(100);
+        let stream = format!(
+            "event: metadata\ndata: {{}}\n\nevent: values\ndata: event: error{long}\n\nevent: end\n\n"
+        );
+        for size in [1, 3, 7, stream.len()] {
+            let mut lines = Lines::default();
+            stream.as_bytes().chunks(size).for_each(|chunk| lines.take(chunk));
+            assert_eq!((lines.last.as_slice(), lines.errors), (b"end".as_slice(), 0), "{size}");
+        }
+        let mut lines = Lines::default();
+        lines.take(b"event: error\ndata: {}\n\nevent: en");
+        assert_eq!(
+            (lines.last.as_slice(), lines.errors),
+            (b"error".as_slice(), 1),
+            "a name that was cut is none"
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! The gateway as a child process.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use reqwest::Client;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::case::Mode;
+use crate::meter::Process;
+
+/// How long a gateway may take to start, and to stop.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a process that starts or stops is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// What it says when it serves.
+const SERVING: &str = "serving on ";
+
+/// A running gateway. Killed when dropped.
+pub(super) struct Gateway {
+    child: Child,
+    base: String,
+    log: PathBuf,
+}
+
+impl Gateway {
+    /// Starts one that keeps all it has in `directory`, or in the Postgres database at `postgres`.
+    pub(super) fn start(binary: &Path, directory: &Path, postgres: Option<&str>, mode: Mode) -> Result<Self> {
+        let mut database = match mode {
+            Mode::Full => json!({"checkpoint_channel_mode": "full"}),
+            Mode::Delta(every) => json!({
+                "checkpoint_channel_mode": "delta", "checkpoint_delta": {"snapshot_frequency": every},
+            }),
+        };
+        database["backend"] = if postgres.is_some() { "postgres" } else { "sqlite" }.into();
+        database["postgres_url"] = postgres.into();
+        let config = json!({
+            "config_version": 49,
+            "database": database,
+            "run_events": {"backend": "db"},
+            "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
+        });
+        let answer =
+            json!({"text": "You said: {{input}}", "usage": {"input_tokens": 200, "output_tokens": 200}});
+        // A script answers at once. Many small pieces of a long answer would be more frames than a stream keeps for a client
+        // that is not served in between, as no model sends them.
+        let script = json!({"chunk_chars": 512, "rules": [{"answers": [answer]}]});
+        fs::write(directory.join("config.yaml"), config.to_string())?;
+        fs::write(directory.join("script.json"), script.to_string())?;
+        let log = directory.join("log");
+        let mut command = Command::new(binary);
+        command.args(["serve", "--host", "127.0.0.1", "--port", "0", "--config", "config.yaml"]);
+        for (name, _) in std::env::vars_os() {
+            // Its configuration is the one that is measured.
+            if name
+                .to_str()
+                .is_some_and(|name| ["SVC_", "GATEWAY_", "OTEL_"].iter().any(|p| name.starts_with(p)))
+            {
+                command.env_remove(name);
+            }
+        }
+        command.current_dir(directory).env("SVC_HOME", directory.join("state")).env("RUST_LOG", "info");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn();
+        let child = child.with_context(|| format!("{} does not start", binary.display()))?;
+        let mut gateway = Self { child, base: String::new(), log };
+        gateway.base = gateway.address()?;
+        Ok(gateway)
+    }
+
+    /// Waits until it says where it serves.
+    fn address(&mut self) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let said = fs::read_to_string(&self.log)?;
+            if let Some((_, rest)) = said.split_once(SERVING)
+                && let Some((address, _)) = rest.split_once(',')
+            {
+                return Ok(address.to_owned());
+            }
+            ensure!(self.child.try_wait()?.is_none(), "the gateway ended: {}", last_line(&said));
+            ensure!(Instant::now() < deadline, "the gateway does not serve: {}", last_line(&said));
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Its address.
+    pub(super) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// What it uses.
+    pub(super) fn process(&self) -> Process {
+        Process::of(self.child.id())
+    }
+
+    /// Its counters by name; those with labels are left out.
+    pub(super) async fn counted(&self, client: &Client) -> Result<BTreeMap<String, u64>> {
+        let answer = client.get(format!("{}/metrics", self.base)).send().await?;
+        let text = answer.error_for_status()?.text().await?;
+        let counters = text.lines().filter_map(|line| {
+            let (name, count) = line.split_once(' ')?;
+            Some((name.to_owned(), count.parse().ok()?))
+        });
+        Ok(counters.collect())
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub(super) async fn stop(mut self) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
+        kill_process(pid, Signal::TERM)?;
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            ensure!(Instant::now() < deadline, "the gateway does not stop");
+            tokio::time::sleep(LOOK_EVERY).await;
+        };
+        if !status.success() {
+            bail!("the gateway ended with {status}: {}", last_line(&fs::read_to_string(&self.log)?));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn last_line(text: &str) -> &str {
+    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing")
+}

@@ -1,0 +1,274 @@
+//! A load on the gateway: many threads whose turns are streamed over HTTP at the same time.
+//!
+//! The gateway is a child process with a fresh directory, and on Postgres a fresh database. Each thread is one client
+//! that sends a turn, reads its stream to the end, and sends the next one. A turn whose stream does not end in `end`,
+//! or tells an error, fails the case, and so does a thread that has not kept every message.
+
+mod client;
+mod gateway;
+mod table;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use threadkeep_testing::{Database, Postgres};
+
+use crate::case::Mode;
+use crate::measure::{ms, percentile, seconds};
+use crate::meter;
+use crate::store::Watch;
+use client::{Conversation, Turn};
+use gateway::Gateway;
+
+pub use table::table;
+
+/// Where the gateway keeps its threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Store {
+    /// Embedded files; each commit is flushed.
+    Sqlite,
+    /// A private server that flushes each commit.
+    Postgres,
+}
+
+/// What is to be measured: every store in every mode.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// The gateway's binary.
+    pub gateway: PathBuf,
+    /// Where its state is: on the disk that is to be measured.
+    pub scratch: PathBuf,
+    /// The stores.
+    pub stores: Vec<Store>,
+    /// The modes.
+    pub modes: Vec<Mode>,
+    /// Threads that are worked on at the same time.
+    pub threads: usize,
+    /// Turns of each thread that are measured; one before them is not.
+    pub turns: usize,
+}
+
+/// One line of results. Times are milliseconds unless the name says otherwise, memory is bytes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Row {
+    /// The version of the rows.
+    pub v: u32,
+    /// Where the threads were.
+    pub store: Store,
+    /// In which mode.
+    pub mode: Mode,
+    /// How many at the same time.
+    pub threads: usize,
+    /// Measured turns of all threads.
+    pub turns_done: usize,
+    /// From the first turn's request to the last one's end.
+    pub wall_s: f64,
+    /// Turns of all threads over that.
+    pub turns_per_s: f64,
+    /// From sending a request to its first frame.
+    pub first_frame_p50_ms: f64,
+    /// The same, beyond which one in a hundred is.
+    pub first_frame_p99_ms: f64,
+    /// From sending a request to the end of its stream.
+    pub turn_p50_ms: f64,
+    /// The same, beyond which one in a hundred is.
+    pub turn_p99_ms: f64,
+    /// CPU time of the gateway for a turn.
+    pub gateway_cpu_ms: f64,
+    /// CPU time of all Postgres processes for a turn.
+    pub server_cpu_ms: Option<f64>,
+    /// CPU time of the clients for a turn, which they take from the same machine.
+    pub client_cpu_ms: f64,
+    /// The most memory the gateway ever had.
+    pub rss_peak: u64,
+    /// Its memory at the end.
+    pub rss_end: u64,
+    /// Flushes of the checkpoint database for a turn; known of SQLite.
+    pub checkpoint_flushes: Option<f64>,
+    /// Commits of the gateway's own records for a turn.
+    pub record_commits: Option<f64>,
+    /// Of these, so many for a turn waited for the disk; known of SQLite.
+    pub record_flushes: Option<f64>,
+}
+
+/// The version of the rows.
+const VERSION: u32 = 1;
+
+impl Load {
+    /// Measures every case, one after the other, and writes a row for each as soon as it is known.
+    ///
+    /// # Errors
+    /// If a gateway does not start or stop, or a stream did not end as it should; the text says which.
+    pub async fn run(&self, mut out: impl Write) -> Result<Vec<Row>> {
+        ensure!(self.threads > 0 && self.turns > 0, "a load has at least one thread and one turn");
+        let needs_server = self.stores.contains(&Store::Postgres);
+        let server = needs_server.then(Postgres::start_flushing).transpose();
+        let server = server.map_err(anyhow::Error::from_boxed)?;
+        let turns = self.threads * (self.turns + 1) * self.stores.len() * self.modes.len();
+        let bar = bar(turns)?;
+        let mut rows = Vec::new();
+        for store in &self.stores {
+            for mode in &self.modes {
+                let name = format!("{store:?}, {mode}").to_lowercase();
+                bar.set_message(name.clone());
+                let row = self.case(*store, *mode, server.as_ref(), &bar).await.context(name)?;
+                serde_json::to_writer(&mut out, &row)?;
+                out.write_all(b"\n")?;
+                out.flush()?;
+                rows.push(row);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(rows)
+    }
+
+    async fn case(
+        &self,
+        store: Store,
+        mode: Mode,
+        server: Option<&Postgres>,
+        bar: &ProgressBar,
+    ) -> Result<Row> {
+        let database = match (store, server) {
+            (Store::Postgres, Some(server)) => {
+                Some(server.database().await.map_err(anyhow::Error::from_boxed)?)
+            }
+            _ => None,
+        };
+        let directory = tempfile::Builder::new().prefix("threadkeep-load-").tempdir_in(&self.scratch)?;
+        let url = database.as_ref().map(Database::url);
+        let gateway = Gateway::start(&self.gateway, directory.path(), url, mode)?;
+        let measured = self.measure(&gateway, store, mode, url, bar).await;
+        // How it ended matters also where it was measured in vain.
+        let stopped = gateway.stop().await;
+        let row = measured?;
+        stopped?;
+        Ok(row)
+    }
+
+    async fn measure(
+        &self,
+        gateway: &Gateway,
+        store: Store,
+        mode: Mode,
+        url: Option<&str>,
+        bar: &ProgressBar,
+    ) -> Result<Row> {
+        let watch = match url {
+            Some(url) => Some(Watch::open(url).await?),
+            None => None,
+        };
+        let server = watch.as_ref().and_then(|watch| watch.server);
+        let client = client::http()?;
+        let mut conversations = Vec::new();
+        for number in 0..self.threads {
+            conversations.push(Conversation::create(&client, gateway.base(), number).await?);
+        }
+        // Connections, titles, statements that are prepared once: not measured.
+        let (mut conversations, _) = rounds(conversations, 1, bar).await?;
+        let before = gateway.counted(&client).await?;
+        let (cpu, own_cpu) = (gateway.process().cpu(), meter::cpu());
+        let server_cpu = server.map(|server| server.cpu());
+        let began = Instant::now();
+        let turns;
+        (conversations, turns) = rounds(conversations, self.turns, bar).await?;
+        let wall = began.elapsed();
+        let per_turn = |time: Duration| ms(time / u32::try_from(turns.len()).unwrap_or(u32::MAX));
+        let (cpu, own_cpu) =
+            (gateway.process().cpu().saturating_sub(cpu), meter::cpu().saturating_sub(own_cpu));
+        let server_cpu = server.zip(server_cpu).map(|(server, before)| server.cpu().saturating_sub(before));
+        let after = gateway.counted(&client).await?;
+        for conversation in &conversations {
+            conversation.check(&client, gateway.base(), self.turns + 1).await?;
+        }
+        let at = |time: fn(&Turn) -> Duration, percent| {
+            let mut times: Vec<Duration> = turns.iter().map(time).collect();
+            times.sort_unstable();
+            percentile(&times, percent).map(ms).unwrap_or_default()
+        };
+        let counted =
+            |name: &str| Some(ratio(after.get(name)?.checked_sub(*before.get(name)?)?, turns.len()));
+        Ok(Row {
+            v: VERSION,
+            store,
+            mode,
+            threads: self.threads,
+            turns_done: turns.len(),
+            wall_s: seconds(wall),
+            turns_per_s: (10.0 * as_float(turns.len()) / wall.as_secs_f64()).round() / 10.0,
+            first_frame_p50_ms: at(|turn| turn.first_frame, 50.0),
+            first_frame_p99_ms: at(|turn| turn.first_frame, 99.0),
+            turn_p50_ms: at(|turn| turn.whole, 50.0),
+            turn_p99_ms: at(|turn| turn.whole, 99.0),
+            gateway_cpu_ms: per_turn(cpu),
+            server_cpu_ms: server_cpu.map(per_turn),
+            client_cpu_ms: per_turn(own_cpu),
+            rss_peak: gateway.process().peak(),
+            rss_end: gateway.process().resident(),
+            checkpoint_flushes: counted("threadkeep_sqlite_flushes_total"),
+            record_commits: counted("threadkeep_records_commits_total"),
+            record_flushes: counted("threadkeep_records_flushes_total"),
+        })
+    }
+}
+
+/// So many turns of each conversation, all conversations at the same time. The first failure is the answer.
+async fn rounds(
+    conversations: Vec<Conversation>,
+    turns: usize,
+    bar: &ProgressBar,
+) -> Result<(Vec<Conversation>, Vec<Turn>)> {
+    let mut tasks = tokio::task::JoinSet::new();
+    for mut conversation in conversations {
+        let bar = bar.clone();
+        tasks.spawn(async move {
+            let mut done = Vec::with_capacity(turns);
+            for _ in 0..turns {
+                done.push(conversation.turn().await?);
+                bar.inc(1);
+            }
+            anyhow::Ok((conversation, done))
+        });
+    }
+    let (mut conversations, mut all) = (Vec::new(), Vec::new());
+    while let Some(done) = tasks.join_next().await {
+        let (conversation, turns) = done??;
+        conversations.push(conversation);
+        all.extend(turns);
+    }
+    Ok((conversations, all))
+}
+
+/// The gateway's binary that stands beside this one.
+///
+/// # Errors
+/// If there is none; the text says how to make it.
+pub fn gateway_beside(own: &Path) -> Result<PathBuf> {
+    let path = own.with_file_name(format!("threadkeep{}", std::env::consts::EXE_SUFFIX));
+    ensure!(path.exists(), "{} is not there; `make load` builds it, --gateway names another", path.display());
+    Ok(path)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts of turns")]
+fn as_float(count: usize) -> f64 {
+    count as f64
+}
+
+/// A count for each turn, with two digits.
+#[allow(clippy::cast_precision_loss, reason = "shown with two digits")]
+fn ratio(count: u64, turns: usize) -> f64 {
+    (100.0 * count as f64 / as_float(turns)).round() / 100.0
+}
+
+fn bar(turns: usize) -> Result<ProgressBar> {
+    let bar = ProgressBar::with_draw_target(Some(turns as u64), ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} turns {elapsed}, {eta} left  {msg}")?);
+    bar.enable_steady_tick(Duration::from_millis(250));
+    Ok(bar)
+}

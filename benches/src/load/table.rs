@@ -1,0 +1,56 @@
+//! The rows as an aligned table.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+
+use super::Row;
+
+/// A heading and what stands under it.
+type Column = (&'static str, fn(&Row) -> String);
+
+const COLUMNS: [Column; 14] = [
+    ("turns", |row| row.turns_done.to_string()),
+    ("turns/s", |row| format!("{:.0}", row.turns_per_s)),
+    ("first frame p50", |row| ms(row.first_frame_p50_ms)),
+    ("p99", |row| ms(row.first_frame_p99_ms)),
+    ("turn p50", |row| ms(row.turn_p50_ms)),
+    ("p99", |row| ms(row.turn_p99_ms)),
+    ("CPU/turn", |row| ms(row.gateway_cpu_ms)),
+    ("server", |row| row.server_cpu_ms.map(ms).unwrap_or_default()),
+    ("clients", |row| ms(row.client_cpu_ms)),
+    ("peak RSS", |row| megabytes(row.rss_peak)),
+    ("RSS", |row| megabytes(row.rss_end)),
+    ("checkpoint flushes/turn", |row| count(row.checkpoint_flushes)),
+    ("record commits", |row| count(row.record_commits)),
+    ("flushed", |row| count(row.record_flushes)),
+];
+
+/// A table of the rows.
+pub fn table(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(["store", "mode", "threads"].into_iter().chain(COLUMNS.map(|(heading, _)| heading)));
+    for row in rows {
+        let case = [format!("{:?}", row.store).to_lowercase(), row.mode.to_string(), row.threads.to_string()];
+        table.add_row(case.into_iter().chain(COLUMNS.iter().map(|(_, cell)| cell(row))));
+    }
+    for (number, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if number > 1 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+fn ms(ms: f64) -> String {
+    if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown without digits")]
+fn megabytes(bytes: u64) -> String {
+    format!("{:.0} MB", bytes as f64 / 1e6)
+}
+
+fn count(count: Option<f64>) -> String {
+    count.map_or_else(String::new, |count| format!("{count:.2}"))
+}

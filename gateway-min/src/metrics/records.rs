@@ -1,0 +1,27 @@
+//! What the gateway's records count themselves, told when somebody looks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+
+use crate::store::Commits;
+
+/// The counts of a store.
+#[derive(Debug)]
+pub(super) struct Collected(pub(super) Arc<Commits>);
+
+impl Collector for Collected {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, help, count) in [
+            ("records_commits", "Write transactions on threads, runs and events", self.0.all()),
+            ("records_flushes", "Those of them that waited for the disk", self.0.flushed()),
+        ] {
+            let counter = ConstCounter::new(count);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        Ok(())
+    }
+}

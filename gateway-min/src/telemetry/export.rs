@@ -1,0 +1,95 @@
+//! Sending traces to a collector.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use tokio::runtime::Handle;
+
+use super::TelemetryError;
+
+/// A collector, over HTTP. The log says once when it does not answer, and once when it does again.
+#[derive(Debug)]
+pub(super) struct Collector {
+    client: reqwest::Client,
+    /// What is exported comes from a thread without a runtime.
+    runtime: Handle,
+    /// Where it is, as the log may show it.
+    shown: String,
+    away: AtomicBool,
+}
+
+impl Collector {
+    pub(super) fn new(endpoint: &str, runtime: Handle) -> Result<Self, TelemetryError> {
+        let url = reqwest::Url::parse(endpoint)
+            .map_err(|error| TelemetryError::Endpoint(format!("it is no address: {error}")))?;
+        let port = url.port_or_known_default().map(|port| format!(":{port}")).unwrap_or_default();
+        let shown = format!("{}{port}", url.host_str().unwrap_or_default());
+        // Somebody else in this process may have chosen one before.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
+        Ok(Self { client, runtime, shown, away: AtomicBool::new(false) })
+    }
+
+    fn answered(&self) {
+        if self.away.swap(false, Ordering::Relaxed) {
+            tracing::info!(collector = self.shown, "the collector takes traces again");
+        }
+    }
+
+    fn failed(&self, reason: &str) {
+        if !self.away.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                collector = self.shown,
+                reason,
+                "the collector does not take traces; they are lost until it does"
+            );
+        }
+    }
+}
+
+/// One request, from beginning to end.
+async fn send(client: reqwest::Client, request: reqwest::Request) -> reqwest::Result<Response<Bytes>> {
+    let answer = client.execute(request).await?;
+    let (status, headers) = (answer.status(), answer.headers().clone());
+    let mut response = Response::new(answer.bytes().await?);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+#[async_trait]
+impl HttpClient for Collector {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        // Without its address, which may be one that only the environment knows.
+        let sent = match reqwest::Request::try_from(request) {
+            Ok(request) => self.runtime.spawn(send(self.client.clone(), request)).await?,
+            Err(error) => Err(error),
+        };
+        match sent {
+            Ok(response) if response.status().is_success() => {
+                self.answered();
+                Ok(response)
+            }
+            Ok(response) => {
+                self.failed(&response.status().to_string());
+                Ok(response)
+            }
+            Err(error) => {
+                self.failed(reason(&error));
+                Err(error.without_url().into())
+            }
+        }
+    }
+}
+
+/// Why nothing was sent, in words that hold no address.
+fn reason(error: &reqwest::Error) -> &'static str {
+    if error.is_connect() {
+        "no connection"
+    } else if error.is_timeout() {
+        "no answer in time"
+    } else {
+        "the connection broke off"
+    }
+}

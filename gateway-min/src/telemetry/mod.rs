@@ -1,0 +1,206 @@
+//! What the gateway says of its work: the log on stderr and, if they are switched on, traces for an OpenTelemetry
+//! collector.
+//!
+//! What can be in a trace is in `spans.rs`, and nowhere else: only the spans made there are sent, with the attributes that
+//! are set there. Events of the log and spans of libraries are not, so no text that somebody wrote into an error gets out
+//! this way.
+//!
+//! A trace is a request, the run that it started, the run's supersteps, and in these the commits, model calls and tool
+//! calls. A request that carries a W3C `traceparent` goes on with that trace.
+
+mod export;
+mod request;
+pub(crate) mod spans;
+
+use std::time::Duration;
+
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use tokio::runtime::Handle;
+use tracing::level_filters::LevelFilter;
+use tracing::{Metadata, Subscriber};
+use tracing_opentelemetry::OpenTelemetryLayer;
+use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::registry::Registry;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::config::{Environment, Secret, Traces as Settings};
+use export::Collector;
+pub(crate) use request::traced;
+
+/// The name of a gateway that has none of its own.
+const SERVICE_NAME: &str = "threadkeep";
+/// The scope of our spans.
+const SCOPE: &str = "threadkeep-gateway";
+/// How long a stopping gateway tries to send what it still has.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Where a collector takes traces.
+const PATH: &str = "/v1/traces";
+/// Where a collector is unless somebody says otherwise.
+const DEFAULT_ENDPOINT: &str = "http://localhost:4318";
+
+/// Why there can be no traces.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The collector's address, from the configuration or the environment.
+    #[error("telemetry.traces.endpoint: {0}")]
+    Endpoint(String),
+    /// The client that would send them.
+    #[error("telemetry.traces: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+/// Traces on their way to a collector. They are sent in batches, behind the work that they are about; a collector that is
+/// away costs one warning and the traces of that time.
+#[derive(Debug)]
+pub struct Traces {
+    provider: SdkTracerProvider,
+}
+
+impl Traces {
+    /// What the configuration asks for; none if it asks for none.
+    ///
+    /// # Errors
+    /// [`TelemetryError`]. Whether the collector answers is not looked at.
+    pub fn start(
+        settings: &Settings,
+        environment: &Environment,
+        runtime: &Handle,
+    ) -> Result<Option<Self>, TelemetryError> {
+        if !settings.enabled {
+            return Ok(None);
+        }
+        let endpoint = endpoint(settings, environment);
+        let collector = Collector::new(&endpoint, runtime.clone())?;
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(collector)
+            .with_endpoint(endpoint)
+            .with_headers(
+                headers(settings, environment)
+                    .map(|(name, value)| (name, value.expose().to_owned()))
+                    .collect(),
+            )
+            .build()
+            .map_err(|error| TelemetryError::Endpoint(error.to_string()))?;
+        let name = settings.service_name.as_deref().or(environment.non_empty("OTEL_SERVICE_NAME"));
+        let resource = Resource::builder().with_service_name(name.unwrap_or(SERVICE_NAME).to_owned());
+        let share = Sampler::TraceIdRatioBased(settings.sample_ratio);
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(resource.build())
+            .with_sampler(Sampler::ParentBased(Box::new(share)))
+            .build();
+        Ok(Some(Self { provider }))
+    }
+
+    /// Sends what is left, for a few seconds at most. Blocks, and needs the runtime of [`Self::start`] to go on.
+    pub fn stop(self) {
+        // The collector has told why; there is nothing more to try.
+        let _ = self.provider.shutdown_with_timeout(LAST_WORDS);
+    }
+}
+
+/// The full address to send to.
+fn endpoint(settings: &Settings, environment: &Environment) -> String {
+    let of_base = |base: &str| format!("{}{PATH}", base.trim_end_matches('/'));
+    if let Some(base) = &settings.endpoint {
+        return of_base(base);
+    }
+    if let Some(whole) = environment.non_empty("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
+        return whole.to_owned();
+    }
+    of_base(environment.non_empty("OTEL_EXPORTER_OTLP_ENDPOINT").unwrap_or(DEFAULT_ENDPOINT))
+}
+
+/// The headers of the configuration, and those of the environment.
+fn headers<'a>(
+    settings: &'a Settings,
+    environment: &'a Environment,
+) -> impl Iterator<Item = (String, Secret)> + 'a {
+    let variables = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
+    let listed = variables.iter().find_map(|name| environment.non_empty(name)).unwrap_or_default();
+    let listed = listed.split(',').filter_map(|entry| {
+        let (name, value) = entry.split_once('=')?;
+        Some((name.trim().to_owned(), Secret::new(value.trim())))
+    });
+    let configured = settings.headers.iter().map(|(name, value)| (name.clone(), value.clone()));
+    configured.chain(listed)
+}
+
+/// The log of this process on stderr, as `RUST_LOG` says, else from `level` on.
+pub fn log(level: LevelFilter) -> impl Subscriber + Send + Sync {
+    Registry::default().with(log_layer(level))
+}
+
+/// Makes the log, and the traces if there are any, those of this process.
+pub fn install(level: LevelFilter, traces: Option<&Traces>) {
+    let traces = traces.map(|traces| {
+        OpenTelemetryLayer::new(traces.provider.tracer(SCOPE))
+            .with_location(false)
+            .with_threads(false)
+            .with_target(false)
+            .with_tracked_inactivity(false)
+            .with_filter(filter_fn(is_traced))
+    });
+    Registry::default().with(log_layer(level)).with(traces).init();
+}
+
+fn log_layer<S>(level: LevelFilter) -> impl tracing_subscriber::Layer<S>
+where
+    S: Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+{
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level.to_string()));
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    log.with_filter(filter.and(filter_fn(|metadata| !is_traced(metadata))))
+}
+
+fn is_traced(metadata: &Metadata<'_>) -> bool {
+    metadata.target() == spans::TARGET
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(endpoint: Option<&str>) -> Settings {
+        Settings { endpoint: endpoint.map(str::to_owned), ..Settings::default() }
+    }
+
+    #[test]
+    fn the_endpoint_is_the_configured_one_then_that_of_the_environment() {
+        let general = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://general:1/");
+        let of_traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:2/take/them");
+        let both = Environment::from_iter([general, of_traces]);
+        assert_eq!(endpoint(&settings(Some("https://c:3/")), &both), "https://c:3/v1/traces");
+        assert_eq!(endpoint(&settings(None), &both), "http://traces:2/take/them");
+        assert_eq!(
+            endpoint(&settings(None), &Environment::from_iter([general])),
+            "http://general:1/v1/traces"
+        );
+        let unset = Environment::from_iter([("OTEL_EXPORTER_OTLP_ENDPOINT", "")]);
+        assert_eq!(endpoint(&settings(None), &unset), "http://localhost:4318/v1/traces");
+    }
+
+    #[test]
+    fn headers_of_the_environment_are_added() {
+        let configured = Settings { headers: [("a".to_owned(), Secret::new("1"))].into(), ..settings(None) };
+        let environment = Environment::from_iter([("OTEL_EXPORTER_OTLP_HEADERS", "b=2, c=x=y,broken")]);
+        let found: Vec<(String, String)> = headers(&configured, &environment)
+            .map(|(name, value)| (name, value.expose().to_owned()))
+            .collect();
+        assert_eq!(found, [("a", "1"), ("b", "2"), ("c", "x=y")].map(|(n, v)| (n.to_owned(), v.to_owned())));
+    }
+
+    #[tokio::test]
+    async fn there_are_none_unless_asked_for_and_an_address_that_is_none_is_an_error() {
+        let (none, runtime) = (Environment::default(), Handle::current());
+        assert!(Traces::start(&settings(None), &none, &runtime).unwrap().is_none());
+        let bad = Environment::from_iter([("OTEL_EXPORTER_OTLP_ENDPOINT", "not an address")]);
+        let error = Traces::start(&Settings { enabled: true, ..settings(None) }, &bad, &runtime).unwrap_err();
+        assert!(error.to_string().starts_with("telemetry.traces.endpoint: "), "{error}");
+    }
+}

@@ -243,8 +243,7 @@ async fn commit_that_waits_for_a_flush_is_like_any_other(store: Store) -> Outcom
     let mut last = root;
     let mut said = vec!["seed".to_owned()];
     for n in 2..=9_u16 {
-        let mut step =
-            Step::after(&last, n).held("title", 1).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
+        let mut step = Step::after(&last, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
         step.commit.flush = if n % 4 == 0 { Flush::Now } else { Flush::WithNext };
         let writer = if n % 2 == 0 { &other } else { &saver };
         last = step.commit(&**writer).await?;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
@@ -434,12 +435,16 @@ async fn a_stream_and_a_wait_end_when_their_key_is_revoked_and_those_of_others_g
         left.until("values").await;
         let mut stays = Frames::of(send(kept, "stays", "stream").await);
         stays.until("values").await;
-        let (waited, ()) = tokio::join!(send(lost_key, "waits", "wait"), async {
-            while ann.get("/api/threads/waits/runs").await.ok().as_array().unwrap().is_empty() {}
-            keys.revoke(&lost.id).unwrap();
-        });
-        assert_eq!(waited.status(), 401);
-        assert_eq!(left.rest().await, [], "{mode}: it breaks off, and nothing more is told");
+        let ending = async {
+            let (waited, ()) = tokio::join!(send(lost_key, "waits", "wait"), async {
+                while ann.get("/api/threads/waits/runs").await.ok().as_array().unwrap().is_empty() {}
+                keys.revoke(&lost.id).unwrap();
+            });
+            (waited.status(), left.rest().await)
+        };
+        let (status, rest) = tokio::time::timeout(Duration::from_mins(1), ending).await.expect("they go on");
+        assert_eq!(status, 401);
+        assert_eq!(rest, [], "{mode}: it breaks off, and nothing more is told");
         for thread in ["left", "waits"] {
             let run = ann.get(&format!("/api/threads/{thread}/runs")).await.ok()[0]["run_id"].clone();
             let place = format!("/api/threads/{thread}/runs/{}", run.as_str().unwrap());

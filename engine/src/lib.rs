@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod convert;
 pub mod deletion;
 mod error;
+mod extra;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

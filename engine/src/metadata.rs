@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::{Error, Result};
+pub use crate::extra::{Entry, Extra};
 use crate::id::{ChannelName, CheckpointId, Namespace};
 use crate::mode::{CHECKPOINT_MODE_METADATA_KEY, ChannelMode};
 
@@ -52,7 +53,7 @@ pub struct Metadata {
     /// Per delta channel, what happened since its snapshot; absent on the checkpoint that holds the snapshot.
     pub counters: BTreeMap<ChannelName, Counters>,
     /// Every other key.
-    pub extra: Map<String, Json>,
+    pub extra: Extra,
 }
 
 impl Metadata {
@@ -64,7 +65,7 @@ impl Metadata {
             parents: BTreeMap::new(),
             delta_marker: false,
             counters: BTreeMap::new(),
-            extra: Map::new(),
+            extra: Extra::default(),
         }
     }
 
@@ -86,7 +87,14 @@ impl Metadata {
 
     /// As one JSON object, the form in which clients see it.
     pub fn to_json(&self) -> Map<String, Json> {
-        let mut map = self.extra.clone();
+        let mut map = self.extra.to_map();
+        map.extend(self.known());
+        map
+    }
+
+    /// The well-known keys.
+    fn known(&self) -> Map<String, Json> {
+        let mut map = Map::new();
         map.insert("source".into(), json!(self.source));
         map.insert("step".into(), json!(self.step));
         let parents = self.parents.iter().map(|(ns, id)| (ns.to_string(), json!(id.to_string()))).collect();
@@ -128,7 +136,7 @@ impl Metadata {
                 metadata.counters.insert(channel.into(), counters);
             }
         }
-        metadata.extra = map;
+        metadata.extra = map.into();
         Ok(metadata)
     }
 
@@ -137,8 +145,8 @@ impl Metadata {
         if filter.is_empty() {
             return true;
         }
-        let all = self.to_json();
-        filter.iter().all(|(key, value)| all.get(key) == Some(value))
+        let known = self.known();
+        filter.iter().all(|(key, value)| known.get(key).or_else(|| self.extra.get(key)) == Some(value))
     }
 }
 
@@ -197,7 +205,7 @@ mod tests {
     fn only_the_writes_of_a_checkpoint_decide_whether_it_is_duration_only() {
         let of = |extra: Json| {
             let mut metadata = Metadata::new(Source::Update, 0);
-            metadata.extra = extra.as_object().unwrap().clone();
+            metadata.extra = extra.as_object().unwrap().clone().into();
             metadata.is_duration_only()
         };
         assert!(of(json!({"writes": {"runtime_run_duration": {}}})));

@@ -73,7 +73,7 @@ impl Store {
     /// A duration-only checkpoint on the head.
     async fn note(&self) -> StateSnapshot {
         let head = self.accessor.get(&self.thread, None).await.unwrap().unwrap();
-        let mut extra = head.metadata.extra.clone();
+        let mut extra = head.metadata.extra.to_map();
         extra.insert("run_durations".into(), json!({ "run": 3 }));
         extra.insert("writes".into(), json!({ DURATION_NODE: { "run_ids": ["run"], "message_ids": [] } }));
         self.accessor.annotate(&head, extra).await.unwrap()
@@ -343,7 +343,7 @@ async fn a_checkpoint_that_inherits_the_notes_is_no_duration_leaf() {
         store.turns(1).await;
         let noted = store.note().await;
         // As the writers of titles and goals do: the notes stay, a channel changes.
-        let mut extra = noted.metadata.extra.clone();
+        let mut extra = noted.metadata.extra.to_map();
         extra.insert("writes".into(), json!({ "runtime_interrupt_title": { "title": "a title" } }));
         let write = store.accessor.write("title", json!("a title"), false).unwrap();
         let update = Update { at: None, node: "title".into(), writes: vec![write], extra };

@@ -98,7 +98,7 @@ async fn a_resume_restores_every_channel_and_what_was_to_run_next_onto_the_head(
     let restored =
         store.accessor.linearize(&store.thread, selected.key.id, extra.clone()).await.unwrap().unwrap();
     assert_eq!((restored.parent, restored.metadata.step), (Some(head.key.id), head.metadata.step + 1));
-    assert_eq!((restored.metadata.source, &restored.metadata.extra), (Source::Update, &extra));
+    assert_eq!((restored.metadata.source, &*restored.metadata.extra), (Source::Update, &extra));
     assert_eq!(
         (&restored.next, restored.writes.len()),
         (&selected.next, 0),

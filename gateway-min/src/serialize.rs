@@ -188,7 +188,8 @@ mod tests {
         stored.extra = json!({"run_id": "r", "github_token": "s1", "nested": {"API_KEY": "s2", "kept": 1}})
             .as_object()
             .unwrap()
-            .clone();
+            .clone()
+            .into();
         assert_eq!(
             Value::Object(metadata(&stored)),
             json!({"source": "loop", "step": 3, "parents": {}, "svc_checkpoint_channel_mode": "delta",

@@ -3,14 +3,17 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use threadkeep::id::ThreadId;
+use threadkeep::metadata::Entry;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Manifest, NUMBER_LIMIT, Packer, Run, Unpacker, chunk_runs, push_run};
 
 use crate::error::corrupt;
+use crate::view;
 
 /// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,7 +105,14 @@ fn unpack(size: i64, body: &[u8]) -> io::Result<Vec<u8>> {
 #[derive(Debug)]
 pub(crate) struct Elements {
     thread: ThreadId,
-    loaded: HashMap<i64, Element>,
+    loaded: HashMap<i64, Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    element: Element,
+    /// As an entry of a map, once somebody asked for that: one for all checkpoints that have it.
+    entry: OnceLock<Entry>,
 }
 
 impl Elements {
@@ -122,7 +132,8 @@ impl Elements {
         if Element::hash_of(&bytes) != hash {
             return Err(self.corrupt(seq, "the element does not have its hash"));
         }
-        self.loaded.insert(seq, Element::from_checked(bytes, hash));
+        let element = Element::from_checked(bytes, hash);
+        self.loaded.insert(seq, Loaded { element, entry: OnceLock::new() });
         Ok(())
     }
 
@@ -137,7 +148,22 @@ impl Elements {
     /// [`Error::Corrupt`] if its row is missing.
     pub(crate) fn get(&self, space: Space, n: u32) -> Result<&Element> {
         let seq = space.seq(n);
-        self.loaded.get(&seq).ok_or_else(|| self.corrupt(seq, "the row is missing"))
+        let loaded = self.loaded.get(&seq).ok_or_else(|| self.corrupt(seq, "the row is missing"))?;
+        Ok(&loaded.element)
+    }
+
+    /// An entry of a map.
+    ///
+    /// # Errors
+    /// As [`Self::get`], and if it is none.
+    pub(crate) fn entry(&self, n: u32) -> Result<Entry> {
+        let element = self.get(Space::Entries, n)?;
+        let known = self.loaded.get(&Space::Entries.seq(n)).map(|loaded| &loaded.entry);
+        if let Some(entry) = known.and_then(OnceLock::get) {
+            return Ok(entry.clone());
+        }
+        let entry = view::entry(element)?;
+        Ok(known.map_or_else(|| entry.clone(), |known| known.get_or_init(|| entry.clone()).clone()))
     }
 
     /// The elements of these runs, in order.

@@ -1,12 +1,13 @@
 //! Checkpoints made from rows and elements.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, Namespace, ThreadId, Version};
-use threadkeep::metadata::Metadata;
+use threadkeep::metadata::{self, Metadata};
 use threadkeep::saver::Load;
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
@@ -211,20 +212,27 @@ pub(crate) fn metadata(node: &Node, elements: &Elements) -> Result<Metadata> {
     Ok(metadata)
 }
 
-fn extra(extra: &Extra, elements: &Elements) -> Result<Map<String, Json>> {
-    let mut map = match &extra.rest {
+fn extra(extra: &Extra, elements: &Elements) -> Result<metadata::Extra> {
+    let rest = match &extra.rest {
         Rest::Empty => Map::new(),
         Rest::Inline(bytes) => object(&Element::from_bytes(bytes.clone()))?,
         Rest::Shared(n) => object(elements.get(Space::Structure, *n)?)?,
     };
+    let mut maps = Vec::with_capacity(extra.maps.len());
     for (key, runs) in &extra.maps {
-        let mut entries = Map::new();
-        for entry in elements.all(Space::Entries, runs) {
-            entries.extend(object(entry?)?);
-        }
-        map.insert(key.clone(), Json::Object(entries));
+        let entries = runs.iter().flat_map(|run| run.numbers()).map(|n| elements.entry(n));
+        maps.push((key.clone(), entries.collect::<Result<_>>()?));
     }
-    Ok(map)
+    Ok(metadata::Extra::sharing(rest, maps))
+}
+
+/// The entry of a map that an element holds.
+pub(crate) fn entry(element: &Element) -> Result<metadata::Entry> {
+    let mut entries = object(element)?.into_iter();
+    match (entries.next(), entries.next()) {
+        (Some(entry), None) => Ok(Arc::new(entry)),
+        _ => Err(Error::corrupt("checkpoint metadata", "an entry of a map is not one")),
+    }
 }
 
 fn object(element: &Element) -> Result<Map<String, Json>> {

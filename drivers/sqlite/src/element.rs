@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use rusqlite::params;
+use threadkeep::metadata;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Manifest, NUMBER_LIMIT, Run, chunk_runs, push_run};
 
 use crate::directory::ThreadKey;
+use crate::extra;
 use crate::seal::{Place, join_key, low_half};
 use crate::sql::{Db, blob, integer};
 use crate::stats::Counters;
@@ -156,11 +158,13 @@ pub(crate) struct Elements<'a> {
     db: &'a Db,
     thread: ThreadKey,
     loaded: [HashMap<u32, Element>; 3],
+    /// Those of them that are entries of maps, decoded: one for all checkpoints that have it.
+    entries: HashMap<u32, metadata::Entry>,
 }
 
 impl<'a> Elements<'a> {
     pub(crate) fn new(db: &'a Db, thread: ThreadKey) -> Self {
-        Self { db, thread, loaded: Default::default() }
+        Self { db, thread, loaded: Default::default(), entries: HashMap::new() }
     }
 
     /// One element.
@@ -176,6 +180,24 @@ impl<'a> Elements<'a> {
     pub(crate) fn get_all(&mut self, space: Space, runs: &[Run]) -> Result<Vec<Element>> {
         self.load(space, runs)?;
         runs.iter().flat_map(|run| run.numbers()).map(|seq| self.loaded(space, seq)).collect()
+    }
+
+    /// The entries of a map that these runs hold.
+    pub(crate) fn entries(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
+        let missing = |seq: &u32| !self.entries.contains_key(seq);
+        let mut wanted = Vec::new();
+        for seq in runs.iter().flat_map(|run| run.numbers()).filter(missing) {
+            push_run(&mut wanted, Run { start: seq, len: 1 });
+        }
+        self.load(Space::Metadata, &wanted)?;
+        for seq in wanted.iter().flat_map(|run| run.numbers()) {
+            // It is not needed in both forms.
+            let element = self.loaded(Space::Metadata, seq)?;
+            self.loaded[Space::Metadata as usize].remove(&seq);
+            self.entries.insert(seq, extra::entry(&element)?);
+        }
+        let numbers = runs.iter().flat_map(|run| run.numbers());
+        Ok(numbers.filter_map(|seq| self.entries.get(&seq).cloned()).collect())
     }
 
     /// The runs of a manifest, chunks unpacked.

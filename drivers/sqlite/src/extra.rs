@@ -1,8 +1,11 @@
 //! `extra` metadata. It is mostly the same for the checkpoints of a run, so it is stored once and referred to; large
 //! maps, which are rewritten whole when an entry is added, are stored by entry.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
+use threadkeep::metadata::{self, Entry};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Builder, INLINE, Manifest};
@@ -64,21 +67,27 @@ fn store_entries(
 }
 
 /// Reads what [`store`] stored.
-pub(crate) fn load(extra: &Extra, elements: &mut Elements<'_>) -> Result<Map<String, Json>> {
-    let mut map = match &extra.rest {
+pub(crate) fn load(extra: &Extra, elements: &mut Elements<'_>) -> Result<metadata::Extra> {
+    let rest = match &extra.rest {
         Rest::Empty => Map::new(),
         Rest::Inline(bytes) => object(&Element::from_bytes(bytes.clone()))?,
         Rest::Shared(seq) => object(&elements.get(Space::Metadata, *seq)?)?,
     };
+    let mut maps = Vec::with_capacity(extra.maps.len());
     for (key, manifest) in &extra.maps {
         let runs = elements.runs(manifest)?;
-        let mut entries = Map::new();
-        for entry in elements.get_all(Space::Metadata, &runs)? {
-            entries.extend(object(&entry)?);
-        }
-        map.insert(key.clone(), Json::Object(entries));
+        maps.push((key.clone(), elements.entries(&runs)?));
     }
-    Ok(map)
+    Ok(metadata::Extra::sharing(rest, maps))
+}
+
+/// The entry that an element holds.
+pub(crate) fn entry(element: &Element) -> Result<Entry> {
+    let mut entries = object(element)?.into_iter();
+    match (entries.next(), entries.next()) {
+        (Some(entry), None) => Ok(Arc::new(entry)),
+        _ => Err(Error::corrupt("checkpoint metadata", "an entry of a map is not one")),
+    }
 }
 
 fn object(element: &Element) -> Result<Map<String, Json>> {

@@ -74,7 +74,7 @@ async fn listings_page_filter_and_merge_namespaces() {
         // Ids of the two namespaces come in the order of the commits.
         step.checkpoint.id = talk.ids.checkpoint_after(all.last().copied());
         step.metadata.extra =
-            json!({ "turn": number / 10, "odd": number % 2 == 1 }).as_object().unwrap().clone();
+            json!({ "turn": number / 10, "odd": number % 2 == 1 }).as_object().unwrap().clone().into();
         all.push(put(&saver, talk, step).await);
     }
     all.reverse();

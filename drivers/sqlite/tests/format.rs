@@ -145,7 +145,7 @@ async fn small(path: &Path) -> Talk {
         if number < 3 {
             let durations: Map<_, _> = (0..8 + number).map(|i| (format!("run-{i}"), json!(i))).collect();
             let extra = json!({ "run_durations": durations, "graph": "a graph whose name is long" });
-            step.metadata.extra = serde_json::from_value(extra).unwrap();
+            step.metadata.extra = serde_json::from_value::<Map<_, _>>(extra).unwrap().into();
             step.metadata.counters.insert(MESSAGES.into(), Counters { updates: 1, supersteps: 2 });
             step.metadata.parents.insert(talk.namespace.clone(), step.checkpoint.id);
         }

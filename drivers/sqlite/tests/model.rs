@@ -201,7 +201,7 @@ impl World {
         let runs: serde_json::Map<_, _> =
             (0..choices.below(20)).map(|i| (format!("run-{i}"), json!(i))).collect();
         let extra = json!({ "run": choices.below(3), "run_durations": runs });
-        metadata.extra = serde_json::from_value(extra).unwrap();
+        metadata.extra = serde_json::from_value::<serde_json::Map<_, _>>(extra).unwrap().into();
         let checkpoint = Checkpoint { id, channels: committed, next: vec!["model".into()], applied };
         let step = StepCommit {
             thread: self.thread.clone(),

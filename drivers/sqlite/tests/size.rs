@@ -199,7 +199,7 @@ async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
         step.metadata.extra.insert("run_durations".into(), json!(durations));
         step.metadata.extra.insert("run_message_ids".into(), json!(messages));
         step.metadata.extra.insert("run_id".into(), json!(run));
-        raw += serde_json::to_vec(&step.metadata.extra).unwrap().len();
+        raw += serde_json::to_vec(&*step.metadata.extra).unwrap().len();
         last = vec![step.metadata.clone()];
         let (_, stored) = cost(&saver, &mut talk, step).await;
         // The message, the rest and two entries, and now and then a chunk of each map. The maps are cut when they have

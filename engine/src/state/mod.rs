@@ -247,8 +247,12 @@ impl StateAccessor {
     pub async fn annotate(&self, head: &StateSnapshot, extra: Map<String, Json>) -> Result<StateSnapshot> {
         gate(self.table.mode(), &head.metadata)?;
         let id = self.ids.checkpoint_after(Some(head.key.id));
-        let metadata =
-            Metadata { source: Source::Update, step: head.metadata.step + 1, extra, ..head.metadata.clone() };
+        let metadata = Metadata {
+            source: Source::Update,
+            step: head.metadata.step + 1,
+            extra: extra.into(),
+            ..head.metadata.clone()
+        };
         let held = head.channels.iter();
         let held =
             held.map(|(name, c)| (name.clone(), ChannelEntry { version: c.version, stored: Stored::Held }));

@@ -47,7 +47,7 @@ pub(crate) fn plan(
     let last_version = base.and_then(StateSnapshot::last_version);
     let mut metadata = Metadata::new(step.source, base.map_or(-1, |base| base.metadata.step + 1));
     metadata.delta_marker = table.mode() == ChannelMode::Delta;
-    metadata.extra = step.extra;
+    metadata.extra = step.extra.into();
     if let Some(base) = base {
         metadata.parents = base.metadata.parents.clone();
     }

@@ -95,7 +95,7 @@ pub(crate) async fn note(
         }
         known.durations.extend(news.durations.clone());
         known.messages.extend(news.messages.clone());
-        let mut extra = head.metadata.extra.clone();
+        let mut extra = head.metadata.extra.to_map();
         extra.extend(known.entries());
         let run_ids: Vec<&String> = news.durations.keys().collect();
         let message_ids: Vec<&String> = news.messages.keys().collect();

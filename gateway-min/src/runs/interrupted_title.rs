@@ -38,7 +38,7 @@ pub(crate) async fn write(
         return Ok(());
     }
     let title = Json::from(title::local(config, messages));
-    let mut extra = head.metadata.extra.clone();
+    let mut extra = head.metadata.extra.to_map();
     extra.extend(
         duration::newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await?.entries(),
     );

@@ -69,7 +69,8 @@ fn rich(talk: &Talk, number: usize) -> StepCommit {
         json!({ "run_id": format!("a run whose id is long enough {number}"), "run_durations": map })
             .as_object()
             .unwrap()
-            .clone();
+            .clone()
+            .into();
     step
 }
 

@@ -321,7 +321,7 @@ impl Reader {
             let value = self.extra(&key, form)?;
             Ok((key, value))
         });
-        let extra = extra.collect::<Result<_, String>>()?;
+        let extra = extra.collect::<Result<Map<_, _>, String>>()?.into();
         Ok(Metadata {
             source: part.source,
             step: part.step,

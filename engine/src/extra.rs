@@ -33,10 +33,8 @@ impl Extra {
 
     /// The value under a key.
     pub fn get(&self, key: &str) -> Option<&Json> {
-        match self.0.large.iter().any(|(large, _)| large == key) {
-            true => self.whole().get(key),
-            false => self.0.rest.get(key),
-        }
+        let is_large = self.0.large.iter().any(|(large, _)| large == key);
+        if is_large { self.whole().get(key) } else { self.0.rest.get(key) }
     }
 
     /// A copy of all entries.

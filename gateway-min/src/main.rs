@@ -13,6 +13,7 @@ use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::auth::{self, KeyFile};
 use threadkeep_gateway::config::{Auth, ConfigHandle, LoadOptions};
+use threadkeep_gateway::console::{self, ChatArgs};
 use threadkeep_gateway::http;
 use threadkeep_gateway::ops::{self, OpsCommand};
 use tokio::sync::Notify;
@@ -34,6 +35,8 @@ Examples:
   threadkeep serve                              serve on http://127.0.0.1:8001
   threadkeep serve --config prod.yaml --port 80 with a configuration of your own
   RUST_LOG=debug threadkeep serve               say more on stderr
+  threadkeep chat                               talk with the agent at this terminal
+  git diff | threadkeep chat --print            one turn, the answer on stdout
   threadkeep keys create --user ann             a key for a gateway with auth.enabled: true
   threadkeep config upgrade                     add what is new in this version to config.yaml
   threadkeep threads list                       the threads in the gateway's store
@@ -71,15 +74,24 @@ enum Command {
         #[arg(long, env = "GATEWAY_ALLOW_UNAUTHENTICATED")]
         allow_unauthenticated: bool,
     },
+    Chat(ChatArgs),
     #[command(flatten)]
     Ops(OpsCommand),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // The results of a command are its output; a server's log is what it has to say.
-    let level = if matches!(cli.command, Command::Ops(_)) { "warn" } else { "info" };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // The results of a command are its output; a server's log is what it has to say; a conversation says what went wrong
+    // itself, and in the terminal UI nothing else may write.
+    let (level, silent) = match &cli.command {
+        Command::Serve { .. } => ("info", false),
+        Command::Ops(_) => ("warn", false),
+        Command::Chat(args) => ("off", args.is_tui()),
+    };
+    let filter = match EnvFilter::try_from_default_env() {
+        Ok(filter) if !silent => filter,
+        _ => EnvFilter::new(level),
+    };
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(cli) {
         Ok(code) => code,
@@ -109,6 +121,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let address = SocketAddr::new(host, port);
             runtime.block_on(serve(config, address, allow_unauthenticated)).map(|()| ExitCode::SUCCESS)
         }
+        Command::Chat(args) => Ok(runtime.block_on(console::run(args))),
         Command::Ops(command) => Ok(runtime.block_on(ops::run(&command)).into()),
     }
 }

@@ -5,6 +5,7 @@ pub mod app;
 pub mod auth;
 pub mod client;
 pub mod config;
+pub mod console;
 mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

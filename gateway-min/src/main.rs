@@ -13,6 +13,7 @@ use threadkeep::mode::ModeRegister;
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::auth::{self, KeyFile};
 use threadkeep_gateway::config::{Auth, ConfigHandle, LoadOptions};
+use threadkeep_gateway::console::{self, ChatArgs};
 use threadkeep_gateway::http;
 use threadkeep_gateway::ops::{self, OpsCommand};
 use threadkeep_gateway::telemetry::{self, Traces};
@@ -36,6 +37,8 @@ Examples:
   threadkeep serve                              serve on http://127.0.0.1:8001
   threadkeep serve --config prod.yaml --port 80 with a configuration of your own
   RUST_LOG=debug threadkeep serve               say more on stderr
+  threadkeep chat                               talk with the agent at this terminal
+  git diff | threadkeep chat --print            one turn, the answer on stdout
   threadkeep keys create --user ann             a key for a gateway with auth.enabled: true
   threadkeep config upgrade                     add what is new in this version to config.yaml
   threadkeep threads list                       the threads in the gateway's store
@@ -73,14 +76,20 @@ enum Command {
         #[arg(long, env = "GATEWAY_ALLOW_UNAUTHENTICATED")]
         allow_unauthenticated: bool,
     },
+    Chat(ChatArgs),
     #[command(flatten)]
     Ops(OpsCommand),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // The results of a command are its output; a server's log is what it has to say.
-    let level = if matches!(cli.command, Command::Ops(_)) { LevelFilter::WARN } else { LevelFilter::INFO };
+    // The results of a command are its output; a server's log is what it has to say; a conversation says what went wrong
+    // itself.
+    let level = match &cli.command {
+        Command::Serve { .. } => LevelFilter::INFO,
+        Command::Ops(_) => LevelFilter::WARN,
+        Command::Chat(_) => LevelFilter::OFF,
+    };
     match run(cli, level) {
         Ok(code) => code,
         Err(error) => {
@@ -119,6 +128,13 @@ fn run(cli: Cli, level: LevelFilter) -> anyhow::Result<ExitCode> {
         Command::Ops(command) => {
             telemetry::install(level, None);
             Ok(runtime.block_on(ops::run(&command)).into())
+        }
+        Command::Chat(args) => {
+            // In the terminal UI nothing else may write.
+            if !args.is_tui() {
+                telemetry::install(level, None);
+            }
+            Ok(runtime.block_on(console::run(args)))
         }
     }
 }

@@ -1,6 +1,12 @@
-//! The commands of an operator who sets a gateway up: keys, the configuration file, and where it may listen.
+//! The commands of an operator who sets a gateway up (keys, the configuration file, where it may listen), and the console.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
+#[path = "commands/chat.rs"]
+mod chat;
+#[cfg(unix)]
+#[path = "commands/tui.rs"]
+mod tui;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;

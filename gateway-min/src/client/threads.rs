@@ -6,6 +6,7 @@ use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
+use threadkeep::value::ChannelValue;
 
 use super::ClientError;
 use crate::serialize;
@@ -82,7 +83,7 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn title(&self) -> threadkeep::Result<Option<String>> {
         let entry = self.tuple.checkpoint.channels.get(TITLE);
-        let title = entry.and_then(|entry| entry.stored.value()).map(|value| value.to_json()).transpose()?;
+        let title = entry.and_then(|entry| entry.stored.value()).map(ChannelValue::to_json).transpose()?;
         Ok(title.as_ref().and_then(Json::as_str).map(str::to_owned))
     }
 }

@@ -19,8 +19,8 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 use super::support::{MODES, Setup, texts};
 
 /// A register of its own: a process of its own.
-fn process() -> Option<&'static ModeRegister> {
-    Some(Box::leak(Box::new(ModeRegister::new())))
+fn process() -> &'static ModeRegister {
+    Box::leak(Box::new(ModeRegister::new()))
 }
 
 async fn client(config: ConfigHandle, checkpointer: Checkpointer) -> Client {
@@ -29,8 +29,13 @@ async fn client(config: ConfigHandle, checkpointer: Checkpointer) -> Client {
 
 async fn try_client(config: ConfigHandle, checkpointer: Checkpointer) -> Result<Client, ClientError> {
     let config = Configuration::Given(config);
-    Client::open(ClientOptions { config, checkpointer, frozen_in: process(), ..ClientOptions::default() })
-        .await
+    Client::open(ClientOptions {
+        config,
+        checkpointer,
+        frozen_in: Some(process()),
+        ..ClientOptions::default()
+    })
+    .await
 }
 
 fn own() -> Checkpointer {
@@ -170,7 +175,7 @@ async fn mode_and_cadence_are_frozen_by_the_first_client_of_a_process() {
         let gateway = Setup { mode, frequency, ..Setup::default() }.start().await;
         (gateway.config(), gateway)
     };
-    let frozen_in = process();
+    let frozen_in = Some(process());
     let open = async |config: &ConfigHandle| {
         let config = Configuration::Given(config.clone());
         Client::open(ClientOptions { config, checkpointer: own(), frozen_in, ..ClientOptions::default() })
@@ -428,7 +433,7 @@ async fn what_a_turn_is_told_is_noted_on_its_checkpoints() {
         thinking_enabled: Some(false),
         ..TurnOptions::default()
     };
-    let options = ClientOptions { config, checkpointer: own(), turn, frozen_in: process() };
+    let options = ClientOptions { config, checkpointer: own(), turn, frozen_in: Some(process()) };
     let client = Client::open(options).await.unwrap();
     let named =
         TurnOptions { model_name: Some("m".into()), recursion_limit: Some(1), ..TurnOptions::default() };

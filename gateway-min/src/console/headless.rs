@@ -1,0 +1,149 @@
+//! One turn without a terminal.
+
+use std::io::{self, ErrorKind, IsTerminal as _, Read as _, Write as _};
+use std::process::ExitCode;
+
+use futures::StreamExt as _;
+use serde_json::json;
+
+use super::{ChatArgs, NO_MESSAGE, complain, refuse, text_of};
+use crate::client::{Client, ClientError, Event, Message, Turn, TurnOptions, Values};
+use crate::model::message::{self, ERROR_TYPE};
+
+/// What is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The answer.
+    Text,
+    /// Every event, as a line of JSON.
+    Json,
+}
+
+/// Why the turn was no success.
+enum Failure {
+    /// Nobody reads stdout any more; nothing is left to be said.
+    Deaf,
+    /// This went wrong.
+    Said(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::BrokenPipe => Self::Deaf,
+            _ => Self::Said(format!("cannot write to standard output: {error}")),
+        }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Said(text_of(&error))
+    }
+}
+
+pub(super) async fn run(args: &ChatArgs, form: Form, message: Option<String>) -> ExitCode {
+    let message = match message {
+        Some(message) => Ok(message),
+        None => tokio::task::spawn_blocking(piped).await.unwrap_or_else(|error| Err(error.into())),
+    };
+    let done = match message {
+        Ok(message) if message.trim().is_empty() => return refuse(NO_MESSAGE),
+        Ok(message) => have(args, form, &message).await,
+        Err(error) => Err(Failure::Said(format!("cannot read standard input: {error}"))),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Deaf) => ExitCode::FAILURE,
+        Err(Failure::Said(text)) => {
+            if form == Form::Json {
+                // What stdout is for is over, whether this is read or not.
+                let _ = put(&json!({"type": "error", "data": {"message": text}}).to_string());
+            }
+            complain(text);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What standard input has, unless it is a terminal; without the line break at its end.
+fn piped() -> io::Result<String> {
+    let (mut stdin, mut text) = (io::stdin(), String::new());
+    if !stdin.is_terminal() {
+        stdin.read_to_string(&mut text)?;
+    }
+    text.truncate(text.trim_end_matches(['\r', '\n']).len());
+    Ok(text)
+}
+
+/// Has the turn. The client is closed however it ends.
+async fn have(args: &ChatArgs, form: Form, message: &str) -> Result<(), Failure> {
+    let client = Client::open(args.client_options()).await?;
+    let done = async {
+        let thread = args.thread(&client).await?;
+        let turn = client.stream(message, thread.as_deref(), TurnOptions::default());
+        show(form, turn).await
+    }
+    .await;
+    client.close().await;
+    done
+}
+
+async fn show(form: Form, mut turn: Turn) -> Result<(), Failure> {
+    let (mut last, mut answer, mut fallback) = (String::new(), String::new(), None);
+    while let Some(event) = turn.next().await {
+        let event = event?;
+        if form == Form::Json {
+            put(&serde_json::to_string(&event).map_err(io::Error::from)?)?;
+        }
+        match event {
+            Event::MessagesTuple(Message::Ai { content, id, .. }) => {
+                if id != last {
+                    (last, answer) = (id, String::new());
+                }
+                answer.push_str(&content);
+            }
+            Event::Values(values) => fallback = failed_call(&values),
+            _ => {}
+        }
+    }
+    if form == Form::Text {
+        put(&answer)?;
+    }
+    fallback.map_or(Ok(()), |failed| Err(Failure::Said(failed)))
+}
+
+/// What the conversation ends with, if that stands for a failed call of the model.
+pub(super) fn failed_call(values: &Values) -> Option<String> {
+    let last = values.messages.iter().rfind(|it| message::kind(it) == "ai" || message::is_from_user(it))?;
+    let reason = message::fallback_reason(last)?;
+    let kind = last["additional_kwargs"][ERROR_TYPE].as_str().unwrap_or("unknown");
+    Some(format!("LLM request failed (error_type={kind}, error_reason={reason})"))
+}
+
+/// Prints a line, at once.
+fn put(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value as Json;
+
+    use super::*;
+
+    #[test]
+    fn a_fallback_is_a_failure_if_the_conversation_ends_with_it() {
+        let fallback = json!({"type": "ai", "content": "sorry", "additional_kwargs": {
+            "svc_error_fallback": true, "svc_error_type": "rate_limited", "svc_error_reason": "slow down"}});
+        let values = |messages: Vec<Json>| Values { messages, ..Values::default() };
+        let told = "LLM request failed (error_type=rate_limited, error_reason=slow down)";
+        assert_eq!(failed_call(&values(vec![fallback.clone()])).as_deref(), Some(told));
+        let asked = json!({"type": "human", "content": "again"});
+        assert_eq!(failed_call(&values(vec![fallback, asked])), None, "of an earlier turn");
+        assert_eq!(failed_call(&values(vec![])), None);
+    }
+}

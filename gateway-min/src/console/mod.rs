@@ -1,0 +1,255 @@
+//! `threadkeep chat`: the agent at a terminal, on the embedded client. Headless for scripts (`--print`, `--json`), or a
+//! terminal UI.
+//!
+//! | Exit code | Means |
+//! |---|---|
+//! | 0 | the turn came to its end, or the user left the terminal UI |
+//! | 1 | an error, which stderr names; or the reader of stdout went away, quietly |
+//! | 2 | a wrong command line, or no message |
+
+mod headless;
+mod threads;
+mod tui;
+
+use std::fmt::Display;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::client::{Client, ClientError, ClientOptions, Configuration, TurnOptions};
+use headless::Form;
+
+/// The answer to a headless call without a message.
+const NO_MESSAGE: &str = "No message provided.";
+/// The answer to `--recursion-limit` for the terminal UI.
+const LIMIT_IS_HEADLESS: &str = "--recursion-limit needs --print or --json";
+/// The answer to a forced terminal UI without a terminal.
+const NO_TERMINAL: &str = "the terminal UI needs a terminal; --print and --json do without";
+/// How a wrong command line ends.
+const USAGE: u8 = 2;
+
+/// Talk with the agent of this directory's configuration, without a gateway.
+///
+/// At a terminal this opens the terminal UI, where /help lists the commands. With --print or --json, or where there is no
+/// terminal, it has one turn and ends.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  threadkeep chat                               the terminal UI
+  threadkeep chat --continue                    ... on the thread that was written last
+  threadkeep chat --print 'What is in here?'    the answer on stdout, errors on stderr
+  git diff | threadkeep chat --print            the message from standard input
+  threadkeep chat --json 'Hi' | jq .type        every event as a line of JSON
+  threadkeep chat --resume 'Plan a trip' --print 'And then?'
+
+Threads are kept in the store of the configuration, which a gateway may serve at the same time. Should both write to one
+thread at the same moment, one of them is told that there was a conflict, and nothing is lost.
+
+Exit codes:
+  0  done
+  1  an error, named on stderr; or nobody read stdout any more
+  2  a wrong command line, or no message")]
+pub struct ChatArgs {
+    /// The message; in the terminal UI the first one. Without it, standard input is read unless that is a terminal.
+    message: Option<String>,
+    /// Have one turn and print the answer.
+    #[arg(long, value_name = "MESSAGE", num_args = 0..=1, conflicts_with = "json")]
+    #[allow(clippy::option_option)] // How clap says that the value may be left out.
+    print: Option<Option<String>>,
+    /// Have one turn and print what happens as lines of JSON: {"type": ..., "data": ...}.
+    #[arg(long, value_name = "MESSAGE", num_args = 0..=1)]
+    #[allow(clippy::option_option)]
+    json: Option<Option<String>>,
+    /// Open the terminal UI.
+    #[arg(long, conflicts_with_all = ["cli", "print", "json"])]
+    tui: bool,
+    /// Do without the terminal UI, as --print does. SVC_TUI=1 or SVC_TUI=0 says which of the two is the default.
+    #[arg(long)]
+    cli: bool,
+    /// Leave the background of the terminal as it is.
+    #[arg(long, env = "SVC_TUI_TRANSPARENT", value_parser = clap::builder::FalseyValueParser::new())]
+    tui_transparent: bool,
+    /// Go on with the thread that was written last.
+    #[arg(long = "continue", conflicts_with = "resume")]
+    go_on: bool,
+    /// Go on with this thread: its id, or its title.
+    #[arg(long, value_name = "THREAD")]
+    resume: Option<String>,
+    /// The most supersteps of the turn.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    recursion_limit: Option<u64>,
+    /// The model; else the first one of the configuration.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The configuration file; else SVC_CONFIG_PATH, else config.yaml in the project root.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// What the user sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Surface {
+    Headless(Form),
+    Tui,
+}
+
+impl ChatArgs {
+    /// Whether the terminal UI is asked for, so that nothing else may write to the terminal.
+    pub fn is_tui(&self) -> bool {
+        self.surface() == Surface::Tui
+    }
+
+    fn surface(&self) -> Surface {
+        let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        self.surface_on(terminal, std::env::var("SVC_TUI").ok().as_deref())
+    }
+
+    /// Flags count before the variable, and that before what standard input and output are.
+    fn surface_on(&self, terminal: bool, variable: Option<&str>) -> Surface {
+        let plain = Surface::Headless(Form::Text);
+        if self.json.is_some() {
+            return Surface::Headless(Form::Json);
+        }
+        if self.print.is_some() || self.cli {
+            return plain;
+        }
+        if self.tui {
+            return Surface::Tui;
+        }
+        match variable.map(str::trim) {
+            Some("1" | "true" | "yes" | "on") => Surface::Tui,
+            Some("0" | "false" | "no" | "off") => plain,
+            _ if terminal => Surface::Tui,
+            _ => plain,
+        }
+    }
+
+    /// The message on the command line; an error if there are two.
+    fn message(&self) -> Result<Option<&str>, &'static str> {
+        let of_flag = self.print.as_ref().or(self.json.as_ref()).and_then(Option::as_deref);
+        match (self.message.as_deref(), of_flag) {
+            (Some(_), Some(_)) => Err("the message is given twice"),
+            (message, of_flag) => Ok(message.or(of_flag).filter(|message| !message.trim().is_empty())),
+        }
+    }
+
+    fn client_options(&self) -> ClientOptions {
+        ClientOptions {
+            config: self.config.clone().map_or(Configuration::Found, Configuration::File),
+            turn: TurnOptions {
+                model_name: self.model.clone(),
+                recursion_limit: self.recursion_limit,
+                ..TurnOptions::default()
+            },
+            ..ClientOptions::default()
+        }
+    }
+
+    /// The thread to go on with; none for a new one.
+    async fn thread(&self, client: &Client) -> Result<Option<String>, ClientError> {
+        match &self.resume {
+            Some(named) => threads::named(client, named).await.map(Some),
+            None if self.go_on => threads::newest(client).await.map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Runs the command.
+pub async fn run(args: ChatArgs) -> ExitCode {
+    let message = match args.message() {
+        Ok(message) => message,
+        Err(problem) => return refuse(problem),
+    };
+    match args.surface() {
+        Surface::Tui if args.recursion_limit.is_some() => refuse(LIMIT_IS_HEADLESS),
+        Surface::Tui if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) => {
+            complain(NO_TERMINAL);
+            ExitCode::FAILURE
+        }
+        Surface::Tui => match tui::run(&args, message.map(str::to_owned)).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                complain(error);
+                ExitCode::FAILURE
+            }
+        },
+        Surface::Headless(form) => headless::run(&args, form, message.map(str::to_owned)).await,
+    }
+}
+
+/// Says on stderr what went wrong. Nobody is left to be told if that fails.
+fn complain(error: impl Display) {
+    let _ = writeln!(std::io::stderr(), "Error: {error}");
+}
+
+/// Ends a call with a wrong command line.
+fn refuse(problem: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "{problem}");
+    ExitCode::from(USAGE)
+}
+
+/// What an error says, or at least what it is.
+fn text_of(error: &ClientError) -> String {
+    Some(error.to_string())
+        .filter(|text| !text.trim().is_empty())
+        .unwrap_or_else(|| error.class_name().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<ChatArgs, clap::Error> {
+        let command = ChatArgs::augment_args(Command::new("chat"));
+        let matches = command.try_get_matches_from([&["chat"], arguments].concat())?;
+        ChatArgs::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn flags_count_before_the_variable_and_that_before_the_terminal() {
+        let (text, json) = (Surface::Headless(Form::Text), Surface::Headless(Form::Json));
+        for (arguments, terminal, variable, surface) in [
+            (&[][..], true, None, Surface::Tui),
+            (&[], false, None, text),
+            (&[], true, Some("0"), text),
+            (&[], false, Some("1"), Surface::Tui),
+            (&[], true, Some(""), Surface::Tui),
+            (&["--cli"], true, Some("1"), text),
+            (&["--tui"], false, Some("0"), Surface::Tui),
+            (&["--print"], true, Some("1"), text),
+            (&["--json"], true, Some("1"), json),
+        ] {
+            assert_eq!(parsed(arguments).unwrap().surface_on(terminal, variable), surface, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_is_given_once_and_blank_ones_are_none() {
+        for (arguments, message) in [
+            (&["hi"][..], Ok(Some("hi"))),
+            (&["--print", "hi"], Ok(Some("hi"))),
+            (&["--json", "hi"], Ok(Some("hi"))),
+            (&["hi", "--print"], Ok(Some("hi"))),
+            (&["--print"], Ok(None)),
+            (&["  "], Ok(None)),
+            (&["one", "--print", "two"], Err("the message is given twice")),
+        ] {
+            assert_eq!(parsed(arguments).unwrap().message(), message, "{arguments:?}");
+        }
+        for wrong in [
+            &["--print", "--json"][..],
+            &["--tui", "--cli"],
+            &["--tui", "--print", "x"],
+            &["--continue", "--resume", "x"],
+            &["--recursion-limit", "0"],
+            &["--recursion-limit", "x"],
+        ] {
+            assert_eq!(parsed(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
+        }
+    }
+}

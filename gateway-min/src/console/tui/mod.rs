@@ -1,0 +1,195 @@
+//! The terminal UI. `state` is what it holds and how that changes, `view` how it looks; both work without a terminal.
+//! `session` does what goes beyond: turns, threads, goals. This file has the terminal, and the loop between the three.
+
+mod command;
+mod event;
+mod input;
+mod session;
+mod state;
+#[cfg(test)]
+mod tests;
+mod text;
+mod view;
+
+use std::io;
+use std::time::Duration;
+
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{
+    self as keys, DisableBracketedPaste, EnableBracketedPaste, Event, KeyEventKind,
+};
+use ratatui::crossterm::execute;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::ChatArgs;
+use crate::app::StartError;
+use crate::client::{Client, ClientError, Event as TurnEvent};
+use session::Session;
+use state::{Action, Effect, State};
+
+/// How long the reader of the keys may take to see that it is not needed any more.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// So many keys or events are taken before the screen is drawn again.
+const BATCH: usize = 256;
+
+/// Why the terminal UI ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TuiError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("the terminal cannot be used: {0}")]
+    Terminal(#[from] io::Error),
+}
+
+/// Runs the terminal UI until the user leaves it. The terminal is as before then, also after an error or a panic.
+pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), TuiError> {
+    let client = Client::open(args.client_options()).await?;
+    // What is wrong so far is said on a terminal as it was.
+    let thread = args.thread(&client).await?;
+    let mut session = Session::open(client).await?;
+    let mut state = State { model: args.model.clone(), ..State::default() };
+    if let Some(thread) = thread {
+        carry_out(&mut session, &mut state, Effect::Switch(thread)).await;
+    }
+    let ended = async {
+        let mut screen = Screen::take()?;
+        talk(&mut session, &mut state, &mut screen, args.tui_transparent, message).await
+    }
+    .await;
+    session.close().await;
+    ended
+}
+
+/// The terminal, as long as it is ours.
+struct Screen(DefaultTerminal);
+
+impl Screen {
+    /// Takes the terminal. A panic gives it back before it is reported.
+    fn take() -> io::Result<Self> {
+        let taken = ratatui::try_init().inspect_err(|_| {
+            // Half of it may be taken.
+            let _ = ratatui::try_restore();
+        });
+        let screen = Self(taken?);
+        execute!(io::stdout(), EnableBracketedPaste)?;
+        Ok(screen)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Whoever reads what follows is better served by as much of this as works.
+        let _ = execute!(io::stdout(), DisableBracketedPaste);
+        ratatui::restore();
+    }
+}
+
+/// What the UI waited for.
+enum Next {
+    Key(Action),
+    Event(Result<TurnEvent, ClientError>),
+}
+
+async fn talk(
+    session: &mut Session,
+    state: &mut State,
+    screen: &mut Screen,
+    transparent: bool,
+    message: Option<String>,
+) -> Result<(), TuiError> {
+    let mut keys = read_keys();
+    let size = screen.0.size()?;
+    state.update(Action::Resize(size.width, size.height));
+    if let Some(message) = message {
+        state.update(Action::Paste(message));
+        let enter = keys::KeyEvent::from(keys::KeyCode::Enter);
+        take(session, state, Action::Key(enter)).await;
+    }
+    let mut asked_to_end = std::pin::pin!(asked_to_end());
+    loop {
+        screen.0.draw(|frame| view::render(state, transparent, frame))?;
+        let next = tokio::select! {
+            () = &mut asked_to_end => return Ok(()),
+            key = keys.recv() => Next::Key(key.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))?),
+            item = session.next() => Next::Event(item),
+        };
+        let actions = match next {
+            Next::Key(action) => vec![action],
+            Next::Event(item) => session.happened(item).await?,
+        };
+        let more = std::iter::from_fn(|| keys.try_recv().ok()).take(BATCH);
+        let more = more.collect::<io::Result<Vec<Action>>>()?;
+        for action in actions.into_iter().chain(more) {
+            if take(session, state, action).await {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Takes an action and carries out what follows from it; true if the user leaves.
+async fn take(session: &mut Session, state: &mut State, action: Action) -> bool {
+    let Some(effect) = state.update(action) else {
+        session.follow(state.thread.as_deref());
+        return false;
+    };
+    let leaves = effect == Effect::Quit;
+    carry_out(session, state, effect).await;
+    leaves
+}
+
+async fn carry_out(session: &mut Session, state: &mut State, effect: Effect) {
+    for action in session.carry_out(effect).await {
+        state.update(action);
+    }
+}
+
+/// Reads the terminal on a thread of its own, until nobody takes what it reads.
+fn read_keys() -> UnboundedReceiver<io::Result<Action>> {
+    let (sender, receiver) = unbounded_channel();
+    std::thread::spawn(move || {
+        while !sender.is_closed() {
+            if let Err(error) = read_key(&sender) {
+                let _ = sender.send(Err(error));
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn read_key(sender: &UnboundedSender<io::Result<Action>>) -> io::Result<()> {
+    if !keys::poll(LOOK_EVERY)? {
+        return Ok(());
+    }
+    let action = match keys::read()? {
+        Event::Key(key) if key.kind != KeyEventKind::Release => Action::Key(key),
+        Event::Paste(text) => Action::Paste(text),
+        Event::Resize(columns, rows) => Action::Resize(columns, rows),
+        _ => return Ok(()),
+    };
+    // An error means that the UI has ended.
+    let _ = sender.send(Ok(action));
+    Ok(())
+}
+
+/// Waits for a signal that asks the process to end.
+async fn asked_to_end() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let kinds = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()];
+        if let [Ok(mut terminate), Ok(mut hangup), Ok(mut interrupt)] = kinds.map(signal) {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            return;
+        }
+    }
+    // Without a handler the process ends as the system decides.
+    std::future::pending::<()>().await;
+}

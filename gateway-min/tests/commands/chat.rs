@@ -1,0 +1,205 @@
+//! `threadkeep chat` without a terminal: what it prints, and how it ends.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+const MISMATCH: &str =
+    "Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
+
+pub(crate) fn in_mode(mode: &str) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let script = json!({"chunk_chars": 13, "rules": [
+        {"when": {"contains": ["one word"]}, "answers": [{"text": "All-together."}]},
+        {"when": {"contains": ["hang"]}, "answers": [{"text": "never", "gate": {"name": "shut"}}]},
+        {"when": {"contains": ["fail"]}, "answers": [{"error": {"kind": "fatal", "message": "no such model"}}]},
+        {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [{"tool_calls": [{"name": "ls"}]}]},
+        {"when": {"contains": ["look"]}, "answers": [
+            {"text": "Wait.", "tool_calls": [{"name": "ls", "id": "c"}]}, {"text": "Nothing here."}]},
+        {"answers": [{"text": "You said: {{input}}", "usage": {"input_tokens": 3, "output_tokens": 4}}]},
+    ]});
+    std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
+    configure(&dir, mode);
+    dir
+}
+
+pub(crate) fn configure(dir: &TempDir, mode: &str) {
+    let config = json!({
+        "config_version": 49,
+        "database": {"backend": "sqlite", "checkpoint_channel_mode": mode},
+        "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
+    });
+    std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
+}
+
+pub(crate) fn chat(dir: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = super::command(dir.path(), &[&["chat"], arguments].concat());
+    command.env_remove("SVC_TUI").env_remove("SVC_TUI_TRANSPARENT").stdin(Stdio::null());
+    command
+}
+
+/// Exit code, stdout, stderr.
+fn ran(command: &mut Command) -> (i32, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn said(code: i32, stdout: &str, stderr: &str) -> (i32, String, String) {
+    (code, stdout.to_owned(), stderr.to_owned())
+}
+
+fn records(stdout: &str) -> Vec<Json> {
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn types(records: &[Json]) -> Vec<&str> {
+    records.iter().map(|record| record["type"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn print_answers_on_stdout_and_fails_on_stderr() {
+    let dir = in_mode("full");
+    assert_eq!(ran(&mut chat(&dir, &["--print", "hi"])), said(0, "You said: hi\n", ""));
+    assert_eq!(ran(&mut chat(&dir, &["hi"])), said(0, "You said: hi\n", ""), "there is no terminal");
+    assert_eq!(ran(&mut chat(&dir, &["--print", "look"])), said(0, "Nothing here.\n", ""), "the last answer");
+    let limit = ["--print", "loop", "--recursion-limit", "3"];
+    let told = "Error: Recursion limit of 3 reached without hitting a stop condition.\n";
+    assert_eq!(ran(&mut chat(&dir, &limit)), said(1, "", told));
+    let (code, out, err) = ran(&mut chat(&dir, &["--print", "hi", "--config", "gone.yaml"]));
+    assert!(code == 1 && out.is_empty() && err.starts_with("Error: ") && err.contains("gone.yaml"), "{err}");
+}
+
+#[test]
+fn a_model_that_fails_is_told_in_its_answer_and_on_stderr() {
+    let dir = in_mode("full");
+    let (code, out, err) = ran(&mut chat(&dir, &["--print", "fail"]));
+    assert_eq!(code, 1);
+    assert!(!out.trim().is_empty() && !out.contains("Error:"), "{out}");
+    let told = err.strip_prefix("Error: LLM request failed (error_type=").unwrap();
+    assert!(
+        told.contains(", error_reason=") && told.ends_with(")\n") && told.contains("no such model"),
+        "{err}"
+    );
+    let (code, out, err) = ran(&mut chat(&dir, &["--json", "fail"]));
+    let records = records(&out);
+    assert_eq!((code, records.last().unwrap()["type"].as_str()), (1, Some("error")));
+    assert_eq!(err, format!("Error: {}\n", records.last().unwrap()["data"]["message"].as_str().unwrap()));
+}
+
+#[test]
+fn json_prints_each_event_and_a_failure_as_the_last_one() {
+    let dir = in_mode("delta");
+    let (code, out, err) = ran(&mut chat(&dir, &["--json", "look"]));
+    assert_eq!((code, &*err), (0, ""));
+    let events = records(&out);
+    let messages = "messages-tuple";
+    let order = ["values", messages, messages, "values", messages, "values", messages, "values", "end"];
+    assert_eq!(types(&events), order, "{out}");
+    assert_eq!(events[1]["data"]["content"], "Wait.");
+    assert_eq!(events[2]["data"]["tool_calls"][0], json!({"name": "ls", "args": {}, "id": "c"}));
+    assert_eq!(
+        (&events[4]["data"]["type"], &events[4]["data"]["tool_call_id"]),
+        (&json!("tool"), &json!("c"))
+    );
+    let (_, out, _) = ran(&mut chat(&dir, &["--json", "hi"]));
+    let end = json!({"usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}});
+    assert_eq!(records(&out).last().unwrap()["data"], end);
+
+    let (code, out, err) = ran(&mut chat(&dir, &["--json", "loop", "--recursion-limit", "2"]));
+    let message = "Recursion limit of 2 reached without hitting a stop condition.";
+    assert_eq!((code, err), (1, format!("Error: {message}\n")));
+    let events = records(&out);
+    assert_eq!(events.last().unwrap(), &json!({"type": "error", "data": {"message": message}}));
+    assert!(!types(&events).contains(&"end"));
+}
+
+#[test]
+fn a_thread_that_needs_delta_mode_is_refused_in_full_mode() {
+    let dir = in_mode("delta");
+    assert_eq!(ran(&mut chat(&dir, &["--print", "hi"])).0, 0);
+    configure(&dir, "full");
+    let error = format!("Error: {MISMATCH}\n");
+    assert_eq!(ran(&mut chat(&dir, &["--continue", "--print", "more"])), said(1, "", &error));
+    let record = json!({"type": "error", "data": {"message": MISMATCH}});
+    let (code, out, err) = ran(&mut chat(&dir, &["--continue", "--json", "more"]));
+    assert_eq!((code, records(&out), err), (1, vec![record], error));
+    assert_eq!(ran(&mut chat(&dir, &["--print", "a new one"])), said(0, "You said: a new one\n", ""));
+}
+
+#[test]
+fn the_message_comes_from_stdin_if_there_is_no_argument() {
+    let dir = in_mode("full");
+    for arguments in [&["--print"][..], &["--cli"], &[]] {
+        let mut child = chat(&dir, arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all("grüße\n".as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "You said: grüße\n", "{arguments:?}");
+    }
+    let dir = in_mode("full");
+    for arguments in [&["--print"][..], &["--json"], &["--print", " "], &["--cli"], &[]] {
+        assert_eq!(ran(&mut chat(&dir, arguments)), said(2, "", "No message provided.\n"), "{arguments:?}");
+    }
+    assert!(!dir.path().join("state").exists(), "nothing was opened");
+}
+
+#[test]
+fn a_wrong_command_line_ends_with_2() {
+    let dir = in_mode("full");
+    for wrong in [
+        &["--print", "x", "--recursion-limit", "0"][..],
+        &["--print", "x", "--json", "y"],
+        &["one", "--print", "two"],
+        &["--tui", "--recursion-limit", "5"],
+        &["--continue", "--resume", "t"],
+    ] {
+        let (code, out, err) = ran(&mut chat(&dir, wrong));
+        assert!(code == 2 && out.is_empty() && !err.is_empty(), "{wrong:?}: {code} {out} {err}");
+    }
+    let (code, out, err) = ran(&mut chat(&dir, &["--tui"]));
+    assert!(code == 1 && out.is_empty() && err.starts_with("Error: ") && err.contains("terminal"), "{err}");
+    let (code, help, _) = ran(&mut chat(&dir, &["--help"]));
+    assert!(code == 0 && help.contains("Exit codes:") && help.contains("SVC_TUI=1"), "{help}");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_it_quietly() {
+    let dir = in_mode("full");
+    for arguments in [["--print", "hi"], ["--json", "hi"], ["--print", "fail"], ["--json", "fail"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = chat(&dir, &arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), &*err), (Some(1), ""), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_thread_is_gone_on_with_by_its_place_its_id_or_its_title() {
+    let dir = in_mode("full");
+    let (code, _, err) = ran(&mut chat(&dir, &["--continue", "--print", "x"]));
+    assert_eq!((code, &*err), (1, "Error: there is no thread to continue\n"));
+    for first in ["alpha", "beta"] {
+        ran(&mut chat(&dir, &["--print", first]));
+    }
+    let asked = |arguments: &[&str]| {
+        let (code, out, err) = ran(&mut chat(&dir, &[arguments, &["--json", "more"]].concat()));
+        assert_eq!((code, &*err), (0, ""));
+        let values = records(&out).into_iter().rfind(|record| record["type"] == "values").unwrap();
+        let messages = values["data"]["messages"].as_array().unwrap().clone();
+        (messages.len(), messages[0]["content"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(asked(&["--continue"]), (4, "beta".to_owned()));
+    assert_eq!(asked(&["--resume", "alpha"]), (4, "alpha".to_owned()));
+    assert_eq!(asked(&["--continue"]), (6, "alpha".to_owned()), "it is the newest now");
+    let (code, _, err) = ran(&mut chat(&dir, &["--resume", "gamma", "--print", "x"]));
+    assert!(code == 1 && err.contains("'gamma'"), "{err}");
+}

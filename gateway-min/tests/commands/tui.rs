@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::chat::{chat, configure, in_mode};
 
 /// Longer than anything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A terminal with the UI at it; killed when dropped.
 struct Terminal {

@@ -12,6 +12,7 @@ mod text;
 mod view;
 
 use std::io;
+use std::pin::Pin;
 use std::time::Duration;
 
 use ratatui::DefaultTerminal;
@@ -54,8 +55,9 @@ pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), 
         carry_out(&mut session, &mut state, Effect::Switch(thread)).await;
     }
     let ended = async {
+        let asked_to_end = std::pin::pin!(asked_to_end());
         let mut screen = Screen::take()?;
-        talk(&mut session, &mut state, &mut screen, args.tui_transparent, message).await
+        talk(&mut session, &mut state, &mut screen, args.tui_transparent, message, asked_to_end).await
     }
     .await;
     session.close().await;
@@ -98,6 +100,7 @@ async fn talk(
     screen: &mut Screen,
     transparent: bool,
     message: Option<String>,
+    mut asked_to_end: Pin<&mut impl Future<Output = ()>>,
 ) -> Result<(), TuiError> {
     let mut keys = read_keys();
     let size = screen.0.size()?;
@@ -107,7 +110,6 @@ async fn talk(
         let enter = keys::KeyEvent::from(keys::KeyCode::Enter);
         take(session, state, Action::Key(enter)).await;
     }
-    let mut asked_to_end = std::pin::pin!(asked_to_end());
     loop {
         screen.0.draw(|frame| view::render(state, transparent, frame))?;
         let next = tokio::select! {
@@ -175,13 +177,16 @@ fn read_key(sender: &UnboundedSender<io::Result<Action>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for a signal that asks the process to end.
-async fn asked_to_end() {
+/// Waits for a signal that asks the process to end. From this call on such a signal does nothing else.
+fn asked_to_end() -> impl Future<Output = ()> {
     #[cfg(unix)]
-    {
+    let signals = {
         use tokio::signal::unix::{SignalKind, signal};
-        let kinds = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()];
-        if let [Ok(mut terminate), Ok(mut hangup), Ok(mut interrupt)] = kinds.map(signal) {
+        [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal)
+    };
+    async move {
+        #[cfg(unix)]
+        if let [Ok(mut terminate), Ok(mut hangup), Ok(mut interrupt)] = signals {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = hangup.recv() => {}
@@ -189,7 +194,7 @@ async fn asked_to_end() {
             }
             return;
         }
+        // Without a handler the process ends as the system decides.
+        std::future::pending::<()>().await;
     }
-    // Without a handler the process ends as the system decides.
-    std::future::pending::<()>().await;
 }

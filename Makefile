@@ -60,5 +60,5 @@ load: ## Turns per second and time to first frame of a gateway with 64 threads, 
 	mkdir -p $(or $(CARGO_TARGET_DIR),target)/bench
 	$(or $(CARGO_TARGET_DIR),target)/release/load --out $(or $(CARGO_TARGET_DIR),target)/bench/load.jsonl $(ARGS)
 
-instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file
-	scripts/instructions.sh $(if $(UPDATE),--update)
+instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file, BOUND=50 allows 50 %
+	scripts/instructions.sh $(if $(UPDATE),--update) $(if $(BOUND),--bound $(BOUND))

@@ -1,8 +1,9 @@
 //! Instructions of the hot paths, counted by callgrind: numbers that a busy machine does not change.
 //!
 //! ```text
-//! scripts/instructions.sh            compares with benches/instructions.json, fails beyond the bound
-//! scripts/instructions.sh --update   writes that file
+//! scripts/instructions.sh              compares with benches/instructions.json, fails beyond the bound
+//! scripts/instructions.sh --bound 50   the same with another bound, in percent
+//! scripts/instructions.sh --update     writes that file
 //! ```
 //!
 //! Each path is run N and 2N times in a process of its own under callgrind; what the second run takes more, over N, is the
@@ -74,10 +75,11 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        [] => compare(false),
-        ["--update"] => compare(true),
+        [] => compare(false, BOUND),
+        ["--update"] => compare(true, BOUND),
+        ["--bound", percent] => percent.parse().map_err(Into::into).and_then(|bound| compare(false, bound)),
         ["run", path, times] => run(path, times),
-        _ => Err("usage: instructions [--update]".into()),
+        _ => Err("usage: instructions [--update | --bound PERCENT]".into()),
     };
     match done {
         Ok(code) => code,
@@ -96,7 +98,7 @@ fn run(path: &str, times: &str) -> Result<ExitCode> {
 }
 
 /// Counts all paths, and compares or keeps the counts.
-fn compare(update: bool) -> Result<ExitCode> {
+fn compare(update: bool, bound: f64) -> Result<ExitCode> {
     let kept: BTreeMap<String, u64> = match fs::read_to_string(COUNTS) {
         Ok(text) => serde_json::from_str(&text)?,
         Err(_) if update => BTreeMap::new(),
@@ -109,11 +111,11 @@ fn compare(update: bool) -> Result<ExitCode> {
         let before = kept.get(name).copied();
         let change = before.map(|before| change(before, count));
         let text = match change {
-            Some(change) if change.abs() <= BOUND => format!("{change:+.1} %"),
-            Some(change) => format!("{change:+.1} %, beyond {BOUND} %"),
+            Some(change) if change.abs() <= bound => format!("{change:+.1} %"),
+            Some(change) => format!("{change:+.1} %, beyond {bound} %"),
             None => "new".to_owned(),
         };
-        beyond += usize::from(change.is_none_or(|change| change.abs() > BOUND));
+        beyond += usize::from(change.is_none_or(|change| change.abs() > bound));
         writeln!(out, "{name:<52} {count:>11}   {text}")?;
         counts.insert(name.to_owned(), count);
     }

@@ -326,9 +326,14 @@ impl Gateway {
     }
 }
 
-/// A connection of the test's own to a database file.
+/// A connection of the test's own to a database file, which writes checksums of pages where they are kept: a gateway has
+/// registered the VFS by now.
 pub(crate) async fn connect(file: &Path) -> SqliteConnection {
-    SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(file)).await.unwrap()
+    let mut options = SqliteConnectOptions::new().filename(file);
+    if file.ends_with("checkpoints.db") {
+        options = options.vfs("threadkeep-pages");
+    }
+    SqliteConnection::connect_with(&options).await.unwrap()
 }
 
 /// The body of a run create request that asks `text`.

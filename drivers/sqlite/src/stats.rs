@@ -13,11 +13,11 @@ pub struct Stats {
     pub commands: u64,
     /// Transactions that were committed. Fewer than commands: those that wait are committed together.
     pub transactions: u64,
-    /// Those of them that waited until they were on the disk.
+    /// Transactions that waited until they were on the disk.
     pub flushes: u64,
-    /// The operations in these.
+    /// Commands in committed transactions.
     pub committed: u64,
-    /// These by how many operations each committed: at the index `n` those of more than 2^(n-1) and at most 2^n.
+    /// Transactions by how many commands each committed: at the index `n` those of more than 2^(n-1) and at most 2^n.
     pub transaction_sizes: [u64; SIZES],
     /// Elements that were looked up by their hash to see whether they are stored already. Grows by what changes, not by
     /// the length of the lists that are written.
@@ -55,7 +55,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// A transaction of so many operations was committed.
+    /// A transaction of so many commands was committed.
     pub(crate) fn transaction(&self, commands: usize) {
         let size = commands.max(1).next_power_of_two().trailing_zeros() as usize;
         self.transaction_sizes[size.min(SIZES - 1)].add(1);

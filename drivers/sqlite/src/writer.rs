@@ -127,7 +127,8 @@ impl Writer {
         }
     }
 
-    /// Carries out `first` and what else is queued. Answers the message behind them that is no command, if there is one.
+    /// Carries out `first` and what else is queued and can share its transaction. Answers the message that ended the row, if
+    /// one did.
     fn batch(&mut self, first: Command) -> Option<Message> {
         let flush = if self.left < LEFT { first.work.flush() } else { Flush::Now };
         let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin(flush) };

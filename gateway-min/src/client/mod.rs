@@ -46,6 +46,7 @@ pub use error::ClientError;
 pub use event::{End, Event, Message, ToolCall, Usage, Values};
 pub use options::{Checkpointer, ClientOptions, Configuration, TurnOptions};
 pub use threads::{PendingWrite, ThreadCheckpoint, ThreadHistory, ThreadList, ThreadSummary};
+pub(crate) use turn::Answer;
 pub use turn::Turn;
 
 use crate::agent::goal::CONTINUATIONS_MAX;

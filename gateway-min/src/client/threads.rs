@@ -1,5 +1,6 @@
 //! Looking at threads through the checkpointer.
 
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::CheckpointTuple;
@@ -13,6 +14,8 @@ use crate::serialize;
 
 /// So many ids of threads are asked for at once.
 const PAGE: usize = 256;
+/// So many heads are read at the same time.
+const AT_ONCE: usize = 16;
 const TITLE: &str = "title";
 
 /// The threads of a store.
@@ -96,13 +99,14 @@ pub(crate) async fn heads(accessor: &StateAccessor) -> threadkeep::Result<Vec<He
         let page = saver.threads(after.as_ref(), PAGE).await?;
         let Some(last) = page.last() else { break };
         after = Some(last.clone());
-        for thread in page {
+        let found = stream::iter(page).map(async |thread| {
             let load = Load::Only([TITLE.into()].into());
             // One that was deleted meanwhile, or has nested graphs only, is none.
-            if let Some(tuple) = saver.get(&CheckpointSelector::head(&thread).loading(load)).await? {
-                heads.push(Head { thread, tuple });
-            }
-        }
+            let tuple = saver.get(&CheckpointSelector::head(&thread).loading(load)).await?;
+            Ok::<_, threadkeep::Error>(tuple.map(|tuple| Head { thread, tuple }))
+        });
+        let found: Vec<Option<Head>> = found.buffered(AT_ONCE).try_collect().await?;
+        heads.extend(found.into_iter().flatten());
     }
     heads.sort_by_key(|head| std::cmp::Reverse(head.tuple.checkpoint.id));
     Ok(heads)

@@ -58,16 +58,30 @@ impl Turn {
     /// # Errors
     /// What the stream ends with.
     pub async fn answer(mut self) -> Result<String, ClientError> {
-        let (mut last, mut text) = (String::new(), String::new());
+        let mut answer = Answer::default();
         while let Some(event) = self.next().await {
-            if let Event::MessagesTuple(Message::Ai { content, id, .. }) = event? {
-                if id != last {
-                    (last, text) = (id, String::new());
-                }
-                text.push_str(&content);
-            }
+            answer.hear(&event?);
         }
-        Ok(text)
+        Ok(answer.text)
+    }
+}
+
+/// The text of the last answer in a turn, out of its events.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    id: String,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    /// Takes the next event.
+    pub(crate) fn hear(&mut self, event: &Event) {
+        if let Event::MessagesTuple(Message::Ai { content, id, .. }) = event {
+            if *id != self.id {
+                (self.id, self.text) = (id.clone(), String::new());
+            }
+            self.text.push_str(content);
+        }
     }
 }
 

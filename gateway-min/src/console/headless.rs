@@ -7,7 +7,7 @@ use futures::StreamExt as _;
 use serde_json::json;
 
 use super::{ChatArgs, NO_MESSAGE, complain, refuse, text_of};
-use crate::client::{Client, ClientError, Event, Message, Turn, TurnOptions, Values};
+use crate::client::{Answer, Client, ClientError, Event, Turn, TurnOptions, Values};
 use crate::model::message::{self, ERROR_TYPE};
 
 /// What is printed.
@@ -90,25 +90,19 @@ async fn have(args: &ChatArgs, form: Form, message: &str) -> Result<(), Failure>
 }
 
 async fn show(form: Form, mut turn: Turn) -> Result<(), Failure> {
-    let (mut last, mut answer, mut fallback) = (String::new(), String::new(), None);
+    let (mut answer, mut fallback) = (Answer::default(), None);
     while let Some(event) = turn.next().await {
         let event = event?;
         if form == Form::Json {
             put(&serde_json::to_string(&event).map_err(io::Error::from)?)?;
         }
-        match event {
-            Event::MessagesTuple(Message::Ai { content, id, .. }) => {
-                if id != last {
-                    (last, answer) = (id, String::new());
-                }
-                answer.push_str(&content);
-            }
-            Event::Values(values) => fallback = failed_call(&values),
-            _ => {}
+        answer.hear(&event);
+        if let Event::Values(values) = event {
+            fallback = failed_call(&values);
         }
     }
     if form == Form::Text {
-        put(&answer)?;
+        put(&answer.text)?;
     }
     fallback.map_or(Ok(()), |failed| Err(Failure::Said(failed)))
 }

@@ -17,6 +17,16 @@ fn without_an_agent(gateway: &mut Gateway) {
         .reconfigure(|setup| setup.sections = json!({"models": [model], "summarization": {"enabled": true}}));
 }
 
+/// A gateway with two turns on thread `t`, and the checkpoint behind the first.
+async fn two_turns(backend: &'static str, mode: &'static str) -> (Gateway, String) {
+    let gateway = Setup::on(backend, mode).start().await;
+    gateway.create("t").await;
+    gateway.ask("t", "one").await;
+    let older = id(&gateway.state("t").await).to_owned();
+    gateway.ask("t", "two").await;
+    (gateway, older)
+}
+
 /// What the routes that read show of thread `t`.
 async fn shown(gateway: &Gateway, older: &str) -> Vec<Value> {
     let mut shown = Vec::new();
@@ -34,11 +44,7 @@ async fn shown(gateway: &Gateway, older: &str) -> Vec<Value> {
 #[tokio::test]
 async fn a_thread_whose_agent_cannot_be_built_reads_whole_and_is_written_from_outside_of_runs() {
     for (backend, mode) in ALL {
-        let mut gateway = Setup::on(backend, mode).start().await;
-        gateway.create("t").await;
-        gateway.ask("t", "one").await;
-        let older = id(&gateway.state("t").await).to_owned();
-        gateway.ask("t", "two").await;
+        let (mut gateway, older) = two_turns(backend, mode).await;
         gateway.history("t").await;
         let before = shown(&gateway, &older).await;
         without_an_agent(&mut gateway);
@@ -56,11 +62,7 @@ async fn a_thread_whose_agent_cannot_be_built_reads_whole_and_is_written_from_ou
 #[tokio::test]
 async fn a_run_whose_agent_cannot_be_built_fails_and_leaves_the_thread_as_it_was() {
     for (backend, mode) in ALL {
-        let mut gateway = Setup::on(backend, mode).start().await;
-        gateway.create("t").await;
-        gateway.ask("t", "one").await;
-        let older = id(&gateway.state("t").await).to_owned();
-        gateway.ask("t", "two").await;
+        let (mut gateway, older) = two_turns(backend, mode).await;
         let (state, history) = (gateway.state("t").await, gateway.history("t").await);
         without_an_agent(&mut gateway);
         let mut from_older = question("three");

@@ -10,8 +10,10 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags, ffi};
 
-/// Bytes of a page.
-pub const PAGE_SIZE: u16 = 16_384;
+/// Bytes of a page of a new database. A commit writes whole pages to the log, and flushes them: small ones make it cheap.
+///
+/// Databases with pages of 16 KiB, as earlier versions made them, are read and written too.
+pub const PAGE_SIZE: u16 = 4096;
 
 /// Opens a database through the VFS. A file that is not there, or empty, gets pages with checksums: see [`seal`]. A
 /// database that was made without them is read and written as it is.
@@ -23,8 +25,8 @@ pub fn open(path: impl AsRef<Path>, flags: OpenFlags) -> rusqlite::Result<Connec
     Connection::open_with_flags_and_vfs(path, flags, name)
 }
 
-/// Reserves the room for checksums in a database that has no page yet. It must have been opened by [`open`] and have
-/// pages of [`PAGE_SIZE`]. On a database that has pages it does nothing: [`is_sealed`] tells.
+/// Reserves the room for checksums in a database that has no page yet. It must have been opened by [`open`] and be about to
+/// have pages of [`PAGE_SIZE`]. On a database that has pages it does nothing: [`is_sealed`] tells.
 ///
 /// # Errors
 /// What SQLite says.
@@ -52,7 +54,7 @@ pub fn seal(conn: &Connection) -> rusqlite::Result<()> {
 pub fn is_sealed(path: impl AsRef<Path>) -> std::io::Result<bool> {
     let mut header = [0; sum::HEADER];
     File::open(path)?.read_exact(&mut header)?;
-    Ok(sum::is_sealed(&header))
+    Ok(sum::page_size(&header).is_some())
 }
 
 /// Whether this is a page without its checksum.

@@ -4,15 +4,14 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::PAGE_SIZE;
 
-/// Bytes of a page, its checksum included.
-pub(crate) const PAGE: usize = PAGE_SIZE as usize;
+/// Bytes of the pages that have checksums, these included: those of new databases, and those of older ones.
+const PAGES: [usize; 2] = [PAGE_SIZE as usize, LARGEST];
+/// Bytes of the largest of them.
+pub(crate) const LARGEST: usize = 16_384;
 /// Bytes of a checksum.
 pub(crate) const SUM: usize = RESERVED as usize;
 /// The same, as a database's header has it.
 pub(crate) const RESERVED: u8 = 8;
-
-/// A page, in memory of our own.
-pub(crate) type Page = [u8; PAGE];
 
 /// The checksum of what a page holds. It covers where the page stands, so that one that was written to another place does
 /// not pass.
@@ -21,7 +20,7 @@ fn sum(body: &[u8], number: u64) -> [u8; SUM] {
 }
 
 /// Ends the page of this number with its checksum.
-pub(crate) fn seal(page: &mut Page, number: u64) {
+pub(crate) fn seal(page: &mut [u8], number: u64) {
     if let Some((body, end)) = page.split_last_chunk_mut::<SUM>() {
         *end = sum(body, number);
     }
@@ -32,10 +31,16 @@ pub(crate) fn is_whole(page: &[u8], number: u64) -> bool {
     page.split_last_chunk::<SUM>().is_some_and(|(body, end)| *end == sum(body, number))
 }
 
-/// Whether the first bytes of a database say that its pages have our size, and room for a checksum.
-pub(crate) fn is_sealed(header: &[u8; HEADER]) -> bool {
-    let [.., high, low] = PAGE.to_be_bytes();
-    header.starts_with(b"SQLite format 3\0") && header[16..18] == [high, low] && header[20] == RESERVED
+/// Whether so many bytes are a page.
+pub(crate) fn is_page(bytes: usize) -> bool {
+    PAGES.contains(&bytes)
+}
+
+/// Bytes of a page of the database with this header, if its pages have room for a checksum.
+pub(crate) fn page_size(header: &[u8; HEADER]) -> Option<usize> {
+    let size = usize::from(u16::from_be_bytes([header[16], header[17]]));
+    let sealed = header.starts_with(b"SQLite format 3\0") && header[20] == RESERVED;
+    (sealed && is_page(size)).then_some(size)
 }
 
 /// Bytes of the header of a database.

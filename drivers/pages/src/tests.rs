@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OpenFlags};
 
 use super::{PAGE_SIZE, is_damage, is_sealed, open, seal};
+use crate::sum::LARGEST;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
@@ -21,8 +22,12 @@ impl Place {
 
     /// A database with a log, on several pages.
     fn fill(&self) -> Connection {
+        self.fill_pages(PAGE)
+    }
+
+    fn fill_pages(&self, page: usize) -> Connection {
         let conn = open(self.path(), OpenFlags::default()).unwrap();
-        conn.pragma_update(None, "page_size", PAGE_SIZE).unwrap();
+        conn.pragma_update(None, "page_size", i64::try_from(page).unwrap()).unwrap();
         seal(&conn).unwrap();
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL").unwrap();
         conn.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
@@ -47,51 +52,63 @@ fn reopened(path: &Path) -> rusqlite::Result<Vec<(i64, String)>> {
 
 #[test]
 fn what_was_written_is_read_and_every_page_of_the_file_has_its_checksum() {
-    let place = Place::new();
-    let conn = place.fill();
-    assert!(is_sealed(place.path()).unwrap());
-    let good = all(&conn).unwrap();
-    assert_eq!(good.len(), 400);
-    drop(conn);
-    assert_eq!(reopened(&place.path()).unwrap(), good);
-    let bytes = std::fs::read(place.path()).unwrap();
-    assert!(bytes.len() > 10 * PAGE);
-    for (number, page) in (0..).zip(bytes.chunks(PAGE)) {
-        assert!(crate::sum::is_whole(page, number), "page {number}");
+    for size in [PAGE, LARGEST] {
+        let place = Place::new();
+        let conn = place.fill_pages(size);
+        assert!(is_sealed(place.path()).unwrap());
+        let good = all(&conn).unwrap();
+        assert_eq!(good.len(), 400);
+        drop(conn);
+        assert_eq!(reopened(&place.path()).unwrap(), good);
+        let bytes = std::fs::read(place.path()).unwrap();
+        assert!(bytes.len() > 10 * size);
+        for (number, page) in (0..).zip(bytes.chunks(size)) {
+            assert!(crate::sum::is_whole(page, number), "page {number} of {size} bytes");
+        }
+        // Any other SQLite reads it.
+        assert_eq!(all(&Connection::open(place.path()).unwrap()).unwrap(), good);
     }
-    // Any other SQLite reads it.
-    assert_eq!(all(&Connection::open(place.path()).unwrap()).unwrap(), good);
+}
+
+#[test]
+fn a_database_without_room_for_checksums_is_not_made() {
+    let place = Place::new();
+    let conn = open(place.path(), OpenFlags::default()).unwrap();
+    conn.execute_batch("CREATE TABLE t (key INTEGER PRIMARY KEY, text TEXT)").unwrap_err();
+    drop(conn);
+    assert_eq!(std::fs::metadata(place.path()).unwrap().len(), 0);
 }
 
 /// Every byte that is looked at is one of a page, or of the header that is read before them.
 #[test]
 fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
-    let place = Place::new();
-    drop(place.fill());
-    let good = reopened(&place.path()).unwrap();
-    let bytes = std::fs::read(place.path()).unwrap();
-    let (mut refused, mut unread) = (0, 0);
-    let header = 0..100;
-    for at in header.chain((100..bytes.len()).step_by(997)) {
-        let mut damaged = bytes.clone();
-        damaged[at] ^= 1 << (at % 8);
-        std::fs::write(place.path(), damaged).unwrap();
-        match reopened(&place.path()) {
-            Ok(read) => {
-                // A page that no statement needs; or the file says that its pages have no checksums.
-                assert!(read == good || matches!(at, 16..=17 | 20), "byte {at}");
-                unread += 1;
+    for size in [PAGE, LARGEST] {
+        let place = Place::new();
+        drop(place.fill_pages(size));
+        let good = reopened(&place.path()).unwrap();
+        let bytes = std::fs::read(place.path()).unwrap();
+        let (mut refused, mut unread) = (0, 0);
+        let header = 0..100;
+        for at in header.chain((100..bytes.len()).step_by(997)) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << (at % 8);
+            std::fs::write(place.path(), damaged).unwrap();
+            match reopened(&place.path()) {
+                Ok(read) => {
+                    // A page that no statement needs; or the file says that its pages have no checksums.
+                    assert!(read == good || matches!(at, 16..=17 | 20), "byte {at} of pages of {size}");
+                    unread += 1;
+                }
+                Err(_) => refused += 1,
             }
-            Err(_) => refused += 1,
         }
+        assert!(refused > 250 && unread < 20, "{refused} refused, {unread} not read");
+        let mut damaged = bytes;
+        damaged[2 * size + 3000] ^= 1;
+        std::fs::write(place.path(), damaged).unwrap();
+        let error = reopened(&place.path()).unwrap_err();
+        assert!(is_damage(&error), "{error}");
     }
-    assert!(refused > 250 && unread < 20, "{refused} refused, {unread} not read");
-    std::fs::write(place.path(), &bytes).unwrap();
-    let mut damaged = bytes;
-    damaged[2 * PAGE + 5000] ^= 1;
-    std::fs::write(place.path(), damaged).unwrap();
-    let error = reopened(&place.path()).unwrap_err();
-    assert!(is_damage(&error), "{error}");
 }
 
 #[test]

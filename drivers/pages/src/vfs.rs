@@ -10,8 +10,7 @@ use std::sync::OnceLock;
 
 use rusqlite::ffi::{self, sqlite3_file, sqlite3_io_methods, sqlite3_vfs};
 
-use crate::PAGE_SIZE;
-use crate::sum::{self, HEADER, PAGE, Page};
+use crate::sum::{self, HEADER, LARGEST};
 
 const NAME: &CStr = c"threadkeep-pages";
 
@@ -114,7 +113,7 @@ unsafe fn exchange(file: *mut sqlite3_file) -> Result<(), c_int> {
     // SAFETY: the file is open, and there is room for so many bytes.
     let code = unsafe { read_real(file, header.as_mut_ptr().cast(), length(&header), 0) };
     let sealed = match code {
-        ffi::SQLITE_OK => sum::is_sealed(&header),
+        ffi::SQLITE_OK => sum::page_size(&header).is_some(),
         ffi::SQLITE_IOERR_SHORT_READ => {
             let mut bytes = 0;
             // SAFETY: the file is open.
@@ -173,44 +172,67 @@ fn length(buffer: &[u8]) -> c_int {
     c_int::try_from(buffer.len()).unwrap_or_default()
 }
 
-/// The number of the page in which this offset is, where in it, and `amount` as a length.
-fn place(amount: c_int, offset: i64) -> Option<(u64, usize, usize)> {
-    let (amount, offset) = (usize::try_from(amount).ok()?, u64::try_from(offset).ok()?);
-    let page = PAGE as u64;
-    Some((offset / page, usize::try_from(offset % page).ok()?, amount))
+/// Where a whole page is: its number and its length. None if it is none.
+fn whole(amount: c_int, offset: i64) -> Option<(u64, usize)> {
+    let (bytes, offset) = (usize::try_from(amount).ok()?, u64::try_from(offset).ok()?);
+    let page = bytes as u64;
+    (sum::is_page(bytes) && offset.is_multiple_of(page)).then(|| (offset / page, bytes))
 }
 
 /// `xRead` of a database with checksums.
 unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: c_int, offset: i64) -> c_int {
-    let (Some(methods), Some((number, start, asked))) = (METHODS.get(), place(amount, offset)) else {
+    let Some(methods) = METHODS.get() else { return ffi::SQLITE_IOERR_READ };
+    let Some((number, bytes)) = whole(amount, offset) else {
+        // SAFETY: the arguments are SQLite's own.
+        return unsafe { read_part(methods, file, buffer, amount, offset) };
+    };
+    // SAFETY: the arguments are SQLite's own.
+    let code = unsafe { (methods.read)(file, buffer, amount, offset) };
+    if code != ffi::SQLITE_OK {
+        return code;
+    }
+    // SAFETY: the default's method has just filled so many bytes, and SQLite waits for us.
+    let page = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) };
+    if sum::is_whole(page, number) { ffi::SQLITE_OK } else { ffi::SQLITE_IOERR_DATA }
+}
+
+/// Reads a part of a page: the header, before SQLite knows how large a page is. The checksum is that of the page.
+///
+/// # Safety
+/// The file is open and there is room for `amount` bytes.
+unsafe fn read_part(
+    methods: &Methods,
+    file: *mut sqlite3_file,
+    buffer: *mut c_void,
+    amount: c_int,
+    offset: i64,
+) -> c_int {
+    let mut header = [0; HEADER];
+    // SAFETY: the file is open, and there is room for so many bytes.
+    let code = unsafe { (methods.read)(file, header.as_mut_ptr().cast(), length(&header), 0) };
+    if code == ffi::SQLITE_IOERR_SHORT_READ {
+        // There is no page yet: as the default answers it.
+        // SAFETY: the arguments are SQLite's own.
+        return unsafe { (methods.read)(file, buffer, amount, offset) };
+    }
+    let place = usize::try_from(amount).ok().zip(usize::try_from(offset).ok());
+    let (ffi::SQLITE_OK, Some((asked, offset))) = (code, place) else { return code };
+    let Some(size) = sum::page_size(&header) else { return ffi::SQLITE_IOERR_DATA };
+    let (number, start) = (offset / size, offset % size);
+    let mut room = [0; LARGEST];
+    let (Some(page), Ok(first)) = (room.get_mut(..size), i64::try_from(offset - start)) else {
         return ffi::SQLITE_IOERR_READ;
     };
-    if (start, asked) == (0, PAGE) {
-        // SAFETY: the arguments are SQLite's own.
-        let code = unsafe { (methods.read)(file, buffer, amount, offset) };
-        if code != ffi::SQLITE_OK {
-            return code;
-        }
-        // SAFETY: the default's method has just filled so many bytes, and SQLite waits for us.
-        let page = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), asked) };
-        return if sum::is_whole(page, number) { ffi::SQLITE_OK } else { ffi::SQLITE_IOERR_DATA };
-    }
-    // The header, before SQLite knows how large a page is: the checksum is that of the page.
-    let mut page: Page = [0; PAGE];
-    let first = offset - offset % i64::from(PAGE_SIZE);
-    // SAFETY: there is room for a page.
-    let code = unsafe { (methods.read)(file, page.as_mut_ptr().cast(), length(&page), first) };
+    // SAFETY: the file is open, and there is room for a page.
+    let code = unsafe { (methods.read)(file, page.as_mut_ptr().cast(), length(page), first) };
     let Some(part) = page.get(start..start + asked) else { return ffi::SQLITE_IOERR_READ };
     match code {
-        ffi::SQLITE_OK if sum::is_whole(&page, number) => {
+        ffi::SQLITE_OK if sum::is_whole(page, number as u64) => {
             // SAFETY: SQLite has room for `amount` bytes, and the page is memory of our own.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer.cast(), asked) };
             ffi::SQLITE_OK
         }
-        ffi::SQLITE_OK => ffi::SQLITE_IOERR_DATA,
-        // There is no whole page: as the default answers it.
-        // SAFETY: the arguments are SQLite's own.
-        ffi::SQLITE_IOERR_SHORT_READ => unsafe { (methods.read)(file, buffer, amount, offset) },
+        ffi::SQLITE_OK | ffi::SQLITE_IOERR_SHORT_READ => ffi::SQLITE_IOERR_DATA,
         code => code,
     }
 }
@@ -222,15 +244,20 @@ unsafe extern "C" fn write(
     amount: c_int,
     offset: i64,
 ) -> c_int {
-    let (Some(methods), Some((number, 0, PAGE))) = (METHODS.get(), place(amount, offset)) else {
-        // SQLite writes whole pages, and they have our size, or the file would not have our methods.
+    let mut room = [0; LARGEST];
+    let (Some(methods), Some((number, bytes))) = (METHODS.get(), whole(amount, offset)) else {
+        // SQLite writes whole pages, and they have a size of ours, or the file would not have our methods.
         return ffi::SQLITE_IOERR_WRITE;
     };
+    let Some(page) = room.get_mut(..bytes) else { return ffi::SQLITE_IOERR_WRITE };
     // The caller's page is its cache's: it is not ours to change.
-    let mut page: Page = [0; PAGE];
     // SAFETY: SQLite hands over a page, and ours is memory of our own.
-    unsafe { std::ptr::copy_nonoverlapping(buffer.cast::<u8>(), page.as_mut_ptr(), PAGE) };
-    sum::seal(&mut page, number);
+    unsafe { std::ptr::copy_nonoverlapping(buffer.cast::<u8>(), page.as_mut_ptr(), bytes) };
+    if number == 0 && page.first_chunk().and_then(sum::page_size) != Some(bytes) {
+        // No room was reserved: the checksum would stand in the place of something else.
+        return ffi::SQLITE_IOERR_WRITE;
+    }
+    sum::seal(page, number);
     // SAFETY: the file is open and the page is as large as it says.
     unsafe { (methods.write)(file, page.as_ptr().cast(), amount, offset) }
 }

@@ -425,7 +425,7 @@ async fn a_changed_byte_of_the_file_is_detected_or_changes_nothing_that_is_read(
     let good = look(&open(&path).unwrap(), &talk).await.unwrap();
     let damaged = dir.path().join("damaged");
     let header = 0..100;
-    let used = (100..bytes.len()).filter(|at| bytes[*at] != 0).step_by(37);
+    let used = (100..bytes.len()).filter(|at| bytes[*at] != 0).step_by(23);
     let free = (100..bytes.len()).filter(|at| bytes[*at] == 0).step_by(4_999);
     let (mut tried, mut refused) = (0, 0);
     for at in header.chain(used).chain(free) {
@@ -451,6 +451,34 @@ async fn a_changed_byte_of_the_file_is_detected_or_changes_nothing_that_is_read(
         }
     }
     assert!(tried > 300 && refused > tried * 9 / 10, "{refused} of {tried} refused");
+}
+
+/// Earlier versions made files with larger pages.
+#[tokio::test]
+async fn a_file_with_larger_pages_is_served_with_checksums() {
+    const LARGER: u32 = 16_384;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let conn = threadkeep_pages::open(&path, OpenFlags::default()).unwrap();
+    conn.pragma_update(None, "page_size", LARGER).unwrap();
+    threadkeep_pages::seal(&conn).unwrap();
+    conn.execute_batch("VACUUM").unwrap();
+    drop(conn);
+    let talk = small(&path).await;
+    let saver = open(&path).unwrap();
+    assert_eq!(look(&saver, &talk).await.unwrap().len(), 23);
+    assert_eq!(saver.check().await.unwrap(), []);
+    saver.close().await;
+    let conn = Connection::open(&path).unwrap();
+    let [page, version] = ["page_size", "user_version"]
+        .map(|name| conn.pragma_query_value(None, name, |row| row.get::<_, u32>(0)).unwrap());
+    assert_eq!((page, version), (LARGER, FORMAT_VERSION));
+    drop(conn);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() - 3 * LARGER as usize / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    assert!(open(&path).unwrap().check().await.is_err());
 }
 
 /// A file that was made before pages had checksums is served as it is; one that says that it has them is not.

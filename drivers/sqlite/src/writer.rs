@@ -1,7 +1,8 @@
 //! The writer: one thread per open store that carries out what is queued, as one transaction.
 //!
-//! All commands that wait when the lock is taken are committed together, with one flush. Each stands in a savepoint of
-//! its own, so that one which is refused leaves the others alone.
+//! All commands that wait when the lock is taken are committed together, with one flush. One that is refused has changed
+//! nothing, and leaves the others alone. One that fails after it has changed something takes the transaction with it; the
+//! others are carried out again without it. That is rare, and savepoints for it would cost every command copies of its pages.
 //!
 //! A transaction waits for the disk (`synchronous=FULL`) unless all of it may be on the disk later (`NORMAL`). Both append to
 //! the same log, and a flush is of all of the log, so the next transaction that waits takes the earlier ones with it. A
@@ -32,9 +33,6 @@ const LEFT: u32 = 256;
 
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const ROLLBACK: &str = "ROLLBACK";
-const SAVE: &str = "SAVEPOINT command";
-const RELEASE: &str = "RELEASE command";
-const BACK: &str = "ROLLBACK TO command";
 
 /// What the writer is asked to do.
 pub(crate) enum Message {
@@ -145,7 +143,7 @@ impl Writer {
             }
         }
         self.counters.commands.add(commands.len() as u64);
-        let outcome = begun.and_then(|()| self.transaction(&commands));
+        let outcome = begun.and_then(|()| self.transaction(&commands, flush));
         if outcome.is_ok() {
             self.trainer.look(&self.store.db, self.counters.bytes_stored.get());
         }
@@ -216,23 +214,26 @@ impl Writer {
 
     /// Carries out the commands in the open transaction and commits it. Answers each command's result, or the error
     /// that befell all of them.
-    fn transaction(&mut self, commands: &[Command]) -> Result<Vec<Result<()>>> {
-        let mut results = Vec::with_capacity(commands.len());
-        let mut changed = false;
-        for command in commands {
-            let before = self.store.db.rows_written();
-            match self.savepoint(&command.work) {
-                Ok(result) => {
-                    changed |= result.is_ok() && self.store.db.rows_written() != before;
-                    results.push(result);
-                }
-                Err(error) => {
+    fn transaction(&mut self, commands: &[Command], flush: Flush) -> Result<Vec<Result<()>>> {
+        let mut failed = vec![None; commands.len()];
+        let (results, mut changed) = loop {
+            match self.attempt(commands, &failed) {
+                Attempt::Done { results, changed } => break (results, changed),
+                Attempt::Lost(error) => {
                     self.roll_back();
                     return Err(nothing_kept(error));
                 }
+                Attempt::Without(place, error) => {
+                    self.roll_back();
+                    if self.poisoned {
+                        return Err(nothing_kept(error));
+                    }
+                    failed[place] = Some(error);
+                    self.begin(flush)?;
+                }
             }
-        }
-        let now = self.flush == Some(Flush::Now);
+        };
+        let now = flush == Flush::Now;
         if now && self.unflushed && !changed && results.iter().any(Result::is_ok) {
             if let Err(error) = self.store.db.touch() {
                 self.roll_back();
@@ -253,6 +254,28 @@ impl Writer {
         Ok(results)
     }
 
+    /// Carries out the commands that have not failed yet, in the open transaction.
+    fn attempt(&mut self, commands: &[Command], failed: &[Option<Error>]) -> Attempt {
+        let mut results = Vec::with_capacity(commands.len());
+        let mut changed = false;
+        for (command, failed) in commands.iter().zip(failed) {
+            let before = self.store.db.rows_written();
+            let result = match failed {
+                Some(error) => Err(error.clone()),
+                None => self.store.apply(&command.work),
+            };
+            let wrote = self.store.db.rows_written() != before;
+            match result {
+                // Some errors roll the whole transaction back on their own.
+                Err(error) if self.store.db.is_autocommit() => return Attempt::Lost(error),
+                Err(error) if wrote => return Attempt::Without(results.len(), error),
+                result => results.push(result),
+            }
+            changed |= wrote;
+        }
+        Attempt::Done { results, changed }
+    }
+
     /// Commits the open transaction.
     fn commit(&mut self) -> Result<()> {
         let Err(failed) = self.store.db.commit() else { return Ok(()) };
@@ -267,26 +290,6 @@ impl Writer {
         Err(in_doubt(failed.reason))
     }
 
-    /// Carries out one command whole or not at all.
-    ///
-    /// # Errors
-    /// If the transaction cannot go on.
-    fn savepoint(&mut self, work: &Work) -> Result<Result<()>> {
-        let db = &self.store.db;
-        db.execute(SAVE, [])?;
-        let result = self.store.apply(work);
-        let db = &self.store.db;
-        if let Err(error) = &result {
-            // Some errors roll the whole transaction back on their own.
-            if db.is_autocommit() {
-                return Err(error.clone());
-            }
-            db.execute(BACK, [])?;
-        }
-        db.execute(RELEASE, [])?;
-        Ok(result)
-    }
-
     /// Gives up the open transaction and everything that may be remembered of it.
     fn roll_back(&mut self) {
         self.store.forget();
@@ -298,6 +301,16 @@ impl Writer {
             tracing::error!(%error, "a rollback failed; the store must be reopened");
         }
     }
+}
+
+/// How an attempt at the commands of a transaction ended.
+enum Attempt {
+    /// Each command is whole, or refused and without effect.
+    Done { results: Vec<Result<()>>, changed: bool },
+    /// The command at this place failed half way.
+    Without(usize, Error),
+    /// The transaction was rolled back.
+    Lost(Error),
 }
 
 /// The error for every command of a transaction that was given up because of `error`.

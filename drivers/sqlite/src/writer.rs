@@ -1,8 +1,8 @@
 //! The writer: one thread per open store that carries out what is queued, as one transaction.
 //!
-//! All commands that wait when the lock is taken are committed together, with one flush. One that is refused has changed
-//! nothing, and leaves the others alone. One that fails after it has changed something takes the transaction with it; the
-//! others are carried out again without it. That is rare, and savepoints for it would cost every command copies of its pages.
+//! What is queued until the last command was carried out is committed together, with one flush. A command that is refused has
+//! changed nothing, and leaves the others alone. One that fails after it has changed something takes the transaction with it;
+//! the others are carried out again without it. That is rare, and savepoints for it would cost every command copies of pages.
 //!
 //! A transaction waits for the disk (`synchronous=FULL`) unless all of it may be on the disk later (`NORMAL`). Both append to
 //! the same log, and a flush is of all of the log, so the next transaction that waits takes the earlier ones with it. A
@@ -129,39 +129,32 @@ impl Writer {
     /// one did.
     fn batch(&mut self, first: Command) -> Option<Message> {
         let flush = if self.left < LEFT { first.work.flush() } else { Flush::Now };
+        let mut batch = Batch { flush, commands: vec![first], failed: vec![None], behind: None };
         let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin(flush) };
-        // The queue is read after the lock was taken: whoever came while it was awaited takes part. What a transaction
-        // waits for is settled when it begins, so one that does not wait has no room for whoever needs that.
-        let (mut commands, mut behind) = (vec![first], None);
-        while behind.is_none() && commands.len() < BATCH {
-            match self.queue.try_recv() {
-                Ok(Message::Work(command)) if flush == Flush::Now || command.work.flush() == flush => {
-                    commands.push(command);
-                }
-                Ok(other) => behind = Some(other),
-                Err(_) => break,
-            }
+        if begun.is_err() {
+            // Nobody has to wait for the same lock once more.
+            while batch.takes_one_more(&mut self.queue) {}
         }
-        self.counters.commands.add(commands.len() as u64);
-        let outcome = begun.and_then(|()| self.transaction(&commands, flush));
+        let outcome = begun.and_then(|()| self.transaction(&mut batch));
+        self.counters.commands.add(batch.commands.len() as u64);
         if outcome.is_ok() {
             self.trainer.look(&self.store.db, self.counters.bytes_stored.get());
         }
         match outcome {
             Ok(results) => {
-                for (command, result) in commands.into_iter().zip(results) {
+                for (command, result) in batch.commands.into_iter().zip(results) {
                     // Whoever does not wait any more does not learn it.
                     let _ = command.reply.send(result);
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, commands = commands.len(), "a transaction failed");
-                for command in commands {
+                tracing::warn!(%error, commands = batch.commands.len(), "a transaction failed");
+                for command in batch.commands {
                     let _ = command.reply.send(Err(error.clone()));
                 }
             }
         }
-        behind
+        batch.behind
     }
 
     /// Gives back free room.
@@ -214,10 +207,9 @@ impl Writer {
 
     /// Carries out the commands in the open transaction and commits it. Answers each command's result, or the error
     /// that befell all of them.
-    fn transaction(&mut self, commands: &[Command], flush: Flush) -> Result<Vec<Result<()>>> {
-        let mut failed = vec![None; commands.len()];
+    fn transaction(&mut self, batch: &mut Batch) -> Result<Vec<Result<()>>> {
         let (results, mut changed) = loop {
-            match self.attempt(commands, &failed) {
+            match self.attempt(batch) {
                 Attempt::Done { results, changed } => break (results, changed),
                 Attempt::Lost(error) => {
                     self.roll_back();
@@ -228,12 +220,12 @@ impl Writer {
                     if self.poisoned {
                         return Err(nothing_kept(error));
                     }
-                    failed[place] = Some(error);
-                    self.begin(flush)?;
+                    batch.failed[place] = Some(error);
+                    self.begin(batch.flush)?;
                 }
             }
         };
-        let now = flush == Flush::Now;
+        let now = batch.flush == Flush::Now;
         if now && self.unflushed && !changed && results.iter().any(Result::is_ok) {
             if let Err(error) = self.store.db.touch() {
                 self.roll_back();
@@ -242,7 +234,7 @@ impl Writer {
             changed = true;
         }
         self.commit()?;
-        self.counters.transaction(commands.len());
+        self.counters.transaction(batch.commands.len());
         if now {
             self.left = 0;
             self.unflushed &= !changed;
@@ -254,21 +246,23 @@ impl Writer {
         Ok(results)
     }
 
-    /// Carries out the commands that have not failed yet, in the open transaction.
-    fn attempt(&mut self, commands: &[Command], failed: &[Option<Error>]) -> Attempt {
-        let mut results = Vec::with_capacity(commands.len());
+    /// Carries out the commands that have not failed yet, in the open transaction. Whoever comes while others are carried
+    /// out takes part: with many writers that is most of them, and each flush is for more.
+    fn attempt(&mut self, batch: &mut Batch) -> Attempt {
+        let mut results = Vec::with_capacity(batch.commands.len());
         let mut changed = false;
-        for (command, failed) in commands.iter().zip(failed) {
+        while results.len() < batch.commands.len() || batch.takes_one_more(&mut self.queue) {
+            let place = results.len();
             let before = self.store.db.rows_written();
-            let result = match failed {
+            let result = match &batch.failed[place] {
                 Some(error) => Err(error.clone()),
-                None => self.store.apply(&command.work),
+                None => self.store.apply(&batch.commands[place].work),
             };
             let wrote = self.store.db.rows_written() != before;
             match result {
                 // Some errors roll the whole transaction back on their own.
                 Err(error) if self.store.db.is_autocommit() => return Attempt::Lost(error),
-                Err(error) if wrote => return Attempt::Without(results.len(), error),
+                Err(error) if wrote => return Attempt::Without(place, error),
                 result => results.push(result),
             }
             changed |= wrote;
@@ -299,6 +293,38 @@ impl Writer {
             // The connection cannot be trusted to begin anew.
             self.poisoned = true;
             tracing::error!(%error, "a rollback failed; the store must be reopened");
+        }
+    }
+}
+
+/// The commands that share a transaction.
+struct Batch {
+    /// What all of them wait for.
+    flush: Flush,
+    commands: Vec<Command>,
+    /// Of each command, the error with which it failed half way.
+    failed: Vec<Option<Error>>,
+    /// The message behind them, which cannot take part.
+    behind: Option<Message>,
+}
+
+impl Batch {
+    /// Takes the next command from the queue, if one is there that can take part. What a transaction waits for is settled
+    /// when it begins, so one that does not wait has no room for whoever needs that.
+    fn takes_one_more(&mut self, queue: &mut mpsc::Receiver<Message>) -> bool {
+        if self.behind.is_some() || self.commands.len() >= BATCH {
+            return false;
+        }
+        match queue.try_recv() {
+            Ok(Message::Work(command)) if self.flush == Flush::Now || command.work.flush() == self.flush => {
+                self.commands.push(command);
+                self.failed.push(None);
+                true
+            }
+            other => {
+                self.behind = other.ok();
+                false
+            }
         }
     }
 }

@@ -10,6 +10,8 @@ use rusqlite::{Connection, OpenFlags};
 use threadkeep::saver::{Saver, ThreadImage};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
+const PAGE: u64 = threadkeep_pages::PAGE_SIZE as u64;
+
 /// Messages take the room that they have bytes.
 fn plain() -> Options {
     Options { compression: false, ..Options::default() }
@@ -49,7 +51,7 @@ async fn freed_pages_are_given_back_a_few_at_a_time_while_others_write() {
     assert!(before.free * 2 > before.bytes, "{before:?}");
 
     let once = saver.vacuum(4).await.unwrap();
-    assert_eq!((before.bytes - once.bytes, before.free - once.free), (4 * 16_384, 4 * 16_384));
+    assert_eq!((before.bytes - once.bytes, before.free - once.free), (4 * PAGE, 4 * PAGE));
     let (mut left, mut steps) = (once, 0);
     while left.free > 0 {
         left = saver.vacuum(4).await.unwrap();
@@ -91,7 +93,7 @@ async fn a_database_that_cannot_give_pages_back_can_after_it_was_written_anew() 
 
     let after = saver.vacuum_fully().await.unwrap();
     assert!(after.incremental && after.free == 0, "{after:?}");
-    assert!(after.bytes <= before.bytes - before.free + 16_384, "a page of pointers more: {after:?}");
+    assert!(after.bytes <= before.bytes - before.free + PAGE, "a page of pointers more: {after:?}");
     let now = saver.read_thread(&small.thread).await.unwrap();
     assert!(now == image, "what is stored is not as it was");
     say(&saver, &mut small, 3).await;

@@ -12,7 +12,7 @@ use super::progress::Progress;
 use super::target::{StoreArgs, Target};
 
 /// Pages that are given back in one transaction: two megabytes.
-const STEP: u32 = 128;
+const STEP: u32 = 512;
 /// The bounds of the pause between two transactions, in which others get the lock.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 

@@ -20,7 +20,7 @@ const CACHE_KIB: i64 = 16_384;
 /// A WAL that grew beyond this many bytes is cut when it is reset.
 const WAL_LIMIT: i64 = 64 << 20;
 /// Pages in the log from which on a commit moves them into the database file.
-const LOG_PAGES: i64 = 4_000;
+const LOG_PAGES: i64 = 1_000;
 /// More than there are different statements.
 const STATEMENTS: usize = 64;
 

@@ -179,8 +179,17 @@ impl Store {
     ) -> Result<()> {
         let mut channels = Vec::with_capacity(step.checkpoint.channels.len());
         for (channel, entry) in &step.checkpoint.channels {
-            if let Stored::Held = entry.stored {
-                channels.extend(self.held(parent, channel.as_str())?.cloned());
+            let held = self.held(parent, channel.as_str())?;
+            let is_held = match entry.stored {
+                Stored::Held => true,
+                // A sentinel of nothing new is that of the parent: referring to it takes fewer bytes than its version.
+                Stored::Sentinel => {
+                    held.is_some_and(|held| held.version == entry.version && held.kept == Kept::Sentinel)
+                }
+                Stored::Value(_) | Stored::Snapshot(_) => false,
+            };
+            if is_held {
+                channels.extend(held.cloned());
                 continue;
             }
             let name = self.name(channel.as_str())?;

@@ -1,6 +1,6 @@
 //! The tables, their migrations, and the check that a database has them.
 //!
-//! # Format, version 2
+//! # Format, version 3
 //!
 //! | table | key | holds |
 //! |---|---|---|
@@ -62,12 +62,12 @@ use crate::config::{Options, Target};
 use crate::error::{NOT_SET_UP, Trouble, unavailable};
 
 /// The newest format that this driver reads, and the one that it writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 const NO_CHECKSUMS: &str = "the server keeps no checksums of its pages (data_checksums = off): damage beneath the rows can hide \
     some of them; turn them on with pg_checksums --enable while the server is stopped";
 
-/// What leads from each version to the next; the first one from nothing. `{s}` is the schema.
+/// What leads from each version to the next; the first one from nothing. `{s}` is the schema, `{q}` the same within quotes.
 const MIGRATIONS: [&str; FORMAT_VERSION as usize] = ["
 CREATE TABLE {s}.threadkeep_thread (
     id uuid PRIMARY KEY, epoch bigint NOT NULL, revision bigint NOT NULL, name bytea NOT NULL, body bytea NOT NULL
@@ -89,7 +89,7 @@ CREATE TABLE {s}.threadkeep_element (
 ", "
 ALTER TABLE {s}.threadkeep_element ADD COLUMN size int;
 ALTER TABLE {s}.threadkeep_element ALTER COLUMN body SET STORAGE EXTERNAL;
-"];
+", include_str!("write.sql")];
 
 /// Creates the tables in the database at `address`, or brings them to the newest format. Run it once, as the role that
 /// is to own them; any number of processes may do so at the same time. The schema is created if it is missing.
@@ -141,7 +141,8 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
     let have = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
     let have = have.map_or(Ok(0), |have| known(&options.schema, &have))?;
     for migration in MIGRATIONS.iter().take(version as usize).skip(have as usize) {
-        client.batch_execute(&migration.replace("{s}", schema)).await?;
+        let migration = migration.replace("{s}", schema).replace("{q}", &schema.replace('\'', "''"));
+        client.batch_execute(&migration).await?;
     }
     if have < version {
         let set = format!(

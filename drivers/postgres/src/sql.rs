@@ -5,8 +5,6 @@
 //! the elements without which these cannot be understood. `OFFSET 0` keeps the planner from joining in any other way than
 //! by key, whatever it believes of the sizes of tables.
 
-use threadkeep::saver::Flush;
-
 /// The statements, with the schema in them.
 pub(crate) struct Sql {
     /// `thread, ns, id`: one checkpoint.
@@ -29,12 +27,10 @@ pub(crate) struct Sql {
     pub(crate) look: String,
     /// `thread, null, epoch, next[]`: the same of a whole thread.
     pub(crate) look_at_all: String,
-    /// Stores a change of a thread that is there, if it is as it was: see [`crate::change::Change`].
-    pub(crate) advance: Either,
-    /// The same for a thread that is not there.
-    pub(crate) create: Either,
-    /// The same as `advance`, with rows to remove.
-    pub(crate) rewrite: String,
+    /// Stores a change of a thread if it is as it was, and answers whether it was: see [`crate::change::Change`].
+    pub(crate) write: String,
+    /// `thread, epoch, revision`, and what is removed: see [`crate::change::Removal`].
+    pub(crate) remove: String,
     /// `thread`, in place of each `$1`: statements that remove everything of it.
     pub(crate) delete: String,
 }
@@ -81,74 +77,24 @@ CROSS JOIN LATERAL (
 
 const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
 
-/// The parts of a change that every write has: elements, checkpoints, heads. `fence` returns a row if the thread is as it was.
-const STORE: &str = ", elements AS (
-    INSERT INTO {s}.threadkeep_element (thread, seq, hash, size, body)
-    SELECT f.id, x.seq, x.hash, x.size, x.body
-    FROM fence f, unnest($5::bigint[], $6::uuid[], $7::int[], $8::bytea[]) AS x (seq, hash, size, body)
-), checkpoints AS (
-    INSERT INTO {s}.threadkeep_checkpoint (thread, ns, id, parent, seed, names, extra, needs, body, tasks)
-    SELECT f.id, x.ns, x.id, x.parent, x.seed, x.names, x.extra, x.needs::bigint[], x.body, x.tasks
-    FROM fence f, unnest($9::bytea[], $10::uuid[], $11::uuid[], $12::uuid[], $13::int[], $14::int[], $15::text[],
-                         $16::bytea[], $17::bytea[])
-         AS x (ns, id, parent, seed, names, extra, needs, body, tasks)
-    ON CONFLICT (thread, ns, id) DO UPDATE
-    SET parent = excluded.parent, seed = excluded.seed, names = excluded.names, extra = excluded.extra,
-        needs = excluded.needs, body = excluded.body, tasks = excluded.tasks
-), heads AS (
-    INSERT INTO {s}.threadkeep_head (thread, ns, head, name, sum)
-    SELECT f.id, x.ns, x.head, x.name, x.sum
-    FROM fence f, unnest($18::bytea[], $19::uuid[], $20::bytea[], $21::bytea[]) AS x (ns, head, name, sum)
-    ON CONFLICT (thread, ns) DO UPDATE SET head = excluded.head, name = excluded.name, sum = excluded.sum
-)";
-
-/// What a rewrite does besides.
-const REMOVE: &str = ", gone AS (
+/// What a rewrite removes, if it was written: the thread is locked, and has its mark.
+const REMOVE: &str = "WITH fence AS (
+    SELECT t.id FROM {s}.threadkeep_thread t WHERE t.id = $1 AND t.epoch = $2 AND t.revision = $3
+), gone AS (
     DELETE FROM {s}.threadkeep_checkpoint c
-    USING fence f, unnest($24::bytea[], $25::uuid[]) AS x (ns, id)
+    USING fence f, unnest($4::bytea[], $5::uuid[]) AS x (ns, id)
     WHERE c.thread = f.id AND c.ns = x.ns AND c.id = x.id
 ), dead AS (
     DELETE FROM {s}.threadkeep_element e
-    USING fence f, unnest($26::bigint[], $27::bigint[]) AS x (first, last)
+    USING fence f, unnest($6::bigint[], $7::bigint[]) AS x (first, last)
     WHERE e.thread = f.id AND e.seq BETWEEN x.first AND x.last
-), headless AS (
-    DELETE FROM {s}.threadkeep_head h
-    USING fence f, unnest($28::bytea[]) AS x (ns)
-    WHERE h.thread = f.id AND h.ns = x.ns
-)";
+)
+DELETE FROM {s}.threadkeep_head h
+USING fence f, unnest($8::bytea[]) AS x (ns)
+WHERE h.thread = f.id AND h.ns = x.ns";
 
-const ADVANCE: &str = "WITH fence AS (
-    UPDATE {s}.threadkeep_thread SET epoch = $2, revision = $3, body = $4
-    WHERE id = $1 AND epoch = $22 AND revision = $23 RETURNING id
-)";
-
-const CREATE: &str = "WITH fence AS (
-    INSERT INTO {s}.threadkeep_thread (id, epoch, revision, body, name) VALUES ($1, $2, $3, $4, $22)
-    ON CONFLICT (id) DO NOTHING RETURNING id
-)";
-
-const WON: &str = " SELECT 1 FROM fence";
-/// The same, and the transaction does not wait for the disk. The setting ends with it, and nothing is sent besides.
-const WON_LATER: &str = " SELECT set_config('synchronous_commit', 'off', true) FROM fence";
-
-/// A statement that writes, flushed or not.
-pub(crate) struct Either {
-    now: String,
-    later: String,
-}
-
-impl Either {
-    fn new(fill: impl Fn(&str) -> String, begin: &str) -> Self {
-        Self { now: fill(&[begin, STORE, WON].concat()), later: fill(&[begin, STORE, WON_LATER].concat()) }
-    }
-
-    pub(crate) fn of(&self, flush: Flush) -> &str {
-        match flush {
-            Flush::Now => &self.now,
-            Flush::WithNext => &self.later,
-        }
-    }
-}
+/// The arguments of the function that writes.
+const WRITTEN: usize = 25;
 
 impl Sql {
     pub(crate) fn new(schema: &str) -> Self {
@@ -198,9 +144,11 @@ impl Sql {
             look: about(&format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"))
                 + &hashes("$4", "$5"),
             look_at_all: about(&all) + &hashes("$3", "$4"),
-            advance: Either::new(fill, ADVANCE),
-            create: Either::new(fill, CREATE),
-            rewrite: fill(&[ADVANCE, STORE, REMOVE, WON].concat()),
+            write: {
+                let arguments: Vec<_> = (1..=WRITTEN).map(|n| format!("${n}")).collect();
+                fill(&format!("SELECT {{s}}.threadkeep_write({})", arguments.join(", ")))
+            },
+            remove: fill(REMOVE),
             delete: fill(
                 "DELETE FROM {s}.threadkeep_thread WHERE id = $1;
                  DELETE FROM {s}.threadkeep_head WHERE thread = $1;

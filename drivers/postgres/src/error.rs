@@ -13,8 +13,7 @@ pub(crate) const SAVER: &str = "postgres";
 /// The tables or the function are missing, or of an older format.
 pub(crate) const NOT_SET_UP: &str = "the tables are missing or of an older version; run threadkeep_postgres::setup as their owner, then retry";
 /// The role may not do what the saver does.
-pub(crate) const NOT_ALLOWED: &str =
-    "the role lacks a right; it needs USAGE on the schema and SELECT, INSERT, UPDATE, DELETE on its tables";
+pub(crate) const NOT_ALLOWED: &str = "the role lacks a right; it needs USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on its tables and EXECUTE on its function";
 /// The server has no room.
 pub(crate) const FULL: &str = "the server's disk is full; free some space, then retry";
 /// The server is a standby.

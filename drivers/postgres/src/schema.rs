@@ -11,7 +11,8 @@
 //! | `threadkeep_element` | thread, sequence number | bytes, packed where it pays, and the hash that they have |
 //!
 //! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: a NUL
-//! byte is a character like others.
+//! byte is a character like others. The function `threadkeep_write` (since version 3) stores what a commit changes. It is part
+//! of the format, because it must fit the program that calls it: another function is another version.
 //!
 //! ## Keys
 //!
@@ -200,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Every column, index, constraint and setting that the tables of a database have.
+    /// Every column, index, constraint and setting that the tables of a database have, and every function.
     async fn shape(database: &Database) -> Vec<String> {
         let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
         tokio::spawn(connection);
@@ -208,9 +209,11 @@ mod tests {
                              a.attnotnull::text, a.attstorage::text, pg_get_indexdef(c.oid))
                       FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
                       WHERE c.relnamespace = 'public'::regnamespace AND a.attnum > 0 ORDER BY 1";
+        let functions = "SELECT pg_get_functiondef(oid) FROM pg_proc
+                         WHERE pronamespace = 'public'::regnamespace ORDER BY 1";
         let version = "SELECT 'version ' || version FROM threadkeep_format";
         let mut lines = Vec::new();
-        for query in [tables, version] {
+        for query in [tables, functions, version] {
             lines.extend(client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)));
         }
         lines
@@ -228,6 +231,7 @@ mod tests {
         let expected = shape(&fresh).await;
         assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
         assert!(expected.len() > 25, "{expected:?}");
+        assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 1);
         for version in 0..=FORMAT_VERSION {
             let old = database().await;
             migrate(old.url(), &options, version).await.unwrap();
@@ -247,7 +251,8 @@ mod tests {
         client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
         let error = setup(database.url(), &Options::default()).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'";
+        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'
+                    UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'threadkeep%'";
         let left: Vec<String> = client.query(left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
         assert_eq!(left, ["threadkeep_element"]);
         client.batch_execute("DROP VIEW threadkeep_element").await.unwrap();

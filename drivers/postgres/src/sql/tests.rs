@@ -70,6 +70,45 @@ async fn reads_go_by_keys() {
     assert!(threads.contains("Index Scan using threadkeep_thread_name"), "{threads}");
     assert!(threads.contains("Incremental Sort"), "{threads}");
 }
+
+/// A session keeps the plans of the function that writes, made when the tables were as small as these.
+#[tokio::test]
+async fn writes_go_by_keys_with_plans_from_when_the_tables_were_small() {
+    let database = postgres().unwrap().database().await.unwrap();
+    crate::setup(database.url(), &Options::default()).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let key = "01010101-0101-0101-0101-010101010101";
+    let write = |from: Option<i64>| {
+        let old = from.map_or("NULL, NULL".to_owned(), |revision| format!("1, {revision}"));
+        let to = from.map_or(0, |revision| revision + 1);
+        format!(
+            "SELECT threadkeep_write('{key}', '', {old}, 1, {to}, '', true, ARRAY[{to}], ARRAY['{key}'::uuid], ARRAY[NULL::int],
+                 ARRAY[''::bytea], ARRAY[''::bytea], ARRAY['{key}'::uuid], ARRAY['{key}'::uuid], ARRAY['{key}'::uuid], ARRAY[0],
+                 ARRAY[0], ARRAY['{{1,2}}'], ARRAY[''::bytea], ARRAY[''::bytea],
+                 ARRAY[''::bytea], ARRAY['{key}'::uuid], ARRAY[''::bytea], ARRAY[''::bytea])"
+        )
+    };
+    assert!(client.query_one(&write(None), &[]).await.unwrap().get::<_, bool>(0));
+    client.batch_execute("VACUUM ANALYZE").await.unwrap();
+    client.batch_execute("BEGIN").await.unwrap();
+    for revision in 0..12 {
+        assert!(client.query_one(&write(Some(revision)), &[]).await.unwrap().get::<_, bool>(0));
+        assert!(!client.query_one(&write(Some(revision)), &[]).await.unwrap().get::<_, bool>(0));
+    }
+    let scans = "SELECT relname::text, seq_scan, idx_scan FROM pg_stat_xact_user_tables
+                 WHERE relname <> 'threadkeep_format' ORDER BY 1";
+    for table in client.query(scans, &[]).await.unwrap() {
+        assert_eq!(table.get::<_, i64>(1), 0, "{table:?}");
+        // Elements are only added.
+        assert_eq!(
+            table.get::<_, i64>(2) > 0,
+            table.get::<_, String>(0) != "threadkeep_element",
+            "{table:?}"
+        );
+    }
+}
+
 /// A statement that the planner believes to be costly is compiled first, which takes far longer than to run it.
 #[tokio::test]
 async fn no_read_of_a_long_thread_looks_costly() {

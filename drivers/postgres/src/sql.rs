@@ -75,7 +75,7 @@ CROSS JOIN LATERAL (
     AND x.seq < n.space << 32 OFFSET 0
 ) e";
 
-const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
+pub(crate) const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
 
 /// What a rewrite removes, if it was written: the thread is locked, and has its mark.
 const REMOVE: &str = "WITH fence AS (
@@ -93,36 +93,36 @@ DELETE FROM {s}.threadkeep_head h
 USING fence f, unnest($8::bytea[]) AS x (ns)
 WHERE h.thread = f.id AND h.ns = x.ns";
 
-/// The arguments of the function that writes.
-const WRITTEN: usize = 25;
+/// The checkpoints of a namespace.
+pub(crate) fn of_namespace(schema: &str) -> String {
+    format!("SELECT {COLUMNS} FROM {schema}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2")
+}
+
+/// What returns these checkpoints, the thread, its heads (of the namespace `$2` unless that is null), and the elements without
+/// which the checkpoints cannot be understood.
+pub(crate) fn about(schema: &str, checkpoints: &str) -> String {
+    format!("WITH RECURSIVE c AS ({checkpoints}) {OWNERS}").replace("{s}", schema)
+}
 
 impl Sql {
     pub(crate) fn new(schema: &str) -> Self {
-        let table = format!("{schema}.threadkeep_checkpoint");
         let fill = |text: &str| text.replace("{s}", schema);
-        let about = |c: &str| fill(&format!("WITH RECURSIVE c AS ({c}) {OWNERS}"));
+        let about = |checkpoints: &str| about(schema, checkpoints);
+        let call = |verb: &str, function: &str, arguments: usize| {
+            let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
+            format!("{verb} {schema}.threadkeep_{function}({})", arguments.join(", "))
+        };
         let hashes = |epoch, next| fill(&HASHES.replace("{epoch}", epoch).replace("{next}", next));
-        let one_ns = format!("SELECT {COLUMNS} FROM {table} WHERE thread = $1 AND ns = $2");
-        let all = format!("SELECT {COLUMNS} FROM {table} WHERE thread = $1");
-        let walked = COLUMNS.split(", ").map(|name| format!("p.{name}")).collect::<Vec<_>>().join(", ");
-        let stop = |row: &str| format!("CASE WHEN {row}id <= $4 THEN coalesce({row}seed, {row}id) END");
-        let lineage = format!(
-            "SELECT {COLUMNS}, {} AS stop FROM {table} WHERE thread = $1 AND ns = $2 AND id = $3
-             UNION ALL
-             SELECT {walked}, coalesce(w.stop, {}) FROM c w CROSS JOIN LATERAL (
-                 SELECT * FROM {table} o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent OFFSET 0
-             ) p WHERE w.stop IS NULL OR w.id > w.stop",
-            stop(""),
-            stop("p."),
-        );
+        let one_ns = of_namespace(schema);
+        let all = format!("SELECT {COLUMNS} FROM {schema}.threadkeep_checkpoint WHERE thread = $1");
         Self {
-            by_id: about(&format!("{one_ns} AND id = $3")),
-            head: about(&format!("{one_ns} ORDER BY id DESC LIMIT 1")),
+            by_id: call("SELECT * FROM", "by_id", 3),
+            head: call("SELECT * FROM", "head", 2),
             newest: about(&format!(
                 "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
                  ORDER BY id DESC, ns DESC LIMIT $5"
             )),
-            lineage: about(&lineage),
+            lineage: call("SELECT * FROM", "lineage", 4),
             all: about(&all),
             elements: fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, NULL::uuid AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
@@ -144,10 +144,7 @@ impl Sql {
             look: about(&format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"))
                 + &hashes("$4", "$5"),
             look_at_all: about(&all) + &hashes("$3", "$4"),
-            write: {
-                let arguments: Vec<_> = (1..=WRITTEN).map(|n| format!("${n}")).collect();
-                fill(&format!("SELECT {{s}}.threadkeep_write({})", arguments.join(", ")))
-            },
+            write: call("SELECT", "write", 25),
             remove: fill(REMOVE),
             delete: fill(
                 "DELETE FROM {s}.threadkeep_thread WHERE id = $1;

@@ -266,7 +266,10 @@ async fn a_database_of_version_2_is_refused_until_it_is_set_up_and_keeps_what_it
     // That is all that came with version 3.
     let client = connect(database.url()).await;
     client
-        .batch_execute("DROP FUNCTION threadkeep_write; UPDATE threadkeep_format SET version = 2")
+        .batch_execute(
+            "DROP FUNCTION threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage;
+             UPDATE threadkeep_format SET version = 2",
+        )
         .await
         .unwrap();
     let refused = |done: Result<(), Error>| match done {

@@ -274,7 +274,7 @@ async fn a_database_of_version_2_is_refused_until_it_is_set_up_and_keeps_what_it
         .unwrap();
     let refused = |done: Result<(), Error>| match done {
         Err(Error::Unavailable { reason, .. }) => {
-            assert!(reason.starts_with("the tables are missing"), "{reason}")
+            assert!(reason.starts_with("the tables are missing"), "{reason}");
         }
         other => panic!("{other:?}"),
     };

@@ -35,10 +35,11 @@ pub(crate) fn create(schema: &str) -> String {
 }
 
 fn function(schema: &str, name: &str, arguments: &str, returns: &str, body: &str) -> String {
-    // A plan that is kept is still used when the tables are larger than they were, so it must go by keys.
+    // One plan for all arguments, kept from the first call on; and since it is still used when the tables are larger than they
+    // were, it must go by keys.
     format!(
         "CREATE OR REPLACE FUNCTION {schema}.threadkeep_{name}({arguments}) RETURNS {returns}
-         LANGUAGE plpgsql SECURITY INVOKER SET enable_seqscan = off AS '{}';\n",
+         LANGUAGE plpgsql SECURITY INVOKER SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS '{}';\n",
         body.replace('\'', "''")
     )
 }

@@ -3,7 +3,8 @@
 //! All that read a thread return rows of one shape, `(kind, ns, k1, k2, k3, n1, n2, b1, b2)`, in which different things
 //! come together: so one statement, and with it one moment and one round trip, tells the thread, its heads, checkpoints and
 //! the elements without which these cannot be understood. `OFFSET 0` keeps the planner from joining in any other way than
-//! by key, whatever it believes of the sizes of tables.
+//! by key, whatever it believes of the sizes of tables. Those that are run all the time call functions, which hold their
+//! text: see [`crate::function`].
 
 /// The statements, with the schema in them.
 pub(crate) struct Sql {

@@ -1,10 +1,11 @@
-//! A change of a thread, as one statement that stores all of it or nothing.
+//! A change of a thread: one call of the function `threadkeep_write`, which stores all of it or nothing.
 
-use threadkeep::Result;
+use futures::future::try_join;
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::saver::Flush;
-use tokio_postgres::Client;
+use threadkeep::{Error, Result};
 use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use crate::draft::Drafted;
@@ -13,7 +14,7 @@ use crate::error::{Trouble, unavailable};
 use crate::keys;
 use crate::pool::Param;
 use crate::record::needs;
-use crate::rows::{Mark, Node, ThreadRow, head_sum};
+use crate::rows::{Mark, Node, ThreadRow, column, head_sum};
 use crate::sql::Sql;
 
 /// What a rewrite removes.
@@ -29,13 +30,14 @@ pub(crate) struct Removal {
     pub(crate) headless: Vec<Vec<u8>>,
 }
 
-/// What is written, in the columns of the statement. Nothing is written unless the thread is still as it was.
+/// What is written, in the arguments of the function. Nothing is written unless the thread is still as it was.
 pub(crate) struct Change {
     thread: Uuid,
     name: Vec<u8>,
-    from: Option<Mark>,
+    /// Epoch and revision that it had; none if it is not there.
+    from: (Option<i64>, Option<i64>),
     to: Mark,
-    flush: Flush,
+    flushed: bool,
     body: Vec<u8>,
     seqs: Vec<i64>,
     hashes: Vec<Uuid>,
@@ -68,9 +70,9 @@ impl Change {
         Ok(Self {
             thread: keys::of_thread(thread),
             name: thread.as_str().into(),
-            from,
+            from: from.map(|from| (from.epoch, from.revision)).unzip(),
             to,
-            flush: Flush::Now,
+            flushed: true,
             body: ThreadRow { mark: to, next: drafted.next }.body(thread),
             seqs: elements.iter().map(|(seq, _)| *seq).collect(),
             hashes: elements.iter().map(|(_, element)| Uuid::from_bytes(*element.hash())).collect(),
@@ -125,7 +127,7 @@ impl Change {
 
     /// When it is on the disk, if that is not before it is acknowledged.
     pub(crate) fn flushed(&mut self, flush: Flush) {
-        self.flush = flush;
+        self.flushed = flush == Flush::Now;
     }
 
     /// Removes rows too. Only a thread that is there has any.
@@ -133,13 +135,17 @@ impl Change {
         self.removal = Some(removal);
     }
 
-    /// The statement that writes it; it returns a row if the thread was as it had to be.
-    pub(crate) fn statement<'a>(&'a self, sql: &'a Sql) -> (&'a str, Vec<Param<'a>>) {
-        let mut params: Vec<Param<'a>> = vec![
+    /// The arguments of [`Sql::write`].
+    pub(crate) fn params(&self) -> Vec<Param<'_>> {
+        vec![
             (&self.thread, Type::UUID),
+            (&self.name, Type::BYTEA),
+            (&self.from.0, Type::INT8),
+            (&self.from.1, Type::INT8),
             (&self.to.epoch, Type::INT8),
             (&self.to.revision, Type::INT8),
             (&self.body, Type::BYTEA),
+            (&self.flushed, Type::BOOL),
             (&self.seqs, Type::INT8_ARRAY),
             (&self.hashes, Type::UUID_ARRAY),
             (&self.sizes, Type::INT4_ARRAY),
@@ -157,25 +163,38 @@ impl Change {
             (&self.heads, Type::UUID_ARRAY),
             (&self.head_names, Type::BYTEA_ARRAY),
             (&self.head_sums, Type::BYTEA_ARRAY),
-        ];
-        let Some(from) = &self.from else {
-            params.push((&self.name, Type::BYTEA));
-            return (sql.create.of(self.flush), params);
-        };
-        params.push((&from.epoch, Type::INT8));
-        params.push((&from.revision, Type::INT8));
-        let Some(removal) = &self.removal else { return (sql.advance.of(self.flush), params) };
-        params.push((&removal.ns, Type::BYTEA_ARRAY));
-        params.push((&removal.ids, Type::UUID_ARRAY));
-        params.push((&removal.first, Type::INT8_ARRAY));
-        params.push((&removal.last, Type::INT8_ARRAY));
-        params.push((&removal.headless, Type::BYTEA_ARRAY));
-        (&sql.rewrite, params)
+        ]
     }
 
-    /// Writes it inside a transaction. Answers whether the thread was as it had to be.
+    /// Writes it inside a transaction that has locked the thread. Answers whether the thread was as it had to be.
     pub(crate) async fn write_in(&self, sql: &Sql, client: &Client) -> Result<bool, Trouble> {
-        let (statement, params) = self.statement(sql);
-        Ok(!client.query_typed(statement, &params).await?.is_empty())
+        let params = self.params();
+        let write = client.query_typed(&sql.write, &params);
+        let rows = match &self.removal {
+            None => write.await?,
+            Some(removal) => {
+                let params: [Param<'_>; 8] = [
+                    (&self.thread, Type::UUID),
+                    (&self.to.epoch, Type::INT8),
+                    (&self.to.revision, Type::INT8),
+                    (&removal.ns, Type::BYTEA_ARRAY),
+                    (&removal.ids, Type::UUID_ARRAY),
+                    (&removal.first, Type::INT8_ARRAY),
+                    (&removal.last, Type::INT8_ARRAY),
+                    (&removal.headless, Type::BYTEA_ARRAY),
+                ];
+                // In the same round trip.
+                try_join(write, client.query_typed(&sql.remove, &params)).await?.0
+            }
+        };
+        Ok(won(&rows)?)
+    }
+}
+
+/// What the function answered.
+pub(crate) fn won(rows: &[Row]) -> Result<bool> {
+    match rows {
+        [row] => column(row, 0),
+        _ => Err(Error::corrupt("an answer of the database", format!("{} rows of one", rows.len()))),
     }
 }

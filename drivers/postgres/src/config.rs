@@ -16,7 +16,7 @@ use url::Url;
 pub struct Options {
     /// The schema that the tables are in. Default: `public`.
     pub schema: String,
-    /// How many connections may be open. At least 2; default 8. Reads take one each; commits share half of them, so
+    /// How many connections may be open. At least 2; default 16. Reads take one each; commits share half of them, so
     /// that any number of threads can commit at the same time.
     pub connections: usize,
     /// How long an operation waits for a connection, and tries again when the server goes away, before it is
@@ -26,7 +26,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { schema: "public".to_owned(), connections: 8, patience: Duration::from_secs(10) }
+        Self { schema: "public".to_owned(), connections: 16, patience: Duration::from_secs(10) }
     }
 }
 

@@ -10,11 +10,10 @@ use tokio_postgres::error::{DbError, SqlState};
 /// The saver's name in errors and reports.
 pub(crate) const SAVER: &str = "postgres";
 
-/// The tables are missing, or of an older format.
+/// The tables or functions are missing, or of an older format.
 pub(crate) const NOT_SET_UP: &str = "the tables are missing or of an older version; run threadkeep_postgres::setup as their owner, then retry";
 /// The role may not do what the saver does.
-pub(crate) const NOT_ALLOWED: &str =
-    "the role lacks a right; it needs USAGE on the schema and SELECT, INSERT, UPDATE, DELETE on its tables";
+pub(crate) const NOT_ALLOWED: &str = "the role lacks a right; it needs USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on its tables and EXECUTE on its functions";
 /// The server has no room.
 pub(crate) const FULL: &str = "the server's disk is full; free some space, then retry";
 /// The server is a standby.
@@ -82,9 +81,10 @@ fn from_server(error: &DbError) -> Trouble {
         SqlState::TOO_MANY_CONNECTIONS | SqlState::CANNOT_CONNECT_NOW => {
             Trouble::Again { reason: text, in_doubt: false }
         }
-        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => {
-            with(NOT_SET_UP)
-        }
+        SqlState::UNDEFINED_TABLE
+        | SqlState::UNDEFINED_COLUMN
+        | SqlState::UNDEFINED_FUNCTION
+        | SqlState::INVALID_SCHEMA_NAME => with(NOT_SET_UP),
         SqlState::INSUFFICIENT_PRIVILEGE => with(NOT_ALLOWED),
         SqlState::DISK_FULL => with(FULL),
         SqlState::READ_ONLY_SQL_TRANSACTION => with(READ_ONLY),

@@ -5,6 +5,7 @@ mod config;
 mod draft;
 mod element;
 mod error;
+mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

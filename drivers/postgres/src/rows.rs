@@ -286,7 +286,8 @@ impl Snapshot {
     }
 }
 
-fn column<'r, T: tokio_postgres::types::FromSql<'r>>(row: &'r Row, index: usize) -> Result<T> {
+/// A column of an answer.
+pub(crate) fn column<'r, T: tokio_postgres::types::FromSql<'r>>(row: &'r Row, index: usize) -> Result<T> {
     row.try_get(index)
         .map_err(|error| Error::corrupt("an answer of the database", format!("column {index}: {error}")))
 }

@@ -1,6 +1,6 @@
 //! The tables, their migrations, and the check that a database has them.
 //!
-//! # Format, version 2
+//! # Format, version 3
 //!
 //! | table | key | holds |
 //! |---|---|---|
@@ -11,7 +11,8 @@
 //! | `threadkeep_element` | thread, sequence number | bytes, packed where it pays, and the hash that they have |
 //!
 //! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: a NUL
-//! byte is a character like others.
+//! byte is a character like others. The functions (since version 3) hold the statements that are run all the time. They are
+//! part of the format, because they must fit the program that calls them: another function is another version.
 //!
 //! ## Keys
 //!
@@ -60,15 +61,15 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::config::{Options, Target};
 use crate::error::{NOT_SET_UP, Trouble, unavailable};
+use crate::function;
 
 /// The newest format that this driver reads, and the one that it writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 const NO_CHECKSUMS: &str = "the server keeps no checksums of its pages (data_checksums = off): damage beneath the rows can hide \
     some of them; turn them on with pg_checksums --enable while the server is stopped";
 
-/// What leads from each version to the next; the first one from nothing. `{s}` is the schema.
-const MIGRATIONS: [&str; FORMAT_VERSION as usize] = ["
+const TABLES: &str = "
 CREATE TABLE {s}.threadkeep_thread (
     id uuid PRIMARY KEY, epoch bigint NOT NULL, revision bigint NOT NULL, name bytea NOT NULL, body bytea NOT NULL
 ) WITH (fillfactor = 50);
@@ -86,10 +87,19 @@ CREATE TABLE {s}.threadkeep_element (
     thread uuid NOT NULL, hash uuid NOT NULL, seq bigint NOT NULL, body bytea NOT NULL,
     PRIMARY KEY (thread, seq)
 );
-", "
+";
+
+const PACKED_ELEMENTS: &str = "
 ALTER TABLE {s}.threadkeep_element ADD COLUMN size int;
 ALTER TABLE {s}.threadkeep_element ALTER COLUMN body SET STORAGE EXTERNAL;
-"];
+";
+
+/// What leads from each version to the next; the first one from nothing.
+const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
+    |schema| TABLES.replace("{s}", schema),
+    |schema| PACKED_ELEMENTS.replace("{s}", schema),
+    function::create,
+];
 
 /// Creates the tables in the database at `address`, or brings them to the newest format. Run it once, as the role that
 /// is to own them; any number of processes may do so at the same time. The schema is created if it is missing.
@@ -141,7 +151,7 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
     let have = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
     let have = have.map_or(Ok(0), |have| known(&options.schema, &have))?;
     for migration in MIGRATIONS.iter().take(version as usize).skip(have as usize) {
-        client.batch_execute(&migration.replace("{s}", schema)).await?;
+        client.batch_execute(&migration(schema)).await?;
     }
     if have < version {
         let set = format!(
@@ -199,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    /// Every column, index, constraint and setting that the tables of a database have.
+    /// Every column, index, constraint and setting that the tables of a database have, and every function.
     async fn shape(database: &Database) -> Vec<String> {
         let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
         tokio::spawn(connection);
@@ -207,9 +217,11 @@ mod tests {
                              a.attnotnull::text, a.attstorage::text, pg_get_indexdef(c.oid))
                       FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
                       WHERE c.relnamespace = 'public'::regnamespace AND a.attnum > 0 ORDER BY 1";
+        let functions = "SELECT pg_get_functiondef(oid) FROM pg_proc
+                         WHERE pronamespace = 'public'::regnamespace ORDER BY 1";
         let version = "SELECT 'version ' || version FROM threadkeep_format";
         let mut lines = Vec::new();
-        for query in [tables, version] {
+        for query in [tables, functions, version] {
             lines.extend(client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)));
         }
         lines
@@ -227,6 +239,7 @@ mod tests {
         let expected = shape(&fresh).await;
         assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
         assert!(expected.len() > 25, "{expected:?}");
+        assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 4);
         for version in 0..=FORMAT_VERSION {
             let old = database().await;
             migrate(old.url(), &options, version).await.unwrap();
@@ -235,6 +248,16 @@ mod tests {
                 assert_eq!(shape(&old).await, expected, "from version {version}, {time}");
             }
         }
+    }
+
+    /// A database that has a version has what led to it then: what is to be another is the migration to another version.
+    #[test]
+    fn what_leads_to_a_version_never_changes() {
+        let hash = |migration: &fn(&str) -> String| {
+            blake3::hash(migration("s").as_bytes()).to_hex()[..16].to_owned()
+        };
+        let found: Vec<_> = MIGRATIONS.iter().map(hash).collect();
+        assert_eq!(found, ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53"]);
     }
 
     #[tokio::test]
@@ -246,7 +269,8 @@ mod tests {
         client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
         let error = setup(database.url(), &Options::default()).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'";
+        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'
+                    UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'threadkeep%'";
         let left: Vec<String> = client.query(left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
         assert_eq!(left, ["threadkeep_element"]);
         client.batch_execute("DROP VIEW threadkeep_element").await.unwrap();

@@ -3,9 +3,8 @@
 //! All that read a thread return rows of one shape, `(kind, ns, k1, k2, k3, n1, n2, b1, b2)`, in which different things
 //! come together: so one statement, and with it one moment and one round trip, tells the thread, its heads, checkpoints and
 //! the elements without which these cannot be understood. `OFFSET 0` keeps the planner from joining in any other way than
-//! by key, whatever it believes of the sizes of tables.
-
-use threadkeep::saver::Flush;
+//! by key, whatever it believes of the sizes of tables. Those that are run all the time call functions, which hold their
+//! text: see [`crate::function`].
 
 /// The statements, with the schema in them.
 pub(crate) struct Sql {
@@ -29,12 +28,10 @@ pub(crate) struct Sql {
     pub(crate) look: String,
     /// `thread, null, epoch, next[]`: the same of a whole thread.
     pub(crate) look_at_all: String,
-    /// Stores a change of a thread that is there, if it is as it was: see [`crate::change::Change`].
-    pub(crate) advance: Either,
-    /// The same for a thread that is not there.
-    pub(crate) create: Either,
-    /// The same as `advance`, with rows to remove.
-    pub(crate) rewrite: String,
+    /// Stores a change of a thread if it is as it was, and answers whether it was: see [`crate::change::Change`].
+    pub(crate) write: String,
+    /// `thread, epoch, revision`, and what is removed: see [`crate::change::Removal`].
+    pub(crate) remove: String,
     /// `thread`, in place of each `$1`: statements that remove everything of it.
     pub(crate) delete: String,
 }
@@ -79,104 +76,54 @@ CROSS JOIN LATERAL (
     AND x.seq < n.space << 32 OFFSET 0
 ) e";
 
-const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
+pub(crate) const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
 
-/// The parts of a change that every write has: elements, checkpoints, heads. `fence` returns a row if the thread is as it was.
-const STORE: &str = ", elements AS (
-    INSERT INTO {s}.threadkeep_element (thread, seq, hash, size, body)
-    SELECT f.id, x.seq, x.hash, x.size, x.body
-    FROM fence f, unnest($5::bigint[], $6::uuid[], $7::int[], $8::bytea[]) AS x (seq, hash, size, body)
-), checkpoints AS (
-    INSERT INTO {s}.threadkeep_checkpoint (thread, ns, id, parent, seed, names, extra, needs, body, tasks)
-    SELECT f.id, x.ns, x.id, x.parent, x.seed, x.names, x.extra, x.needs::bigint[], x.body, x.tasks
-    FROM fence f, unnest($9::bytea[], $10::uuid[], $11::uuid[], $12::uuid[], $13::int[], $14::int[], $15::text[],
-                         $16::bytea[], $17::bytea[])
-         AS x (ns, id, parent, seed, names, extra, needs, body, tasks)
-    ON CONFLICT (thread, ns, id) DO UPDATE
-    SET parent = excluded.parent, seed = excluded.seed, names = excluded.names, extra = excluded.extra,
-        needs = excluded.needs, body = excluded.body, tasks = excluded.tasks
-), heads AS (
-    INSERT INTO {s}.threadkeep_head (thread, ns, head, name, sum)
-    SELECT f.id, x.ns, x.head, x.name, x.sum
-    FROM fence f, unnest($18::bytea[], $19::uuid[], $20::bytea[], $21::bytea[]) AS x (ns, head, name, sum)
-    ON CONFLICT (thread, ns) DO UPDATE SET head = excluded.head, name = excluded.name, sum = excluded.sum
-)";
-
-/// What a rewrite does besides.
-const REMOVE: &str = ", gone AS (
+/// What a rewrite removes, if it was written: the thread is locked, and has its mark.
+const REMOVE: &str = "WITH fence AS (
+    SELECT t.id FROM {s}.threadkeep_thread t WHERE t.id = $1 AND t.epoch = $2 AND t.revision = $3
+), gone AS (
     DELETE FROM {s}.threadkeep_checkpoint c
-    USING fence f, unnest($24::bytea[], $25::uuid[]) AS x (ns, id)
+    USING fence f, unnest($4::bytea[], $5::uuid[]) AS x (ns, id)
     WHERE c.thread = f.id AND c.ns = x.ns AND c.id = x.id
 ), dead AS (
     DELETE FROM {s}.threadkeep_element e
-    USING fence f, unnest($26::bigint[], $27::bigint[]) AS x (first, last)
+    USING fence f, unnest($6::bigint[], $7::bigint[]) AS x (first, last)
     WHERE e.thread = f.id AND e.seq BETWEEN x.first AND x.last
-), headless AS (
-    DELETE FROM {s}.threadkeep_head h
-    USING fence f, unnest($28::bytea[]) AS x (ns)
-    WHERE h.thread = f.id AND h.ns = x.ns
-)";
+)
+DELETE FROM {s}.threadkeep_head h
+USING fence f, unnest($8::bytea[]) AS x (ns)
+WHERE h.thread = f.id AND h.ns = x.ns";
 
-const ADVANCE: &str = "WITH fence AS (
-    UPDATE {s}.threadkeep_thread SET epoch = $2, revision = $3, body = $4
-    WHERE id = $1 AND epoch = $22 AND revision = $23 RETURNING id
-)";
-
-const CREATE: &str = "WITH fence AS (
-    INSERT INTO {s}.threadkeep_thread (id, epoch, revision, body, name) VALUES ($1, $2, $3, $4, $22)
-    ON CONFLICT (id) DO NOTHING RETURNING id
-)";
-
-const WON: &str = " SELECT 1 FROM fence";
-/// The same, and the transaction does not wait for the disk. The setting ends with it, and nothing is sent besides.
-const WON_LATER: &str = " SELECT set_config('synchronous_commit', 'off', true) FROM fence";
-
-/// A statement that writes, flushed or not.
-pub(crate) struct Either {
-    now: String,
-    later: String,
+/// The checkpoints of a namespace.
+pub(crate) fn of_namespace(schema: &str) -> String {
+    format!("SELECT {COLUMNS} FROM {schema}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2")
 }
 
-impl Either {
-    fn new(fill: impl Fn(&str) -> String, begin: &str) -> Self {
-        Self { now: fill(&[begin, STORE, WON].concat()), later: fill(&[begin, STORE, WON_LATER].concat()) }
-    }
-
-    pub(crate) fn of(&self, flush: Flush) -> &str {
-        match flush {
-            Flush::Now => &self.now,
-            Flush::WithNext => &self.later,
-        }
-    }
+/// What returns these checkpoints, the thread, its heads (of the namespace `$2` unless that is null), and the elements without
+/// which the checkpoints cannot be understood.
+pub(crate) fn about(schema: &str, checkpoints: &str) -> String {
+    format!("WITH RECURSIVE c AS ({checkpoints}) {OWNERS}").replace("{s}", schema)
 }
 
 impl Sql {
     pub(crate) fn new(schema: &str) -> Self {
-        let table = format!("{schema}.threadkeep_checkpoint");
         let fill = |text: &str| text.replace("{s}", schema);
-        let about = |c: &str| fill(&format!("WITH RECURSIVE c AS ({c}) {OWNERS}"));
+        let about = |checkpoints: &str| about(schema, checkpoints);
+        let call = |verb: &str, function: &str, arguments: usize| {
+            let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
+            format!("{verb} {schema}.threadkeep_{function}({})", arguments.join(", "))
+        };
         let hashes = |epoch, next| fill(&HASHES.replace("{epoch}", epoch).replace("{next}", next));
-        let one_ns = format!("SELECT {COLUMNS} FROM {table} WHERE thread = $1 AND ns = $2");
-        let all = format!("SELECT {COLUMNS} FROM {table} WHERE thread = $1");
-        let walked = COLUMNS.split(", ").map(|name| format!("p.{name}")).collect::<Vec<_>>().join(", ");
-        let stop = |row: &str| format!("CASE WHEN {row}id <= $4 THEN coalesce({row}seed, {row}id) END");
-        let lineage = format!(
-            "SELECT {COLUMNS}, {} AS stop FROM {table} WHERE thread = $1 AND ns = $2 AND id = $3
-             UNION ALL
-             SELECT {walked}, coalesce(w.stop, {}) FROM c w CROSS JOIN LATERAL (
-                 SELECT * FROM {table} o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent OFFSET 0
-             ) p WHERE w.stop IS NULL OR w.id > w.stop",
-            stop(""),
-            stop("p."),
-        );
+        let one_ns = of_namespace(schema);
+        let all = format!("SELECT {COLUMNS} FROM {schema}.threadkeep_checkpoint WHERE thread = $1");
         Self {
-            by_id: about(&format!("{one_ns} AND id = $3")),
-            head: about(&format!("{one_ns} ORDER BY id DESC LIMIT 1")),
+            by_id: call("SELECT * FROM", "by_id", 3),
+            head: call("SELECT * FROM", "head", 2),
             newest: about(&format!(
                 "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
                  ORDER BY id DESC, ns DESC LIMIT $5"
             )),
-            lineage: about(&lineage),
+            lineage: call("SELECT * FROM", "lineage", 4),
             all: about(&all),
             elements: fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, NULL::uuid AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
@@ -198,9 +145,8 @@ impl Sql {
             look: about(&format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"))
                 + &hashes("$4", "$5"),
             look_at_all: about(&all) + &hashes("$3", "$4"),
-            advance: Either::new(fill, ADVANCE),
-            create: Either::new(fill, CREATE),
-            rewrite: fill(&[ADVANCE, STORE, REMOVE, WON].concat()),
+            write: call("SELECT", "write", 25),
+            remove: fill(REMOVE),
             delete: fill(
                 "DELETE FROM {s}.threadkeep_thread WHERE id = $1;
                  DELETE FROM {s}.threadkeep_head WHERE thread = $1;

@@ -9,6 +9,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
+use crate::change::won;
 use crate::element::SPACES;
 use crate::error::{BUSY, Trouble, in_doubt, unavailable};
 use crate::keys;
@@ -107,10 +108,8 @@ impl Store {
         let mut state = known.take().unwrap_or_else(ThreadState::absent);
         if let Some(planned) = quick(&state) {
             let client = self.connections.shared().await?;
-            let (statement, params) = planned.change.statement(&self.sql);
-            let won = !client.query(statement, &params).await?.is_empty();
-            drop(params);
-            if won {
+            let rows = client.query(&self.sql.write, &planned.change.params()).await?;
+            if won(&rows)? {
                 planned.note(&mut state);
                 held.put(state);
                 return Ok(());

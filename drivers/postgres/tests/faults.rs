@@ -1,4 +1,5 @@
-//! What becomes of a write when the connection is cut at any of its requests, before or after the server carried it out.
+//! What becomes of a write when the connection is cut at any of its requests, before or after the server carried it out, and
+//! when any of its statements fails in the server.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -222,5 +223,62 @@ async fn a_write_whose_future_is_dropped_happened_whole_or_not_at_all() {
             }
             assert_eq!(stored(&maker, &thread).await, after, "{kind}, dropped after {polls} polls, repeated");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_of_which_one_statement_fails_leaves_nothing_and_can_be_repeated() {
+    let database = database().await;
+    let maker = open(database.url()).await;
+    let client = common::damage::connect(database.url()).await;
+    let fail = "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'the % of % fails', TG_OP, TG_TABLE_NAME; END $$";
+    client.batch_execute(fail).await.unwrap();
+    for kind in KINDS {
+        let mut failed = Vec::new();
+        for table in ["thread", "element", "checkpoint", "head"] {
+            for event in ["INSERT", "UPDATE", "DELETE"] {
+                for moment in ["BEFORE", "AFTER"] {
+                    let subject = open_impatient(database.url()).await;
+                    let (thread, write) = prepare(kind, &maker, &subject).await;
+                    let before = stored(&maker, &thread).await;
+                    let after = after(kind, &maker, &thread, &write).await;
+                    let trigger = format!(
+                        "CREATE TRIGGER fail {moment} {event} ON threadkeep_{table} FOR EACH ROW EXECUTE FUNCTION fail()"
+                    );
+                    client.batch_execute(&trigger).await.unwrap();
+                    let done = write.run(&subject).await;
+                    client.batch_execute(&format!("DROP TRIGGER fail ON threadkeep_{table}")).await.unwrap();
+                    let what = format!("{kind}, {moment} {event} of {table}");
+                    if done.is_ok() {
+                        assert_eq!(stored(&maker, &thread).await, after, "{what}");
+                        continue;
+                    }
+                    let told = done.unwrap_err().to_string();
+                    assert!(
+                        told.contains(&format!("the {event} of threadkeep_{table} fails")),
+                        "{what}: {told}"
+                    );
+                    assert_eq!(stored(&maker, &thread).await, before, "{what}");
+                    assert_eq!(write.run(&subject).await, Ok(()), "{what}, repeated");
+                    assert_eq!(stored(&maker, &thread).await, after, "{what}, repeated");
+                    failed.push((table, event));
+                }
+            }
+        }
+        failed.dedup();
+        // A row that may be there already is inserted first, then updated.
+        let both = &["INSERT", "UPDATE"];
+        let [thread, element, checkpoint, head]: [&[&str]; 4] = match kind {
+            "first commit" => [&["INSERT"]; 4],
+            "delete_thread" => [&["DELETE"]; 4],
+            "put_writes" => [&["UPDATE"], &[], both, &[]],
+            "rewrite_thread" => [&["UPDATE"], &[], &["INSERT", "DELETE"], both],
+            _ => [&["UPDATE"], &["INSERT"], both, both],
+        };
+        let expected = [("thread", thread), ("element", element), ("checkpoint", checkpoint), ("head", head)];
+        let expected: Vec<_> =
+            expected.iter().flat_map(|(table, events)| events.iter().map(|event| (*table, *event))).collect();
+        assert_eq!(failed, expected, "{kind}");
     }
 }

@@ -8,7 +8,7 @@ use common::talk::{MESSAGES, Talk, note};
 use common::{database, open};
 use serde_json::json;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, Stored};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Saver};
+use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Saver, StepCommit};
 use threadkeep_postgres::PostgresSaver;
 
 /// What `call` costs.
@@ -49,6 +49,40 @@ async fn a_superstep_is_one_request() {
             }
         }
     }
+}
+
+/// The server plans the text of a statement whenever it comes, but what is in a function once in a session.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_all_the_time_is_not_planned_anew() {
+    let database = database().await;
+    let proxy = Proxy::before(database.url()).await;
+    let saver = open(proxy.url()).await;
+    let mut talk = Talk::new("t");
+    proxy.statements();
+    for n in 0..20 {
+        let flush = if n % 3 == 0 { Flush::Now } else { Flush::WithNext };
+        let step = StepCommit { flush, ..talk.say(&note(n)) };
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    }
+    saver.put_writes(&talk.key(), &talk.task(talk.messages.last().unwrap())).await.unwrap();
+    let arguments: Vec<_> = (1..=25).map(|n| format!("${n}")).collect();
+    let write = format!("SELECT \"public\".threadkeep_write({})", arguments.join(", "));
+    assert_eq!(proxy.statements(), vec![write; 21]);
+    saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap();
+    saver.get(&CheckpointSelector::at(&talk.key())).await.unwrap();
+    saver.delta_history(&talk.key(), &[MESSAGES.into()].into(), None).await.unwrap();
+    let mut reads = proxy.statements();
+    // Values are read by runs of their numbers; that costs as much as there are.
+    reads.retain(|text| !text.starts_with("SELECT 0 AS kind"));
+    let read = |call: &str| format!("SELECT * FROM \"public\".threadkeep_{call}");
+    assert_eq!(reads, [read("head($1, $2)"), read("by_id($1, $2, $3)"), read("lineage($1, $2, $3, $4)")]);
+    let languages =
+        "SELECT string_agg(DISTINCT l.lanname, ' ') FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+                     WHERE p.proname LIKE 'threadkeep%'";
+    let client = common::damage::connect(database.url()).await;
+    // The one that keeps plans; functions in SQL are planned for each call.
+    assert_eq!(client.query_one(languages, &[]).await.unwrap().get::<_, String>(0), "plpgsql");
 }
 
 #[tokio::test(flavor = "multi_thread")]

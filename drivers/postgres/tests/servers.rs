@@ -175,15 +175,27 @@ async fn a_role_that_may_only_change_rows_is_enough() {
     // Nothing was to be done, or the role was not let.
     assert!(matches!(refused, Ok(()) | Err(Error::Unavailable { .. })), "{refused:?}");
 
-    owner
-        .batch_execute(&format!("REVOKE INSERT ON ALL TABLES IN SCHEMA \"agents \"\"1\"\"\" FROM {role}"))
-        .await
-        .unwrap();
-    let error = saver.commit(Talk::new("u").say(&note(0))).await.unwrap_err();
-    assert!(
-        matches!(error, Error::Unavailable { .. }) && error.to_string().contains("SELECT, INSERT"),
-        "{error}"
-    );
+    let function = "FUNCTION \"agents \"\"1\"\"\".threadkeep_write";
+    for (less, again) in [
+        (
+            format!("REVOKE INSERT ON ALL TABLES IN SCHEMA \"agents \"\"1\"\"\" FROM {role}"),
+            format!("GRANT INSERT ON ALL TABLES IN SCHEMA \"agents \"\"1\"\"\" TO {role}"),
+        ),
+        (
+            format!("REVOKE EXECUTE ON {function} FROM PUBLIC"),
+            format!("GRANT EXECUTE ON {function} TO {role}"),
+        ),
+    ] {
+        owner.batch_execute(&less).await.unwrap();
+        let step = Talk::new(&less).say(&note(0));
+        let error = saver.commit(step.clone()).await.unwrap_err();
+        assert!(
+            matches!(error, Error::Unavailable { .. }) && error.to_string().contains("SELECT, INSERT"),
+            "{error}"
+        );
+        owner.batch_execute(&again).await.unwrap();
+        saver.commit(step).await.unwrap();
+    }
     drop(saver);
     owner.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }
@@ -191,7 +203,7 @@ async fn a_role_that_may_only_change_rows_is_enough() {
 #[tokio::test(flavor = "multi_thread")]
 async fn schemas_are_stores_of_their_own() {
     let database = database().await;
-    let options = Options { schema: "other".to_owned(), ..Options::default() };
+    let options = Options { schema: "an other's $$".to_owned(), ..Options::default() };
     let before = PostgresSaver::connect(database.url(), options.clone()).await;
     assert!(
         matches!(&before, Err(Error::Unavailable { reason, .. }) if reason.contains("setup")),
@@ -243,6 +255,39 @@ async fn a_newer_format_is_refused() {
     client.batch_execute("UPDATE threadkeep_format SET version = -1").await.unwrap();
     let opened = PostgresSaver::connect(database.url(), Options::default()).await;
     assert!(matches!(opened, Err(Error::Corrupt { .. })), "{opened:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_of_version_2_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
+    let database = database().await;
+    let (saver, mut talk) = (open(database.url()).await, Talk::delta("t", 3));
+    append(&saver, &mut talk, 0, 10).await;
+    let image = saver.read_thread(&talk.thread).await.unwrap();
+    // That is all that came with version 3.
+    let client = connect(database.url()).await;
+    client
+        .batch_execute(
+            "DROP FUNCTION threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage;
+             UPDATE threadkeep_format SET version = 2",
+        )
+        .await
+        .unwrap();
+    let refused = |done: Result<(), Error>| match done {
+        Err(Error::Unavailable { reason, .. }) => {
+            assert!(reason.starts_with("the tables are missing"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    };
+    refused(PostgresSaver::connect(database.url(), Options::default()).await.map(|_| ()));
+    let step = talk.say(&note(10));
+    refused(saver.commit(step.clone()).await.map(|_| ()));
+    setup(database.url(), &Options::default()).await.unwrap();
+    assert_eq!(open(database.url()).await.read_thread(&talk.thread).await.unwrap(), image);
+    // Sessions that were open then go on.
+    saver.commit(step.clone()).await.unwrap();
+    talk.accept(&step);
+    append(&open(database.url()).await, &mut talk, 11, 2).await;
+    assert_eq!(saver.read_thread(&talk.thread).await.unwrap().checkpoints.len(), 13);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -72,8 +72,9 @@ async fn a_step_sends_and_stores_what_it_changes_however_long_the_thread_is() {
         }
         let around = |n: usize| sent[n..n + 50].iter().sum::<usize>();
         let (early, late) = (around(20), around(550));
+        // A longer list has more runs, as long as they are few enough to stand in its manifest.
         assert!(
-            late * 100 <= early * 105,
+            late <= early + 50 * 128,
             "{}: {early} bytes for 50 early steps, {late} for late ones",
             talk.thread
         );

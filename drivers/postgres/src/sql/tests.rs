@@ -1,11 +1,27 @@
 use threadkeep_testing::postgres;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 use uuid::Uuid;
 
 use super::*;
 use crate::config::Options;
+use crate::function;
 use crate::pool::Param;
+
+/// The plan that a session keeps of a statement in a function: it does not depend on the arguments.
+async fn kept_plan(client: &Client, options: &str, statement: &str, params: usize) -> String {
+    let arguments = vec!["NULL"; params].join(", ");
+    let explain = format!(
+        "SET plan_cache_mode = force_generic_plan; PREPARE kept AS {statement};
+         EXPLAIN {options} EXECUTE kept({arguments}); DEALLOCATE kept; RESET plan_cache_mode"
+    );
+    let messages = client.simple_query(&explain).await.unwrap();
+    let line = |message| match message {
+        SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap().to_owned() + "\n"),
+        _ => None,
+    };
+    messages.into_iter().filter_map(line).collect()
+}
 
 async fn plan(client: &Client, statement: &str, params: &[Param<'_>]) -> String {
     let rows = client.query_typed(&format!("EXPLAIN (COSTS OFF) {statement}"), params).await.unwrap();
@@ -29,30 +45,34 @@ async fn reads_go_by_keys() {
     let key = "(thread = '01010101-0101-0101-0101-010101010101'::uuid)";
     let chain = format!("{key} AND (ns = '\\x'::bytea)");
     let by_id = "'02020202-0202-0202-0202-020202020202'::uuid";
+    let by_key = |name: &str, plan: &str, cond: &str| {
+        assert!(plan.contains(cond), "{name}: {cond}\n{plan}");
+        assert!(!plan.contains("Seq Scan") && !plan.contains("Sort"), "{name}:\n{plan}");
+    };
+    let page = plan(&client, &sql.newest, &[thread.clone(), ns.clone(), id.clone(), ns.clone(), limit]).await;
+    by_key("an old page", &page, &format!("{chain} AND (id <= {by_id})"));
     for (name, statement, params, cond) in [
-        ("head", &sql.head, vec![thread.clone(), ns.clone()], chain.clone()),
+        ("head", function::head("public"), vec![thread.clone(), ns.clone()], "(thread = $1) AND (ns = $2)"),
         (
             "by id",
-            &sql.by_id,
+            function::by_id("public"),
             vec![thread.clone(), ns.clone(), id.clone()],
-            format!("{chain} AND (id = {by_id})"),
-        ),
-        (
-            "an old page",
-            &sql.newest,
-            vec![thread.clone(), ns.clone(), id.clone(), ns.clone(), limit],
-            format!("{chain} AND (id <= {by_id})"),
+            "(thread = $1) AND (ns = $2) AND (id = $3)",
         ),
         (
             "a lineage",
-            &sql.lineage,
+            function::lineage("public"),
             vec![thread.clone(), ns.clone(), id.clone(), id.clone()],
-            "(ns = '\\x'::bytea) AND (id = w.parent)".to_owned(),
+            "(ns = $2) AND (id = w.parent)",
         ),
     ] {
-        let plan = plan(&client, statement, &params).await;
-        assert!(plan.contains(&cond), "{name}: {cond}\n{plan}");
-        assert!(!plan.contains("Seq Scan") && !plan.contains("Sort"), "{name}:\n{plan}");
+        by_key(name, &kept_plan(&client, "(COSTS OFF)", &statement, params.len()).await, cond);
+        // The plans for the first calls of a session are made for what they are called with.
+        let first = plan(&client, &statement, &params).await;
+        let values =
+            [("$1", "'01010101-0101-0101-0101-010101010101'::uuid"), ("$2", "'\\x'::bytea"), ("$3", by_id)];
+        let cond = values.iter().fold(cond.to_owned(), |cond, (param, value)| cond.replace(param, value));
+        by_key(name, &first, &cond);
     }
     let (ids, next) = (vec![Uuid::from_bytes([2; 16])], vec![1_i64, 1 << 32, 2 << 32]);
     let look: Vec<Param<'_>> =
@@ -70,6 +90,45 @@ async fn reads_go_by_keys() {
     assert!(threads.contains("Index Scan using threadkeep_thread_name"), "{threads}");
     assert!(threads.contains("Incremental Sort"), "{threads}");
 }
+
+/// A session keeps the plans of the function that writes, made when the tables were as small as these.
+#[tokio::test]
+async fn writes_go_by_keys_with_plans_from_when_the_tables_were_small() {
+    let database = postgres().unwrap().database().await.unwrap();
+    crate::setup(database.url(), &Options::default()).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let key = "01010101-0101-0101-0101-010101010101";
+    let write = |from: Option<i64>| {
+        let old = from.map_or("NULL, NULL".to_owned(), |revision| format!("1, {revision}"));
+        let to = from.map_or(0, |revision| revision + 1);
+        format!(
+            "SELECT threadkeep_write('{key}', '', {old}, 1, {to}, '', true, ARRAY[{to}], ARRAY['{key}'::uuid], ARRAY[NULL::int],
+                 ARRAY[''::bytea], ARRAY[''::bytea], ARRAY['{key}'::uuid], ARRAY['{key}'::uuid], ARRAY['{key}'::uuid], ARRAY[0],
+                 ARRAY[0], ARRAY['{{1,2}}'], ARRAY[''::bytea], ARRAY[''::bytea],
+                 ARRAY[''::bytea], ARRAY['{key}'::uuid], ARRAY[''::bytea], ARRAY[''::bytea])"
+        )
+    };
+    assert!(client.query_one(&write(None), &[]).await.unwrap().get::<_, bool>(0));
+    client.batch_execute("VACUUM ANALYZE").await.unwrap();
+    client.batch_execute("BEGIN").await.unwrap();
+    for revision in 0..12 {
+        assert!(client.query_one(&write(Some(revision)), &[]).await.unwrap().get::<_, bool>(0));
+        assert!(!client.query_one(&write(Some(revision)), &[]).await.unwrap().get::<_, bool>(0));
+    }
+    let scans = "SELECT relname::text, seq_scan, idx_scan FROM pg_stat_xact_user_tables
+                 WHERE relname <> 'threadkeep_format' ORDER BY 1";
+    for table in client.query(scans, &[]).await.unwrap() {
+        assert_eq!(table.get::<_, i64>(1), 0, "{table:?}");
+        // Elements are only added.
+        assert_eq!(
+            table.get::<_, i64>(2) > 0,
+            table.get::<_, String>(0) != "threadkeep_element",
+            "{table:?}"
+        );
+    }
+}
+
 /// A statement that the planner believes to be costly is compiled first, which takes far longer than to run it.
 #[tokio::test]
 async fn no_read_of_a_long_thread_looks_costly() {
@@ -93,14 +152,19 @@ async fn no_read_of_a_long_thread_looks_costly() {
         (&nothing, Type::BYTEA),
         (&no_limit, Type::INT8),
     ];
-    for (name, statement, params) in [
-        ("list", &sql.newest, everything),
-        ("lineage", &sql.lineage, vec![thread.clone(), ns.clone(), id.clone(), id]),
-        ("head", &sql.head, vec![thread, ns]),
-    ] {
-        let rows = client.query_typed(&format!("EXPLAIN {statement}"), &params).await.unwrap();
-        let first: String = rows[0].get(0);
+    let cheap = |name: &str, first: &str| {
         let cost = first.split_once("..").unwrap().1.split_once(' ').unwrap().0;
         assert!(cost.parse::<f64>().unwrap() < 50_000.0, "{name}: {first}");
+    };
+    for (name, statement, params) in [
+        ("list", sql.newest, everything),
+        ("lineage", function::lineage("public"), vec![thread.clone(), ns.clone(), id.clone(), id]),
+        ("head", function::head("public"), vec![thread, ns]),
+    ] {
+        let rows = client.query_typed(&format!("EXPLAIN {statement}"), &params).await.unwrap();
+        cheap(name, rows[0].get(0));
+        if name != "list" {
+            cheap(name, &kept_plan(&client, "", &statement, params.len()).await);
+        }
     }
 }

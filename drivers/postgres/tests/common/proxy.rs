@@ -31,6 +31,8 @@ struct State {
     requests: AtomicUsize,
     /// Bytes of these requests.
     bytes: AtomicUsize,
+    /// The texts of the statements in them: what the server parses.
+    statements: Mutex<Vec<String>>,
     /// The number of the request that is cut, and when.
     cut: Mutex<Option<(usize, Cut)>>,
     done: Arc<AtomicBool>,
@@ -89,6 +91,11 @@ impl Proxy {
     /// Bytes of requests passed on so far.
     pub fn bytes(&self) -> usize {
         self.state.bytes.load(Ordering::SeqCst)
+    }
+
+    /// The statements passed on since this was asked last.
+    pub fn statements(&self) -> Vec<String> {
+        std::mem::take(&mut *self.state.statements.lock().unwrap())
     }
 
     /// Cuts the connection at the `nth` request from now on.
@@ -161,6 +168,17 @@ async fn message(from: &mut (impl AsyncRead + Unpin), typed: bool) -> Option<Vec
     Some(bytes)
 }
 
+/// The text of the statement that a message wants to be parsed, if that is what it wants.
+fn statement(message: &[u8]) -> Option<String> {
+    let name = match message[0] {
+        b'P' => 1,
+        b'Q' => 0,
+        _ => return None,
+    };
+    let text = message[5..].split(|byte| *byte == 0).nth(name).unwrap();
+    Some(String::from_utf8(text.to_vec()).unwrap())
+}
+
 async fn requests(
     mut client: OwnedReadHalf,
     mut server: OwnedWriteHalf,
@@ -174,6 +192,7 @@ async fn requests(
     let mut request = Vec::new();
     while let Some(message) = message(&mut client, true).await {
         let kind = message[0];
+        state.statements.lock().unwrap().extend(statement(&message));
         request.extend(message);
         match kind {
             b'S' | b'Q' => {

@@ -1,0 +1,76 @@
+//! The functions that `setup` makes.
+//!
+//! The text of a statement is planned each time it comes, and for those that are run all the time that takes three times as
+//! long as to run them. A session keeps the plans of what is in a function, whoever calls it; so nothing has to be
+//! prepared, and it works behind a pooler that gives each transaction another session.
+//!
+//! The functions have no rights of their own, and are part of the format: another text is another version.
+
+use crate::sql::{COLUMNS, about, of_namespace};
+
+/// What [`crate::change::Change::params`] gives.
+const CHANGE: &str = "
+    of_thread uuid, called bytea, old_epoch bigint, old_revision bigint,
+    new_epoch bigint, new_revision bigint, new_body bytea, flushed boolean,
+    seqs bigint[], hashes uuid[], sizes int[], elements bytea[],
+    namespaces bytea[], ids uuid[], parents uuid[], seeds uuid[], name_lists int[], extras int[], needed text[],
+    bodies bytea[], tasks_of bytea[],
+    head_namespaces bytea[], heads uuid[], head_names bytea[], head_sums bytea[]";
+
+/// The shape of what all statements on a thread return. They are of one moment: that of the statement which calls.
+const ROWS: &str = "TABLE (
+    kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
+) STABLE";
+
+/// Makes the functions of version 3 of the format.
+pub(crate) fn create(schema: &str) -> String {
+    let write = include_str!("write.sql").replace("{s}", schema);
+    let functions = [
+        function(schema, "write", CHANGE, "boolean VOLATILE", &write),
+        function(schema, "head", "uuid, bytea", ROWS, &query(&head(schema))),
+        function(schema, "by_id", "uuid, bytea, uuid", ROWS, &query(&by_id(schema))),
+        function(schema, "lineage", "uuid, bytea, uuid, uuid", ROWS, &query(&lineage(schema))),
+    ];
+    functions.concat()
+}
+
+fn function(schema: &str, name: &str, arguments: &str, returns: &str, body: &str) -> String {
+    // One plan for all arguments, kept from the first call on; and since it is still used when the tables are larger than they
+    // were, it must go by keys.
+    format!(
+        "CREATE OR REPLACE FUNCTION {schema}.threadkeep_{name}({arguments}) RETURNS {returns}
+         LANGUAGE plpgsql SECURITY INVOKER SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS '{}';\n",
+        body.replace('\'', "''")
+    )
+}
+
+fn query(statement: &str) -> String {
+    // The names of columns are those of what is returned, too.
+    format!("#variable_conflict use_column\nBEGIN RETURN QUERY {statement}; END")
+}
+
+/// `thread, ns`: the head.
+pub(crate) fn head(schema: &str) -> String {
+    about(schema, &format!("{} ORDER BY id DESC LIMIT 1", of_namespace(schema)))
+}
+
+/// `thread, ns, id`: one checkpoint.
+pub(crate) fn by_id(schema: &str) -> String {
+    about(schema, &format!("{} AND id = $3", of_namespace(schema)))
+}
+
+/// `thread, ns, id, reach`: the lineage back to the seeds.
+pub(crate) fn lineage(schema: &str) -> String {
+    let walked = COLUMNS.split(", ").map(|name| format!("p.{name}")).collect::<Vec<_>>().join(", ");
+    let stop = |row: &str| format!("CASE WHEN {row}id <= $4 THEN coalesce({row}seed, {row}id) END");
+    let walk = format!(
+        "SELECT {COLUMNS}, {} AS stop FROM {schema}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2 AND id = $3
+         UNION ALL
+         SELECT {walked}, coalesce(w.stop, {}) FROM c w CROSS JOIN LATERAL (
+             SELECT * FROM {schema}.threadkeep_checkpoint o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent OFFSET 0
+         ) p WHERE w.stop IS NULL OR w.id > w.stop",
+        stop(""),
+        stop("p."),
+    );
+    about(schema, &walk)
+}

@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use rusqlite::params;
-use threadkeep::metadata;
+use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Manifest, NUMBER_LIMIT, Run, chunk_runs, push_run};
+use threadkeep_layout::{Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run};
 
 use crate::directory::ThreadKey;
-use crate::extra;
 use crate::seal::{Place, join_key, low_half};
 use crate::sql::{Db, blob, integer};
 use crate::stats::Counters;
@@ -158,13 +157,14 @@ pub(crate) struct Elements<'a> {
     db: &'a Db,
     thread: ThreadKey,
     loaded: [HashMap<u32, Element>; 3],
-    /// Those of them that are entries of maps, decoded: one for all checkpoints that have it.
+    /// Those of them that are entries of objects, decoded: one for all checkpoints that have it.
     entries: HashMap<u32, metadata::Entry>,
+    objects: Objects,
 }
 
 impl<'a> Elements<'a> {
     pub(crate) fn new(db: &'a Db, thread: ThreadKey) -> Self {
-        Self { db, thread, loaded: Default::default(), entries: HashMap::new() }
+        Self { db, thread, loaded: Default::default(), entries: HashMap::new(), objects: Objects::default() }
     }
 
     /// One element.
@@ -182,8 +182,17 @@ impl<'a> Elements<'a> {
         runs.iter().flat_map(|run| run.numbers()).map(|seq| self.loaded(space, seq)).collect()
     }
 
-    /// The entries of a map that these runs hold.
-    pub(crate) fn entries(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
+    /// The object under a key of metadata, with the entries of a manifest.
+    pub(crate) fn object(&mut self, key: &str, manifest: &Manifest) -> Result<Entries> {
+        let runs = self.runs(manifest)?;
+        let mut objects = std::mem::take(&mut self.objects);
+        let made = objects.made(key, runs, |runs| self.entries(runs));
+        self.objects = objects;
+        made
+    }
+
+    /// The entries of an object that these runs hold.
+    fn entries(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
         let missing = |seq: &u32| !self.entries.contains_key(seq);
         let mut wanted = Vec::new();
         for seq in runs.iter().flat_map(|run| run.numbers()).filter(missing) {
@@ -194,7 +203,7 @@ impl<'a> Elements<'a> {
             // It is not needed in both forms.
             let element = self.loaded(Space::Metadata, seq)?;
             self.loaded[Space::Metadata as usize].remove(&seq);
-            self.entries.insert(seq, extra::entry(&element)?);
+            self.entries.insert(seq, entry(&element)?);
         }
         let numbers = runs.iter().flat_map(|run| run.numbers());
         Ok(numbers.filter_map(|seq| self.entries.get(&seq).cloned()).collect())

@@ -9,7 +9,7 @@ use threadkeep::metadata::Metadata;
 use threadkeep::saver::Load;
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Form, Run};
+use threadkeep_layout::{Form, Run, continuation};
 
 use crate::directory::{ChainKey, ThreadKey};
 use crate::element::{Elements, Space};
@@ -293,14 +293,6 @@ impl<'a> View<'a> {
 impl LastList {
     /// If a list of these runs begins with this list: this list, and the runs that follow.
     fn continued(self, runs: &[Run]) -> Option<(ListValue, Vec<Run>)> {
-        let Some((last, whole)) = self.runs.split_last() else { return Some((self.list, runs.to_vec())) };
-        let rest = runs.strip_prefix(whole)?;
-        let (next, more) = rest.split_first()?;
-        if next.start != last.start || next.len < last.len {
-            return None;
-        }
-        let grown = Run { start: last.end(), len: next.len - last.len };
-        let rest = [grown].into_iter().filter(|run| run.len > 0).chain(more.iter().copied());
-        Some((self.list, rest.collect()))
+        Some((self.list, continuation(&self.runs, runs)?))
     }
 }

@@ -3,13 +3,15 @@
 
 mod common;
 
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use common::{Lcg, MESSAGES, Talk, message};
 use serde_json::json;
 use tempfile::TempDir;
 use threadkeep::checkpoint::Stored;
-use threadkeep::metadata::Source;
+use threadkeep::metadata::{Entries, Source};
 use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
 use threadkeep::value::Element;
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
@@ -172,6 +174,37 @@ async fn a_reopened_thread_is_looked_up_once() {
     }
 }
 
+/// A note that adds to maps looks at what it adds, and so does a step that carries them on as they are.
+#[tokio::test]
+async fn a_note_examines_what_it_adds_whatever_the_maps_hold() {
+    let (_dir, saver) = opened();
+    let mut talk = Talk::new("t");
+    let (mut durations, mut messages) = (Entries::default(), Entries::default());
+    let mut costs = Vec::new();
+    for number in 0..2000 {
+        // Keys in no order.
+        let run = format!("run {}", (number * 7919) % 10_007);
+        durations.insert((run.as_str().into(), Arc::new(json!(number))));
+        messages.insert((format!("message of {run}").into(), Arc::new(json!(run))));
+        let mut note = talk.empty();
+        note.metadata.extra.insert_object("run_durations", durations.clone());
+        note.metadata.extra.insert_object("run_message_ids", messages.clone());
+        let mut carries = note.metadata.extra.clone();
+        let (noted, _) = cost(&saver, &mut talk, note).await;
+        carries.insert("goal".to_owned(), json!(number % 10));
+        let mut step = talk.empty();
+        step.metadata.extra = carries;
+        let (carried, _) = cost(&saver, &mut talk, step).await;
+        costs.push((noted, carried));
+    }
+    let most = |numbers: Range<usize>| costs[numbers].iter().max();
+    // Two entries, and now and then a chunk of eight runs of each map. A step that adds nothing looks at nothing.
+    assert_eq!(most(20..60), Some(&(4, 0)), "{:?}", &costs[..60]);
+    assert_eq!(most(1960..2000), most(20..60), "a note at 2,000 entries costs what one at 20 does");
+    let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
+    assert_eq!(head.metadata.extra.object("run_message_ids"), Some(messages));
+}
+
 /// Maps that get an entry a turn, and are rewritten whole each time, are stored by entry.
 #[tokio::test]
 async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
@@ -201,7 +234,9 @@ async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
         step.metadata.extra.insert("run_id".into(), json!(run));
         raw += serde_json::to_vec(&*step.metadata.extra).unwrap().len();
         last = vec![step.metadata.clone()];
-        let (_, stored) = cost(&saver, &mut talk, step).await;
+        let (examined, stored) = cost(&saver, &mut talk, step).await;
+        // Also maps that share nothing with the ones before are compared with them first.
+        assert!(examined <= 10 || number == 7, "{number}: {examined}");
         // The message, the rest and two entries, and now and then a chunk of each map. The maps are cut when they have
         // eight entries.
         assert!(stored <= 6 || number == 7, "{number}: {stored}");

@@ -11,7 +11,7 @@ use threadkeep::metadata::{Entries, Entry};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 
-use crate::manifest::{Run, continuation, push_run};
+use crate::manifest::{Manifest, Run, continuation, push_run};
 
 /// The numbers of the entries of an object, ascending. Their order does not matter, so they are told in the order in which
 /// they were first stored: an object that only grows is few runs, whatever its keys are.
@@ -71,33 +71,68 @@ pub fn entry(element: &Element) -> Result<Entry> {
     }
 }
 
-/// The objects that one read of a thread has made, the last one of each key: one that goes on from it, or from which it
+/// Where stored entries are read from.
+///
+/// # Errors
+/// Whatever keeps them from being read.
+pub trait EntrySource {
+    /// The runs of these chunks, one after the other.
+    fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>>;
+    /// The entries with these numbers.
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>>;
+}
+
+/// The objects that a read of a thread has made, the last one of each key: one that goes on from it, or from which it
 /// went on, shares its entries.
 #[derive(Debug, Default)]
-pub struct Objects(HashMap<String, (Vec<Run>, Entries)>);
+pub struct Objects(HashMap<String, (Manifest, Entries)>);
 
 impl Objects {
-    /// The object under `key` that has the entries with these numbers. `load` loads entries.
+    /// Whether there is an object under a key.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// Takes over an object that was made before: `manifest` has these entries.
+    pub fn put(&mut self, key: &str, manifest: Manifest, entries: Entries) {
+        self.0.insert(key.to_owned(), (manifest, entries));
+    }
+
+    /// The object under `key` with the entries of `manifest`.
     ///
     /// # Errors
-    /// Those of `load`.
-    pub fn made(
-        &mut self,
-        key: &str,
-        runs: Vec<Run>,
-        mut load: impl FnMut(&[Run]) -> Result<Vec<Entry>>,
-    ) -> Result<Entries> {
+    /// Those of the source.
+    pub fn made(&mut self, key: &str, manifest: &Manifest, source: &mut impl EntrySource) -> Result<Entries> {
         let (have, mut entries) = self.0.remove(key).unwrap_or_default();
-        if let Some(more) = continuation(&have, &runs) {
-            load(&more)?.into_iter().for_each(|entry| entries.insert(entry));
-        } else if let Some(more) = continuation(&runs, &have) {
-            load(&more)?.iter().for_each(|(key, _)| entries.remove(key));
+        if let Some(more) = beyond(&have, manifest, source)? {
+            source.load(&more)?.into_iter().for_each(|entry| entries.insert(entry));
         } else {
-            entries = load(&runs)?.into_iter().collect();
+            let less = beyond(manifest, &have, source)?;
+            // Where little is left, that is loaded.
+            match less.filter(|less| 2 * count(less) <= entries.len()) {
+                Some(less) => source.load(&less)?.iter().for_each(|(key, _)| entries.remove(key)),
+                None => {
+                    let mut runs = source.unpacked(manifest.chunks.clone())?;
+                    manifest.tail.iter().for_each(|run| push_run(&mut runs, *run));
+                    entries = source.load(&runs)?.into_iter().collect();
+                }
+            }
         }
-        self.0.insert(key.to_owned(), (runs, entries.clone()));
+        self.put(key, manifest.clone(), entries.clone());
         Ok(entries)
     }
+}
+
+/// If what `manifest` has begins with what `have` has: the runs that follow. Chunks that both have are not looked into.
+fn beyond(have: &Manifest, manifest: &Manifest, source: &mut impl EntrySource) -> Result<Option<Vec<Run>>> {
+    let Some(chunks) = continuation(&have.chunks, &manifest.chunks) else { return Ok(None) };
+    let mut runs = if chunks.is_empty() { Vec::new() } else { source.unpacked(chunks)? };
+    manifest.tail.iter().for_each(|run| push_run(&mut runs, *run));
+    Ok(continuation(&have.tail, &runs))
+}
+
+fn count(runs: &[Run]) -> usize {
+    runs.iter().map(|run| run.len as usize).sum()
 }
 
 /// Runs of ascending numbers.
@@ -116,12 +151,30 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::manifest::{Builder, chunk_runs};
 
-    /// Elements in memory; counts how many it was asked about.
+    /// Elements and chunks in memory; counts how many it was asked about.
     #[derive(Default)]
     struct Numbered {
         elements: Vec<Element>,
+        chunks: Vec<Vec<u8>>,
         asked: usize,
+    }
+
+    impl EntrySource for Numbered {
+        fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>> {
+            let mut runs = Vec::new();
+            for number in chunks.into_iter().flat_map(Run::numbers) {
+                self.asked += 1;
+                chunk_runs(&self.chunks[number as usize]).unwrap().into_iter().for_each(|run| push_run(&mut runs, run));
+            }
+            Ok(runs)
+        }
+
+        fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>> {
+            self.asked += count(runs);
+            runs.iter().flat_map(|run| run.numbers()).map(|n| entry(&self.elements[n as usize])).collect()
+        }
     }
 
     impl Numbered {
@@ -134,9 +187,17 @@ mod tests {
             u32::try_from(at).unwrap()
         }
 
-        fn load(&self, runs: &[Run]) -> Vec<Entry> {
-            let numbers = runs.iter().flat_map(|run| run.numbers());
-            numbers.map(|n| entry(&self.elements[n as usize]).unwrap()).collect()
+        fn packed(&mut self, numbers: impl IntoIterator<Item = u32>) -> Manifest {
+            let mut builder = Builder::default();
+            numbers.into_iter().for_each(|number| builder.push(number));
+            let shape = builder.finish(|chunk| {
+                let at = self.chunks.iter().position(|have| have == chunk).unwrap_or(self.chunks.len());
+                if at == self.chunks.len() {
+                    self.chunks.push(chunk.to_vec());
+                }
+                Ok::<_, Error>(u32::try_from(at).unwrap())
+            });
+            shape.unwrap().manifest()
         }
     }
 
@@ -163,23 +224,25 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_went_on_shares_what_it_has() {
+    fn an_object_that_went_on_loads_what_is_between() {
         let mut store = Numbered::default();
-        let elements: Entries = (0..100).map(number).collect();
-        draft_entries(&elements, None, |element| Ok(store.add(element))).unwrap();
-        let mut objects = Objects::default();
-        let mut loaded = Vec::new();
-        // Up to 50, on to 60, back to 40.
-        for len in [50, 60, 40] {
-            let mut count = 0;
-            let made = objects.made("k", vec![Run { start: 0, len }], |runs| {
-                count += runs.iter().map(|run| run.len).sum::<u32>();
-                Ok(store.load(runs))
-            });
-            assert_eq!(made.unwrap(), store.load(&[Run { start: 0, len }]).into_iter().collect());
-            loaded.push(count);
+        for n in 0..1030 {
+            store.add(&Element::from_json(&json!({ n.to_string(): n })).unwrap());
         }
-        assert_eq!(loaded, [50, 10, 20]);
+        // Every second one, so that each is a run.
+        let versions = [500, 510, 480, 40].map(|len| store.packed((0..len).map(|n| 2 * n)));
+        assert!(versions[0].chunks.len() == 1 && versions[0].chunks[0].len > 50);
+        let mut objects = Objects::default();
+        let mut asked = Vec::new();
+        for (version, len) in versions.iter().zip([500, 510, 480, 40]) {
+            store.asked = 0;
+            let made = objects.made("k", version, &mut store).unwrap();
+            asked.push(store.asked);
+            assert!(made.len() == len && made.get("0").is_some() && made.get(&(2 * len).to_string()).is_none());
+        }
+        // All of it with its 61 chunks; then what is between, with one chunk and with four; at last it is loaded again.
+        assert_eq!(asked[..3], [561, 11, 34], "{asked:?}");
+        assert!(asked[3] < 110, "{asked:?}");
     }
 
     proptest! {
@@ -223,7 +286,8 @@ mod tests {
             let mut objects = Objects::default();
             for at in order {
                 let (runs, expected) = at.get(&versions);
-                let made = objects.made("k", runs.clone(), |runs| Ok(store.load(runs))).unwrap();
+                let manifest = store.packed(runs.iter().flat_map(|run| run.numbers()));
+                let made = objects.made("k", &manifest, &mut store).unwrap();
                 prop_assert_eq!(&made, expected);
             }
         }

@@ -8,7 +8,7 @@ mod manifest;
 mod pack;
 
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
-pub use entries::{Numbers, Objects, draft_entries, entry, runs_of};
+pub use entries::{EntrySource, Numbers, Objects, draft_entries, entry, runs_of};
 pub use form::{FORM, Form, form_bits, put_form, take_form, take_number};
 pub use list::{INLINE, ListStore, Stored, draft, plain};
 pub use manifest::{

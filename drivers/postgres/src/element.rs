@@ -11,7 +11,7 @@ use threadkeep::metadata::{Entries, Entry};
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{
-    Manifest, NUMBER_LIMIT, Objects, Packer, Run, Unpacker, chunk_runs, entry, push_run,
+    EntrySource, Manifest, NUMBER_LIMIT, Objects, Packer, Run, Unpacker, chunk_runs, entry, push_run,
 };
 
 use crate::error::corrupt;
@@ -164,8 +164,7 @@ impl Elements {
     pub(crate) fn object(&self, key: &str, runs: &[Run]) -> Result<Entries> {
         // What was made before is whole whenever the lock is free.
         let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = |n: u32| self.entry(n);
-        objects.made(key, runs.to_vec(), |runs| runs.iter().flat_map(|run| run.numbers()).map(entry).collect())
+        objects.made(key, &Manifest { chunks: Vec::new(), tail: runs.to_vec() }, &mut &*self)
     }
 
     fn entry(&self, n: u32) -> Result<Entry> {
@@ -200,6 +199,16 @@ impl Elements {
 
     pub(crate) fn corrupt(&self, seq: i64, reason: impl std::fmt::Display) -> Error {
         corrupt("element", &self.thread, format_args!("seq {seq}"), reason)
+    }
+}
+
+impl EntrySource for &Elements {
+    fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>> {
+        self.runs(&Manifest { chunks, tail: Vec::new() })
+    }
+
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>> {
+        runs.iter().flat_map(|run| run.numbers()).map(|n| self.entry(n)).collect()
     }
 }
 

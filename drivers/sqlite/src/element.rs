@@ -7,7 +7,9 @@ use rusqlite::params;
 use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run};
+use threadkeep_layout::{
+    EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run,
+};
 
 use crate::directory::ThreadKey;
 use crate::seal::{Place, join_key, low_half};
@@ -160,11 +162,17 @@ pub(crate) struct Elements<'a> {
     /// Those of them that are entries of objects, decoded: one for all checkpoints that have it.
     entries: HashMap<u32, metadata::Entry>,
     objects: Objects,
+    counters: Option<&'a Counters>,
 }
 
 impl<'a> Elements<'a> {
     pub(crate) fn new(db: &'a Db, thread: ThreadKey) -> Self {
-        Self { db, thread, loaded: Default::default(), entries: HashMap::new(), objects: Objects::default() }
+        Self { db, thread, loaded: Default::default(), entries: HashMap::new(), objects: Objects::default(), counters: None }
+    }
+
+    /// The same, counting what is read.
+    pub(crate) fn counted(self, counters: &'a Counters) -> Self {
+        Self { counters: Some(counters), ..self }
     }
 
     /// One element.
@@ -184,11 +192,15 @@ impl<'a> Elements<'a> {
 
     /// The object under a key of metadata, with the entries of a manifest.
     pub(crate) fn object(&mut self, key: &str, manifest: &Manifest) -> Result<Entries> {
-        let runs = self.runs(manifest)?;
         let mut objects = std::mem::take(&mut self.objects);
-        let made = objects.made(key, runs, |runs| self.entries(runs));
+        let made = objects.made(key, manifest, self);
         self.objects = objects;
         made
+    }
+
+    /// The objects that were made, to which those may be added that were made before.
+    pub(crate) fn objects(&mut self) -> &mut Objects {
+        &mut self.objects
     }
 
     /// The entries of an object that these runs hold.
@@ -261,12 +273,23 @@ impl<'a> Elements<'a> {
                 let key = integer(row, 0)?;
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
                 if let Entry::Vacant(place) = loaded.entry(seq) {
+                    self.counters.inspect(|counters| counters.elements_loaded.add(1));
                     place.insert(decode(self.db, Place::new("element", key), hash, blob(row, 2)?)?);
                 }
                 Ok(())
             })?;
         }
         Ok(())
+    }
+}
+
+impl EntrySource for Elements<'_> {
+    fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>> {
+        self.runs(&Manifest { chunks, tail: Vec::new() })
+    }
+
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
+        self.entries(runs)
     }
 }
 

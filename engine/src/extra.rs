@@ -249,7 +249,10 @@ mod tests {
         let plain = object(json!({"a": 1, "runs": {"run 0": 0, "run 1": 1}}));
         let shared = Extra::sharing(object(json!({"a": 1})), vec![("runs".into(), entries(0..2))]);
         assert_eq!(shared.get("a"), Some(&json!(1)));
-        assert_eq!((shared.object("runs"), shared.object("a"), shared.object("b")), (Some(entries(0..2)), None, None));
+        assert_eq!(
+            (shared.object("runs"), shared.object("a"), shared.object("b")),
+            (Some(entries(0..2)), None, None)
+        );
         assert!(shared.0.whole.get().is_none(), "nobody looked into the map");
         assert_eq!(shared.to_map(), plain);
         assert!(shared.0.whole.get().is_none(), "a copy does not stay");

@@ -166,7 +166,10 @@ mod tests {
             let mut runs = Vec::new();
             for number in chunks.into_iter().flat_map(Run::numbers) {
                 self.asked += 1;
-                chunk_runs(&self.chunks[number as usize]).unwrap().into_iter().for_each(|run| push_run(&mut runs, run));
+                chunk_runs(&self.chunks[number as usize])
+                    .unwrap()
+                    .into_iter()
+                    .for_each(|run| push_run(&mut runs, run));
             }
             Ok(runs)
         }
@@ -238,7 +241,9 @@ mod tests {
             store.asked = 0;
             let made = objects.made("k", version, &mut store).unwrap();
             asked.push(store.asked);
-            assert!(made.len() == len && made.get("0").is_some() && made.get(&(2 * len).to_string()).is_none());
+            assert!(
+                made.len() == len && made.get("0").is_some() && made.get(&(2 * len).to_string()).is_none()
+            );
         }
         // All of it with its 61 chunks; then what is between, with one chunk and with four; at last it is loaded again.
         assert_eq!(asked[..3], [561, 11, 34], "{asked:?}");

@@ -14,7 +14,7 @@ use threadkeep_layout::{
 
 use crate::element::Space;
 use crate::record::{CheckpointRecord, Extra, Rest, encode_names};
-use crate::thread::{StoredObject, ListKey, ThreadState};
+use crate::thread::{ListKey, StoredObject, ThreadState};
 
 /// What a write adds to the elements of a thread. Nothing is known to be stored until [`Draft::done`].
 pub(crate) struct Draft<'s> {
@@ -176,7 +176,10 @@ mod tests {
             runs.insert((format!("run {}", number * 7919 % 307).into(), Arc::new(json!(number))));
             let mut extra = metadata::Extra::default();
             extra.insert_object("runs", runs.clone());
-            extra.insert("note".to_owned(), json!(format!("a text that is too long to stand in place {number}")));
+            extra.insert(
+                "note".to_owned(),
+                json!(format!("a text that is too long to stand in place {number}")),
+            );
 
             let mut forgetful = state.clone();
             forgetful.objects.clear();

@@ -7,11 +7,10 @@ use rusqlite::params;
 use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{
-    EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run,
-};
+use threadkeep_layout::{EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run};
 
 use crate::directory::ThreadKey;
+use crate::pack::Slab;
 use crate::seal::{Place, join_key, low_half};
 use crate::sql::{Db, blob, integer};
 use crate::stats::Counters;
@@ -25,6 +24,9 @@ const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
 /// Unwanted elements that a range scan reads over rather than starting anew behind them.
 const GAP: u32 = 8;
+
+/// A read of at least so many elements has a [`Slab`] for them.
+const MANY: usize = 256;
 
 /// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -148,7 +150,9 @@ pub(crate) fn each(
         let found = located(key, blob(row, 1)?);
         look(
             place,
-            found.and_then(|(space, seq, hash)| decode(db, place, hash, blob(row, 2)?).map(|_| (space, seq))),
+            found.and_then(|(space, seq, hash)| {
+                decode(db, place, hash, blob(row, 2)?, None).map(|_| (space, seq))
+            }),
         );
         Ok(())
     })
@@ -167,7 +171,14 @@ pub(crate) struct Elements<'a> {
 
 impl<'a> Elements<'a> {
     pub(crate) fn new(db: &'a Db, thread: ThreadKey) -> Self {
-        Self { db, thread, loaded: Default::default(), entries: HashMap::new(), objects: Objects::default(), counters: None }
+        Self {
+            db,
+            thread,
+            loaded: Default::default(),
+            entries: HashMap::new(),
+            objects: Objects::default(),
+            counters: None,
+        }
     }
 
     /// The same, counting what is read.
@@ -267,6 +278,8 @@ impl<'a> Elements<'a> {
                 _ => scans.push(run),
             }
         }
+        let many = scans.iter().map(|scan| scan.len as usize).sum::<usize>() >= MANY;
+        let mut slab = many.then(Slab::default);
         for scan in scans {
             let range = [key_of(self.thread, space, scan.start), key_of(self.thread, space, scan.end() - 1)];
             self.db.each(RANGE, range, |row| {
@@ -274,7 +287,8 @@ impl<'a> Elements<'a> {
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
                 if let Entry::Vacant(place) = loaded.entry(seq) {
                     self.counters.inspect(|counters| counters.elements_loaded.add(1));
-                    place.insert(decode(self.db, Place::new("element", key), hash, blob(row, 2)?)?);
+                    let at = Place::new("element", key);
+                    place.insert(decode(self.db, at, hash, blob(row, 2)?, slab.as_mut())?);
                 }
                 Ok(())
             })?;
@@ -300,8 +314,14 @@ fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     Ok((space, seq, hash))
 }
 
-pub(crate) fn decode(db: &Db, place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
-    let bytes = db.unpack(place, body)?;
+pub(crate) fn decode(
+    db: &Db,
+    place: Place,
+    hash: ElementHash,
+    body: &[u8],
+    slab: Option<&mut Slab>,
+) -> Result<Element> {
+    let bytes = db.unpack(place, body, slab)?;
     if Element::hash_of(&bytes) != hash {
         return Err(place.corrupt("the element does not have its hash"));
     }

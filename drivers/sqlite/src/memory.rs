@@ -46,7 +46,8 @@ pub(crate) struct Known {
 impl Known {
     /// Whether the checkpoint is the one that had the object under `key`, and still has it.
     pub(crate) fn is_of(&self, key: &str, id: CheckpointId, record: &CheckpointRecord) -> bool {
-        self.id == id && record.extra.maps.iter().any(|(name, manifest)| name == key && *manifest == self.manifest)
+        self.id == id
+            && record.extra.maps.iter().any(|(name, manifest)| name == key && *manifest == self.manifest)
     }
 }
 
@@ -94,5 +95,40 @@ impl Memory {
             objects.entries -= least.1.entries.len();
             old.push(least);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn known(ordinal: Ordinal, entries: usize) -> Known {
+        let entries = (0..entries).map(|n| (n.to_string().into(), Arc::new(json!(n)))).collect();
+        Known { ordinal, id: CheckpointId::from_bytes([1; 16]), manifest: Manifest::default(), entries }
+    }
+
+    #[test]
+    fn the_newest_object_of_a_chain_is_remembered_and_all_are_bounded() {
+        let memory = Memory::new(Arc::default());
+        let ordinal = |chain| memory.object(chain, "k").map(|known| known.ordinal);
+        memory.remember(1, "k", known(1, SMALLEST - 1));
+        assert_eq!(ordinal(1), None, "a small one is read again");
+        for (given, expected) in [(5, 5), (3, 5), (7, 7)] {
+            memory.remember(1, "k", known(given, 100));
+            assert_eq!(ordinal(1), Some(expected));
+        }
+        assert_eq!(memory.lock().entries, 100, "one takes the place of the one before");
+        memory.forget(1, "k");
+        memory.forget(1, "k");
+        assert_eq!((ordinal(1), memory.lock().entries), (None, 0));
+
+        let large = known(1, ENTRIES / 4 + 1);
+        for chain in 1..=5 {
+            memory.remember(chain, "k", large.clone());
+        }
+        assert_eq!([1, 2, 3, 4, 5].map(ordinal), [None, None, Some(1), Some(1), Some(1)]);
+        assert_eq!(memory.lock().entries, 3 * large.entries.len());
     }
 }

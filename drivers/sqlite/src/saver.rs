@@ -212,7 +212,9 @@ impl Saver for SqliteSaver {
         reach: Option<CheckpointId>,
     ) -> Result<DeltaHistory> {
         let (at, channels) = (at.clone(), channels.clone());
-        self.readers.run(move |db, memory| read::delta_history(db, &memory.names, &at, &channels, reach)).await
+        self.readers
+            .run(move |db, memory| read::delta_history(db, &memory.names, &at, &channels, reach))
+            .await
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {

@@ -109,13 +109,12 @@ impl Objects {
         } else {
             let less = beyond(manifest, &have, source)?;
             // Where little is left, that is loaded.
-            match less.filter(|less| 2 * count(less) <= entries.len()) {
-                Some(less) => source.load(&less)?.iter().for_each(|(key, _)| entries.remove(key)),
-                None => {
-                    let mut runs = source.unpacked(manifest.chunks.clone())?;
-                    manifest.tail.iter().for_each(|run| push_run(&mut runs, *run));
-                    entries = source.load(&runs)?.into_iter().collect();
-                }
+            if let Some(less) = less.filter(|less| 2 * count(less) <= entries.len()) {
+                source.load(&less)?.iter().for_each(|(key, _)| entries.remove(key));
+            } else {
+                let mut runs = source.unpacked(manifest.chunks.clone())?;
+                manifest.tail.iter().for_each(|run| push_run(&mut runs, *run));
+                entries = source.load(&runs)?.into_iter().collect();
             }
         }
         self.put(key, manifest.clone(), entries.clone());

@@ -241,9 +241,17 @@ async fn reading_a_note_loads_what_was_added_since_the_last_read() {
     let found = page.iter().rev().map(|tuple| tuple.metadata.extra.object("run_durations"));
     assert!(found.eq(ids.iter().map(|(_, entries)| Some(entries.clone()))));
 
-    // Another process goes on, takes the last note back, and makes the thread anew.
+    // Another process changes the last note, takes it back, and makes the thread anew.
     let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
     let other = SqliteSaver::open(dir.path().join("db"), &options).unwrap();
+    let image = other.read_thread(&talk.thread).await.unwrap();
+    let mut note = image.checkpoints.values().next_back().unwrap().clone();
+    let mut changed = durations.clone();
+    changed.insert(("run 0".into(), Arc::new(json!("changed"))));
+    note.metadata.extra.insert_object("run_durations", changed.clone());
+    let rewrite = Rewrite { put: vec![note], ..Rewrite::default() };
+    other.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
+    assert_eq!(loaded(&saver, &talk).await.1, Some(changed));
     let image = other.read_thread(&talk.thread).await.unwrap();
     let remove = [(talk.namespace.clone(), talk.head.unwrap())].into();
     let rewrite = Rewrite { remove, ..Rewrite::default() };

@@ -1,11 +1,11 @@
 //! The superstep writer: takes the writes of parallel tasks, applies them in live order, commits.
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 use crate::checkpoint::{ERROR_CHANNEL, TaskWrites, Write};
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, NodeName, TaskId, ThreadId};
-use crate::metadata::Source;
+use crate::metadata::{Extra, Source};
 use crate::saver::Flush;
 use crate::state::{StateAccessor, StateSnapshot, Step, plan};
 use crate::value::ChannelValue;
@@ -184,11 +184,11 @@ impl StepWriter {
         &mut self,
         source: Source,
         next: Vec<NodeName>,
-        extra: Map<String, Json>,
+        extra: impl Into<Extra>,
     ) -> Result<&StateSnapshot> {
         self.settled()?;
         self.finished.sort_by_key(|(row, _)| row.index);
-        let step = Step { source, next, extra };
+        let step = Step { source, next, extra: extra.into() };
         let mut plan =
             plan(&self.accessor, &self.thread, self.base.as_ref(), self.head, self.finished.clone(), step)?;
         plan.commit.flush = self.flush;

@@ -18,6 +18,9 @@ const TIMES: usize = 20;
 const BUDGET: Duration = Duration::from_secs(2);
 /// The same for pages of history.
 const PAGES: usize = 5;
+/// Behind a page that took longer, larger ones are not read: a page decodes every message of each of its states, which a
+/// thread of tens of thousands makes billions of bytes.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads through an accessor that remembers nothing of the thread, as a saver without memory does; only `head_kept_ms` is of
 /// the accessor that wrote it.
@@ -58,7 +61,11 @@ pub(super) async fn read(
         (100, &mut found.list100_ms),
         (200, &mut found.list200_ms),
     ] {
+        let reading = Instant::now();
         *slot = repeat(PAGES, async || decoded(page(limit, None).await?)).await?;
+        if reading.elapsed() > PATIENCE {
+            break;
+        }
     }
     found.list100_state_ms = repeat(PAGES, async || page(100, None).await).await?;
     let old = oldest_quarter(&fresh()?, written).await?;

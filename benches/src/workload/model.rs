@@ -1,6 +1,6 @@
 //! What the messages of a thread must be: a naive fold, and the digest by which stores are compared.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -17,6 +17,8 @@ pub struct Model {
     /// The messages before each of the last turns, and the number of the first of these turns.
     starts: VecDeque<Vec<Arc<Json>>>,
     first: usize,
+    /// Ids of all messages that ever were there: one with another id need not be looked for.
+    seen: HashSet<String>,
 }
 
 impl Model {
@@ -45,11 +47,15 @@ impl Model {
 
     fn fold(&mut self, message: &Json) {
         let id = &message["id"];
-        let place = self.messages.iter().rposition(|have| have["id"] == *id);
+        let is_new = id.as_str().is_some_and(|id| !self.seen.contains(id));
+        let place = if is_new { None } else { self.messages.iter().rposition(|have| have["id"] == *id) };
         if message["type"] != "remove" {
             match place {
                 Some(place) => self.messages[place] = Arc::new(message.clone()),
-                None => self.messages.push(Arc::new(message.clone())),
+                None => {
+                    self.seen.extend(id.as_str().map(str::to_owned));
+                    self.messages.push(Arc::new(message.clone()));
+                }
             }
         } else if *id == REMOVE_ALL_MESSAGES {
             self.messages.clear();

@@ -1,15 +1,18 @@
 #![doc = include_str!("../README.md")]
 
 mod codec;
+mod entries;
 mod form;
 mod list;
 mod manifest;
 mod pack;
 
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
+pub use entries::{EntrySource, Numbers, Objects, draft_entries, entry, runs_of};
 pub use form::{FORM, Form, form_bits, put_form, take_form, take_number};
 pub use list::{INLINE, ListStore, Stored, draft, plain};
 pub use manifest::{
-    Builder, Manifest, NUMBER_LIMIT, Run, Shape, chunk_bytes, chunk_runs, push_run, put_runs, take_runs,
+    Builder, Manifest, NUMBER_LIMIT, Run, Shape, chunk_bytes, chunk_runs, continuation, push_run, put_runs,
+    take_runs,
 };
 pub use pack::{Packer, Unpacker};

@@ -51,6 +51,17 @@ pub fn push_run(runs: &mut Vec<Run>, run: Run) {
     }
 }
 
+/// If a list of these runs begins with one of `have`: the runs that follow.
+pub fn continuation(have: &[Run], runs: &[Run]) -> Option<Vec<Run>> {
+    let Some((last, whole)) = have.split_last() else { return Some(runs.to_vec()) };
+    let (next, more) = runs.strip_prefix(whole)?.split_first()?;
+    if next.start != last.start || next.len < last.len {
+        return None;
+    }
+    let grown = Run { start: last.end(), len: next.len - last.len };
+    Some([grown].into_iter().filter(|run| run.len > 0).chain(more.iter().copied()).collect())
+}
+
 /// A manifest as it is stored: runs of chunks, then runs of elements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Manifest {
@@ -124,6 +135,11 @@ impl Shape {
     #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// The number of the last element.
+    pub fn last(&self) -> Option<u32> {
+        self.number_at(self.len.checked_sub(1)?)
     }
 
     /// The number of the element at `index`. Looks from the end, where lists change.

@@ -54,6 +54,15 @@ impl Unpacker {
         Ok(Self { dictionary, decompressor })
     }
 
+    /// Unpacks into a slice that has the length of the bytes. Whoever reads them checks their hash.
+    ///
+    /// # Errors
+    /// As [`Self::unpack`].
+    pub fn unpack_into(&mut self, bytes: &mut [u8], packed: &[u8]) -> Result<()> {
+        let length = self.decompressor.decompress_to_buffer(packed, bytes)?;
+        if length == bytes.len() { Ok(()) } else { Err(wrong_length()) }
+    }
+
     /// The bytes, of which there are so many. Whoever reads them checks their hash.
     ///
     /// # Errors
@@ -68,12 +77,12 @@ impl Unpacker {
                 bytes
             }
         };
-        if bytes.len() as u64 == length {
-            Ok(bytes)
-        } else {
-            Err(Error::new(ErrorKind::InvalidData, "the element does not have its length"))
-        }
+        if bytes.len() as u64 == length { Ok(bytes) } else { Err(wrong_length()) }
     }
+}
+
+fn wrong_length() -> Error {
+    Error::new(ErrorKind::InvalidData, "the element does not have its length")
 }
 
 #[cfg(test)]
@@ -115,6 +124,11 @@ mod tests {
             let length = bytes.len() as u64;
             for wrong in [0, length - 1, length + 1, u64::MAX] {
                 assert!(unpacker.unpack(wrong, &packed).is_err(), "{wrong} for {length}");
+            }
+            for (there, fits) in [(bytes.len(), true), (bytes.len() - 1, false), (bytes.len() + 1, false)] {
+                let mut into = vec![0; there];
+                assert_eq!(unpacker.unpack_into(&mut into, &packed).is_ok(), fits);
+                assert!(!fits || into == bytes);
             }
             assert!(unpacker.unpack(length, &packed[..packed.len() - 1]).is_err());
         }

@@ -3,18 +3,18 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use threadkeep::id::Version;
+use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Form, INLINE, ListStore, NUMBER_LIMIT, Run, Shape, Stored, draft, push_run};
+use threadkeep_layout::{
+    Form, INLINE, ListStore, NUMBER_LIMIT, Numbers, Run, Shape, Stored, draft, draft_entries, runs_of,
+};
 
 use crate::element::Space;
 use crate::record::{CheckpointRecord, Extra, Rest, encode_names};
-use crate::thread::{ListKey, ThreadState};
-
-/// A metadata object with at least so many entries is stored by entry. Smaller ones go with the rest.
-const LARGE_MAP: usize = 8;
+use crate::thread::{ListKey, StoredObject, ThreadState};
 
 /// What a write adds to the elements of a thread. Nothing is known to be stored until [`Draft::done`].
 pub(crate) struct Draft<'s> {
@@ -23,6 +23,7 @@ pub(crate) struct Draft<'s> {
     next: [u32; 3],
     elements: Vec<(i64, Element)>,
     shapes: Vec<(ListKey, Shape)>,
+    objects: HashMap<String, StoredObject>,
 }
 
 /// What a [`Draft`] came to.
@@ -31,6 +32,7 @@ pub(crate) struct Drafted {
     /// The new elements, by sequence number.
     pub(crate) elements: Vec<(i64, Element)>,
     shapes: Vec<(ListKey, Shape)>,
+    objects: HashMap<String, StoredObject>,
 }
 
 impl Drafted {
@@ -45,6 +47,9 @@ impl Drafted {
         for (key, shape) in self.shapes {
             state.shapes.put(key, shape);
         }
+        for (key, known) in self.objects {
+            state.objects.put(key, known);
+        }
     }
 }
 
@@ -56,11 +61,12 @@ impl<'s> Draft<'s> {
             next: state.index.next,
             elements: Vec::new(),
             shapes: Vec::new(),
+            objects: HashMap::new(),
         }
     }
 
     pub(crate) fn done(self) -> Drafted {
-        Drafted { next: self.next, elements: self.elements, shapes: self.shapes }
+        Drafted { next: self.next, elements: self.elements, shapes: self.shapes, objects: self.objects }
     }
 
     fn number(&self, space: Space, hash: &ElementHash) -> Option<u32> {
@@ -106,19 +112,14 @@ impl<'s> Draft<'s> {
     }
 
     /// `extra` metadata. It is mostly the same for the checkpoints of a run, so it is stored once and referred to;
-    /// large maps, which are rewritten whole when an entry is added, are stored by entry.
-    pub(crate) fn extra(&mut self, extra: &Map<String, Json>) -> Result<Extra> {
-        let mut rest = Map::new();
-        let mut maps = Vec::new();
-        for (key, value) in extra {
-            match value {
-                Json::Object(entries) if entries.len() >= LARGE_MAP => {
-                    maps.push((key.clone(), self.entries(entries)?));
-                }
-                _ => {
-                    rest.insert(key.clone(), value.clone());
-                }
-            }
+    /// large objects, to which notes add an entry a run, are stored by entry.
+    pub(crate) fn extra(&mut self, extra: &metadata::Extra) -> Result<Extra> {
+        let (rest, large) = extra.split();
+        let mut maps = Vec::with_capacity(large.len());
+        for (key, entries) in large {
+            let runs = self.entries(&key, &entries)?;
+            self.objects.insert(key.clone(), StoredObject { entries, runs: runs.clone() });
+            maps.push((key, runs));
         }
         if rest.is_empty() {
             return Ok(Extra { rest: Rest::Empty, maps });
@@ -132,20 +133,14 @@ impl<'s> Draft<'s> {
         Ok(Extra { rest, maps })
     }
 
-    /// The entries of an object. Their order does not matter, so they are told in the order in which they were first
-    /// stored: a map that only grows is few runs, whatever its keys are.
-    fn entries(&mut self, entries: &Map<String, Json>) -> Result<Vec<Run>> {
-        let mut numbers = Vec::with_capacity(entries.len());
-        for (key, value) in entries {
-            let entry = Map::from_iter([(key.clone(), value.clone())]);
-            numbers.push(self.element(Space::Entries, &Element::from_json(&Json::Object(entry))?)?);
-        }
-        numbers.sort_unstable();
-        let mut runs = Vec::new();
-        for n in numbers {
-            push_run(&mut runs, Run { start: n, len: 1 });
-        }
-        Ok(runs)
+    fn entries(&mut self, key: &str, entries: &Entries) -> Result<Vec<Run>> {
+        let known = self.objects.remove(key).or_else(|| self.state.objects.peek(key).cloned());
+        let last = known.as_ref().and_then(|known| Some((&known.entries, known.runs.last()?.end() - 1)));
+        let numbers = draft_entries(entries, last, |element| self.element(Space::Entries, element))?;
+        Ok(match (numbers, known) {
+            (Numbers::Behind(more), Some(known)) => runs_of(&more, known.runs),
+            (Numbers::Behind(all) | Numbers::All(all), _) => runs_of(&all, Vec::new()),
+        })
     }
 }
 
@@ -160,5 +155,44 @@ impl ListStore for Draft<'_> {
 
     fn add_chunk(&mut self, chunk: Bytes) -> Result<u32> {
         self.structure(chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A map that grows by an entry a note, in keys without order: what is remembered of the one before makes the same
+    /// record as looking every entry up, and stores what is new.
+    #[test]
+    fn a_map_that_goes_on_is_stored_as_if_all_of_it_were_looked_up() {
+        let mut state = ThreadState::absent();
+        let mut runs = Entries::default();
+        for number in 0..300_u32 {
+            runs.insert((format!("run {}", number * 7919 % 307).into(), Arc::new(json!(number))));
+            let mut extra = metadata::Extra::default();
+            extra.insert_object("runs", runs.clone());
+            extra.insert(
+                "note".to_owned(),
+                json!(format!("a text that is too long to stand in place {number}")),
+            );
+
+            let mut forgetful = state.clone();
+            forgetful.objects.clear();
+            let mut draft = Draft::new(&forgetful);
+            let expected = draft.extra(&extra).unwrap();
+            let elements = draft.done().elements;
+
+            let mut draft = Draft::new(&state);
+            assert_eq!(draft.extra(&extra).unwrap(), expected);
+            let drafted = draft.done();
+            assert_eq!(drafted.elements, elements);
+            assert!(number <= 7 || elements.len() == 2, "the entry and the note");
+            drafted.note(&mut state);
+        }
     }
 }

@@ -3,17 +3,18 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use threadkeep::id::ThreadId;
-use threadkeep::metadata::Entry;
+use threadkeep::metadata::{Entries, Entry};
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Manifest, NUMBER_LIMIT, Packer, Run, Unpacker, chunk_runs, push_run};
+use threadkeep_layout::{
+    EntrySource, Manifest, NUMBER_LIMIT, Objects, Packer, Run, Unpacker, chunk_runs, entry, push_run,
+};
 
 use crate::error::corrupt;
-use crate::view;
 
 /// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,18 +107,19 @@ fn unpack(size: i64, body: &[u8]) -> io::Result<Vec<u8>> {
 pub(crate) struct Elements {
     thread: ThreadId,
     loaded: HashMap<i64, Loaded>,
+    objects: Mutex<Objects>,
 }
 
 #[derive(Debug)]
 struct Loaded {
     element: Element,
-    /// As an entry of a map, once somebody asked for that: one for all checkpoints that have it.
+    /// As an entry of an object, once somebody asked for that: one for all checkpoints that have it.
     entry: OnceLock<Entry>,
 }
 
 impl Elements {
     pub(crate) fn new(thread: &ThreadId) -> Self {
-        Self { thread: thread.clone(), loaded: HashMap::new() }
+        Self { thread: thread.clone(), loaded: HashMap::new(), objects: Mutex::default() }
     }
 
     /// Takes over a row. `size` is told of a packed one.
@@ -147,23 +149,31 @@ impl Elements {
     /// # Errors
     /// [`Error::Corrupt`] if its row is missing.
     pub(crate) fn get(&self, space: Space, n: u32) -> Result<&Element> {
-        let seq = space.seq(n);
-        let loaded = self.loaded.get(&seq).ok_or_else(|| self.corrupt(seq, "the row is missing"))?;
-        Ok(&loaded.element)
+        self.find(space, n).map(|loaded| &loaded.element)
     }
 
-    /// An entry of a map.
+    fn find(&self, space: Space, n: u32) -> Result<&Loaded> {
+        let seq = space.seq(n);
+        self.loaded.get(&seq).ok_or_else(|| self.corrupt(seq, "the row is missing"))
+    }
+
+    /// The object under a key of metadata, with the entries of these runs.
     ///
     /// # Errors
-    /// As [`Self::get`], and if it is none.
-    pub(crate) fn entry(&self, n: u32) -> Result<Entry> {
-        let element = self.get(Space::Entries, n)?;
-        let known = self.loaded.get(&Space::Entries.seq(n)).map(|loaded| &loaded.entry);
-        if let Some(entry) = known.and_then(OnceLock::get) {
+    /// As [`Self::get`], and if an element is no entry.
+    pub(crate) fn object(&self, key: &str, runs: &[Run]) -> Result<Entries> {
+        // What was made before is whole whenever the lock is free.
+        let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        objects.made(key, &Manifest { chunks: Vec::new(), tail: runs.to_vec() }, &mut &*self)
+    }
+
+    fn entry(&self, n: u32) -> Result<Entry> {
+        let loaded = self.find(Space::Entries, n)?;
+        if let Some(entry) = loaded.entry.get() {
             return Ok(entry.clone());
         }
-        let entry = view::entry(element)?;
-        Ok(known.map_or_else(|| entry.clone(), |known| known.get_or_init(|| entry.clone()).clone()))
+        let entry = entry(&loaded.element)?;
+        Ok(loaded.entry.get_or_init(|| entry).clone())
     }
 
     /// The elements of these runs, in order.
@@ -189,6 +199,16 @@ impl Elements {
 
     pub(crate) fn corrupt(&self, seq: i64, reason: impl std::fmt::Display) -> Error {
         corrupt("element", &self.thread, format_args!("seq {seq}"), reason)
+    }
+}
+
+impl EntrySource for &Elements {
+    fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>> {
+        self.runs(&Manifest { chunks, tail: Vec::new() })
+    }
+
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>> {
+        runs.iter().flat_map(|run| run.numbers()).map(|n| self.entry(n)).collect()
     }
 }
 

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
 use threadkeep::id::{ChannelName, Namespace, ThreadId, Version};
-use threadkeep_layout::Shape;
+use threadkeep::metadata::Entries;
+use threadkeep_layout::{Run, Shape};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 
 use crate::element::Index;
@@ -19,6 +20,8 @@ use crate::rows::{Mark, Node, Snapshot};
 const HEADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Stored lists of a thread whose shapes are remembered.
 const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
+/// Large objects of metadata of a thread that are remembered.
+const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 /// Threads that are remembered.
 const THREADS: usize = 1024;
 /// Hashes that are remembered over all threads: about fifty megabytes.
@@ -36,6 +39,15 @@ pub(crate) struct ThreadState {
     /// Heads that are known, also that a namespace has none.
     pub(crate) heads: LruCache<Namespace, Option<Arc<Node>>>,
     pub(crate) shapes: LruCache<ListKey, Shape>,
+    /// The large objects of metadata that were stored last, by their keys.
+    pub(crate) objects: LruCache<String, StoredObject>,
+}
+
+/// What is remembered of a large object that was stored: its entries, and the numbers of their elements.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredObject {
+    pub(crate) entries: Entries,
+    pub(crate) runs: Vec<Run>,
 }
 
 impl ThreadState {
@@ -46,6 +58,7 @@ impl ThreadState {
             index: Index::default(),
             heads: LruCache::new(HEADS),
             shapes: LruCache::new(SHAPES),
+            objects: LruCache::new(OBJECTS),
         }
     }
 
@@ -65,6 +78,15 @@ impl ThreadState {
         }
         state.index.next = row.next;
         state
+    }
+}
+
+impl ThreadState {
+    /// What it takes in memory, in hashes.
+    fn weight(&self) -> usize {
+        // An entry is a key, a value, their counts, and a place in a tree.
+        let objects = self.objects.iter().map(|(_, known)| 4 * known.entries.len()).sum::<usize>();
+        self.index.len() + objects
     }
 }
 
@@ -97,7 +119,7 @@ impl Held<'_> {
 
     /// Remembers what is right.
     pub(crate) fn put(&mut self, state: ThreadState) {
-        let weight = state.index.len();
+        let weight = state.weight();
         *self.guard = Some(state);
         self.threads.weigh(self.slot, weight);
     }

@@ -1,7 +1,6 @@
 //! Checkpoints made from rows and elements.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
@@ -11,7 +10,7 @@ use threadkeep::metadata::{self, Metadata};
 use threadkeep::saver::Load;
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Form, Run, plain, push_run};
+use threadkeep_layout::{Form, Run, continuation, plain, push_run};
 
 use crate::element::{Elements, Space};
 use crate::record::{Entry, Extra, Kept, Rest, TaskRecord};
@@ -188,15 +187,7 @@ impl<'a> Values<'a> {
 impl LastList {
     /// If a list of these runs begins with this list: this list, and the runs that follow.
     fn continued(self, runs: &[Run]) -> Option<(ListValue, Vec<Run>)> {
-        let Some((last, whole)) = self.runs.split_last() else { return Some((self.list, runs.to_vec())) };
-        let rest = runs.strip_prefix(whole)?;
-        let (next, more) = rest.split_first()?;
-        if next.start != last.start || next.len < last.len {
-            return None;
-        }
-        let grown = Run { start: last.end(), len: next.len - last.len };
-        let rest = [grown].into_iter().filter(|run| run.len > 0).chain(more.iter().copied());
-        Some((self.list, rest.collect()))
+        Some((self.list, continuation(&self.runs, runs)?))
     }
 }
 
@@ -220,19 +211,9 @@ fn extra(extra: &Extra, elements: &Elements) -> Result<metadata::Extra> {
     };
     let mut maps = Vec::with_capacity(extra.maps.len());
     for (key, runs) in &extra.maps {
-        let entries = runs.iter().flat_map(|run| run.numbers()).map(|n| elements.entry(n));
-        maps.push((key.clone(), entries.collect::<Result<_>>()?));
+        maps.push((key.clone(), elements.object(key, runs)?));
     }
     Ok(metadata::Extra::sharing(rest, maps))
-}
-
-/// The entry of a map that an element holds.
-pub(crate) fn entry(element: &Element) -> Result<metadata::Entry> {
-    let mut entries = object(element)?.into_iter();
-    match (entries.next(), entries.next()) {
-        (Some(entry), None) => Ok(Arc::new(entry)),
-        _ => Err(Error::corrupt("checkpoint metadata", "an entry of a map is not one")),
-    }
 }
 
 fn object(element: &Element) -> Result<Map<String, Json>> {

@@ -17,7 +17,7 @@ use crate::sql::Db;
 use crate::stats::Counters;
 use crate::thread::{Node, ThreadState, Threads};
 use crate::view::{Channel, View};
-use crate::{element, extra, pack};
+use crate::{element, pack};
 
 /// One writing call of the contract.
 #[derive(Debug)]
@@ -234,9 +234,7 @@ impl Store {
         for (channel, count) in &metadata.counters {
             counters.push((self.name(channel.as_str())?, *count));
         }
-        let extra = extra::store(&metadata.extra, |space, element| {
-            state.element(&self.db, &self.counters, space, element)
-        })?;
+        let extra = state.extra(&self.db, &self.counters, &metadata.extra)?;
         Ok(CheckpointRecord {
             parent: parent.map(|(ordinal, _)| ordinal),
             source: metadata.source,

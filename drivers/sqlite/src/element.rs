@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use rusqlite::params;
-use threadkeep::metadata;
+use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Manifest, NUMBER_LIMIT, Run, chunk_runs, push_run};
+use threadkeep_layout::{EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run};
 
 use crate::directory::ThreadKey;
-use crate::extra;
+use crate::pack::Slab;
 use crate::seal::{Place, join_key, low_half};
 use crate::sql::{Db, blob, integer};
 use crate::stats::Counters;
@@ -24,6 +24,9 @@ const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
 /// Unwanted elements that a range scan reads over rather than starting anew behind them.
 const GAP: u32 = 8;
+
+/// A read of at least so many elements has a [`Slab`] for them.
+const MANY: usize = 256;
 
 /// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -147,7 +150,9 @@ pub(crate) fn each(
         let found = located(key, blob(row, 1)?);
         look(
             place,
-            found.and_then(|(space, seq, hash)| decode(db, place, hash, blob(row, 2)?).map(|_| (space, seq))),
+            found.and_then(|(space, seq, hash)| {
+                decode(db, place, hash, blob(row, 2)?, None).map(|_| (space, seq))
+            }),
         );
         Ok(())
     })
@@ -158,13 +163,27 @@ pub(crate) struct Elements<'a> {
     db: &'a Db,
     thread: ThreadKey,
     loaded: [HashMap<u32, Element>; 3],
-    /// Those of them that are entries of maps, decoded: one for all checkpoints that have it.
+    /// Those of them that are entries of objects, decoded: one for all checkpoints that have it.
     entries: HashMap<u32, metadata::Entry>,
+    objects: Objects,
+    counters: Option<&'a Counters>,
 }
 
 impl<'a> Elements<'a> {
     pub(crate) fn new(db: &'a Db, thread: ThreadKey) -> Self {
-        Self { db, thread, loaded: Default::default(), entries: HashMap::new() }
+        Self {
+            db,
+            thread,
+            loaded: Default::default(),
+            entries: HashMap::new(),
+            objects: Objects::default(),
+            counters: None,
+        }
+    }
+
+    /// The same, counting what is read.
+    pub(crate) fn counted(self, counters: &'a Counters) -> Self {
+        Self { counters: Some(counters), ..self }
     }
 
     /// One element.
@@ -182,8 +201,21 @@ impl<'a> Elements<'a> {
         runs.iter().flat_map(|run| run.numbers()).map(|seq| self.loaded(space, seq)).collect()
     }
 
-    /// The entries of a map that these runs hold.
-    pub(crate) fn entries(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
+    /// The object under a key of metadata, with the entries of a manifest.
+    pub(crate) fn object(&mut self, key: &str, manifest: &Manifest) -> Result<Entries> {
+        let mut objects = std::mem::take(&mut self.objects);
+        let made = objects.made(key, manifest, self);
+        self.objects = objects;
+        made
+    }
+
+    /// The objects that were made, to which those may be added that were made before.
+    pub(crate) fn objects(&mut self) -> &mut Objects {
+        &mut self.objects
+    }
+
+    /// The entries of an object that these runs hold.
+    fn entries(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
         let missing = |seq: &u32| !self.entries.contains_key(seq);
         let mut wanted = Vec::new();
         for seq in runs.iter().flat_map(|run| run.numbers()).filter(missing) {
@@ -194,7 +226,7 @@ impl<'a> Elements<'a> {
             // It is not needed in both forms.
             let element = self.loaded(Space::Metadata, seq)?;
             self.loaded[Space::Metadata as usize].remove(&seq);
-            self.entries.insert(seq, extra::entry(&element)?);
+            self.entries.insert(seq, entry(&element)?);
         }
         let numbers = runs.iter().flat_map(|run| run.numbers());
         Ok(numbers.filter_map(|seq| self.entries.get(&seq).cloned()).collect())
@@ -246,18 +278,32 @@ impl<'a> Elements<'a> {
                 _ => scans.push(run),
             }
         }
+        let many = scans.iter().map(|scan| scan.len as usize).sum::<usize>() >= MANY;
+        let mut slab = many.then(Slab::default);
         for scan in scans {
             let range = [key_of(self.thread, space, scan.start), key_of(self.thread, space, scan.end() - 1)];
             self.db.each(RANGE, range, |row| {
                 let key = integer(row, 0)?;
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
                 if let Entry::Vacant(place) = loaded.entry(seq) {
-                    place.insert(decode(self.db, Place::new("element", key), hash, blob(row, 2)?)?);
+                    self.counters.inspect(|counters| counters.elements_loaded.add(1));
+                    let at = Place::new("element", key);
+                    place.insert(decode(self.db, at, hash, blob(row, 2)?, slab.as_mut())?);
                 }
                 Ok(())
             })?;
         }
         Ok(())
+    }
+}
+
+impl EntrySource for Elements<'_> {
+    fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>> {
+        self.runs(&Manifest { chunks, tail: Vec::new() })
+    }
+
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
+        self.entries(runs)
     }
 }
 
@@ -268,8 +314,14 @@ fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
     Ok((space, seq, hash))
 }
 
-pub(crate) fn decode(db: &Db, place: Place, hash: ElementHash, body: &[u8]) -> Result<Element> {
-    let bytes = db.unpack(place, body)?;
+pub(crate) fn decode(
+    db: &Db,
+    place: Place,
+    hash: ElementHash,
+    body: &[u8],
+    slab: Option<&mut Slab>,
+) -> Result<Element> {
+    let bytes = db.unpack(place, body, slab)?;
     if Element::hash_of(&bytes) != hash {
         return Err(place.corrupt("the element does not have its hash"));
     }

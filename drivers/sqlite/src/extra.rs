@@ -1,40 +1,47 @@
 //! `extra` metadata. It is mostly the same for the checkpoints of a run, so it is stored once and referred to; large
-//! maps, which are rewritten whole when an entry is added, are stored by entry.
-
-use std::sync::Arc;
+//! objects, to which notes add an entry a run, are stored by entry.
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
-use threadkeep::metadata::{self, Entry};
+use threadkeep::metadata::{self, Entries};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Builder, INLINE, Manifest};
+use threadkeep_layout::{Builder, INLINE, Numbers, Shape, draft_entries};
 
 use crate::element::{Elements, Space};
 use crate::record::{Extra, Rest};
 
-/// An object with at least so many entries is stored by entry. Smaller ones go with the rest.
-const LARGE_MAP: usize = 8;
+/// What is remembered of a large object that was stored: its entries, and where they are.
+pub(crate) struct StoredObject {
+    entries: Entries,
+    shape: Shape,
+}
 
-/// Stores `extra`. `store` stores an element in a space and answers its sequence number.
+impl StoredObject {
+    /// What it takes in memory, in hashes.
+    pub(crate) fn weight(&self) -> usize {
+        // A key, a value, their counts, and a place in a tree.
+        4 * self.entries.len()
+    }
+}
+
+/// Stores `extra`. `known` hands out what is remembered of the object under a key, to be changed; `store` stores an element
+/// in a space and answers its sequence number.
 pub(crate) fn store(
-    extra: &Map<String, Json>,
+    extra: &metadata::Extra,
+    mut known: impl FnMut(&str) -> Option<StoredObject>,
     mut store: impl FnMut(Space, &Element) -> Result<u32>,
-) -> Result<Extra> {
-    let mut rest = Map::new();
-    let mut maps = Vec::new();
-    for (key, value) in extra {
-        match value {
-            Json::Object(entries) if entries.len() >= LARGE_MAP => {
-                maps.push((key.clone(), store_entries(entries, &mut store)?));
-            }
-            _ => {
-                rest.insert(key.clone(), value.clone());
-            }
-        }
+) -> Result<(Extra, Vec<(String, StoredObject)>)> {
+    let (rest, large) = extra.split();
+    let mut maps = Vec::with_capacity(large.len());
+    let mut stored = Vec::with_capacity(large.len());
+    for (key, entries) in large {
+        let shape = store_entries(&entries, known(&key), &mut store)?;
+        maps.push((key.clone(), shape.manifest()));
+        stored.push((key, StoredObject { entries, shape }));
     }
     if rest.is_empty() {
-        return Ok(Extra { rest: Rest::Empty, maps });
+        return Ok((Extra { rest: Rest::Empty, maps }, stored));
     }
     let element = Element::from_json(&Json::Object(rest))?;
     let rest = if element.bytes().len() <= INLINE {
@@ -42,28 +49,28 @@ pub(crate) fn store(
     } else {
         Rest::Shared(store(Space::Metadata, &element)?)
     };
-    Ok(Extra { rest, maps })
+    Ok((Extra { rest, maps }, stored))
 }
 
-/// Stores the entries of an object. Their order does not matter, so they are told in the order in which they were
-/// first stored: a map that only grows is few runs, whatever its keys are.
 fn store_entries(
-    entries: &Map<String, Json>,
+    entries: &Entries,
+    known: Option<StoredObject>,
     store: &mut impl FnMut(Space, &Element) -> Result<u32>,
-) -> Result<Manifest> {
-    let mut seqs = Vec::with_capacity(entries.len());
-    for (key, value) in entries {
-        let entry = Map::from_iter([(key.clone(), value.clone())]);
-        seqs.push(store(Space::Metadata, &Element::from_json(&Json::Object(entry))?)?);
-    }
-    seqs.sort_unstable();
+) -> Result<Shape> {
+    let last = known.as_ref().and_then(|known| Some((&known.entries, known.shape.last()?)));
+    let numbers = draft_entries(entries, last, |element| store(Space::Metadata, element))?;
     let mut builder = Builder::default();
-    for seq in seqs {
+    let numbers = match (numbers, known) {
+        (Numbers::Behind(more), Some(known)) => {
+            builder.take(&known.shape, 0, known.shape.len());
+            more
+        }
+        (Numbers::Behind(all) | Numbers::All(all), _) => all,
+    };
+    for seq in numbers {
         builder.push(seq);
     }
-    let shape =
-        builder.finish(|chunk| store(Space::Chunks, &Element::from_bytes(Bytes::copy_from_slice(chunk))))?;
-    Ok(shape.manifest())
+    builder.finish(|chunk| store(Space::Chunks, &Element::from_bytes(Bytes::copy_from_slice(chunk))))
 }
 
 /// Reads what [`store`] stored.
@@ -75,19 +82,9 @@ pub(crate) fn load(extra: &Extra, elements: &mut Elements<'_>) -> Result<metadat
     };
     let mut maps = Vec::with_capacity(extra.maps.len());
     for (key, manifest) in &extra.maps {
-        let runs = elements.runs(manifest)?;
-        maps.push((key.clone(), elements.entries(&runs)?));
+        maps.push((key.clone(), elements.object(key, manifest)?));
     }
     Ok(metadata::Extra::sharing(rest, maps))
-}
-
-/// The entry that an element holds.
-pub(crate) fn entry(element: &Element) -> Result<Entry> {
-    let mut entries = object(element)?.into_iter();
-    match (entries.next(), entries.next()) {
-        (Some(entry), None) => Ok(Arc::new(entry)),
-        _ => Err(Error::corrupt("checkpoint metadata", "an entry of a map is not one")),
-    }
 }
 
 fn object(element: &Element) -> Result<Map<String, Json>> {

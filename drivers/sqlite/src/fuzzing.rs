@@ -51,12 +51,12 @@ pub fn element(data: &[u8]) {
     let Some((hash, body)) = data.split_first_chunk() else { return };
     let place = Place::new("element", 7_i64);
     DB.with(|(_, db)| {
-        if let Ok(element) = element::decode(db, place, *hash, body) {
+        if let Ok(element) = element::decode(db, place, *hash, body, None) {
             assert_eq!(Element::hash_of(element.bytes()), *hash, "the hash of an element");
         }
-        let Ok(bytes) = db.unpack(place, body) else { return };
+        let Ok(bytes) = db.unpack(place, body, None) else { return };
         let packed = db.pack(&bytes).expect("what was unpacked can be packed");
-        assert_eq!(db.unpack(place, &packed).expect("what was packed can be unpacked"), bytes);
+        assert_eq!(db.unpack(place, &packed, None).expect("what was packed can be unpacked"), bytes);
     });
 }
 

@@ -12,6 +12,7 @@ mod fault;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod memory;
 mod names;
 mod pack;
 mod read;

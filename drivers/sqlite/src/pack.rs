@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use rusqlite::params;
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Decoder, Malformed, Packer as Zstd, Unpacker, put_uint};
@@ -76,8 +76,14 @@ impl Packer {
         Ok(body)
     }
 
-    /// The bytes of a stored form. Whoever reads them checks their hash.
-    pub(crate) fn unpack(&mut self, db: &Db, place: Place, body: &[u8]) -> Result<Bytes> {
+    /// The bytes of a stored form, in `slab` if there is one. Whoever reads them checks their hash.
+    pub(crate) fn unpack(
+        &mut self,
+        db: &Db,
+        place: Place,
+        body: &[u8],
+        slab: Option<&mut Slab>,
+    ) -> Result<Bytes> {
         let malformed = |reason: Malformed| place.corrupt(reason);
         let mut decoder = Decoder::new(body);
         let dictionary = match decoder.byte().map_err(malformed)? {
@@ -88,8 +94,13 @@ impl Packer {
         };
         let length = decoder.uint().map_err(malformed)?;
         let unpacker = self.unpacker(db, dictionary)?;
-        let bytes = unpacker.unpack(length, decoder.rest()).map_err(|error| place.corrupt(error))?;
-        Ok(bytes.into())
+        let packed = decoder.rest();
+        let small = usize::try_from(length).ok().filter(|length| *length <= Slab::LARGEST);
+        let bytes = match (slab, small) {
+            (Some(slab), Some(length)) => slab.filled(length, |bytes| unpacker.unpack_into(bytes, packed)),
+            _ => unpacker.unpack(length, packed).map(Bytes::from),
+        };
+        bytes.map_err(|error| place.corrupt(error))
     }
 
     fn unpacker(&mut self, db: &Db, dictionary: Option<DictionaryKey>) -> Result<&mut Unpacker> {
@@ -106,6 +117,33 @@ impl Packer {
                 unknown.insert(Unpacker::new(bytes).map_err(failed)?)
             }
         })
+    }
+}
+
+/// Room for the elements of one large read. Thousands of pieces of it cost a few allocations, but it is held as long as one
+/// of its elements is: it is for elements that come and go together.
+#[derive(Default)]
+pub(crate) struct Slab(BytesMut);
+
+impl Slab {
+    /// Below what an allocator asks the system for, and gives back, each time.
+    const SIZE: usize = 64 << 10;
+    /// Larger elements have an allocation of their own.
+    const LARGEST: usize = 8 << 10;
+
+    /// So many bytes, as `fill` fills them.
+    fn filled(
+        &mut self,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<Bytes> {
+        if self.0.capacity() < length {
+            self.0 = BytesMut::with_capacity(Self::SIZE);
+        }
+        self.0.resize(length, 0);
+        let filled = fill(&mut self.0);
+        let bytes = self.0.split().freeze();
+        filled.map(|()| bytes)
     }
 }
 
@@ -159,4 +197,32 @@ fn place(number: DictionaryKey) -> Place {
 
 fn failed(error: std::io::Error) -> Error {
     unavailable(format!("zstd: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_slab_are_what_was_filled_in_whatever_failed_between() {
+        let mut slab = Slab::default();
+        let mut pieces = Vec::new();
+        for n in 0..100_u8 {
+            let length = usize::from(n) * 80;
+            let failed = slab.filled(length, |bytes| {
+                bytes.fill(255);
+                Err(std::io::Error::other("damaged"))
+            });
+            assert!(failed.is_err());
+            let filled = slab.filled(length, |bytes| {
+                assert!(bytes.iter().all(|byte| *byte == 0));
+                bytes.fill(n);
+                Ok(())
+            });
+            pieces.push(filled.unwrap());
+        }
+        for (n, piece) in (0..100_u8).zip(pieces) {
+            assert_eq!(piece, vec![n; usize::from(n) * 80]);
+        }
+    }
 }

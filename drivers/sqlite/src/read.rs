@@ -9,6 +9,7 @@ use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, Threa
 use threadkeep::{Error, Result};
 
 use crate::directory::{self, Chain};
+use crate::memory::Memory;
 use crate::names::Names;
 use crate::record::{Kept, NameKey, Ordinal};
 use crate::rewrite::{self, ChainRows};
@@ -17,7 +18,7 @@ use crate::sql::Db;
 use crate::view::{ChainRef, View};
 
 /// The contract's `get`.
-pub(crate) fn get(db: &Db, names: &Names, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+pub(crate) fn get(db: &Db, memory: &Memory, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
     let Some(thread) = directory::find_thread(db, &at.thread)? else { return Ok(None) };
     let Some(chain) = directory::find_chain(db, thread, &at.namespace)? else { return Ok(None) };
     let row = match at.id {
@@ -25,9 +26,9 @@ pub(crate) fn get(db: &Db, names: &Names, at: &CheckpointSelector) -> Result<Opt
         Some(id) => rows::find(db, chain.key, id)?,
     };
     let Some(row) = row else { return Ok(None) };
-    let mut view = View::new(db, names, &at.thread, thread);
+    let mut view = View::new(db, &memory.names, &at.thread, thread).remembering(memory);
     let read = view.read(chain.key, &row)?;
-    let metadata = view.metadata(&read)?;
+    let metadata = view.metadata(chain.key, &read)?;
     let chain = ChainRef { key: chain.key, namespace: at.namespace.clone() };
     view.tuple(&chain, &read, metadata, &at.load).map(Some)
 }
@@ -71,7 +72,7 @@ impl Newest {
 }
 
 /// The contract's `list`.
-pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+pub(crate) fn list(db: &Db, memory: &Memory, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
     let Some(thread) = directory::find_thread(db, &query.thread)? else { return Ok(Vec::new()) };
     let chains: Vec<_> = match &query.namespace {
         Some(namespace) => directory::find_chain(db, thread, namespace)?
@@ -82,7 +83,7 @@ pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<Chec
     };
     let chains = chains.into_iter().map(|(namespace, Chain { key, .. })| ChainRef { key, namespace });
     let mut sources = chains.map(|chain| Newest::new(db, chain, query)).collect::<Result<Vec<_>>>()?;
-    let mut view = View::new(db, names, &query.thread, thread);
+    let mut view = View::new(db, &memory.names, &query.thread, thread).remembering(memory);
     let mut matches = Vec::new();
     while query.limit.is_none_or(|limit| matches.len() < limit) {
         let mut newest: Option<(CheckpointId, usize)> = None;
@@ -99,7 +100,7 @@ pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<Chec
             break;
         };
         let read = view.read(source.chain.key, &row)?;
-        let metadata = view.metadata(&read)?;
+        let metadata = view.metadata(source.chain.key, &read)?;
         if metadata.matches(&query.filter) {
             matches.push((source.chain.clone(), read, metadata));
         }
@@ -113,17 +114,17 @@ pub(crate) fn list(db: &Db, names: &Names, query: &ListQuery) -> Result<Vec<Chec
 }
 
 /// The contract's `read_thread`.
-pub(crate) fn read_thread(db: &Db, names: &Names, thread: &ThreadId) -> Result<ThreadImage> {
+pub(crate) fn read_thread(db: &Db, memory: &Memory, thread: &ThreadId) -> Result<ThreadImage> {
     let Some(key) = directory::find_thread(db, thread)? else { return Ok(ThreadImage::absent(thread)) };
     let chains = rewrite::rows_of(db, key)?;
     let revision = rewrite::revision(&chains);
-    let mut view = View::new(db, names, thread, key);
+    let mut view = View::new(db, &memory.names, thread, key).remembering(memory);
     let mut checkpoints = BTreeMap::new();
     for ChainRows { namespace, chain, rows } in &chains {
         let chain = ChainRef { key: chain.key, namespace: namespace.clone() };
         for row in rows {
             let read = view.read(chain.key, row)?;
-            let metadata = view.metadata(&read)?;
+            let metadata = view.metadata(chain.key, &read)?;
             let tuple = view.tuple(&chain, &read, metadata, &Load::All)?;
             checkpoints.insert((namespace.clone(), row.id), tuple);
         }

@@ -8,8 +8,9 @@ use tokio::sync::Semaphore;
 
 use crate::config::Options;
 use crate::error::{CLOSED, unavailable};
-use crate::names::Names;
+use crate::memory::Memory;
 use crate::sql::Db;
+use crate::stats::Counters;
 
 /// The pool of reading connections.
 pub(crate) struct Readers {
@@ -20,15 +21,15 @@ pub(crate) struct Readers {
 
 struct Shared {
     idle: Mutex<Vec<Db>>,
-    names: Names,
+    memory: Memory,
 }
 
 impl Readers {
     /// Opens the connections.
-    pub(crate) fn open(path: &Path, options: &Options) -> Result<Self> {
+    pub(crate) fn open(path: &Path, options: &Options, counters: Arc<Counters>) -> Result<Self> {
         let count = u32::try_from(options.readers.clamp(1, Semaphore::MAX_PERMITS)).unwrap_or(1);
         let idle = (0..count).map(|_| Db::reader(path, options)).collect::<Result<_>>()?;
-        let shared = Shared { idle: Mutex::new(idle), names: Names::default() };
+        let shared = Shared { idle: Mutex::new(idle), memory: Memory::new(counters) };
         Ok(Self { shared: Arc::new(shared), places: Arc::new(Semaphore::new(count as usize)), count })
     }
 
@@ -39,13 +40,13 @@ impl Readers {
     /// Those of `read`; [`threadkeep::Error::Unavailable`] if the store is closed or busy.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Db, &Names) -> Result<T> + Send + 'static,
+        read: impl FnOnce(&Db, &Memory) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let place = self.places.clone().acquire_owned().await.map_err(|_| unavailable(CLOSED))?;
         let shared = self.shared.clone();
         let task = tokio::task::spawn_blocking(move || {
             let db = shared.lock().pop().ok_or_else(|| unavailable(CLOSED))?;
-            let result = in_transaction(&db, |db| read(db, &shared.names));
+            let result = in_transaction(&db, |db| read(db, &shared.memory));
             shared.lock().push(db);
             drop(place);
             result

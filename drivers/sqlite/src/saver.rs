@@ -60,8 +60,8 @@ impl SqliteSaver {
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
         let path = path.as_ref();
         let db = Db::writer(path, options)?;
-        let readers = Readers::open(path, options)?;
         let counters = Arc::<Counters>::default();
+        let readers = Readers::open(path, options, counters.clone())?;
         let (queue, thread) = writer::start(db, (path, options), counters.clone())?;
         Ok(Self { path: path.to_owned(), readers, queue, writer: Mutex::new(Some(thread)), counters })
     }
@@ -158,7 +158,7 @@ impl SqliteSaver {
     /// # Errors
     /// [`threadkeep::Error::Unavailable`] if the database cannot be read at all.
     pub async fn check(&self) -> Result<Vec<Finding>> {
-        self.readers.run(check::check).await
+        self.readers.run(|db, memory| check::check(db, &memory.names)).await
     }
 
     /// Deletes what nothing refers to ([`Finding::orphan`]), in one transaction. A replaced special write leaves such a
@@ -182,12 +182,12 @@ impl SqliteSaver {
 impl Saver for SqliteSaver {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
         let at = at.clone();
-        self.readers.run(move |db, names| read::get(db, names, &at)).await
+        self.readers.run(move |db, memory| read::get(db, memory, &at)).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
         let query = query.clone();
-        self.readers.run(move |db, names| read::list(db, names, &query)).await
+        self.readers.run(move |db, memory| read::list(db, memory, &query)).await
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
@@ -212,7 +212,9 @@ impl Saver for SqliteSaver {
         reach: Option<CheckpointId>,
     ) -> Result<DeltaHistory> {
         let (at, channels) = (at.clone(), channels.clone());
-        self.readers.run(move |db, names| read::delta_history(db, names, &at, &channels, reach)).await
+        self.readers
+            .run(move |db, memory| read::delta_history(db, &memory.names, &at, &channels, reach))
+            .await
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
@@ -226,7 +228,7 @@ impl Saver for SqliteSaver {
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         let thread = thread.clone();
-        self.readers.run(move |db, names| read::read_thread(db, names, &thread)).await
+        self.readers.run(move |db, memory| read::read_thread(db, memory, &thread)).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

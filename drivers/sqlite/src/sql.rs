@@ -11,7 +11,7 @@ use threadkeep::{Error, Result};
 
 use crate::config::{Options, Synchronous};
 use crate::error::from_sqlite;
-use crate::pack::Packer;
+use crate::pack::{Packer, Slab};
 use crate::schema::APPLICATION_ID;
 use crate::seal::Place;
 
@@ -88,12 +88,12 @@ impl Db {
         self.packer.borrow_mut().pack(self, bytes)
     }
 
-    /// The bytes of a stored element.
+    /// The bytes of a stored element, in `slab` if there is one.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if they cannot be told.
-    pub(crate) fn unpack(&self, place: Place, body: &[u8]) -> Result<Bytes> {
-        self.packer.borrow_mut().unpack(self, place, body)
+    pub(crate) fn unpack(&self, place: Place, body: &[u8], slab: Option<&mut Slab>) -> Result<Bytes> {
+        self.packer.borrow_mut().unpack(self, place, body, slab)
     }
 
     /// Looks for a dictionary again when something is packed the next time.

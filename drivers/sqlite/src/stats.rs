@@ -22,6 +22,8 @@ pub struct Stats {
     /// Elements that were looked up by their hash to see whether they are stored already. Grows by what changes, not by
     /// the length of the lists that are written.
     pub elements_examined: u64,
+    /// Elements that reads of checkpoints loaded from the database.
+    pub elements_loaded: u64,
     /// Elements that were stored.
     pub elements_stored: u64,
     /// Bytes of elements that were stored, before they were compressed.
@@ -50,6 +52,7 @@ pub(crate) struct Counters {
     pub(crate) flushes: Counter,
     transaction_sizes: [Counter; SIZES],
     pub(crate) elements_examined: Counter,
+    pub(crate) elements_loaded: Counter,
     pub(crate) elements_stored: Counter,
     pub(crate) bytes_stored: Counter,
 }
@@ -70,6 +73,7 @@ impl Counters {
             committed: self.committed.get(),
             transaction_sizes: std::array::from_fn(|size| self.transaction_sizes[size].get()),
             elements_examined: self.elements_examined.get(),
+            elements_loaded: self.elements_loaded.get(),
             elements_stored: self.elements_stored.get(),
             bytes_stored: self.bytes_stored.get(),
         }

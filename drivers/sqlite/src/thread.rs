@@ -9,13 +9,15 @@ use std::sync::Arc;
 use lru::LruCache;
 use threadkeep::Result;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId, Version};
-use threadkeep::value::{ChannelValue, Element};
+use threadkeep::metadata;
+use threadkeep::value::ChannelValue;
 use threadkeep_layout::{Form, Shape, Stored, draft};
 
 use crate::directory::{self, Chain, ChainKey, ThreadKey};
-use crate::element::{Index, Space};
+use crate::element::Index;
+use crate::extra::{self, StoredObject};
 use crate::names::Names;
-use crate::record::{NameKey, Ordinal, TaskRecord};
+use crate::record::{self, NameKey, Ordinal, TaskRecord};
 use crate::rows::{self, CheckpointRow};
 use crate::sql::Db;
 use crate::stats::Counters;
@@ -26,6 +28,8 @@ use crate::view::{Channel, View};
 const CHAINS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Stored lists of a thread whose shapes are remembered.
 const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
+/// Large objects of metadata of a thread that are remembered.
+const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 /// Hashes that are remembered over all threads: about fifty megabytes.
 const HASHES: usize = 1 << 20;
 
@@ -50,23 +54,36 @@ pub(crate) struct ThreadState {
     pub(crate) key: ThreadKey,
     chains: LruCache<Namespace, ChainState>,
     shapes: LruCache<ListKey, Shape>,
+    /// The large objects of metadata that were stored last, by their keys.
+    objects: LruCache<String, StoredObject>,
     index: Option<Index>,
 }
 
 impl ThreadState {
     pub(crate) fn new(key: ThreadKey) -> Self {
-        Self { key, chains: LruCache::new(CHAINS), shapes: LruCache::new(SHAPES), index: None }
+        Self {
+            key,
+            chains: LruCache::new(CHAINS),
+            shapes: LruCache::new(SHAPES),
+            objects: LruCache::new(OBJECTS),
+            index: None,
+        }
     }
 
-    /// Stores an element.
-    pub(crate) fn element(
+    /// Stores `extra` metadata. Large objects are remembered: later ones may go on from them.
+    pub(crate) fn extra(
         &mut self,
         db: &Db,
         counters: &Counters,
-        space: Space,
-        element: &Element,
-    ) -> Result<u32> {
-        Values { db, thread: self.key, index: &mut self.index, counters }.element(space, element)
+        extra: &metadata::Extra,
+    ) -> Result<record::Extra> {
+        let mut values = Values { db, thread: self.key, index: &mut self.index, counters };
+        let known = |key: &str| self.objects.pop(key);
+        let (extra, stored) = extra::store(extra, known, |space, element| values.element(space, element))?;
+        for (key, known) in stored {
+            self.objects.put(key, known);
+        }
+        Ok(extra)
     }
 
     /// Stores a value of a channel. A list with a version is remembered: later ones may be told from it.
@@ -137,7 +154,8 @@ impl ThreadState {
     }
 
     fn weight(&self) -> usize {
-        self.index.as_ref().map_or(0, Index::len)
+        let objects = self.objects.iter().map(|(_, known)| known.weight()).sum::<usize>();
+        self.index.as_ref().map_or(0, Index::len) + objects
     }
 }
 

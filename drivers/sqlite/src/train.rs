@@ -86,7 +86,7 @@ fn train(path: &Path, options: &Options) -> Result<Option<Vec<u8>>> {
         size = 0;
         db.each(SAMPLE, rusqlite::params![stride, 0, SAMPLES], |row| {
             let place = Place::new("element", integer(row, 0)?);
-            let mut bytes = db.unpack(place, blob(row, 1)?)?.to_vec();
+            let mut bytes = db.unpack(place, blob(row, 1)?, None)?.to_vec();
             bytes.truncate(LONGEST);
             if size < PLENTY {
                 size += bytes.len();

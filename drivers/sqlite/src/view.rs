@@ -9,10 +9,11 @@ use threadkeep::metadata::Metadata;
 use threadkeep::saver::Load;
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Form, Run};
+use threadkeep_layout::{Form, Run, continuation};
 
 use crate::directory::{ChainKey, ThreadKey};
 use crate::element::{Elements, Space};
+use crate::memory::{Known, Memory};
 use crate::names::Names;
 use crate::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord};
 use crate::rows::{self, CheckpointRow};
@@ -69,6 +70,8 @@ pub(crate) struct View<'a> {
     thread: &'a ThreadId,
     elements: Elements<'a>,
     ahead: u32,
+    /// Large objects that other reads have made.
+    memory: Option<&'a Memory>,
     checkpoints: HashMap<(ChainKey, Ordinal), Rc<Read>>,
     lists: HashMap<(ChainKey, NameKey), LastList>,
 }
@@ -81,6 +84,7 @@ impl<'a> View<'a> {
             thread,
             elements: Elements::new(db, key),
             ahead: 0,
+            memory: None,
             checkpoints: HashMap::new(),
             lists: HashMap::new(),
         }
@@ -89,6 +93,11 @@ impl<'a> View<'a> {
     /// The view for a walk from child to parent.
     pub(crate) fn walking(self) -> Self {
         Self { ahead: READ_AHEAD, ..self }
+    }
+
+    /// The view for a read that other reads may follow.
+    pub(crate) fn remembering(self, memory: &'a Memory) -> Self {
+        Self { memory: Some(memory), elements: self.elements.counted(&memory.counters), ..self }
     }
 
     /// Decodes a row and remembers it.
@@ -243,8 +252,13 @@ impl<'a> View<'a> {
     }
 
     /// The metadata of a checkpoint.
-    pub(crate) fn metadata(&mut self, read: &Read) -> Result<Metadata> {
+    pub(crate) fn metadata(&mut self, chain: ChainKey, read: &Read) -> Result<Metadata> {
         let record = &read.record;
+        if let Some(memory) = self.memory {
+            for (key, _) in &record.extra.maps {
+                self.recall(memory, chain, key);
+            }
+        }
         let mut metadata = Metadata::new(record.source, record.step);
         metadata.delta_marker = record.delta_marker;
         metadata.parents =
@@ -253,7 +267,30 @@ impl<'a> View<'a> {
             metadata.counters.insert(self.channel_name(*channel)?, *counters);
         }
         metadata.extra = extra::load(&record.extra, &mut self.elements)?;
+        if let Some(memory) = self.memory {
+            let (ordinal, id) = (read.ordinal, read.id);
+            for (key, manifest) in &record.extra.maps {
+                if let Some(entries) = metadata.extra.object(key) {
+                    memory.remember(chain, key, Known { ordinal, id, manifest: manifest.clone(), entries });
+                }
+            }
+        }
         Ok(metadata)
+    }
+
+    /// Takes over the object that another read has made under a key, if its checkpoint is still there as it was.
+    fn recall(&mut self, memory: &Memory, chain: ChainKey, key: &str) {
+        if self.elements.objects().has(key) {
+            return;
+        }
+        let Some(known) = memory.object(chain, key) else { return };
+        // It is not the one that was asked for: if it is damaged, nothing is recalled.
+        let holder = self.checkpoint(chain, known.ordinal, 0).ok().flatten();
+        if holder.is_some_and(|holder| known.is_of(key, holder.id, &holder.record)) {
+            self.elements.objects().put(key, known.manifest, known.entries);
+        } else {
+            memory.forget(chain, key);
+        }
     }
 
     /// A checkpoint with everything that is known of it.
@@ -293,14 +330,6 @@ impl<'a> View<'a> {
 impl LastList {
     /// If a list of these runs begins with this list: this list, and the runs that follow.
     fn continued(self, runs: &[Run]) -> Option<(ListValue, Vec<Run>)> {
-        let Some((last, whole)) = self.runs.split_last() else { return Some((self.list, runs.to_vec())) };
-        let rest = runs.strip_prefix(whole)?;
-        let (next, more) = rest.split_first()?;
-        if next.start != last.start || next.len < last.len {
-            return None;
-        }
-        let grown = Run { start: last.end(), len: next.len - last.len };
-        let rest = [grown].into_iter().filter(|run| run.len > 0).chain(more.iter().copied());
-        Some((self.list, rest.collect()))
+        Some((self.list, continuation(&self.runs, runs)?))
     }
 }

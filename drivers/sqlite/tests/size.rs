@@ -3,14 +3,16 @@
 
 mod common;
 
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use common::{Lcg, MESSAGES, Talk, message};
 use serde_json::json;
 use tempfile::TempDir;
 use threadkeep::checkpoint::Stored;
-use threadkeep::metadata::Source;
-use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
+use threadkeep::metadata::{Entries, Source};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Rewrite, Saver, StepCommit};
 use threadkeep::value::Element;
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
@@ -176,6 +178,99 @@ async fn a_reopened_thread_is_looked_up_once() {
     }
 }
 
+/// A note that adds to maps looks at what it adds, and so does a step that carries them on as they are.
+#[tokio::test]
+async fn a_note_examines_what_it_adds_whatever_the_maps_hold() {
+    let (_dir, saver) = opened();
+    let mut talk = Talk::new("t");
+    let (mut durations, mut messages) = (Entries::default(), Entries::default());
+    let mut costs = Vec::new();
+    for number in 0..2000 {
+        // Keys in no order.
+        let run = format!("run {}", (number * 7919) % 10_007);
+        durations.insert((run.as_str().into(), Arc::new(json!(number))));
+        messages.insert((format!("message of {run}").into(), Arc::new(json!(run))));
+        let mut note = talk.empty();
+        note.metadata.extra.insert_object("run_durations", durations.clone());
+        note.metadata.extra.insert_object("run_message_ids", messages.clone());
+        let mut carries = note.metadata.extra.clone();
+        let (noted, _) = cost(&saver, &mut talk, note).await;
+        carries.insert("goal".to_owned(), json!(number % 10));
+        let mut step = talk.empty();
+        step.metadata.extra = carries;
+        let (carried, _) = cost(&saver, &mut talk, step).await;
+        costs.push((noted, carried));
+    }
+    let most = |numbers: Range<usize>| costs[numbers].iter().max();
+    // Two entries, and now and then a chunk of eight runs of each map. A step that adds nothing looks at nothing.
+    assert_eq!(most(20..60), Some(&(4, 0)), "{:?}", &costs[..60]);
+    assert_eq!(most(1960..2000), most(20..60), "a note at 2,000 entries costs what one at 20 does");
+    let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
+    assert_eq!(head.metadata.extra.object("run_message_ids"), Some(messages));
+}
+
+/// A reader that has seen a note reads of the next one what that added: on the head, on a page, on older checkpoints.
+#[tokio::test]
+async fn reading_a_note_loads_what_was_added_since_the_last_read() {
+    let (dir, saver) = opened();
+    let mut talk = Talk::new("t");
+    let mut durations = Entries::default();
+    let mut loads = Vec::new();
+    let loaded = async |saver: &SqliteSaver, talk: &Talk| {
+        let before = saver.stats().elements_loaded;
+        let head = CheckpointSelector { load: Load::None, ..CheckpointSelector::head(&talk.thread) };
+        let head = saver.get(&head).await.unwrap().unwrap();
+        (saver.stats().elements_loaded - before, head.metadata.extra.object("run_durations"))
+    };
+    let mut ids = Vec::new();
+    for number in 0..600 {
+        let run = format!("run {}", (number * 7919) % 10_007);
+        durations.insert((run.into(), Arc::new(json!(number))));
+        let mut note = talk.empty();
+        note.metadata.extra.insert_object("run_durations", durations.clone());
+        note.metadata.extra.insert("note".to_owned(), json!("x".repeat(40 + number % 7)));
+        cost(&saver, &mut talk, note).await;
+        ids.push((talk.key(), durations.clone()));
+        let (count, found) = loaded(&saver, &talk).await;
+        assert_eq!(found, Some(durations.clone()));
+        loads.push(count);
+    }
+    // The new entry, what else is noted, and now and then a chunk.
+    assert!(loads[70..].iter().all(|count| *count <= 3), "{loads:?}");
+    for (key, entries) in ids.iter().step_by(97) {
+        let found = saver.get(&CheckpointSelector::at(key)).await.unwrap().unwrap();
+        assert_eq!(found.metadata.extra.object("run_durations").as_ref(), Some(entries));
+    }
+    let page = saver.list(&ListQuery { load: Load::None, ..ListQuery::new(&talk.thread) }).await.unwrap();
+    let found = page.iter().rev().map(|tuple| tuple.metadata.extra.object("run_durations"));
+    assert!(found.eq(ids.iter().map(|(_, entries)| Some(entries.clone()))));
+
+    // Another process changes the last note, takes it back, and makes the thread anew.
+    let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
+    let other = SqliteSaver::open(dir.path().join("db"), &options).unwrap();
+    let image = other.read_thread(&talk.thread).await.unwrap();
+    let mut note = image.checkpoints.values().next_back().unwrap().clone();
+    let mut changed = durations.clone();
+    changed.insert(("run 0".into(), Arc::new(json!("changed"))));
+    note.metadata.extra.insert_object("run_durations", changed.clone());
+    let rewrite = Rewrite { put: vec![note], ..Rewrite::default() };
+    other.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
+    assert_eq!(loaded(&saver, &talk).await.1, Some(changed));
+    let image = other.read_thread(&talk.thread).await.unwrap();
+    let remove = [(talk.namespace.clone(), talk.head.unwrap())].into();
+    let rewrite = Rewrite { remove, ..Rewrite::default() };
+    other.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
+    let (_, found) = loaded(&saver, &talk).await;
+    assert_eq!(found.as_ref(), Some(&ids[598].1), "what is remembered is of a checkpoint that is gone");
+    other.delete_thread(&talk.thread).await.unwrap();
+    let mut talk = Talk::new("t");
+    let changed: Entries = (0..600).map(|n| (format!("run {n}").into(), Arc::new(json!("new")))).collect();
+    let mut note = talk.empty();
+    note.metadata.extra.insert_object("run_durations", changed.clone());
+    cost(&other, &mut talk, note).await;
+    assert_eq!(loaded(&saver, &talk).await.1, Some(changed));
+}
+
 /// Maps that get an entry a turn, and are rewritten whole each time, are stored by entry.
 #[tokio::test]
 async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
@@ -205,7 +300,9 @@ async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
         step.metadata.extra.insert("run_id".into(), json!(run));
         raw += serde_json::to_vec(&*step.metadata.extra).unwrap().len();
         last = vec![step.metadata.clone()];
-        let (_, stored) = cost(&saver, &mut talk, step).await;
+        let (examined, stored) = cost(&saver, &mut talk, step).await;
+        // Also maps that share nothing with the ones before are compared with them first.
+        assert!(examined <= 10 || number == 7, "{number}: {examined}");
         // The message, the rest and two entries, and now and then a chunk of each map. The maps are cut when they have
         // eight entries.
         assert!(stored <= 6 || number == 7, "{number}: {stored}");

@@ -22,7 +22,7 @@ use crate::checkpoint::{
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, IdSource, Namespace, NodeName, ThreadId};
 use crate::materialize::materialize;
-use crate::metadata::{Metadata, Source};
+use crate::metadata::{Extra, Metadata, Source};
 use crate::mode::{gate, gate_tuple};
 use crate::saver::{CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit};
 
@@ -205,7 +205,7 @@ impl StateAccessor {
     /// # Errors
     /// The saver's.
     pub async fn create(&self, thread: &ThreadId, extra: Map<String, Json>) -> Result<StateSnapshot> {
-        let step = Step { source: Source::Input, next: Vec::new(), extra };
+        let step = Step { source: Source::Input, next: Vec::new(), extra: extra.into() };
         let plan = plan(self, thread, None, None, Vec::new(), step)?;
         self.commit(plan).await
     }
@@ -234,7 +234,7 @@ impl StateAccessor {
         next: Vec<NodeName>,
     ) -> Result<StateSnapshot> {
         let row = TaskWrites { task: self.ids.task(), node: update.node, index: 0, writes: update.writes };
-        let step = Step { source: Source::Update, next, extra: update.extra };
+        let step = Step { source: Source::Update, next, extra: update.extra.into() };
         let plan = plan(self, thread, base, head, vec![(row, false)], step)?;
         self.commit(plan).await
     }
@@ -244,7 +244,7 @@ impl StateAccessor {
     ///
     /// # Errors
     /// [`Error::ModeMismatch`], [`Error::Conflict`] if `head` is not the head any more, and the saver's.
-    pub async fn annotate(&self, head: &StateSnapshot, extra: Map<String, Json>) -> Result<StateSnapshot> {
+    pub async fn annotate(&self, head: &StateSnapshot, extra: impl Into<Extra>) -> Result<StateSnapshot> {
         gate(self.table.mode(), &head.metadata)?;
         let id = self.ids.checkpoint_after(Some(head.key.id));
         let metadata = Metadata {

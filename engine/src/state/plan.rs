@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value as Json};
-
 use super::snapshot::{Channel, StateSnapshot};
 use super::{StateAccessor, unknown_channel};
 use crate::cadence::{Due, advance};
 use crate::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites, Write};
 use crate::error::Result;
 use crate::id::{ChannelName, CheckpointId, NodeName, ThreadId};
-use crate::metadata::{Counters, Metadata, Source};
+use crate::metadata::{Counters, Extra, Metadata, Source};
 use crate::mode::{ChannelMode, gate};
 use crate::saver::{Flush, StepCommit};
 use crate::value::ChannelValue;
@@ -19,7 +17,7 @@ use crate::value::ChannelValue;
 pub(crate) struct Step {
     pub(crate) source: Source,
     pub(crate) next: Vec<NodeName>,
-    pub(crate) extra: Map<String, Json>,
+    pub(crate) extra: Extra,
 }
 
 /// A commit, and the state that is true once it is stored.
@@ -47,7 +45,7 @@ pub(crate) fn plan(
     let last_version = base.and_then(StateSnapshot::last_version);
     let mut metadata = Metadata::new(step.source, base.map_or(-1, |base| base.metadata.step + 1));
     metadata.delta_marker = table.mode() == ChannelMode::Delta;
-    metadata.extra = step.extra.into();
+    metadata.extra = step.extra;
     if let Some(base) = base {
         metadata.parents = base.metadata.parents.clone();
     }

@@ -175,7 +175,10 @@ impl ListValue {
 
     /// Appends an element.
     pub fn push(&mut self, element: Element) {
-        if let (Some(places), Some(id)) = (&mut self.places, element.id()) {
+        // Without places, nobody has asked for an id yet.
+        if let Some(places) = &mut self.places
+            && let Some(id) = element.id()
+        {
             places.entry(id.clone()).or_insert(self.elements.len());
         }
         self.bytes += element.bytes().len();

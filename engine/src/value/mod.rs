@@ -184,6 +184,15 @@ mod tests {
     }
 
     #[test]
+    fn an_element_takes_the_bytes_that_it_has() {
+        for len in [0, 10, 100, 3000, 70_000] {
+            let bytes = Element::from_json(&json!({ "content": "x".repeat(len) })).unwrap().bytes().clone();
+            let len = bytes.len();
+            assert_eq!(bytes.try_into_mut().unwrap().capacity(), len);
+        }
+    }
+
+    #[test]
     fn equal_objects_have_equal_bytes_whatever_their_key_order() {
         let a: Json = serde_json::from_str(r#"{"b":1,"a":[2]}"#).unwrap();
         let b: Json = serde_json::from_str(r#"{"a":[2],"b":1}"#).unwrap();

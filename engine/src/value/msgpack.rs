@@ -13,9 +13,10 @@ pub(super) fn encode(value: &Json) -> Result<Bytes> {
     if depth_exceeds(value, MAX_DEPTH) {
         return Err(Error::InvalidInput(format!("the value is nested more than {MAX_DEPTH} levels deep")));
     }
-    rmp_serde::to_vec_named(value)
-        .map(Bytes::from)
-        .map_err(|e| Error::InvalidInput(format!("the value cannot be encoded as MessagePack: {e}")))
+    let bytes = rmp_serde::to_vec_named(value)
+        .map_err(|e| Error::InvalidInput(format!("the value cannot be encoded as MessagePack: {e}")))?;
+    // A thread keeps them for as long as it is in memory, and without this also what was reserved for more.
+    Ok(bytes.into_boxed_slice().into())
 }
 
 fn depth_exceeds(value: &Json, left: usize) -> bool {

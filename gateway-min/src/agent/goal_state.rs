@@ -98,7 +98,7 @@ async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) ->
     let stored = Stored::Value(ChannelValue::from_json(goal)?);
     channels.insert(CHANNEL.into(), ChannelEntry { version: ids.version_after(last), stored });
     let mut extra = head.metadata.extra.clone();
-    extra.extend(duration::newest_notes(&**saver, &head.key(), &head.metadata.extra).await?.entries());
+    duration::newest_maps(&**saver, &head.key(), &extra).await?.carry_to(&mut extra);
     extra.insert("writes".to_owned(), json!({ CHANNEL: { CHANNEL: goal } }));
     extra.insert("updated_at".to_owned(), json!(time(Utc::now())));
     let commit = StepCommit {

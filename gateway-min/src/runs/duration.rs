@@ -4,12 +4,13 @@
 //! every history read, and no read has to write.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, INTERRUPT_CHANNEL};
 use threadkeep::id::ThreadId;
-use threadkeep::metadata::DURATION_NODE;
+use threadkeep::metadata::{DURATION_NODE, Entries, Extra};
 use threadkeep::saver::{ListQuery, Load, Saver};
 use threadkeep::state::{StateAccessor, StateSnapshot};
 
@@ -31,43 +32,70 @@ pub(crate) struct RunNotes {
     pub(crate) messages: BTreeMap<String, String>,
 }
 
-impl RunNotes {
-    /// The notes in a checkpoint's metadata; malformed entries are dropped.
-    pub(crate) fn of(extra: &Map<String, Json>) -> Self {
-        let entries = |key: &str| extra.get(key).and_then(Json::as_object).into_iter().flatten();
-        Self {
-            durations: entries(RUN_DURATIONS)
-                .filter_map(|(run, seconds)| Some((run.clone(), seconds.as_u64()?)))
-                .filter(|(run, _)| !run.is_empty())
-                .collect(),
-            messages: entries(RUN_MESSAGE_IDS)
-                .filter_map(|(message, run)| Some((message.clone(), run.as_str()?.to_owned())))
-                .filter(|(message, run)| !message.is_empty() && !run.is_empty())
-                .collect(),
+/// The maps of a checkpoint's metadata, shared with it: what a note carries forward does not cost its length.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NotedMaps {
+    durations: Entries,
+    messages: Entries,
+}
+
+impl NotedMaps {
+    fn of(extra: &Extra) -> Self {
+        let object = |key| extra.object(key).unwrap_or_default();
+        Self { durations: object(RUN_DURATIONS), messages: object(RUN_MESSAGE_IDS) }
+    }
+
+    fn durations(&self) -> impl Iterator<Item = (&str, u64)> {
+        let entries = self.durations.iter().filter_map(|(run, seconds)| Some((&**run, seconds.as_u64()?)));
+        entries.filter(|(run, _)| !run.is_empty())
+    }
+
+    fn messages(&self) -> impl Iterator<Item = (&str, &str)> {
+        let entries = self.messages.iter().filter_map(|(message, run)| Some((&**message, run.as_str()?)));
+        entries.filter(|(message, run)| !message.is_empty() && !run.is_empty())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.durations().next().is_none() && self.messages().next().is_none()
+    }
+
+    /// What they say; malformed entries are dropped.
+    fn notes(&self) -> RunNotes {
+        RunNotes {
+            durations: self.durations().map(|(run, seconds)| (run.to_owned(), seconds)).collect(),
+            messages: self.messages().map(|(message, run)| (message.to_owned(), run.to_owned())).collect(),
         }
     }
 
+    fn add(&mut self, notes: &RunNotes) {
+        for (run, seconds) in &notes.durations {
+            self.durations.insert((run.as_str().into(), Arc::new(json!(seconds))));
+        }
+        for (message, run) in &notes.messages {
+            self.messages.insert((message.as_str().into(), Arc::new(json!(run))));
+        }
+    }
+
+    /// Puts them into the metadata of a checkpoint; empty maps are left out.
+    pub(crate) fn carry_to(self, extra: &mut Extra) {
+        for (key, entries) in [(RUN_DURATIONS, self.durations), (RUN_MESSAGE_IDS, self.messages)] {
+            if !entries.is_empty() {
+                extra.insert_object(key, entries);
+            }
+        }
+    }
+}
+
+impl RunNotes {
     fn is_empty(&self) -> bool {
         self.durations.is_empty() && self.messages.is_empty()
     }
 
-    /// The notes as entries of a checkpoint's metadata; empty maps are left out.
-    pub(crate) fn entries(&self) -> Map<String, Json> {
-        let mut entries = Map::new();
-        if !self.durations.is_empty() {
-            entries.insert(RUN_DURATIONS.to_owned(), json!(self.durations));
-        }
-        if !self.messages.is_empty() {
-            entries.insert(RUN_MESSAGE_IDS.to_owned(), json!(self.messages));
-        }
-        entries
-    }
-
     /// The entries of `self` that `known` does not have.
-    fn news(&self, known: &Self) -> Self {
+    fn news(&self, known: &NotedMaps) -> Self {
         let (mut durations, mut messages) = (self.durations.clone(), self.messages.clone());
-        durations.retain(|run, seconds| known.durations.get(run) != Some(seconds));
-        messages.retain(|message, run| known.messages.get(message) != Some(run));
+        durations.retain(|run, seconds| known.durations.get(run).and_then(Json::as_u64) != Some(*seconds));
+        messages.retain(|message, run| known.messages.get(message).and_then(Json::as_str) != Some(run));
         Self { durations, messages }
     }
 }
@@ -88,15 +116,14 @@ pub(crate) async fn note(
         if parked.into_iter().any(|write| write.channel.as_str() == INTERRUPT_CHANNEL) {
             return Ok(None);
         }
-        let mut known = newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await?;
-        let news = notes.news(&known);
+        let mut maps = newest_maps(&**accessor.saver(), &head.key, &head.metadata.extra).await?;
+        let news = notes.news(&maps);
         if news.is_empty() {
             return Ok(None);
         }
-        known.durations.extend(news.durations.clone());
-        known.messages.extend(news.messages.clone());
-        let mut extra = head.metadata.extra.to_map();
-        extra.extend(known.entries());
+        maps.add(&news);
+        let mut extra = head.metadata.extra.clone();
+        maps.carry_to(&mut extra);
         let run_ids: Vec<&String> = news.durations.keys().collect();
         let message_ids: Vec<&String> = news.messages.keys().collect();
         extra.insert(
@@ -111,14 +138,23 @@ pub(crate) async fn note(
     Ok(None)
 }
 
-/// The maps of the newest checkpoint that has any, seen from `head` with the metadata `extra`: graph steps do not carry
-/// them, so they are on the note that the previous run left. Metadata is the same in both modes, so nothing is gated.
+/// What [`newest_maps`] finds, as it is to be read.
 pub(crate) async fn newest_notes(
     saver: &dyn Saver,
     head: &CheckpointKey,
-    extra: &Map<String, Json>,
+    extra: &Extra,
 ) -> threadkeep::Result<RunNotes> {
-    let own = RunNotes::of(extra);
+    newest_maps(saver, head, extra).await.map(|maps| maps.notes())
+}
+
+/// The maps of the newest checkpoint that has any, seen from `head` with the metadata `extra`: graph steps do not carry
+/// them, so they are on the note that the previous run left. Metadata is the same in both modes, so nothing is gated.
+pub(crate) async fn newest_maps(
+    saver: &dyn Saver,
+    head: &CheckpointKey,
+    extra: &Extra,
+) -> threadkeep::Result<NotedMaps> {
+    let own = NotedMaps::of(extra);
     if !own.is_empty() {
         return Ok(own);
     }
@@ -133,7 +169,7 @@ pub(crate) async fn newest_notes(
         };
         let page = saver.list(&query).await?;
         let found =
-            page.iter().map(|tuple| RunNotes::of(&tuple.metadata.extra)).find(|notes| !notes.is_empty());
+            page.iter().map(|tuple| NotedMaps::of(&tuple.metadata.extra)).find(|maps| !maps.is_empty());
         if let Some(found) = found {
             return Ok(found);
         }
@@ -141,14 +177,15 @@ pub(crate) async fn newest_notes(
             break;
         }
     }
-    Ok(RunNotes::default())
+    Ok(NotedMaps::default())
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
+    use serde_json::Map;
     use threadkeep::channel::Schema;
     use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
     use threadkeep::id::{ChannelName, CheckpointId, IdSource};
@@ -389,7 +426,7 @@ mod tests {
     #[test]
     fn malformed_entries_are_dropped() {
         let extra = json!({"run_durations": {"": 1, "a": -1, "b": true, "c": 2}, "run_message_ids": {"m": 3, "n": "r", "": "r"}});
-        let notes = RunNotes::of(extra.as_object().unwrap());
+        let notes = NotedMaps::of(&extra.as_object().unwrap().clone().into()).notes();
         assert_eq!(notes.durations, [("c".to_owned(), 2)].into());
         assert_eq!(notes.messages, [("n".to_owned(), "r".to_owned())].into());
     }

@@ -38,10 +38,8 @@ pub(crate) async fn write(
         return Ok(());
     }
     let title = Json::from(title::local(config, messages));
-    let mut extra = head.metadata.extra.to_map();
-    extra.extend(
-        duration::newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await?.entries(),
-    );
+    let mut extra = head.metadata.extra.clone();
+    duration::newest_maps(&**accessor.saver(), &head.key, &extra).await?.carry_to(&mut extra);
     extra.insert("writes".to_owned(), json!({ TITLE_NODE: { "title": title } }));
     let task = writer.start_task(&TITLE_NODE.into(), 0);
     let writes = vec![writer.write("title", title, false)?];

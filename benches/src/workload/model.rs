@@ -50,12 +50,11 @@ impl Model {
         let is_new = id.as_str().is_some_and(|id| !self.seen.contains(id));
         let place = if is_new { None } else { self.messages.iter().rposition(|have| have["id"] == *id) };
         if message["type"] != "remove" {
-            match place {
-                Some(place) => self.messages[place] = Arc::new(message.clone()),
-                None => {
-                    self.seen.extend(id.as_str().map(str::to_owned));
-                    self.messages.push(Arc::new(message.clone()));
-                }
+            if let Some(place) = place {
+                self.messages[place] = Arc::new(message.clone());
+            } else {
+                self.seen.extend(id.as_str().map(str::to_owned));
+                self.messages.push(Arc::new(message.clone()));
             }
         } else if *id == REMOVE_ALL_MESSAGES {
             self.messages.clear();

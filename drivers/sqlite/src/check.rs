@@ -283,25 +283,28 @@ impl Store {
         if let Some(error) = broken {
             return Err(error);
         }
-        let threads: HashSet<ThreadKey> =
-            scopes.iter().filter(|scope| scope.owner == 0).map(|scope| scope.key).collect();
-        let lost = |scope: &&Scope| scope.owner != 0 && !threads.contains(&scope.owner);
+        let threads: HashMap<ThreadKey, &str> = scopes
+            .iter()
+            .filter(|scope| scope.owner == 0)
+            .map(|scope| (scope.key, scope.text.as_str()))
+            .collect();
+        let lost = |scope: &&Scope| scope.owner != 0 && !threads.contains_key(&scope.owner);
         for chain in scopes.iter().filter(lost) {
             directory::drop_chain(&self.db, chain.key)?;
         }
         let chains: HashSet<ChainKey> = scopes
             .iter()
-            .filter(|scope| scope.owner != 0 && threads.contains(&scope.owner))
+            .filter(|scope| scope.owner != 0 && threads.contains_key(&scope.owner))
             .map(|scope| scope.key)
             .collect();
-        for (statement, drop, known) in
-            [(CHAINS, DROP_CHECKPOINTS, &chains), (THREADS, DROP_ELEMENTS, &threads)]
+        let keys = threads.keys().copied().collect();
+        for (statement, drop, known) in [(CHAINS, DROP_CHECKPOINTS, &chains), (THREADS, DROP_ELEMENTS, &keys)]
         {
             for scope in numbers(&self.db, statement)?.into_iter().filter(|scope| !known.contains(scope)) {
                 self.db.execute(drop, [join_key(scope, 0), join_key(scope, u32::MAX)])?;
             }
         }
-        for thread in threads {
+        for (thread, id) in threads {
             let mut used = Used::default();
             let mut elements = Elements::new(&self.db, thread);
             let mut left = false;
@@ -315,9 +318,11 @@ impl Store {
                 }
                 left |= !rows.is_empty();
             }
-            used.keep_only(&self.db, thread)?;
+            let dropped = used.keep_only(&self.db, thread)?;
             if !left {
                 directory::drop_thread(&self.db, thread)?;
+            } else if dropped > 0 {
+                directory::rewritten(&self.db, id)?;
             }
         }
         Ok(())

@@ -31,6 +31,14 @@ const NOBODY: u32 = 0;
 /// Keys take the high half of a positive 64-bit number.
 const KEY_LIMIT: i64 = 1 << 31;
 
+/// A thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Thread {
+    pub(crate) key: ThreadKey,
+    /// How often rows of it were changed or removed. Numbers of its elements may mean something else from one time to the next.
+    pub(crate) rewrites: u32,
+}
+
 /// A namespace of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chain {
@@ -39,12 +47,28 @@ pub(crate) struct Chain {
     pub(crate) floor: Ordinal,
 }
 
-/// The number of a thread, if it is known.
+/// A thread, if it is known.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if its row is damaged.
-pub(crate) fn find_thread(db: &Db, thread: &ThreadId) -> Result<Option<ThreadKey>> {
-    find(db, NOBODY, thread.as_str()).map(|found| found.map(|chain| chain.key))
+pub(crate) fn thread(db: &Db, thread: &ThreadId) -> Result<Option<Thread>> {
+    let found = find(db, NOBODY, thread.as_str())?;
+    Ok(found.map(|found| Thread { key: found.key, rewrites: found.floor }))
+}
+
+/// The number of a thread, if it is known.
+///
+/// # Errors
+/// As [`thread`].
+pub(crate) fn find_thread(db: &Db, id: &ThreadId) -> Result<Option<ThreadKey>> {
+    Ok(thread(db, id)?.map(|thread| thread.key))
+}
+
+/// Counts that rows of a thread were changed or removed.
+pub(crate) fn rewritten(db: &Db, thread: &str) -> Result<()> {
+    let Some(found) = find(db, NOBODY, thread)? else { return Ok(()) };
+    let counted = Chain { floor: found.floor.wrapping_add(1), ..found };
+    set_body(db, counted, hash_of(NOBODY, thread))
 }
 
 /// Adds a thread.

@@ -5,13 +5,12 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
-use threadkeep::id::CheckpointId;
 use threadkeep::metadata::Entries;
 use threadkeep_layout::Manifest;
 
 use crate::directory::ChainKey;
 use crate::names::Names;
-use crate::record::{CheckpointRecord, Ordinal};
+use crate::record::Ordinal;
 use crate::stats::Counters;
 
 /// Entries that are remembered over all threads: about fifty megabytes.
@@ -33,22 +32,14 @@ struct Objects {
     entries: usize,
 }
 
-/// A large object, and the checkpoint that has it. What a checkpoint says of itself never changes: as long as it is stored
-/// with this manifest, the elements of the manifest are these entries.
+/// A large object of a checkpoint. As long as its thread is not rewritten, its manifest has these entries.
 #[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) ordinal: Ordinal,
-    pub(crate) id: CheckpointId,
+    /// How often the thread was rewritten until then.
+    pub(crate) rewrites: u32,
     pub(crate) manifest: Manifest,
     pub(crate) entries: Entries,
-}
-
-impl Known {
-    /// Whether the checkpoint is the one that had the object under `key`, and still has it.
-    pub(crate) fn is_of(&self, key: &str, id: CheckpointId, record: &CheckpointRecord) -> bool {
-        self.id == id
-            && record.extra.maps.iter().any(|(name, manifest)| name == key && *manifest == self.manifest)
-    }
 }
 
 impl Memory {
@@ -62,17 +53,9 @@ impl Memory {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The object that is remembered of a chain.
-    pub(crate) fn object(&self, chain: ChainKey, key: &str) -> Option<Known> {
-        self.lock().known.get(&(chain, key.to_owned())).cloned()
-    }
-
-    /// Forgets the object that is remembered of a chain.
-    pub(crate) fn forget(&self, chain: ChainKey, key: &str) {
-        let mut objects = self.lock();
-        if let Some(old) = objects.known.pop(&(chain, key.to_owned())) {
-            objects.entries -= old.entries.len();
-        }
+    /// The object that is remembered of a chain, if its thread was rewritten so often and not once more.
+    pub(crate) fn object(&self, chain: ChainKey, key: &str, rewrites: u32) -> Option<Known> {
+        self.lock().known.get(&(chain, key.to_owned())).filter(|known| known.rewrites == rewrites).cloned()
     }
 
     /// Remembers an object, unless that of a later checkpoint is known or it is small.
@@ -84,7 +67,8 @@ impl Memory {
         // Dropped behind the lock: a long one takes a while.
         let mut old = Vec::new();
         let mut objects = self.lock();
-        if objects.known.peek(&place).is_some_and(|have| have.ordinal >= known.ordinal) {
+        let newer = |have: &Known| have.rewrites == known.rewrites && have.ordinal >= known.ordinal;
+        if objects.known.peek(&place).is_some_and(newer) {
             return;
         }
         objects.entries += known.entries.len();
@@ -106,13 +90,13 @@ mod tests {
 
     fn known(ordinal: Ordinal, entries: usize) -> Known {
         let entries = (0..entries).map(|n| (n.to_string().into(), Arc::new(json!(n)))).collect();
-        Known { ordinal, id: CheckpointId::from_bytes([1; 16]), manifest: Manifest::default(), entries }
+        Known { ordinal, rewrites: 3, manifest: Manifest::default(), entries }
     }
 
     #[test]
-    fn the_newest_object_of_a_chain_is_remembered_and_all_are_bounded() {
+    fn the_newest_object_of_a_chain_is_remembered() {
         let memory = Memory::new(Arc::default());
-        let ordinal = |chain| memory.object(chain, "k").map(|known| known.ordinal);
+        let ordinal = |chain| memory.object(chain, "k", 3).map(|known| known.ordinal);
         memory.remember(1, "k", known(1, SMALLEST - 1));
         assert_eq!(ordinal(1), None, "a small one is read again");
         for (given, expected) in [(5, 5), (3, 5), (7, 7)] {
@@ -120,10 +104,16 @@ mod tests {
             assert_eq!(ordinal(1), Some(expected));
         }
         assert_eq!(memory.lock().entries, 100, "one takes the place of the one before");
-        memory.forget(1, "k");
-        memory.forget(1, "k");
-        assert_eq!((ordinal(1), memory.lock().entries), (None, 0));
+        assert!(memory.object(1, "k", 4).is_none(), "its numbers may mean something else");
+        memory.remember(1, "k", Known { rewrites: 4, ..known(2, 80) });
+        assert_eq!((ordinal(1), memory.object(1, "k", 4).map(|known| known.ordinal)), (None, Some(2)));
+        assert_eq!(memory.lock().entries, 80);
+    }
 
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let memory = Memory::new(Arc::default());
+        let ordinal = |chain| memory.object(chain, "k", 3).map(|known| known.ordinal);
         let large = known(1, ENTRIES / 4 + 1);
         for chain in 1..=5 {
             memory.remember(chain, "k", large.clone());

@@ -19,14 +19,14 @@ use crate::view::{ChainRef, View};
 
 /// The contract's `get`.
 pub(crate) fn get(db: &Db, memory: &Memory, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-    let Some(thread) = directory::find_thread(db, &at.thread)? else { return Ok(None) };
-    let Some(chain) = directory::find_chain(db, thread, &at.namespace)? else { return Ok(None) };
+    let Some(thread) = directory::thread(db, &at.thread)? else { return Ok(None) };
+    let Some(chain) = directory::find_chain(db, thread.key, &at.namespace)? else { return Ok(None) };
     let row = match at.id {
         None => rows::head(db, chain.key)?,
         Some(id) => rows::find(db, chain.key, id)?,
     };
     let Some(row) = row else { return Ok(None) };
-    let mut view = View::new(db, &memory.names, &at.thread, thread).remembering(memory);
+    let mut view = View::new(db, &memory.names, &at.thread, thread.key).remembering(memory, thread);
     let read = view.read(chain.key, &row)?;
     let metadata = view.metadata(chain.key, &read)?;
     let chain = ChainRef { key: chain.key, namespace: at.namespace.clone() };
@@ -73,17 +73,17 @@ impl Newest {
 
 /// The contract's `list`.
 pub(crate) fn list(db: &Db, memory: &Memory, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-    let Some(thread) = directory::find_thread(db, &query.thread)? else { return Ok(Vec::new()) };
+    let Some(thread) = directory::thread(db, &query.thread)? else { return Ok(Vec::new()) };
     let chains: Vec<_> = match &query.namespace {
-        Some(namespace) => directory::find_chain(db, thread, namespace)?
+        Some(namespace) => directory::find_chain(db, thread.key, namespace)?
             .map(|chain| (namespace.clone(), chain))
             .into_iter()
             .collect(),
-        None => directory::chains(db, thread)?,
+        None => directory::chains(db, thread.key)?,
     };
     let chains = chains.into_iter().map(|(namespace, Chain { key, .. })| ChainRef { key, namespace });
     let mut sources = chains.map(|chain| Newest::new(db, chain, query)).collect::<Result<Vec<_>>>()?;
-    let mut view = View::new(db, &memory.names, &query.thread, thread).remembering(memory);
+    let mut view = View::new(db, &memory.names, &query.thread, thread.key).remembering(memory, thread);
     let mut matches = Vec::new();
     while query.limit.is_none_or(|limit| matches.len() < limit) {
         let mut newest: Option<(CheckpointId, usize)> = None;
@@ -115,10 +115,10 @@ pub(crate) fn list(db: &Db, memory: &Memory, query: &ListQuery) -> Result<Vec<Ch
 
 /// The contract's `read_thread`.
 pub(crate) fn read_thread(db: &Db, memory: &Memory, thread: &ThreadId) -> Result<ThreadImage> {
-    let Some(key) = directory::find_thread(db, thread)? else { return Ok(ThreadImage::absent(thread)) };
-    let chains = rewrite::rows_of(db, key)?;
+    let Some(found) = directory::thread(db, thread)? else { return Ok(ThreadImage::absent(thread)) };
+    let chains = rewrite::rows_of(db, found.key)?;
     let revision = rewrite::revision(&chains);
-    let mut view = View::new(db, &memory.names, thread, key).remembering(memory);
+    let mut view = View::new(db, &memory.names, thread, found.key).remembering(memory, found);
     let mut checkpoints = BTreeMap::new();
     for ChainRows { namespace, chain, rows } in &chains {
         let chain = ChainRef { key: chain.key, namespace: namespace.clone() };

@@ -357,7 +357,8 @@ impl TaskRecord {
     }
 }
 
-/// The body of a row of table `scope`: the greatest ordinal that was ever deleted.
+/// The body of a row of table `scope`: of a chain the greatest ordinal that was ever deleted, of a thread how often it was
+/// rewritten.
 pub(crate) fn encode_floor(floor: Ordinal) -> Vec<u8> {
     let mut out = vec![FORM_VERSION << 4];
     put_uint(&mut out, floor);

@@ -113,7 +113,8 @@ impl Store {
             }
         }
         if left {
-            used.keep_only(&self.db, key).map(|_| ())
+            used.keep_only(&self.db, key)?;
+            directory::rewritten(&self.db, thread.as_str())
         } else {
             element::drop_thread(&self.db, key)?;
             directory::drop_thread(&self.db, key)

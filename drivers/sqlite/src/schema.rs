@@ -33,7 +33,7 @@
 //! Numbers are LEB128 varints, signed ones in zigzag form. A *sealed* body ends with four bytes of BLAKE3 over table,
 //! key and the rest of the row. The high half of a body's first byte is the version of its form, 1.
 //!
-//! * `scope`: version byte, floor
+//! * `scope`: version byte, floor; of a thread, how often it was rewritten
 //! * `checkpoint`: version byte with source and delta marker, flags, distance to the parent's ordinal (0: none; 1 is
 //!   reserved for a parent that was deleted, so a distance d is d + 1), step, next nodes, applied tasks (as places in the
 //!   parent's `tasks`), `parents` if flagged, counters if flagged, `extra`, channels. A channel is its name and either an

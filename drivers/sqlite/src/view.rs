@@ -11,7 +11,7 @@ use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Form, Run, continuation};
 
-use crate::directory::{ChainKey, ThreadKey};
+use crate::directory::{ChainKey, Thread, ThreadKey};
 use crate::element::{Elements, Space};
 use crate::memory::{Known, Memory};
 use crate::names::Names;
@@ -70,8 +70,8 @@ pub(crate) struct View<'a> {
     thread: &'a ThreadId,
     elements: Elements<'a>,
     ahead: u32,
-    /// Large objects that other reads have made.
-    memory: Option<&'a Memory>,
+    /// Large objects that other reads have made, and how often the thread was rewritten until now.
+    memory: Option<(&'a Memory, u32)>,
     checkpoints: HashMap<(ChainKey, Ordinal), Rc<Read>>,
     lists: HashMap<(ChainKey, NameKey), LastList>,
 }
@@ -96,8 +96,9 @@ impl<'a> View<'a> {
     }
 
     /// The view for a read that other reads may follow.
-    pub(crate) fn remembering(self, memory: &'a Memory) -> Self {
-        Self { memory: Some(memory), elements: self.elements.counted(&memory.counters), ..self }
+    pub(crate) fn remembering(self, memory: &'a Memory, thread: Thread) -> Self {
+        let elements = self.elements.counted(&memory.counters);
+        Self { memory: Some((memory, thread.rewrites)), elements, ..self }
     }
 
     /// Decodes a row and remembers it.
@@ -254,9 +255,14 @@ impl<'a> View<'a> {
     /// The metadata of a checkpoint.
     pub(crate) fn metadata(&mut self, chain: ChainKey, read: &Read) -> Result<Metadata> {
         let record = &read.record;
-        if let Some(memory) = self.memory {
+        if let Some((memory, rewrites)) = self.memory {
             for (key, _) in &record.extra.maps {
-                self.recall(memory, chain, key);
+                let objects = self.elements.objects();
+                if !objects.has(key)
+                    && let Some(known) = memory.object(chain, key, rewrites)
+                {
+                    objects.put(key, known.manifest, known.entries);
+                }
             }
         }
         let mut metadata = Metadata::new(record.source, record.step);
@@ -267,30 +273,15 @@ impl<'a> View<'a> {
             metadata.counters.insert(self.channel_name(*channel)?, *counters);
         }
         metadata.extra = extra::load(&record.extra, &mut self.elements)?;
-        if let Some(memory) = self.memory {
-            let (ordinal, id) = (read.ordinal, read.id);
+        if let Some((memory, rewrites)) = self.memory {
             for (key, manifest) in &record.extra.maps {
                 if let Some(entries) = metadata.extra.object(key) {
-                    memory.remember(chain, key, Known { ordinal, id, manifest: manifest.clone(), entries });
+                    let (ordinal, manifest) = (read.ordinal, manifest.clone());
+                    memory.remember(chain, key, Known { ordinal, rewrites, manifest, entries });
                 }
             }
         }
         Ok(metadata)
-    }
-
-    /// Takes over the object that another read has made under a key, if its checkpoint is still there as it was.
-    fn recall(&mut self, memory: &Memory, chain: ChainKey, key: &str) {
-        if self.elements.objects().has(key) {
-            return;
-        }
-        let Some(known) = memory.object(chain, key) else { return };
-        // It is not the one that was asked for: if it is damaged, nothing is recalled.
-        let holder = self.checkpoint(chain, known.ordinal, 0).ok().flatten();
-        if holder.is_some_and(|holder| known.is_of(key, holder.id, &holder.record)) {
-            self.elements.objects().put(key, known.manifest, known.entries);
-        } else {
-            memory.forget(chain, key);
-        }
     }
 
     /// A checkpoint with everything that is known of it.

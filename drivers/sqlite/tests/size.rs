@@ -248,14 +248,24 @@ async fn reading_a_note_loads_what_was_added_since_the_last_read() {
     // Another process changes the last note, takes it back, and makes the thread anew.
     let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
     let other = SqliteSaver::open(dir.path().join("db"), &options).unwrap();
-    let image = other.read_thread(&talk.thread).await.unwrap();
-    let mut note = image.checkpoints.values().next_back().unwrap().clone();
-    let mut changed = durations.clone();
-    changed.insert(("run 0".into(), Arc::new(json!("changed"))));
-    note.metadata.extra.insert_object("run_durations", changed.clone());
-    let rewrite = Rewrite { put: vec![note], ..Rewrite::default() };
-    other.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
-    assert_eq!(loaded(&saver, &talk).await.1, Some(changed));
+    let put = async |entries: &Entries| {
+        let image = other.read_thread(&talk.thread).await.unwrap();
+        let mut note = image.checkpoints.values().next_back().unwrap().clone();
+        note.metadata.extra.insert_object("run_durations", entries.clone());
+        let rewrite = Rewrite { put: vec![note], ..Rewrite::default() };
+        other.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
+    };
+    let changed = |to: &str| {
+        let mut changed = durations.clone();
+        changed.insert(("run 0".into(), Arc::new(json!(to))));
+        changed
+    };
+    put(&changed("one thing")).await;
+    assert_eq!(loaded(&saver, &talk).await.1, Some(changed("one thing")));
+    // The number of the changed entry is free again, and is given to another one.
+    put(&durations).await;
+    put(&changed("another")).await;
+    assert_eq!(loaded(&saver, &talk).await.1, Some(changed("another")));
     let image = other.read_thread(&talk.thread).await.unwrap();
     let remove = [(talk.namespace.clone(), talk.head.unwrap())].into();
     let rewrite = Rewrite { remove, ..Rewrite::default() };

@@ -376,6 +376,25 @@ async fn a_locked_database_is_unavailable_and_works_again_when_the_lock_is_gone(
 }
 
 #[tokio::test]
+async fn whoever_waited_for_the_same_lock_is_told_at_the_same_time() {
+    let store = Opened::with(Options { busy_timeout: Duration::from_millis(500), ..Options::default() });
+    let talks: Vec<_> = (0..4).map(|i| Talk::new(&format!("t{i}"))).collect();
+    let lock = store.lock();
+    let mut waiting: Vec<_> =
+        talks.iter().map(|talk| store.saver.commit(talk.say(&message(0, 300)))).collect();
+    for future in &mut waiting {
+        assert!(future.now_or_never().is_none(), "the lock is held");
+    }
+    let first = waiting.remove(0).await;
+    // A later attempt would be carried out.
+    drop(lock);
+    let results = futures::future::join_all(waiting).await;
+    for result in [first].into_iter().chain(results) {
+        assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_full_disk_is_unavailable_and_the_store_goes_on_when_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");

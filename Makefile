@@ -49,7 +49,7 @@ bench: ## The workloads in the short form, under five minutes: tables, rows and 
 bench-peers: ## The same operations on our savers, LangGraph's and raw stores, alternating; installs LangGraph privately
 	scripts/bench.sh peers
 
-bench-targets: ## The workloads at full size, 2,000 turns in every mode; about half an hour
+bench-targets: ## The workloads at full size, 2,000 turns in every mode; about a quarter of an hour
 	scripts/bench.sh targets
 
 bench-criterion: ## Each engine step and each driver operation; FILTER names some

@@ -11,7 +11,7 @@ pub enum Plan {
     Short,
     /// The same operations on our savers, LangGraph's and raw stores, alternating. Needs --python.
     Peers,
-    /// The targets at their full size: 2,000 turns, in all modes. About half an hour.
+    /// The targets at their full size: 2,000 turns, in all modes. About a quarter of an hour.
     Targets,
 }
 

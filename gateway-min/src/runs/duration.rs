@@ -46,13 +46,11 @@ impl NotedMaps {
     }
 
     fn durations(&self) -> impl Iterator<Item = (&str, u64)> {
-        let entries = self.durations.iter().filter_map(|(run, seconds)| Some((&**run, seconds.as_u64()?)));
-        entries.filter(|(run, _)| !run.is_empty())
+        self.durations.iter().filter_map(|(run, seconds)| duration(run, seconds))
     }
 
     fn messages(&self) -> impl Iterator<Item = (&str, &str)> {
-        let entries = self.messages.iter().filter_map(|(message, run)| Some((&**message, run.as_str()?)));
-        entries.filter(|(message, run)| !message.is_empty() && !run.is_empty())
+        self.messages.iter().filter_map(|(message, run)| message_run(message, run))
     }
 
     fn is_empty(&self) -> bool {
@@ -76,13 +74,33 @@ impl NotedMaps {
         }
     }
 
-    /// Puts them into the metadata of a checkpoint; empty maps are left out.
-    pub(crate) fn carry_to(self, extra: &mut Extra) {
+    /// Puts them into the metadata of a checkpoint, without malformed entries; empty maps are left out.
+    pub(crate) fn carry_to(mut self, extra: &mut Extra) {
+        drop_entries(&mut self.durations, |run, seconds| duration(run, seconds).is_none());
+        drop_entries(&mut self.messages, |message, run| message_run(message, run).is_none());
         for (key, entries) in [(RUN_DURATIONS, self.durations), (RUN_MESSAGE_IDS, self.messages)] {
             if !entries.is_empty() {
                 extra.insert_object(key, entries);
             }
         }
+    }
+}
+
+/// An entry of the durations, if it is well formed.
+fn duration<'e>(run: &'e str, seconds: &Json) -> Option<(&'e str, u64)> {
+    Some((run, seconds.as_u64()?)).filter(|(run, _)| !run.is_empty())
+}
+
+/// An entry of the messages, if it is well formed.
+fn message_run<'e>(message: &'e str, run: &'e Json) -> Option<(&'e str, &'e str)> {
+    Some((message, run.as_str()?)).filter(|(message, run)| !message.is_empty() && !run.is_empty())
+}
+
+fn drop_entries(entries: &mut Entries, unwanted: impl Fn(&str, &Json) -> bool) {
+    let unwanted: Vec<Arc<str>> =
+        entries.iter().filter(|(key, value)| unwanted(key, value)).map(|(key, _)| key.clone()).collect();
+    for key in unwanted {
+        entries.remove(&key);
     }
 }
 
@@ -426,8 +444,13 @@ mod tests {
     #[test]
     fn malformed_entries_are_dropped() {
         let extra = json!({"run_durations": {"": 1, "a": -1, "b": true, "c": 2}, "run_message_ids": {"m": 3, "n": "r", "": "r"}});
-        let notes = NotedMaps::of(&extra.as_object().unwrap().clone().into()).notes();
+        let maps = NotedMaps::of(&extra.as_object().unwrap().clone().into());
+        let notes = maps.notes();
         assert_eq!(notes.durations, [("c".to_owned(), 2)].into());
         assert_eq!(notes.messages, [("n".to_owned(), "r".to_owned())].into());
+        let mut carried = Extra::default();
+        maps.carry_to(&mut carried);
+        assert_eq!(carried[RUN_DURATIONS], json!({"c": 2}));
+        assert_eq!(carried[RUN_MESSAGE_IDS], json!({"n": "r"}));
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json};
 pub type Entry = (Arc<str>, Arc<Json>);
 
 /// An object with at least so many entries is *large*: adding an entry to it need not cost what it holds already.
-pub const LARGE_OBJECT: usize = 8;
+const LARGE_OBJECT: usize = 8;
 
 /// The entries of an object, in the order of their keys. Clones share them: adding one to thousands costs as much as to
 /// ten, and so does telling what was added.

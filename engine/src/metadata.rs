@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::{Error, Result};
-pub use crate::extra::{Entries, Entry, Extra, LARGE_OBJECT};
+pub use crate::extra::{Entries, Entry, Extra};
 use crate::id::{ChannelName, CheckpointId, Namespace};
 use crate::mode::{CHECKPOINT_MODE_METADATA_KEY, ChannelMode};
 

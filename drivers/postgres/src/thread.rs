@@ -79,9 +79,7 @@ impl ThreadState {
         state.index.next = row.next;
         state
     }
-}
 
-impl ThreadState {
     /// What it takes in memory, in hashes.
     fn weight(&self) -> usize {
         // An entry is a key, a value, their counts, and a place in a tree.

@@ -129,7 +129,7 @@ impl Writer {
     /// one did.
     fn batch(&mut self, first: Command) -> Option<Message> {
         let flush = if self.left < LEFT { first.work.flush() } else { Flush::Now };
-        let mut batch = Batch { flush, commands: vec![first], failed: vec![None], behind: None };
+        let mut batch = Batch { flush, commands: vec![(first, None)], behind: None };
         let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin(flush) };
         if begun.is_err() {
             // Nobody has to wait for the same lock once more.
@@ -142,14 +142,14 @@ impl Writer {
         }
         match outcome {
             Ok(results) => {
-                for (command, result) in batch.commands.into_iter().zip(results) {
+                for ((command, _), result) in batch.commands.into_iter().zip(results) {
                     // Whoever does not wait any more does not learn it.
                     let _ = command.reply.send(result);
                 }
             }
             Err(error) => {
                 tracing::warn!(%error, commands = batch.commands.len(), "a transaction failed");
-                for command in batch.commands {
+                for (command, _) in batch.commands {
                     let _ = command.reply.send(Err(error.clone()));
                 }
             }
@@ -220,7 +220,7 @@ impl Writer {
                     if self.poisoned {
                         return Err(nothing_kept(error));
                     }
-                    batch.failed[place] = Some(error);
+                    batch.commands[place].1 = Some(error);
                     self.begin(batch.flush)?;
                 }
             }
@@ -254,9 +254,9 @@ impl Writer {
         while results.len() < batch.commands.len() || batch.takes_one_more(&mut self.queue) {
             let place = results.len();
             let before = self.store.db.rows_written();
-            let result = match &batch.failed[place] {
-                Some(error) => Err(error.clone()),
-                None => self.store.apply(&batch.commands[place].work),
+            let result = match &batch.commands[place] {
+                (_, Some(failed)) => Err(failed.clone()),
+                (command, None) => self.store.apply(&command.work),
             };
             let wrote = self.store.db.rows_written() != before;
             match result {
@@ -301,9 +301,8 @@ impl Writer {
 struct Batch {
     /// What all of them wait for.
     flush: Flush,
-    commands: Vec<Command>,
-    /// Of each command, the error with which it failed half way.
-    failed: Vec<Option<Error>>,
+    /// With the error of each that failed half way.
+    commands: Vec<(Command, Option<Error>)>,
     /// The message behind them, which cannot take part.
     behind: Option<Message>,
 }
@@ -317,8 +316,7 @@ impl Batch {
         }
         match queue.try_recv() {
             Ok(Message::Work(command)) if self.flush == Flush::Now || command.work.flush() == self.flush => {
-                self.commands.push(command);
-                self.failed.push(None);
+                self.commands.push((command, None));
                 true
             }
             other => {

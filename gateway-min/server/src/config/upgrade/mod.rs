@@ -1,0 +1,294 @@
+//! Bringing a configuration file to the newest schema (service reference, "Versioning"): every key that the example file
+//! has and the file has not, the deprecated cadence key moved to its place, and the version.
+//!
+//! The text is edited and not written anew, so comments and layout stay; new keys bring the example's comments along.
+//! What comes out is parsed and compared with what it should mean before anything is written.
+
+mod edit;
+mod outline;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use self::edit::{Edits, Example};
+use self::outline::{Mapping, Style, outline};
+use super::database::{CADENCE_KEY, DELTA_KEY, FLAT_CADENCE_KEY, SECTION};
+use super::error::ConfigError;
+use super::find::Location;
+use super::interpolate::joined;
+use super::version::{CONFIG_VERSION_KEY, stated_version};
+use super::{LoadOptions, yaml};
+use crate::files;
+
+/// The example file of this build.
+pub(super) const EXAMPLE: &str = include_str!("../../../../../config.example.yaml");
+/// The permissions of a file that is made anew: it may come to hold secrets.
+const MODE: u32 = 0o600;
+
+/// What [`upgrade`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Upgrade {
+    /// There was no file; now there is the example.
+    Created {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: i64,
+    },
+    /// The file is as new as the example, and was left as it is.
+    UpToDate {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: i64,
+    },
+    /// The file was changed.
+    Upgraded {
+        /// The file.
+        path: PathBuf,
+        /// What it was before, beside it.
+        backup: PathBuf,
+        /// The version before and now.
+        versions: (i64, i64),
+        /// The dotted paths of the keys that were added, in the order of the example.
+        added: Vec<String>,
+        /// Whether the deprecated cadence key was moved to its place, or dropped because that was taken.
+        cadence: Option<Cadence>,
+    },
+}
+
+/// What became of `database.checkpoint_delta_snapshot_frequency`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cadence {
+    /// Its value now stands at `database.checkpoint_delta.snapshot_frequency`.
+    Moved,
+    /// That key was set, and wins as it did before.
+    Dropped,
+}
+
+/// Why a file was not upgraded. It is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum UpgradeError {
+    /// Finding or reading it.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Writing it or its backup.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// Its layout cannot be edited without changing what it means.
+    #[error(
+        "{} is laid out in a way that cannot be edited safely (anchors, for one); nothing was changed. Add by hand \
+         what it lacks: {}", path.display(), added.join(", ")
+    )]
+    Layout {
+        /// The file.
+        path: PathBuf,
+        /// The keys that it lacks.
+        added: Vec<String>,
+    },
+    /// Somebody else wrote it meanwhile.
+    #[error("{} was changed while it was upgraded; try again", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Upgrades the configuration file: the named one, else that of the project root, which is made where it is missing.
+/// Blocks.
+///
+/// # Errors
+/// [`UpgradeError`]; then the file is as it was.
+pub fn upgrade(options: &LoadOptions) -> Result<Upgrade, UpgradeError> {
+    let location = Location::of(options)?;
+    let Some(path) = location.config_file()? else {
+        let path = location.default_file();
+        let version = stated_version(&yaml::parse(EXAMPLE, &path)?);
+        files::replace(&path, EXAMPLE.as_bytes(), MODE).map_err(|source| write_failed(&path, source))?;
+        return Ok(Upgrade::Created { path, version });
+    };
+    // A link stays one; what it points to is replaced.
+    let unreadable = |source| ConfigError::Unreadable { path: path.clone(), source };
+    let path = fs::canonicalize(&path).map_err(unreadable)?;
+    let text = read(&path)?;
+    match upgraded(&text, EXAMPLE, &path)? {
+        None => Ok(Upgrade::UpToDate { version: stated_version(&yaml::parse(&text, &path)?), path }),
+        Some(new) => write(path, &text, new),
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })
+}
+
+fn write(path: PathBuf, old: &str, new: Upgraded) -> Result<Upgrade, UpgradeError> {
+    let backup = path.with_added_extension("bak");
+    let mode = mode(&path);
+    files::replace(&backup, old.as_bytes(), mode).map_err(|source| write_failed(&backup, source))?;
+    if read(&path)? != old {
+        return Err(UpgradeError::Changed { path });
+    }
+    files::replace(&path, new.text.as_bytes(), mode).map_err(|source| write_failed(&path, source))?;
+    let Upgraded { versions, added, cadence, .. } = new;
+    Ok(Upgrade::Upgraded { path, backup, versions, added, cadence })
+}
+
+fn write_failed(path: &Path, source: io::Error) -> UpgradeError {
+    UpgradeError::Write { path: path.to_owned(), source }
+}
+
+fn mode(path: &Path) -> u32 {
+    #[cfg(unix)]
+    if let Ok(metadata) = fs::metadata(path) {
+        use std::os::unix::fs::PermissionsExt as _;
+        return metadata.permissions().mode() & 0o7777;
+    }
+    let _ = path;
+    MODE
+}
+
+/// A new text, and what is new in it.
+#[derive(Debug)]
+struct Upgraded {
+    text: String,
+    versions: (i64, i64),
+    added: Vec<String>,
+    cadence: Option<Cadence>,
+}
+
+/// The text brought to the version of the example; none if it has that, or a newer one.
+fn upgraded(text: &str, example: &str, path: &Path) -> Result<Option<Upgraded>, UpgradeError> {
+    let mut meant = yaml::parse(text, path)?;
+    let wanted = yaml::parse(example, path)?;
+    let versions = (stated_version(&meant), stated_version(&wanted));
+    if versions.0 >= versions.1 {
+        return Ok(None);
+    }
+    let moved = with_moved_cadence(text, &meant, path)?;
+    let cadence = move_cadence(&mut meant);
+    let mut added = Vec::new();
+    add_missing(&mut meant, &wanted, "", &mut added);
+    meant.insert(CONFIG_VERSION_KEY.to_owned(), versions.1.into());
+
+    let new = moved.map(|text| with_missing(&text, example, &wanted, path)).transpose();
+    // What cannot be edited may come out as no YAML at all.
+    let new = new.ok().flatten().filter(|text| yaml::parse(text, path).is_ok_and(|values| values == meant));
+    match new {
+        Some(text) => Ok(Some(Upgraded { text, versions, added, cadence })),
+        None => Err(UpgradeError::Layout { path: path.to_owned(), added }),
+    }
+}
+
+fn outline_of(text: &str, path: &Path) -> Result<Option<Mapping>, ConfigError> {
+    outline(text).map_err(|error| ConfigError::Syntax { path: path.to_owned(), detail: error.to_string() })
+}
+
+/// Moves the cadence in the values as loading them does.
+fn move_cadence(values: &mut Map<String, Value>) -> Option<Cadence> {
+    let Some(Value::Object(database)) = values.get_mut(SECTION) else { return None };
+    if database.get(FLAT_CADENCE_KEY)?.is_null() {
+        return None;
+    }
+    let delta = database.get(DELTA_KEY);
+    if delta.is_some_and(|delta| !delta.is_null() && !delta.is_object()) {
+        return None;
+    }
+    let flat = database.remove(FLAT_CADENCE_KEY)?;
+    let delta = database.entry(DELTA_KEY).or_insert(Value::Null);
+    if delta.is_null() {
+        *delta = Value::Object(Map::new());
+    }
+    let nested = delta.as_object_mut()?.entry(CADENCE_KEY).or_insert(Value::Null);
+    if nested.is_null() {
+        *nested = flat;
+        Some(Cadence::Moved)
+    } else {
+        Some(Cadence::Dropped)
+    }
+}
+
+/// Adds what `wanted` has and `values` has not, mapping by mapping. What is there stays, whatever it is.
+fn add_missing(
+    values: &mut Map<String, Value>,
+    wanted: &Map<String, Value>,
+    path: &str,
+    added: &mut Vec<String>,
+) {
+    for (key, value) in wanted {
+        let path = joined(path, key);
+        match (values.get_mut(key), value) {
+            (None, value) => {
+                values.insert(key.clone(), value.clone());
+                added.push(path);
+            }
+            (Some(Value::Object(values)), Value::Object(wanted)) => add_missing(values, wanted, &path, added),
+            (Some(_), _) => {}
+        }
+    }
+}
+
+/// The text with the cadence at its new place, as [`move_cadence`] does it to the values; none if it is laid out in a way
+/// that is not understood.
+fn with_moved_cadence(
+    text: &str,
+    values: &Map<String, Value>,
+    path: &Path,
+) -> Result<Option<String>, ConfigError> {
+    if move_cadence(&mut values.clone()).is_none() {
+        return Ok(Some(text.to_owned()));
+    }
+    let top = outline_of(text, path)?;
+    let database = top.as_ref().and_then(|top| top.entry(SECTION)?.mapping());
+    let Some((database, flat)) = database.and_then(|of| Some((of, of.entry(FLAT_CADENCE_KEY)?))) else {
+        return Ok(None);
+    };
+    let mut edits = Edits::new(text);
+    let Some(delta) = database.entry(DELTA_KEY) else {
+        edits.nest(database, flat, DELTA_KEY, CADENCE_KEY);
+        return Ok(Some(edits.apply()));
+    };
+    let Some(cadence) = edits.value(flat).map(str::to_owned) else { return Ok(None) };
+    let nested = values[SECTION][DELTA_KEY].as_object();
+    match (delta.mapping(), nested.and_then(|nested| nested.get(CADENCE_KEY))) {
+        (None, _) => edits.set(delta, &format!("{{{CADENCE_KEY}: {cadence}}}")),
+        (Some(mapping), None) => edits.add(mapping, CADENCE_KEY, &cadence),
+        (Some(mapping), Some(Value::Null)) => {
+            let Some(nested) = mapping.entry(CADENCE_KEY) else { return Ok(None) };
+            edits.set(nested, &cadence);
+        }
+        // It is set already.
+        (Some(_), Some(_)) => {}
+    }
+    edits.remove(database, flat);
+    Ok(Some(edits.apply()))
+}
+
+/// The text with what it lacks of the example, and the example's version.
+fn with_missing(
+    text: &str,
+    example: &str,
+    wanted: &Map<String, Value>,
+    path: &Path,
+) -> Result<String, ConfigError> {
+    let empty = || Mapping { style: Style::Block { indent: 0 }, entries: Vec::new() };
+    let values = yaml::parse(text, path)?;
+    let top = outline_of(text, path)?.unwrap_or_else(empty);
+    let model = outline_of(example, path)?.unwrap_or_else(empty);
+    let mut edits = Edits::new(text);
+    if let (Some(old), Some(new)) = (top.entry(CONFIG_VERSION_KEY), wanted.get(CONFIG_VERSION_KEY)) {
+        edits.set(old, &new.to_string());
+    }
+    Example { text: example, values: wanted, outline: &model }.add_missing(&mut edits, &top, &values, true);
+    Ok(edits.apply())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! The bodies of the gateway's fuzz targets: what comes from a file, from a client and from a model. Each takes any bytes,
+//! must not panic, and asserts what always holds.
+#![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
+
+use futures::{FutureExt as _, StreamExt as _};
+use serde_json::json;
+
+use crate::runs::bridge::{BridgeOptions, EventId, Frame, StreamBridge};
+
+/// The text of a configuration file.
+pub fn config(data: &[u8]) {
+    crate::config::fuzz(data);
+}
+
+/// The events of a model's answer.
+pub fn answer(data: &[u8]) {
+    crate::model::fuzz(data);
+}
+
+/// The file of an exported thread.
+pub fn archive(data: &[u8]) {
+    crate::ops::archive::fuzz(data);
+}
+
+/// The `Last-Event-ID` with which a client comes back to the stream of a run.
+pub fn last_event_id(data: &[u8]) {
+    const KEPT: u64 = 3;
+    const PUBLISHED: u64 = 5;
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let id = EventId::parse(text);
+    assert!(id.is_none_or(|id| id.to_string() == text), "an id is told as it was read");
+
+    let bridge = StreamBridge::new(BridgeOptions { queue_maxsize: 3, ..BridgeOptions::default() });
+    let publisher = bridge.open("run");
+    let ids: Vec<_> = (0..PUBLISHED).filter_map(|n| publisher.publish("custom", &json!(n))).collect();
+    // A millisecond that a client cannot know, so that its own ids are met too.
+    let own = ids.iter().find(|own| own.seq.to_string() == text).map(ToString::to_string);
+    let mut stream = bridge.subscribe("run", Some(own.as_deref().unwrap_or(text)));
+    publisher.end();
+    let mut seqs = Vec::new();
+    while let Some(Some(frame)) = stream.next().now_or_never() {
+        match frame {
+            Frame::Event(event) => seqs.push(event.id.seq),
+            Frame::Gap(gap) => {
+                assert!(seqs.is_empty(), "a gap comes first");
+                assert!(gap.earliest.seq == PUBLISHED - KEPT && gap.latest.seq == PUBLISHED - 1);
+                return;
+            }
+            Frame::Heartbeat | Frame::End => {}
+        }
+    }
+    let expected: Vec<u64> =
+        (0..PUBLISHED).skip(usize::try_from(PUBLISHED).unwrap_or(0) - seqs.len()).collect();
+    assert_eq!(seqs, expected, "what is kept, to its end");
+}
+
+#[cfg(test)]
+mod tests {
+    /// Every input that was ever worth keeping.
+    fn replay(target: &str, body: fn(&[u8])) {
+        let corpus = format!("{}/../../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
+        let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().map(|file| file.unwrap().path()).collect();
+        assert!(!files.is_empty(), "{corpus} is empty");
+        for file in files {
+            body(&std::fs::read(file).unwrap());
+        }
+    }
+
+    #[test]
+    fn the_corpus_of_configurations_is_harmless() {
+        replay("config", super::config);
+    }
+
+    #[test]
+    fn the_corpus_of_event_ids_is_harmless() {
+        replay("last_event_id", super::last_event_id);
+    }
+
+    #[test]
+    fn the_corpus_of_answers_is_harmless() {
+        replay("answer", super::answer);
+    }
+
+    #[test]
+    fn the_corpus_of_exported_threads_is_harmless() {
+        replay("archive", super::archive);
+    }
+}

@@ -4,8 +4,6 @@ mod sum;
 mod vfs;
 
 use std::ffi::c_int;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags, ffi};
@@ -46,15 +44,32 @@ pub fn seal(conn: &Connection) -> rusqlite::Result<()> {
     if code == ffi::SQLITE_OK { Ok(()) } else { Err(vfs::failure(code)) }
 }
 
-/// Whether the first page of a database file says that all have room for checksums: whether they have them, if only this
-/// crate wrote to it.
+/// Whether the pages of a database have checksums: whether this connection, which must be one of [`open`], writes and checks
+/// them.
+///
+/// It is asked of the connection and not read from the file: on Unix, closing any descriptor of a file drops all POSIX locks
+/// that the process holds on it, those of its SQLite connections too.
 ///
 /// # Errors
-/// What the file system says. A file without a whole header is an `UnexpectedEof`.
-pub fn is_sealed(path: impl AsRef<Path>) -> std::io::Result<bool> {
-    let mut header = [0; sum::HEADER];
-    File::open(path)?.read_exact(&mut header)?;
-    Ok(sum::page_size(&header).is_some())
+/// What SQLite says.
+pub fn is_sealed(conn: &Connection) -> rusqlite::Result<bool> {
+    let mut file: *mut ffi::sqlite3_file = std::ptr::null_mut();
+    // SAFETY: the handle is used during this call only, while `conn` is borrowed.
+    let handle = unsafe { conn.handle() };
+    // SAFETY: the handle is open, the name is a C string, and this operation writes one pointer.
+    let code = unsafe {
+        ffi::sqlite3_file_control(
+            handle,
+            c"main".as_ptr(),
+            ffi::SQLITE_FCNTL_FILE_POINTER,
+            (&raw mut file).cast(),
+        )
+    };
+    if code != ffi::SQLITE_OK {
+        return Err(vfs::failure(code));
+    }
+    // SAFETY: SQLite answered the connection's file, which is open as long as the connection is.
+    Ok(unsafe { vfs::is_ours(file) })
 }
 
 /// Whether this is a page without its checksum.

@@ -55,7 +55,7 @@ fn what_was_written_is_read_and_every_page_of_the_file_has_its_checksum() {
     for size in [PAGE, LARGEST] {
         let place = Place::new();
         let conn = place.fill_pages(size);
-        assert!(is_sealed(place.path()).unwrap());
+        assert!(is_sealed(&conn).unwrap());
         let good = all(&conn).unwrap();
         assert_eq!(good.len(), 400);
         drop(conn);
@@ -170,7 +170,7 @@ fn a_database_without_checksums_is_used_as_it_is() {
         .unwrap();
     drop(plain);
     let conn = open(place.path(), OpenFlags::default()).unwrap();
-    assert!(!is_sealed(place.path()).unwrap());
+    assert!(!is_sealed(&conn).unwrap());
     conn.execute_batch("INSERT INTO t VALUES (2, 'y')").unwrap();
     assert_eq!(all(&conn).unwrap().len(), 2);
     drop(conn);

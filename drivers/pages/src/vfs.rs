@@ -70,6 +70,16 @@ pub(crate) fn failure(code: c_int) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
 }
 
+/// Whether a file has our methods.
+///
+/// # Safety
+/// The pointer is null or that of a file that stays open during the call.
+pub(crate) unsafe fn is_ours(file: *mut sqlite3_file) -> bool {
+    // SAFETY: the file is open.
+    let table = unsafe { file.as_ref() }.map(|file| file.pMethods);
+    METHODS.get().is_some_and(|methods| table == Some(&raw const methods.ours))
+}
+
 /// `xOpen`: opens as the default does, and exchanges the methods of a database with checksums.
 unsafe extern "C" fn open(
     _: *mut sqlite3_vfs,

@@ -57,7 +57,6 @@
 //! the manifest holds runs of chunks: a much-edited list stays small too. A large value that is no list is one element.
 //! A large map in `extra` is a manifest over its entries.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode};
@@ -103,7 +102,7 @@ enum Found {
 /// # Errors
 /// [`Error::NewerFormat`]; [`Error::InvalidInput`] for another program's database; [`Error::Corrupt`] for a file that
 /// is no database.
-pub(crate) fn prepare(conn: &Connection, path: &Path, store: &str, patience: Duration) -> Result<()> {
+pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Result<()> {
     if rusqlite::version_number() < OLDEST_SQLITE {
         let version = rusqlite::version();
         return Err(unavailable(format!("SQLite {version} is too old; build with 3.51.3 or newer")));
@@ -125,9 +124,7 @@ pub(crate) fn prepare(conn: &Connection, path: &Path, store: &str, patience: Dur
     if journal != "wal" {
         return Err(unavailable(format!("{store}: the file system does not allow a write-ahead log")));
     }
-    // The first page was written at the latest when the log was turned on.
-    let sealed = threadkeep_pages::is_sealed(path)
-        .map_err(|error| unavailable(format!("{store}: cannot read the header: {error}")))?;
+    let sealed = threadkeep_pages::is_sealed(conn).map_err(failed)?;
     let newest = if sealed { FORMAT_VERSION } else { UNSEALED_VERSION };
     match found {
         Found::Ours(version) if (version > UNSEALED_VERSION) != sealed => {

@@ -49,7 +49,7 @@ impl Db {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         #[cfg_attr(not(test), expect(unused_mut))]
         let mut db = Self::open(path, options, flags)?;
-        crate::schema::prepare(&db.conn, path, &db.store, options.busy_timeout)?;
+        crate::schema::prepare(&db.conn, &db.store, options.busy_timeout)?;
         db.pragma("journal_size_limit", WAL_LIMIT)?;
         #[cfg(test)]
         {

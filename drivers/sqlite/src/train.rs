@@ -229,8 +229,8 @@ mod tests {
         }
         let codecs: Vec<u8> = sizes(&path).into_iter().map(|(codec, _)| codec).collect();
         assert_eq!(codecs, [0, 0, 0, 0, 0, 1, 1]);
-        let conn = rusqlite::Connection::open(&path).unwrap();
+        let conn = threadkeep_pages::open(&path, rusqlite::OpenFlags::default()).unwrap();
         let version: i32 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-        assert_eq!((version, threadkeep_pages::is_sealed(&path).unwrap()), (2, false));
+        assert_eq!((version, threadkeep_pages::is_sealed(&conn).unwrap()), (2, false));
     }
 }

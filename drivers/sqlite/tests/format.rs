@@ -494,7 +494,7 @@ async fn a_file_without_checksums_of_pages_stays_as_it_is() {
     assert_eq!(look(&saver, &talk).await.unwrap().len(), 23);
     assert_eq!(saver.check().await.unwrap(), []);
     saver.close().await;
-    assert!(!threadkeep_pages::is_sealed(&path).unwrap());
+    assert!(!threadkeep_pages::is_sealed(&raw(&path)).unwrap());
     let conn = Connection::open(&path).unwrap();
     let version: u32 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
     assert_eq!(version, FORMAT_VERSION - 1);

@@ -10,7 +10,7 @@ out=$target/bench/$plan
 mkdir -p "$out"
 rm -f "$out/rows.jsonl"
 
-# Incremental builds have slower code.
+# Incremental builds generate slower code.
 CARGO_INCREMENTAL=0 cargo build --release --locked -p threadkeep-benches --bin workloads
 workloads=$target/release/workloads
 
@@ -22,7 +22,7 @@ if [ "$plan" = peers ]; then
   set -- --python "$python" "$@"
 fi
 
-# All databases are made in TMPDIR, which should be on a disk.
+# All databases are created in TMPDIR, which should be on a disk.
 status=0
 "$workloads" plan "$plan" --out "$out/rows.jsonl" "$@" > /dev/null || status=$?
 "$workloads" summarize "$out/rows.jsonl" --plots "$out/plots" | tee "$out/tables.txt"

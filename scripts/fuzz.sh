@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs each fuzz target for SECONDS seconds (default 60), or only those that are named.
-# What fails is kept in fuzz/artifacts: put it into fuzz/corpus with its fix, and every test run looks at it. New inputs
-# that are merely interesting stay in fuzz/target.
+# Runs each fuzz target for SECONDS seconds (default 60), or only the named ones. Failing inputs go to fuzz/artifacts:
+# copy them to fuzz/corpus with the fix, and every test run replays them. New inputs that only add coverage stay in
+# fuzz/target.
 set -euo pipefail
 seconds=${FUZZ_SECONDS:-60}
 cd "$(dirname "$0")/../fuzz"
@@ -10,7 +10,7 @@ if ! rustup toolchain list | grep -q '^nightly'; then
     exit 1
 fi
 command -v cargo-fuzz > /dev/null || cargo install --locked cargo-fuzz@0.13.2
-# Two copies of a constant in the bundled SQLite are no fault of ours.
+# The bundled SQLite has two copies of a constant, which is not our bug.
 export ASAN_OPTIONS="detect_odr_violation=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 [ $# -gt 0 ] || set -- $(cargo +nightly fuzz list --fuzz-dir .)
 for target in "$@"; do

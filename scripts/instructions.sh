@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Counts the instructions of the hot paths and compares them with benches/instructions.json; --update writes that file.
+# Counts the instructions of the hot paths and compares them with benches/instructions.json; --update rewrites that
+# file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -7,6 +8,6 @@ if ! command -v valgrind > /dev/null; then
   sudo=$([ "$(id -u)" = 0 ] || echo sudo)
   $sudo apt-get update -qq && $sudo apt-get install -y -qq valgrind > /dev/null
 fi
-# Incremental builds have other code.
+# Incremental builds generate different code.
 CARGO_INCREMENTAL=0 cargo build --release --locked -p threadkeep-benches --no-default-features --bin instructions
 exec "${CARGO_TARGET_DIR:-target}/release/instructions" "$@"

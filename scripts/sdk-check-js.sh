@@ -10,7 +10,7 @@ if ! command -v node > /dev/null || ! command -v npm > /dev/null; then
     sudo=$(command -v sudo || true)
     $sudo apt-get update -qq && $sudo apt-get install -y -qq nodejs npm
 fi
-# Packages are looked for beside the program.
+# Node looks up packages next to the program.
 place=${CARGO_TARGET_DIR:-$root/target}/sdk-js
 mkdir -p "$place"
 if [ ! -d "$place/node_modules/@langchain/langgraph-sdk" ]; then

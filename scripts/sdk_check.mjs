@@ -127,7 +127,7 @@ checks["a breakpoint is resumed with a value"] = async () => {
   await refused(409, client.runs.create(thread_id, "lead_agent", { command: { resume: "blue" } }));
 };
 
-// A proxy that cuts its first connection after so many bytes of the answer, and no other.
+// A proxy that cuts its first connection after the given number of bytes of the answer, and no other.
 const cutting = async (bytes) => {
   const open = new Set();
   let left = bytes;
@@ -176,7 +176,7 @@ checks["a stream whose connection is cut goes on where it was"] = async () => {
   }
 };
 
-// A proxy that counts POST requests, and answers the first of them with a 500 after the gateway has carried them out.
+// A proxy that counts POST requests, and answers the first with a 500 after the gateway has carried it out.
 const losing = async (lost) => {
   let posts = 0;
   const proxy = createHttpServer(async (request, response) => {
@@ -198,7 +198,7 @@ checks["a request whose answer is lost is repeated and creates one run"] = async
   const { thread_id } = await client.threads.create();
   const proxy = await losing(1);
   try {
-    // As the SDK comes: it tries again by itself.
+    // With the SDK's defaults: it retries by itself.
     const headers = { "Idempotency-Key": randomUUID() };
     const retrying = new Client({ apiUrl: `${proxy.url}/api`, defaultHeaders: headers });
     const run = await retrying.runs.create(thread_id, "lead_agent", { input: QUESTION });

@@ -21,7 +21,7 @@ use threadkeep_benches::case::{Backend, Mode};
 use threadkeep_benches::store::Store;
 use tokio::runtime::Runtime;
 
-/// Far from the last snapshot, so that a path is worth remembering.
+/// Far from the last snapshot, so that there is a path worth caching.
 const MODE: Mode = Mode::Delta(1_000_000);
 const MESSAGES: usize = 400;
 
@@ -56,7 +56,7 @@ fn cache(c: &mut Criterion) {
         b.iter_batched(
             || {
                 head(&cached);
-                // The same message again, so that the list keeps its length.
+                // Write the same message again, so that the list keeps its length.
                 runtime.block_on(step(&mut run, messages[MESSAGES - 1].clone()));
             },
             |()| head(&cached),

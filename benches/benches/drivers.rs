@@ -24,7 +24,7 @@ use threadkeep_benches::store::Store;
 use threadkeep_testing::Postgres;
 use tokio::runtime::Runtime;
 
-/// Messages of the thread, one a superstep.
+/// Messages in the thread, one per superstep.
 const MESSAGES: usize = 400;
 
 fn drivers(c: &mut Criterion) {
@@ -101,7 +101,7 @@ fn thread(group: &mut Group<'_>, runtime: &Runtime, saver: &Arc<dyn Saver>, mode
             );
         });
     }
-    // Last, for the thread grows.
+    // Last, because it grows the thread.
     let mut next = transcript(MESSAGES + 2_000).into_iter().skip(MESSAGES).cycle();
     group.bench_function("commit", |b| {
         b.iter_batched(

@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 
 const LENGTHS: [usize; 2] = [40, 4_000];
 
-/// From JSON to stored bytes and back: what a message costs by its size.
+/// From JSON to stored bytes and back, by message size.
 fn values(c: &mut Criterion) {
     let messages = transcript(200);
     let bytes: usize = messages.iter().map(|message| message.to_string().len()).sum();
@@ -46,7 +46,7 @@ fn values(c: &mut Criterion) {
     group.finish();
 }
 
-/// Folding one message into a list, by its length: an append, and a replacement in the middle.
+/// Folding one message into a list, by list length: an append, and a replacement in the middle.
 fn apply(c: &mut Criterion) {
     let mut group = c.benchmark_group("apply");
     for length in LENGTHS {
@@ -68,7 +68,7 @@ fn apply(c: &mut Criterion) {
     group.finish();
 }
 
-/// Telling what of a list is new since it was stored, and whether two lists are equal.
+/// Finding what is new in a list since it was stored, and comparing two lists.
 fn diff(c: &mut Criterion) {
     let mut group = c.benchmark_group("diff");
     for length in LENGTHS {
@@ -91,7 +91,7 @@ fn diff(c: &mut Criterion) {
     group.finish();
 }
 
-/// A superstep on a saver in memory: plan, values, commit; with and without a snapshot, by the length of the list.
+/// A superstep on the memory saver (plan, values, commit), with and without a snapshot, by list length.
 fn superstep(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let mut group = c.benchmark_group("superstep");
@@ -103,7 +103,7 @@ fn superstep(c: &mut Criterion) {
             let saver: Arc<dyn Saver> = Arc::new(MemorySaver::new());
             let accessor = accessor(&saver, mode);
             let mut run = runtime.block_on(grown(&accessor, &ThreadId::from("t"), &messages, 1));
-            // The same message again, so that the list keeps its length.
+            // Write the same message again, so that the list keeps its length.
             let message = messages.last().unwrap().clone();
             group.bench_function(BenchmarkId::new(name, length), |b| {
                 b.iter(|| runtime.block_on(step(&mut run, message.clone())));
@@ -113,7 +113,7 @@ fn superstep(c: &mut Criterion) {
     group.finish();
 }
 
-/// The head of a delta thread whose last snapshot is so many updates back.
+/// The head of a delta thread, by the number of updates since its last snapshot.
 fn materialize(c: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let mut group = c.benchmark_group("materialize");
@@ -134,7 +134,7 @@ fn materialize(c: &mut Criterion) {
 
 fn list(length: usize) -> ListValue {
     let mut list: ListValue = transcript(length).iter().map(|m| Element::from_json(m).unwrap()).collect();
-    // Looked up once, as in a thread that goes on.
+    // Build the id index once, as in a thread that continues.
     list.position("");
     list
 }

@@ -82,7 +82,7 @@ class Conversation:
         checkpoint = {
             "v": 4,
             "ts": f"2025-01-01T{n // 3600 % 24:02d}:{n // 60 % 60:02d}:{n % 60:02d}.000000+00:00",
-            # A UUID of version 6 whose order as text is the order of creation.
+            # A version 6 UUID: text order is creation order.
             "id": f"1f{self.index % 2**24:06x}-{n >> 12:04x}-6{n % 4096:03x}-8000-{0:012x}",
             "channel_values": values,
             "channel_versions": dict(self.versions),
@@ -121,7 +121,7 @@ class Conversation:
             if sent:
                 self.raw_bytes += size_of(sent[-1])
                 self.fold(sent)
-            # The next node may look at the messages.
+            # The next node may read the messages.
             following = next(nodes, None)
             writes = [("messages", sent)] if sent else []
             if following:
@@ -135,7 +135,7 @@ class Conversation:
             current = following
 
     def fold(self, sent: list) -> None:
-        # A new list: what was given to the saver before stays what it was.
+        # Build a new list, because the saver may still hold the previous one.
         if len(sent) > 1:
             self.messages = list(sent)
         elif self.messages and self.messages[-1].id == sent[0].id:
@@ -183,7 +183,7 @@ class Store:
         return count
 
     async def messages(self, config: dict) -> list:
-        """All messages at a checkpoint, as the runtime makes them from what the saver returns."""
+        """All messages at a checkpoint, rebuilt from what the saver returns as the runtime does it."""
         found = await self.call("get_tuple", config)
         value = found.checkpoint["channel_values"].get("messages")
         if value is not None:
@@ -361,7 +361,7 @@ async def cold(case: dict, target: str, phase: str, report) -> None:
 
 
 async def write_all(store: Store, case: dict, writer: int) -> tuple[list[float], list[str], bool]:
-    """One turn each in rotation for the conversations of a writer: latencies, digests, whether it was capped."""
+    """Runs one turn per conversation of a writer in rotation; returns latencies, digests, and whether it was capped."""
     conversations = [Conversation(case, index) for index in range(writer, case["threads"], case["writers"])]
     deadline, taken = time.perf_counter() + case["cap_s"], []
     for _ in range(case["turns"]):
@@ -385,7 +385,7 @@ def process_writer(case: dict, target: str, writer: int, barrier, results) -> No
 
 
 async def concurrent(case: dict, target: str, report) -> None:
-    """Each saver in the layout that serves it best: threads, tasks, or processes with a connection each."""
+    """Runs each saver in its best layout: threads, tasks, or processes with one connection each."""
     layout = {"langgraph-sqlite": "threads", "langgraph-async": "tasks", "langgraph-postgres": "processes"}[case["backend"]]
     async with AsyncExitStack() as stack:
         store = await open_store(stack, case, target)
@@ -413,7 +413,7 @@ async def concurrent(case: dict, target: str, report) -> None:
             results = [written for written, *_ in ended]
         wall, cpu = time.perf_counter() - started, time.process_time() - busy
         if layout == "processes":
-            # The clock is the machine's, the same in all processes.
+            # The clock is machine-wide, so all processes agree on it.
             wall = max(end for _, _, end, _ in ended) - min(start for _, start, _, _ in ended)
             cpu = sum(used for *_, used in ended)
         if len(results) != case["writers"]:

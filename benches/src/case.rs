@@ -1,4 +1,4 @@
-//! A measured case: what is run on what.
+//! A measured case: a workload on a store.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,31 +9,32 @@ use threadkeep::mode::ChannelMode;
 
 use crate::workload::Workload;
 
-/// One case of the matrix. Each is measured in a process and a database of its own.
+/// One case of the matrix. Each is measured in its own process and database.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// What is run.
+    /// What runs.
     pub workload: Workload,
-    /// On which store.
+    /// The store it runs on.
     pub backend: Backend,
     /// How the channel `messages` is stored.
     pub mode: Mode,
-    /// Turns of each conversation.
+    /// Turns per conversation.
     pub turns: usize,
-    /// Bytes of a message's text; 0 for the workloads that have sizes of their own.
+    /// Bytes of a message's text; 0 for workloads with their own sizes.
     pub size: usize,
-    /// Conversations. One is measured turn by turn and read afterwards, more are run by `writers` at the same time.
+    /// Conversations. A single one is measured turn by turn and read afterwards; more are run by `writers`
+    /// concurrently.
     pub threads: usize,
-    /// Tasks that write at the same time; conversation i belongs to writer i mod writers.
+    /// Tasks that write concurrently; conversation i belongs to writer i mod writers.
     pub writers: usize,
-    /// The seed of the first conversation; the next one has the next seed.
+    /// The seed of the first conversation; each following conversation adds 1.
     pub seed: u64,
     /// Which repetition this is, from 0.
     pub rep: usize,
-    /// Seconds of writing after which the case ends early and says so.
+    /// Seconds of writing after which the case ends early and its row says so.
     pub cap_s: u64,
-    /// Whether each superstep's bytes are also written to a raw store of the same kind right after it, for a ratio that
-    /// the noise of the machine hits on both sides.
+    /// Whether each superstep's bytes are also written to a raw store of the same kind right after it, so that machine
+    /// noise affects both sides of the ratio.
     #[serde(default)]
     pub paired: bool,
     /// What is flushed before it is acknowledged.
@@ -42,7 +43,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether the case makes sense; the matrix leaves others out.
+    /// Whether the combination is valid; the matrix skips the others.
     pub fn is_meaningful(&self) -> bool {
         let alone = self.threads == 1;
         match self.backend.kind() {
@@ -51,7 +52,7 @@ impl Case {
             }
             _ if self.flush == Each::Turn => false,
             Kind::Ours => self.writers <= self.threads,
-            // One writer, one table: a floor for the single conversation.
+            // One writer, one table: a floor for a single conversation.
             Kind::Raw => alone && !self.paired,
             Kind::Peer => self.workload.is_sized() && self.writers <= self.threads && !self.paired,
         }
@@ -67,7 +68,7 @@ pub enum Each {
     /// Every superstep.
     #[default]
     Step,
-    /// Every turn, with the last superstep; only our savers can be asked for that.
+    /// Each turn, with its last superstep; only our savers support that.
     Turn,
 }
 
@@ -77,7 +78,7 @@ pub enum Each {
 pub enum Mode {
     /// Every checkpoint refers to the complete value.
     Full,
-    /// A snapshot every so many updates.
+    /// A snapshot every K updates.
     Delta(u64),
 }
 

@@ -25,14 +25,14 @@ pub struct Conversation {
     thread: ThreadId,
     script: Box<dyn Script>,
     flush: Each,
-    /// The writer of the last turn, for turns that go on with it.
+    /// The writer of the last turn, for a turn that continues from it.
     run: Option<StepWriter>,
-    /// The checkpoints from which the last turns began; the first of them began turn `first`.
+    /// The checkpoints at which the last turns began; the first entry belongs to turn `first`.
     starts: VecDeque<Option<CheckpointId>>,
     first: usize,
 }
 
-/// What a turn took. Only the calls count, not the making of their arguments.
+/// What a turn cost. Only the calls are timed, not building their arguments.
 #[derive(Debug, Clone, Default)]
 pub struct Spent {
     /// All calls of the turn.
@@ -45,12 +45,12 @@ pub struct Spent {
     pub floor: Vec<Duration>,
     /// Bytes of the new messages as compact JSON.
     pub raw_bytes: u64,
-    /// Checkpoints that were made.
+    /// Checkpoints created.
     pub checkpoints: u64,
 }
 
 impl Conversation {
-    /// Conversation number `index` of a case, on a thread that is not there yet.
+    /// Conversation number `index` of a case, on a thread that does not exist yet.
     ///
     /// # Errors
     /// [`threadkeep::Error::InvalidInput`] for a cadence of 0.
@@ -66,7 +66,7 @@ impl Conversation {
         })
     }
 
-    /// The accessor through which the thread is written. It remembers the head.
+    /// The accessor that writes the thread. It caches the head.
     pub fn accessor(&self) -> &StateAccessor {
         &self.accessor
     }
@@ -76,7 +76,7 @@ impl Conversation {
         &self.thread
     }
 
-    /// Runs the next turn; `floor` is given the bytes of each superstep right after it.
+    /// Runs the next turn; `floor` receives the bytes of each superstep right after it.
     ///
     /// # Errors
     /// The saver's and the raw store's.
@@ -107,7 +107,7 @@ impl Conversation {
             let next = turn.steps.get(number + 1).map(|next| next.node.clone());
             let emit = step.emit.clone();
             let extra = extra.clone();
-            // Where there is a note it is what ends the turn, and is flushed.
+            // A duration note, if there is one, ends the turn and is flushed.
             let ends = next.is_none() && !turn.note;
             let waits = self.flush == Each::Turn && !ends;
             run.set_flush(if waits { Flush::WithNext } else { Flush::Now });
@@ -124,10 +124,10 @@ impl Conversation {
         }
         if turn.note {
             let clock = Clock::start();
-            let head = run.state().cloned().context("a turn leaves a state")?;
+            let head = run.state().cloned().context("the turn left no state")?;
             self.accessor.annotate(&head, extra).await?;
             clock.stop(&mut spent);
-        } // A note moves the head, so the writer cannot go on behind it.
+        } // A note moves the head, so the writer cannot continue.
         self.run = (!turn.note).then_some(run);
         Ok(spent)
     }
@@ -136,7 +136,8 @@ impl Conversation {
         self.first + self.starts.len()
     }
 
-    /// Whether the thread is made before this turn with an empty checkpoint, as the gateway makes one before its first run.
+    /// Whether an empty checkpoint creates the thread before this turn, as the gateway does before a thread's first
+    /// run.
     fn is_created_by(&self, turn: &Turn) -> bool {
         turn.note && self.next_turn() == 0
     }
@@ -149,8 +150,9 @@ impl Conversation {
             (Start::Live, Some(run)) => return Ok(run),
             (Start::Live | Start::Head, _) => None,
             (Start::Turn(number), _) => {
-                let place = number.checked_sub(self.first).context("the script reaches too far back")?;
-                *self.starts.get(place).context("the script reaches into the future")?
+                let place =
+                    number.checked_sub(self.first).context("the script refers to a turn that is too old")?;
+                *self.starts.get(place).context("the script refers to a later turn")?
             }
         };
         Ok(StepWriter::open(&self.accessor, &self.thread, at).await?)
@@ -162,7 +164,7 @@ pub fn thread(index: usize) -> ThreadId {
     ThreadId::new(format!("t{index}"))
 }
 
-/// An accessor that remembers nothing yet.
+/// An accessor with nothing cached.
 ///
 /// # Errors
 /// [`threadkeep::Error::InvalidInput`] for a cadence of 0.
@@ -199,8 +201,8 @@ async fn superstep(
     Ok(())
 }
 
-/// The live list again with another last message. Its elements carry their bytes; it is the list of thousands that is
-/// written all the same.
+/// The live list again with a different last message. Its elements already carry their bytes, but the whole list is
+/// written.
 fn all(run: &StepWriter, last: &Json) -> Result<Write> {
     let live = run.state().and_then(|state| state.value(MESSAGES_CHANNEL)).and_then(ChannelValue::as_list);
     let mut list = live.context("the thread has no messages")?.clone();
@@ -208,7 +210,7 @@ fn all(run: &StepWriter, last: &Json) -> Result<Write> {
     Ok(Write { channel: MESSAGES_CHANNEL.into(), value: list.into(), overwrite: false })
 }
 
-/// Wall and CPU time of a stretch of calls.
+/// Wall and CPU time of a series of calls.
 struct Clock {
     wall: Instant,
     cpu: Duration,
@@ -252,7 +254,7 @@ mod tests {
         }
     }
 
-    /// The digests of the head, as it is read anew, and the raw bytes.
+    /// The digests of the head, read again from the store, and the raw bytes.
     async fn run(case: &Case) -> (String, u64) {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(case.backend, directory.path().join("c.db").to_str().unwrap()).await.unwrap();
@@ -286,7 +288,7 @@ mod tests {
                 }
             }
             raws.dedup();
-            assert_eq!(raws.len(), 1, "the same bytes are asked of every store");
+            assert_eq!(raws.len(), 1, "every store is sent the same bytes");
         }
     }
 
@@ -303,7 +305,7 @@ mod tests {
                     let before = store.flushes().unwrap();
                     conversation.turn(None).await.unwrap();
                     let found = store.flushes().unwrap() - before;
-                    // The first turn of `plain` makes the thread.
+                    // The first turn of `plain` creates the thread.
                     assert!(turn == 0 || found == expected, "{workload}, a flush each {flush:?}: {found}");
                 }
             }

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of this process, of all its threads.
+/// CPU time of all threads of this process.
 pub fn cpu() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(now.tv_sec.try_into().unwrap_or_default(), now.tv_nsec.try_into().unwrap_or_default())
 }
 
-/// Bytes of memory that this process has now.
+/// Resident memory of this process, in bytes.
 pub fn resident() -> u64 {
     kilobytes("/proc/self/status", "VmRSS:")
 }
 
-/// The most bytes of memory that this process ever had.
+/// Peak resident memory of this process, in bytes.
 pub fn peak() -> u64 {
     kilobytes("/proc/self/status", "VmHWM:")
 }
@@ -49,7 +49,7 @@ impl Process {
         Self { pid }
     }
 
-    /// CPU time of all its threads, also of those that have ended.
+    /// CPU time of all its threads, including those that have ended.
     pub fn cpu(self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         let ticks: u64 = stat.rsplit_once(") ").map_or(0, |(_, rest)| {
@@ -58,12 +58,12 @@ impl Process {
         Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
     }
 
-    /// Bytes of memory that it has now.
+    /// Its resident memory, in bytes.
     pub fn resident(self) -> u64 {
         kilobytes(&format!("/proc/{}/status", self.pid), "VmRSS:")
     }
 
-    /// The most bytes of memory that it ever had.
+    /// Its peak resident memory, in bytes.
     pub fn peak(self) -> u64 {
         kilobytes(&format!("/proc/{}/status", self.pid), "VmHWM:")
     }
@@ -76,12 +76,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// The server that one of whose sessions has this process id; none if it is not on this machine.
+    /// The server that the session with this process id belongs to; `None` if it is not on this machine.
     pub fn of_session(pid: u32) -> Option<Self> {
         parent(pid).map(|postmaster| Self { postmaster })
     }
 
-    /// CPU time of all its processes that are there now.
+    /// CPU time of all its running processes.
     pub fn cpu(&self) -> Duration {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -92,7 +92,7 @@ impl Server {
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
-    // The name before it is in brackets and may contain anything.
+    // The preceding name is in brackets and may contain any character.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
@@ -121,7 +121,7 @@ mod tests {
         while cpu() < began + Duration::from_millis(50) {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
-        // Ticks are of 10 ms.
+        // A tick is 10 ms.
         assert!(own.cpu() + Duration::from_millis(20) >= began + Duration::from_millis(50));
         assert!(own.peak() >= own.resident() && own.resident() > 1 << 20);
         assert_eq!((Process::of(u32::MAX).cpu(), Process::of(u32::MAX).peak()), (Duration::ZERO, 0));

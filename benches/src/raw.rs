@@ -19,7 +19,7 @@ pub enum Raw {
 }
 
 impl Raw {
-    /// Opens a raw store and makes its table, if that is missing.
+    /// Opens a raw store and creates its table if it is missing.
     ///
     /// # Errors
     /// The store's; and if `backend` is not a raw one.
@@ -64,7 +64,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Reads and decodes everything once, in the order in which it was stored.
+    /// Reads and decodes everything once, in insertion order.
     ///
     /// # Errors
     /// The store's.
@@ -88,7 +88,7 @@ impl Raw {
     }
 }
 
-/// What of a superstep is new, as one MessagePack array.
+/// What is new in a superstep, as one MessagePack array.
 ///
 /// # Errors
 /// As [`ChannelValue::from_json`].

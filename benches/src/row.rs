@@ -1,22 +1,22 @@
-//! The result of a case: one line of JSON. The README says what each field is.
+//! The result of a case: one line of JSON. The README describes the fields.
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 
-/// The version of the rows that are written and understood.
+/// The row format's version.
 pub const VERSION: u32 = 1;
 
-/// A line of results. What was not measured is left out.
+/// One line of results. What was not measured is omitted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     /// [`VERSION`].
     pub v: u32,
-    /// What was asked.
+    /// The case.
     #[serde(flatten)]
     pub case: Case,
-    /// What was found.
+    /// The results.
     #[serde(flatten)]
     pub found: Found,
 }
@@ -135,19 +135,19 @@ pub struct Found {
     pub error: Option<String>,
 }
 
-/// A stretch of turns, up to `turn`.
+/// The turns since the previous point, up to `turn`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Turns that were done at its end.
+    /// Turns done at its end.
     pub turn: u64,
     /// The median turn of the stretch, wall time.
     pub ms: f64,
     /// The median turn of the stretch, CPU time of the process.
     #[serde(default)]
     pub cpu_ms: f64,
-    /// Bytes that the store took at its end.
+    /// Bytes of the store at its end.
     pub bytes: u64,
-    /// Bytes of all new messages until then.
+    /// Bytes of all new messages so far.
     pub raw_bytes: u64,
 }
 
@@ -158,35 +158,35 @@ impl Row {
     }
 }
 
-/// Reads rows, one a line.
+/// Parses rows, one per line.
 ///
 /// # Errors
-/// If a line is not a row of this version; it is named.
+/// Names the first line that is not a row of this version.
 pub fn parse(text: &str) -> Result<Vec<Row>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
         .map(|(number, line)| {
             let row: Row = serde_json::from_str(line).with_context(|| format!("line {}", number + 1))?;
             if row.v != VERSION {
-                bail!("line {}: version {} of the rows is not understood, only {VERSION}", number + 1, row.v);
+                bail!("line {}: row version {} is not supported, only {VERSION}", number + 1, row.v);
             }
             Ok(row)
         })
         .collect()
 }
 
-/// What is wrong with states: of each row whose case came to a state that is not the one of the script, or not the one that
-/// other stores and modes came to after the same turns. Empty if all agree.
+/// The problems with final states: each row whose state differs from its script's, or from that of another store or
+/// mode after the same turns. Empty if all agree.
 pub fn rejected(rows: &[Row]) -> Vec<String> {
     let mut reasons = Vec::new();
     for (number, row) in rows.iter().enumerate() {
         let (case, found) = (&row.case, &row.found);
         let name = format!("{} on {} in {}, {} turns", case.workload, case.backend, case.mode, case.turns);
         if found.ok == Some(false) {
-            reasons.push(format!("{name}: the state is not what was written"));
+            reasons.push(format!("{name}: the state differs from what was written"));
         }
         if found.cold_digest.is_some() && found.cold_digest != found.digest {
-            reasons.push(format!("{name}: a new process reads another state than the one that wrote"));
+            reasons.push(format!("{name}: a new process reads a different state than the writer"));
         }
         let same = |other: &&Row| {
             let (a, b) = (&other.case, case);
@@ -199,12 +199,12 @@ pub fn rejected(rows: &[Row]) -> Vec<String> {
         {
             let with = format!("{} in {}", other.case.backend, other.case.mode);
             if other.found.digest != found.digest {
-                reasons.push(format!("{name}: the state is another one than that of {with}"));
+                reasons.push(format!("{name}: the state differs from that of {with}"));
             }
-            // Python's savers store another checkpoint before the head.
+            // The Python savers store another checkpoint before the head.
             let both = other.found.back_digest.is_some() && found.back_digest.is_some();
             if both && other.found.back_digest != found.back_digest {
-                reasons.push(format!("{name}: the state before the head is another one than that of {with}"));
+                reasons.push(format!("{name}: the state before the head differs from that of {with}"));
             }
         }
     }
@@ -245,7 +245,7 @@ mod tests {
         let other = [row(Backend::Sqlite, Mode::Full, "a"), row(Backend::Sqlite, Mode::Delta(10), "b")];
         assert_eq!(
             rejected(&other),
-            ["lean on sqlite in delta:10, 10 turns: the state is another one than that of sqlite in full"]
+            ["lean on sqlite in delta:10, 10 turns: the state differs from that of sqlite in full"]
         );
         let mut back = alike.clone();
         back[0].found.back_digest = Some("c".to_owned());

@@ -56,7 +56,7 @@ impl Store {
         Ok(Self { saver: saver.clone(), inner: Inner::Sqlite(saver) })
     }
 
-    /// Bytes that the store takes now; 0 in memory.
+    /// Bytes the store occupies now; 0 in memory.
     ///
     /// # Errors
     /// The store's.
@@ -68,7 +68,7 @@ impl Store {
         }
     }
 
-    /// How often commits waited for the disk, where the store counts that.
+    /// How often commits waited for the disk, if the store counts that.
     pub fn flushes(&self) -> Option<u64> {
         match &self.inner {
             Inner::Sqlite(saver) => Some(saver.stats().flushes),
@@ -84,7 +84,7 @@ impl Store {
         }
     }
 
-    /// How the store was told to keep what it is given, with versions.
+    /// The store's settings and versions.
     ///
     /// # Errors
     /// The store's.
@@ -100,7 +100,7 @@ impl Store {
         })
     }
 
-    /// Closes the store. What a file takes afterwards is all that it takes.
+    /// Closes the store. A file's size afterwards is final.
     pub async fn close(self) {
         match self.inner {
             Inner::Memory => {}
@@ -116,10 +116,10 @@ pub fn file_bytes(path: &str) -> u64 {
     bytes(path.to_owned()) + bytes(format!("{path}-wal"))
 }
 
-/// A session that looks at a server from outside.
+/// A session that observes a server.
 pub struct Watch {
     client: Client,
-    /// None if the server is on another machine.
+    /// `None` if the server is on another machine.
     pub server: Option<Server>,
 }
 
@@ -131,7 +131,7 @@ impl Watch {
     pub async fn open(url: &str) -> Result<Self> {
         let (client, connection) =
             tokio_postgres::connect(url, NoTls).await.context("the Postgres server")?;
-        // It ends with the client, and its errors are those of the client's calls.
+        // It ends with the client, whose calls report its errors.
         drop(tokio::spawn(connection));
         let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
         Ok(Self { client, server: u32::try_from(pid).ok().and_then(Server::of_session) })
@@ -146,7 +146,7 @@ impl Watch {
         Ok(bytes.try_into()?)
     }
 
-    /// Where the server's log ends; a difference of two is the bytes written in between.
+    /// The server's current log position; the difference of two is the bytes written in between.
     ///
     /// # Errors
     /// If the server does not answer.
@@ -156,7 +156,7 @@ impl Watch {
         Ok(position.try_into()?)
     }
 
-    /// Version and what a commit waits for.
+    /// Its version, and what a commit waits for.
     ///
     /// # Errors
     /// If the server does not answer.

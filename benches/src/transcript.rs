@@ -11,29 +11,29 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value as Json, json};
 
-/// Words of the vocabulary; how much more often than in a plain power law the frequent ones are used; how often a word is the
-/// one that usually follows the one before. These three make texts as compressible as they are.
+/// Words of the vocabulary; how much more often the frequent ones occur than under a plain power law; how often a word
+/// is the usual successor of the one before. These three make texts as compressible as real ones.
 const WORDS: usize = 2_000;
 const SKEW: f64 = 1.8;
 const PHRASES: f64 = 0.35;
 /// The median size of a message and the spread of its logarithm.
 const MEDIAN: f64 = 690.0;
 const SPREAD: f64 = 1.62;
-/// No message is larger, as compact JSON.
+/// The largest message, as compact JSON.
 const LARGEST: usize = 63 << 10;
 /// The shortest text.
 const SHORTEST: usize = 12;
 
-/// The messages of one thread, in the order in which they are asked for. The same seed makes the same messages.
+/// The messages of one thread, in the order they are requested. The same seed yields the same messages.
 pub struct Transcript {
     random: StdRng,
     words: Vec<String>,
-    /// The place of the last word in the vocabulary.
+    /// The last word's index in the vocabulary.
     last: usize,
     tokens: u64,
 }
 
-/// What a text is made of.
+/// A kind of text.
 #[derive(Debug, Clone, Copy)]
 enum Text {
     Prose,
@@ -49,7 +49,7 @@ impl Transcript {
         Self { random: StdRng::seed_from_u64(seed), words: vocabulary(), last: 0, tokens: 0 }
     }
 
-    /// What a person says: prose, if it is long with something pasted into it.
+    /// A human message: prose, followed by something pasted if it is long.
     pub fn human(&mut self) -> Json {
         let id = self.uuid();
         let message = json!({"type": "human", "content": "", "id": id, "additional_kwargs": {}});
@@ -62,7 +62,7 @@ impl Transcript {
         self.filled(message, |this, size| this.mixed(size, 1_500))
     }
 
-    /// A model's wish to call so many tools. [`Self::tool`] answers each.
+    /// A model's message with `count` tool calls. [`Self::tool`] answers each.
     pub fn calls(&mut self, count: usize) -> Json {
         let calls = (0..count).map(|_| {
             let name =
@@ -101,7 +101,7 @@ impl Transcript {
         })
     }
 
-    /// Draws a size and fills the message with a text up to it.
+    /// Draws a size and fills the message with text up to that size.
     fn filled(&mut self, mut message: Json, text: impl FnOnce(&mut Self, usize) -> String) -> Json {
         let frame = message.to_string().len();
         let size = self.size().saturating_sub(frame).max(SHORTEST);
@@ -120,7 +120,7 @@ impl Transcript {
         number(MEDIAN * (SPREAD * normal).exp()).min(LARGEST)
     }
 
-    /// Prose, and behind the first `lead` bytes blocks of other things.
+    /// Prose for the first `lead` bytes, then blocks of other kinds.
     fn mixed(&mut self, size: usize, lead: usize) -> String {
         let mut text = self.prose(size.min(lead));
         while text.len() < size {
@@ -223,7 +223,7 @@ impl Transcript {
         )
     }
 
-    /// A word: frequent ones far more often than rare ones, and now and then the one that usually follows the last one.
+    /// A word: frequent ones far more often than rare ones, and sometimes the usual successor of the last one.
     fn word(&mut self) -> &str {
         self.last = if self.random.random_bool(PHRASES) {
             (self.last * 31 + 7) % 1_000
@@ -259,7 +259,7 @@ impl Transcript {
     }
 }
 
-/// The words that all threads use, the most frequent ones first and short.
+/// The words that all threads use; the most frequent ones come first and are short.
 fn vocabulary() -> Vec<String> {
     let mut random = StdRng::seed_from_u64(1);
     let syllables = [
@@ -298,7 +298,7 @@ mod tests {
         texts
     }
 
-    /// Four threads; what holds for a long sample holds for the generator.
+    /// Four threads: a sample long enough to represent the generator.
     fn sample() -> Vec<String> {
         (0..4).flat_map(|seed| thread(seed, 1_000)).collect()
     }

@@ -1,4 +1,4 @@
-//! The runner, as people call it.
+//! The runner's command line.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -49,7 +49,7 @@ fn a_matrix_gives_a_row_a_case_tables_and_plots() {
     }
     let left: Vec<_> =
         fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["rows.jsonl"], "databases are gone");
+    assert_eq!(left, ["rows.jsonl"], "databases are removed");
 
     let done = workloads(directory.path(), &["summarize", "rows.jsonl", "--plots", "plots"]);
     assert!(done.status.success(), "{}", text(&done.stderr));
@@ -103,14 +103,14 @@ fn rows_whose_states_differ_are_refused() {
     fs::write(directory.path().join("rows.jsonl"), lines.join("\n")).unwrap();
     let done = workloads(directory.path(), &["summarize", "rows.jsonl"]);
     assert!(!done.status.success());
-    let reason = "lean on memory in delta:10, 3 turns: the state is another one than that of memory in full";
+    let reason = "lean on memory in delta:10, 3 turns: the state differs from that of memory in full";
     assert!(text(&done.stderr).contains(reason), "{}", text(&done.stderr));
 }
 
 #[test]
 fn a_case_that_fails_has_a_row_with_the_reason_and_fails_the_run() {
     let directory = tempfile::tempdir().unwrap();
-    // A path that no database can have.
+    // A path at which no database can be created.
     let job = r#"{"case": {"workload": "lean", "backend": "sqlite", "mode": "full", "turns": 1, "size": 128, "threads": 1,
         "writers": 1, "seed": 0, "rep": 0, "cap_s": 1}, "target": "/dev/null/none", "phase": "write"}"#;
     let done = workloads(directory.path(), &["job", job]);
@@ -121,8 +121,9 @@ fn a_case_that_fails_has_a_row_with_the_reason_and_fails_the_run() {
     let done = workloads(directory.path(), &run.split_whitespace().collect::<Vec<_>>());
     assert!(!done.status.success());
     let rows = rows(directory.path());
-    assert_eq!(rows.len(), 2, "the other cases are measured all the same");
+    assert_eq!(rows.len(), 2, "the other cases are still measured");
     assert!(
-        rows[0].found.error.as_deref().unwrap().contains("it said nothing") && rows[1].found.ok == Some(true)
+        rows[0].found.error.as_deref().unwrap().contains("it printed nothing")
+            && rows[1].found.ok == Some(true)
     );
 }

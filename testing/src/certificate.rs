@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::Result;
 use crate::tools::{Tool, User, run};
 
-/// What makes them.
+/// Creates the certificates.
 pub(crate) const OPENSSL: Tool = Tool { name: "openssl", package: "openssl" };
 
 const SETTINGS: &str = "
@@ -20,7 +20,7 @@ basicConstraints = critical, CA:FALSE
 subjectAltName = DNS:localhost, IP:127.0.0.1
 ";
 
-/// Makes `{name}.key` and `{name}.crt` in a directory; who trusts the certificate trusts the server.
+/// Creates `{name}.key` and a self-signed `{name}.crt` in a directory.
 pub(crate) fn make(user: User, openssl: &Path, directory: &Path, name: &str) -> Result<()> {
     user.write(&directory.join("certificate.conf"), SETTINGS)?;
     run(user.command(openssl, directory).args(["req", "-x509", "-nodes", "-days", "2"]).args([

@@ -1,4 +1,5 @@
-//! Servers in containers, where neither their programs are installed nor can be: Docker or Podman, whichever is there.
+//! Servers in containers, for machines where their programs are neither installed nor installable: Docker or Podman,
+//! whichever is available.
 
 use std::path::PathBuf;
 
@@ -6,24 +7,24 @@ use crate::Result;
 use crate::supervisor::Supervisor;
 use crate::tools::{User, look_up};
 
-/// Ends a server in order; the engine passes it on and removes the container.
+/// Stops a server cleanly; the engine forwards it and removes the container.
 const STOP: &str = "TERM";
 
-/// What runs in a container.
+/// What to run in a container.
 pub(crate) struct Image<'a> {
     pub(crate) name: &'a str,
-    /// The port that the server listens on inside, and the one of the loopback interface that leads there.
+    /// The port the server listens on inside, and the loopback port forwarded to it.
     pub(crate) ports: (u16, u16),
     pub(crate) environment: &'a [(&'a str, &'a str)],
-    /// For the server.
+    /// Arguments for the server.
     pub(crate) arguments: &'a [&'a str],
 }
 
 impl Image<'_> {
-    /// Starts it with the engine that is there, and waits until it answers. It ends with the handle.
+    /// Starts the container with the available engine and waits until it answers. It ends with the handle.
     ///
     /// # Errors
-    /// `missing`, which says what is not installed, if there is no engine; what the container printed if it does not answer.
+    /// `missing`, which says what to install, if there is no engine; the container's output if it does not answer.
     pub(crate) fn start(&self, missing: crate::BoxError, ready: impl FnMut() -> bool) -> Result<Supervisor> {
         let Some(engine) = engine() else {
             return Err(format!("{missing}; a container engine (docker or podman) would do as well").into());
@@ -36,7 +37,7 @@ impl Image<'_> {
         Ok(supervisor)
     }
 
-    /// The engine runs it in the foreground, so that the supervisor sees it end, and keeps nothing of it.
+    /// Runs in the foreground, so that the supervisor sees the container end, and keeps nothing afterwards.
     fn arguments(&self) -> Vec<String> {
         let (inside, outside) = self.ports;
         let mut arguments: Vec<String> =

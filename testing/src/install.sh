@@ -1,4 +1,4 @@
-# Installs packages without starting the services that they bring. Arguments: the packages.
+# Installs packages without starting their services. Arguments: the packages.
 set -eu
 if ! command -v apt-get > /dev/null; then
     echo "this machine has no apt-get" >&2
@@ -8,7 +8,7 @@ sudo=
 if [ "$(id -u)" != 0 ]; then
     sudo="sudo -n"
 fi
-# One at a time: test processes run side by side.
+# One at a time: test processes run concurrently.
 exec 9> "${TMPDIR:-/tmp}/threadkeep-install-$(id -u).lock"
 flock 9
 policy=/usr/sbin/policy-rc.d

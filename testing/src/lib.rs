@@ -57,7 +57,7 @@ pub fn redis() -> Result<&'static Redis> {
     })
 }
 
-/// A server that is started once in a process. A failure is not remembered: the next test tries again.
+/// A server that is started once per process. A failure is not cached: the next test tries again.
 struct Shared<T> {
     starting: Mutex<()>,
     server: OnceLock<T>,

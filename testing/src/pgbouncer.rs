@@ -9,10 +9,10 @@ use crate::postgres::{Database, Postgres, in_database};
 use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port};
 
-/// A PgBouncer that gives a client a server connection for one transaction at a time.
+/// A PgBouncer that assigns a server connection to a client for one transaction at a time.
 pub struct PgBouncer {
     url: Url,
-    // Ends the server with us.
+    // Stops the server when this process ends.
     _supervisor: Option<Supervisor>,
 }
 
@@ -22,7 +22,7 @@ impl PgBouncer {
         Ok(Self { url: Url::parse(url)?, _supervisor: None })
     }
 
-    /// Starts a private one before `postgres`.
+    /// Starts a private one in front of `postgres`.
     pub(crate) fn start(postgres: &Postgres) -> Result<Self> {
         let [pgbouncer] = find([Tool { name: "pgbouncer", package: "pgbouncer" }])?;
         let user = User::for_servers()?;
@@ -51,7 +51,7 @@ impl PgBouncer {
         Ok(Self { url, _supervisor: Some(supervisor) })
     }
 
-    /// The URL of a database of the server behind.
+    /// The URL of a database of the server behind it.
     pub fn url(&self, database: &Database) -> String {
         in_database(&self.url, database.name())
     }

@@ -14,7 +14,7 @@ use crate::tools::{Tool, User, find, free_port, password, run};
 use crate::{BoxError, Result};
 
 const USER: &str = "threadkeep";
-/// Ends the server and its sessions at once, without flushing anything. After a KILL, sessions would linger.
+/// Ends the server and its sessions at once, without flushing. After SIGKILL, sessions would linger.
 const CRASH: &str = "QUIT";
 
 const SETTINGS: &str = "
@@ -30,7 +30,7 @@ ssl_cert_file = 'server.crt'
 ssl_key_file = 'server.key'
 ";
 
-/// For a server that is measured: it keeps what it acknowledged whatever happens, as servers do.
+/// For benchmarks: a server that keeps what it acknowledged, as in production.
 const FLUSHING: &str = "
 shared_buffers = 128MB
 fsync = on
@@ -41,7 +41,7 @@ full_page_writes = on
 pub struct Postgres {
     url: Url,
     private: Option<Private>,
-    // Ends the server with us.
+    // Stops the server when this process ends.
     _container: Option<Supervisor>,
 }
 
@@ -51,15 +51,15 @@ struct Private {
 }
 
 impl Postgres {
-    /// The server at a URL; its user must be allowed to create databases.
+    /// The server at a URL; its user needs the right to create databases.
     pub(crate) fn at(url: &str) -> Result<Self> {
         Ok(Self { url: Url::parse(url)?, private: None, _container: None })
     }
 
-    /// Starts a private server: passwords and TLS, on a port of the loopback interface.
+    /// Starts a private server with passwords and TLS, on a loopback port.
     ///
     /// # Errors
-    /// If it cannot be started; the text says why, or what to install.
+    /// If it cannot start; the text says why, or what to install.
     pub fn start() -> Result<Self> {
         match Self::programs() {
             Ok(programs) => Self::private_one(&programs, ""),
@@ -67,7 +67,7 @@ impl Postgres {
         }
     }
 
-    /// Starts a private server that flushes every commit to the disk, for measurements.
+    /// Starts a private server that flushes every commit, for benchmarks.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -128,12 +128,12 @@ impl Postgres {
         Ok(server)
     }
 
-    /// The URL of a database of this server, for a user who may do everything.
+    /// The URL of a database of this server, for a superuser.
     pub fn url(&self, database: &str) -> String {
         in_database(&self.url, database)
     }
 
-    /// The certificate (PEM) that a client has to trust to use TLS.
+    /// The certificate (PEM) that a client must trust to use TLS.
     ///
     /// # Errors
     /// If the server is not private.
@@ -141,7 +141,7 @@ impl Postgres {
         Ok(self.private()?.data.join("server.crt"))
     }
 
-    /// The directory of its files.
+    /// The data directory.
     ///
     /// # Errors
     /// If the server is not private.
@@ -149,7 +149,7 @@ impl Postgres {
         Ok(&self.private()?.data)
     }
 
-    /// Ends the server without notice, as a power cut would that spares the disk.
+    /// Ends the server without warning, as a power cut would, but without loss on disk.
     ///
     /// # Errors
     /// If the server is not private.
@@ -171,7 +171,7 @@ impl Postgres {
         self.private.as_ref().ok_or_else(|| "this needs a private server: Postgres::start()".into())
     }
 
-    /// A new, empty database, dropped with the handle.
+    /// Creates an empty database, which is dropped with the handle.
     ///
     /// # Errors
     /// If it cannot be created.
@@ -182,12 +182,12 @@ impl Postgres {
     }
 }
 
-/// Whether the last line of the file in which the server tells its state says so.
+/// Whether the last line of the pid file, where the server writes its status, says "ready".
 fn is_ready(pid: &Path) -> bool {
     fs::read_to_string(pid).is_ok_and(|text| text.lines().nth(7).is_some_and(|state| state.trim() == "ready"))
 }
 
-/// A database for one case; dropped with this handle, its sessions ended.
+/// A database for one case. Dropping it ends its sessions and drops the database.
 pub struct Database {
     name: String,
     url: String,
@@ -200,7 +200,7 @@ impl Database {
         &self.name
     }
 
-    /// Its URL, for a user who may do everything.
+    /// Its URL, for a superuser.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -234,7 +234,7 @@ async fn execute(url: &str, statement: &str) -> Result<()> {
     Ok(done?)
 }
 
-/// The same server, another database.
+/// The URL of another database on the same server.
 pub(crate) fn in_database(server: &Url, database: &str) -> String {
     let mut url = server.clone();
     url.set_path(database);
@@ -242,7 +242,7 @@ pub(crate) fn in_database(server: &Url, database: &str) -> String {
 }
 
 impl Postgres {
-    /// What PgBouncer needs to know of the server.
+    /// The server's URL, for PgBouncer's configuration.
     pub(crate) fn server(&self) -> &Url {
         &self.url
     }

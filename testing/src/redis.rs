@@ -15,7 +15,7 @@ use crate::{BoxError, Result};
 pub struct Redis {
     url: String,
     private: Option<Private>,
-    // Ends the server with us.
+    // Stops the server when this process ends.
     _container: Option<Supervisor>,
 }
 
@@ -32,10 +32,10 @@ impl Redis {
         Self { url: url.to_owned(), private: None, _container: None }
     }
 
-    /// Starts a private server with a password, on a port of the loopback interface, and on another one with TLS.
+    /// Starts a private server with a password on a loopback port, and with TLS on another.
     ///
     /// # Errors
-    /// If it cannot be started; the text says why, or what to install.
+    /// If it cannot start; the text says why, or what to install.
     pub fn start() -> Result<Self> {
         match find([Tool { name: "redis-server", package: "redis-server" }, OPENSSL]) {
             Ok([redis, openssl]) => Self::private_one(&redis, &openssl),
@@ -43,7 +43,7 @@ impl Redis {
         }
     }
 
-    /// A server with a password alone: it cannot be crashed.
+    /// A server with a password but no TLS; it cannot be crashed.
     fn in_container(missing: BoxError) -> Result<Self> {
         let (port, password) = (free_port()?, password());
         let image = Image {
@@ -83,7 +83,7 @@ impl Redis {
         &self.url
     }
 
-    /// The URL at which the server speaks TLS.
+    /// The server's TLS URL.
     ///
     /// # Errors
     /// If the server is not private.
@@ -91,7 +91,7 @@ impl Redis {
         Ok(&self.private()?.tls_url)
     }
 
-    /// The certificate (PEM) that a client has to trust to use TLS.
+    /// The certificate (PEM) that a client must trust to use TLS.
     ///
     /// # Errors
     /// If the server is not private.
@@ -99,7 +99,7 @@ impl Redis {
         Ok(&self.private()?.certificate)
     }
 
-    /// Ends the server without notice; what it held is gone.
+    /// Ends the server without warning; its data is lost.
     ///
     /// # Errors
     /// If the server is not private.
@@ -121,7 +121,7 @@ impl Redis {
     }
 }
 
-/// Whether the server answers; that it wants a password is an answer, that it is still loading is none.
+/// Whether the server answers. Asking for a password counts as an answer, still loading does not.
 fn answers(port: u16) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;

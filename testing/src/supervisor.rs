@@ -14,13 +14,13 @@ use tempfile::TempDir;
 use crate::Result;
 use crate::tools::User;
 
-/// How long a server may take until it answers.
+/// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Between two looks whether it does.
+/// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A server, started and stopped by a shell that watches a pipe from us: when this process ends in any way, the pipe closes, the
-/// shell kills the server and removes its directory.
+/// A server, started and stopped by a shell that watches a pipe from this process: when this process ends in any way,
+/// the pipe closes, and the shell kills the server and removes its directory.
 pub(crate) struct Supervisor {
     directory: PathBuf,
     shell: Child,
@@ -28,13 +28,13 @@ pub(crate) struct Supervisor {
 }
 
 struct Orders {
-    /// None once the server is to end.
+    /// `None` once the server is to end.
     ask: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
 impl Supervisor {
-    /// Takes over a directory and the command of a server in it, which is not started yet and will be ended by `signal`.
+    /// Takes over a directory and the command of a server in it, which is not started yet and is stopped with `signal`.
     pub(crate) fn new(
         user: User,
         directory: TempDir,
@@ -50,7 +50,7 @@ impl Supervisor {
             .arg(signal)
             .arg(program)
             .args(args);
-        // An interrupt from the terminal is for the tests; the supervisor sees how they end.
+        // An interrupt from the terminal is for the tests; the supervisor notices when they end.
         shell.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut shell = shell.spawn()?;
         let _now_the_shell_removes_it = directory.keep();
@@ -59,7 +59,7 @@ impl Supervisor {
         Ok(Self { directory: path, shell, orders: Mutex::new(Orders { ask, answers }) })
     }
 
-    /// Starts the server and waits until `ready` says that it answers.
+    /// Starts the server and waits until `ready` returns true.
     pub(crate) fn start(&self, mut ready: impl FnMut() -> bool) -> Result<()> {
         self.order("start")?;
         let started = Instant::now();
@@ -67,7 +67,7 @@ impl Supervisor {
             if started.elapsed() > PATIENCE {
                 let log = fs::read_to_string(self.directory.join("log")).unwrap_or_default();
                 self.stop()?;
-                return Err(format!("the server does not answer; its log:\n{log}").into());
+                return Err(format!("the server did not answer; its log:\n{log}").into());
             }
             thread::sleep(PAUSE);
         }

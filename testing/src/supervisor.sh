@@ -1,6 +1,6 @@
-# Runs a server for as long as somebody holds our standard input open, then removes its directory.
-# Arguments: the directory, the signal that ends the server, its command. Orders on standard input: "start", "stop"; each
-# is answered by a line.
+# Runs a server as long as a process holds our standard input open, then removes its directory. Arguments: the
+# directory, the signal that stops the server, its command. Commands on standard input: "start", "stop"; each is
+# answered with a line.
 directory=$1
 signal=$2
 shift 2

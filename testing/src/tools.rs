@@ -1,4 +1,4 @@
-//! Finding and installing binaries, and the user that servers run as.
+//! Finds and installs programs, and picks the user that servers run as.
 
 use std::env::{self, VarError};
 use std::fs;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::Result;
 
-/// A program and where it comes from.
+/// A program and the package that installs it.
 pub(crate) struct Tool {
     pub(crate) name: &'static str,
     pub(crate) package: &'static str,
@@ -27,7 +27,7 @@ pub(crate) fn variable(name: &str) -> Result<Option<String>> {
     }
 }
 
-/// The paths of these programs, installed if they are missing.
+/// The paths of these programs, which are installed if missing.
 pub(crate) fn find<const N: usize>(tools: [Tool; N]) -> Result<[PathBuf; N]> {
     if tools.iter().any(|tool| look_up(tool.name).is_none()) {
         install(&tools)?;
@@ -40,7 +40,7 @@ pub(crate) fn find<const N: usize>(tools: [Tool; N]) -> Result<[PathBuf; N]> {
     found.try_into().map_err(|_| "as many paths as tools".into())
 }
 
-/// Where a program is.
+/// The path of a program.
 pub(crate) fn look_up(name: &str) -> Option<PathBuf> {
     let mut places: Vec<PathBuf> =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
@@ -55,7 +55,7 @@ pub(crate) fn look_up(name: &str) -> Option<PathBuf> {
         })
         .collect();
     postgres.sort();
-    // The newest first.
+    // Newest version first.
     places.extend(postgres.into_iter().rev().map(|(_, bin)| bin));
     let runs = |path: &PathBuf| {
         fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
@@ -75,7 +75,8 @@ fn install(tools: &[Tool]) -> Result<()> {
         return Ok(());
     }
     let reason = String::from_utf8_lossy(&output.stderr);
-    Err(format!("install {} first (it failed by itself: {})", packages.join(", "), reason.trim()).into())
+    Err(format!("install {} first (automatic installation failed: {})", packages.join(", "), reason.trim())
+        .into())
 }
 
 /// The user that servers run as.
@@ -86,13 +87,13 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Whoever runs the tests.
+    /// The user who runs the tests.
     pub(crate) fn ourselves() -> Self {
         let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
         Self { uid: uid.as_raw(), gid: gid.as_raw() }
     }
 
-    /// Ourselves; but `postgres` or `nobody` if we are root, since servers refuse that.
+    /// The current user; `postgres` or `nobody` if that is root, because servers refuse root.
     pub(crate) fn for_servers() -> Result<Self> {
         if !rustix::process::getuid().is_root() {
             return Ok(Self::ourselves());
@@ -110,7 +111,7 @@ impl User {
         found.ok_or_else(|| "tests that run as root need a user postgres or nobody for their servers".into())
     }
 
-    /// A directory that belongs to the user. Whoever holds it removes it.
+    /// A directory that belongs to the user, removed with the handle.
     pub(crate) fn directory(self) -> Result<TempDir> {
         let directory = tempfile::Builder::new().prefix("threadkeep-").tempdir()?;
         self.owns(directory.path())?;
@@ -152,12 +153,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Err(format!("{}: {}: {}", command.get_program().display(), output.status, text.trim()).into())
 }
 
-/// A port that nobody listens on at this moment.
+/// A port that nothing listens on at the moment.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// A password for a server that only lives for a while.
+/// A password for a short-lived server.
 pub(crate) fn password() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }

@@ -1,4 +1,4 @@
-//! The servers start, are private, and end with whoever holds them.
+//! The servers start, are private, and end with their handles.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::{Read, Write};
@@ -59,7 +59,7 @@ async fn the_pooler_leads_to_the_same_database_and_keeps_no_session() {
     let other = connect(&url).await;
     let [a, b] = [&through, &other].map(|client| client.query_typed("SELECT pg_backend_pid()", &[]));
     let (a, b) = (a.await.unwrap()[0].get::<_, i32>(0), b.await.unwrap()[0].get::<_, i32>(0));
-    assert_ne!(a, b, "a transaction has its server connection to itself");
+    assert_ne!(a, b, "a transaction has a server connection to itself");
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ fn a_server_ends_with_its_process_however_that_ends() {
     }
 }
 
-/// An engine that "pulls" its image from this machine: it takes the command line of an engine and starts the server itself.
+/// An engine whose images are on this machine: it takes a container engine's command line and starts the server itself.
 const ENGINE: &str = r#"#!/bin/sh
 [ "$1 $2 $3 $6" = "run --rm --publish redis-server" ] || exit 2
 port=${4#127.0.0.1:}
@@ -150,7 +150,7 @@ shift 6
 exec SERVER --bind 127.0.0.1 --port "${port%:6379}" "$@"
 "#;
 
-/// What is installed is found by the `PATH`, so that a second process with another one is needed.
+/// Installed programs are found on the `PATH`, so this runs in a second process with a different one.
 #[test]
 fn without_programs_and_packages_a_container_engine_runs_the_server() {
     const CHILD: &str = "THREADKEEP_TEST_WITHOUT_PROGRAMS";
@@ -180,7 +180,7 @@ fn without_programs_and_packages_a_container_engine_runs_the_server() {
     let path = std::env::var_os("PATH").unwrap();
     let program =
         |name: &str| std::env::split_paths(&path).map(|place| place.join(name)).find(|file| file.is_file());
-    drop(Redis::start().unwrap()); // Installed now, if it was not.
+    drop(Redis::start().unwrap()); // Installed by now, even if it was missing before.
     for engine in ["no", "yes"] {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(program("rm").unwrap(), directory.path().join("rm")).unwrap();

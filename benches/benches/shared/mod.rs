@@ -12,13 +12,13 @@ use threadkeep::step::{Durability, StepWriter};
 use threadkeep_benches::case::Mode;
 use threadkeep_benches::transcript::Transcript;
 
-/// Realistic messages, one after the other.
+/// Realistic messages, in order.
 pub(crate) fn transcript(count: usize) -> Vec<Json> {
     let mut transcript = Transcript::new(7);
     (0..count).map(|n| if n.is_multiple_of(2) { transcript.human() } else { transcript.ai() }).collect()
 }
 
-/// An accessor that remembers nothing yet.
+/// An accessor with nothing cached.
 pub(crate) fn accessor(saver: &Arc<dyn Saver>, mode: Mode) -> StateAccessor {
     StateAccessor::new(saver.clone(), Arc::new(mode.table().unwrap()), Arc::new(IdSource::default()))
 }
@@ -31,7 +31,7 @@ pub(crate) async fn step(run: &mut StepWriter, message: Json) {
     run.commit(Source::Loop, vec!["model".into()], Map::new()).await.unwrap();
 }
 
-/// A writer on a thread with these messages, of which all but the last `steps` came in one superstep.
+/// A writer on a thread with these messages; all but the last `steps` of them were written in one superstep.
 pub(crate) async fn grown(
     accessor: &StateAccessor,
     thread: &ThreadId,

@@ -34,16 +34,17 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Where the counts are kept.
 const COUNTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/instructions.json");
-/// A count may grow by so many percent before it is a regression, and shrink by as many before the file is out of date.
+/// A count may grow by this many percent before it is a regression, and shrink by as much before the file is out of
+/// date.
 const BOUND: f64 = 15.0;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = BoxError> = std::result::Result<T, E>;
 
-/// Runs a path so many times.
+/// Runs a path the given number of times.
 type Path = fn(usize) -> Result<()>;
 
-/// The paths, with how often each is run.
+/// The paths, and how often each runs.
 const PATHS: [(&str, usize, Path); 14] = [
     ("encode a message", 500, |times| values(times, |messages, _| Element::from_json(messages).map(drop))),
     ("decode a message", 500, |times| values(times, |_, element| element.to_json().map(drop))),
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            // Nobody may be there to read it.
+            // Nobody may be reading stderr.
             let _ = writeln!(io::stderr(), "{error}");
             ExitCode::FAILURE
         }
@@ -92,12 +93,12 @@ fn main() -> ExitCode {
 }
 
 fn run(path: &str, times: &str) -> Result<ExitCode> {
-    let (_, _, run) = PATHS.iter().find(|(name, ..)| *name == path).ok_or("there is no such path")?;
+    let (_, _, run) = PATHS.iter().find(|(name, ..)| *name == path).ok_or("unknown path")?;
     run(times.parse()?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Counts all paths, and compares or keeps the counts.
+/// Counts all paths, then compares the counts with the file or writes it.
 fn compare(update: bool, bound: f64) -> Result<ExitCode> {
     let kept: BTreeMap<String, u64> = match fs::read_to_string(COUNTS) {
         Ok(text) => serde_json::from_str(&text)?,
@@ -126,17 +127,17 @@ fn compare(update: bool, bound: f64) -> Result<ExitCode> {
     if beyond == 0 && kept.len() == counts.len() {
         return Ok(ExitCode::SUCCESS);
     }
-    writeln!(out, "if that is as it should be: scripts/instructions.sh --update, and say why in the commit")?;
+    writeln!(out, "if this is intended, run scripts/instructions.sh --update and say why in the commit")?;
     Ok(ExitCode::FAILURE)
 }
 
-/// By how many percent a count is another one than before.
+/// The change of a count, in percent.
 #[allow(clippy::cast_precision_loss, reason = "shown with one digit")]
 fn change(before: u64, now: u64) -> f64 {
     (now as f64 / before.max(1) as f64 - 1.0) * 100.0
 }
 
-/// The instructions of a process that runs a path so many times.
+/// The instructions of a process that runs a path the given number of times.
 fn count(path: &str, times: usize) -> Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
@@ -182,7 +183,7 @@ fn append(times: usize) -> Result<()> {
     Ok(())
 }
 
-/// Supersteps on a thread that came to its length in one.
+/// Supersteps on a thread whose messages were written in one superstep.
 fn steps(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length: usize) -> Result<()> {
     let runtime = runtime()?;
     let thread = ThreadId::from("t");
@@ -196,7 +197,7 @@ fn steps(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length:
     })
 }
 
-/// Heads of a thread that came to its length one message at a time.
+/// Heads of a thread that grew one message at a time.
 fn heads(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length: usize) -> Result<()> {
     let thread = ThreadId::from("t");
     runtime()?.block_on(async {
@@ -220,7 +221,7 @@ fn pages(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length:
     })
 }
 
-/// Something that is run on a thread of a saver.
+/// Something to run on a thread of a saver.
 type OnThread = fn(usize, &Arc<dyn Saver>, (ChannelMode, u64), usize) -> Result<()>;
 
 fn on_sqlite(times: usize, run: OnThread, mode: (ChannelMode, u64), length: usize) -> Result<()> {
@@ -276,7 +277,7 @@ fn transcript() -> Vec<Json> {
     (0..64).map(|n| if n % 2 == 0 { transcript.human() } else { transcript.ai() }).collect()
 }
 
-/// A message that is made quickly.
+/// A message that is cheap to build.
 fn message(number: usize) -> Json {
     json!({"type": "human", "id": format!("{number:032x}"), "content": "a question of ordinary length, as people ask many of them"})
 }

@@ -1,4 +1,4 @@
-//! The load figure of the gateway.
+//! Measures the gateway under load.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -9,10 +9,10 @@ use clap::Parser;
 use threadkeep_benches::case::Mode;
 use threadkeep_benches::load::{Load, Store, gateway_beside, table};
 
-/// Sends turns to a gateway from many clients at the same time, and says how fast, how soon and with what.
+/// Sends turns to a gateway from many clients at once; reports throughput, latency and resources.
 ///
-/// The gateway is a child process with a fresh state; its model is scripted. Each client streams one thread, turn after
-/// turn, over a connection that it keeps. A stream that does not end well fails the run.
+/// The gateway is a child process with fresh state and a scripted model. Each client streams turn after turn of one
+/// thread over a kept-alive connection. A stream that does not end properly fails the run.
 #[derive(Parser)]
 #[command(
     version,
@@ -23,25 +23,25 @@ Examples:
   load --store sqlite --mode full --threads 1,8,64"
 )]
 struct Cli {
-    /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR that flushes.
+    /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR with fsync on.
     #[arg(long, value_delimiter = ',', value_enum, default_value = "sqlite,postgres")]
     store: Vec<Store>,
-    /// In which modes: full, delta:K with a snapshot every K updates.
+    /// Channel modes: full, or delta:K with a snapshot every K updates.
     #[arg(long, value_delimiter = ',', default_value = "full,delta:10")]
     mode: Vec<Mode>,
-    /// Threads that are worked on at the same time.
+    /// Threads running at the same time.
     #[arg(long, value_delimiter = ',', default_value = "64")]
     threads: Vec<usize>,
-    /// Turns of each thread, not counting the first.
+    /// Measured turns per thread; one unmeasured turn precedes them.
     #[arg(long, default_value_t = 10)]
     turns: usize,
-    /// The file that rows are added to.
+    /// The file to append rows to.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Where the gateway's state is: on the disk that is to be measured.
+    /// Directory for the gateway's state; put it on the disk to measure.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     scratch: PathBuf,
-    /// The gateway's binary; else the one beside this program.
+    /// The gateway binary; defaults to the one next to this program.
     #[arg(long)]
     gateway: Option<PathBuf>,
 }
@@ -49,7 +49,7 @@ struct Cli {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let gateway = match cli.gateway {
-        // The gateway has a working directory of its own.
+        // The gateway runs in another working directory.
         Some(path) => std::path::absolute(path)?,
         None => gateway_beside(&std::env::current_exe()?)?,
     };

@@ -28,7 +28,7 @@ async fn main() -> Result<()> {
         None => None,
         Some("postgres") => Some(Postgres::start_flushing().map_err(anyhow::Error::from_boxed)?),
         Some(other) => {
-            bail!("{other} is not a store that this reports on; give postgres, or nothing for SQLite")
+            bail!("unknown store {other}; pass postgres, or nothing for SQLite")
         }
     };
     let mut out = io::stdout();

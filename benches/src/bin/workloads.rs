@@ -15,8 +15,8 @@ use threadkeep_benches::workload::Workload;
 
 /// Runs conversations on checkpoint stores and measures time, CPU, memory and bytes.
 ///
-/// Each case has a process and a database of its own. Rows go to --out as JSON, one a line; benches/README.md says what each
-/// field is. A case that comes to another state than its script, or than other stores and modes, is an error.
+/// Each case has its own process and database. Rows go to --out as JSON lines; benches/README.md describes the fields.
+/// A case whose final state differs from its script, or from other stores and modes, is an error.
 #[derive(Parser)]
 #[command(
     version,
@@ -45,20 +45,20 @@ enum Command {
     Run(Box<Run>),
     /// Run a named plan.
     Plan {
-        /// Which one.
+        /// The plan.
         plan: Plan,
-        /// How often all of it.
+        /// Repetitions of every case.
         #[arg(long, default_value_t = 1)]
         reps: usize,
         #[command(flatten)]
         how: How,
     },
-    /// Print tables of rows, and write plots. Refuses rows whose states differ.
+    /// Print tables of rows, and write plots. Refuses rows whose final states differ.
     Summarize {
         /// Files of rows.
         #[arg(required = true)]
         files: Vec<PathBuf>,
-        /// A directory for SVG files and an index.html that contains them.
+        /// Directory for the SVG files and the index.html that shows them.
         #[arg(long)]
         plots: Option<PathBuf>,
     },
@@ -72,28 +72,28 @@ enum Command {
 
 #[derive(Args)]
 struct Run {
-    /// What is run: lean, lead, plain, agent.
+    /// Workloads: lean, lead, plain, agent.
     #[arg(long, value_delimiter = ',', default_value = "lean")]
     workload: Vec<Workload>,
-    /// On which stores.
+    /// Stores.
     #[arg(long, value_delimiter = ',', value_enum, default_value = "sqlite")]
     backend: Vec<Backend>,
-    /// In which modes: full, delta:K with a snapshot every K updates.
+    /// Channel modes: full, or delta:K with a snapshot every K updates.
     #[arg(long, value_delimiter = ',', default_value = "full,delta:10")]
     mode: Vec<Mode>,
-    /// Turns of each conversation.
+    /// Turns per conversation.
     #[arg(long, value_delimiter = ',', default_value = "100")]
     turns: Vec<usize>,
     /// Bytes of a message's text (lean and lead).
     #[arg(long, value_delimiter = ',', default_value = "128")]
     size: Vec<usize>,
-    /// Conversations. More than one are written at the same time and not read afterwards.
+    /// Conversations. With more than one, they are written concurrently and not read afterwards.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     threads: Vec<usize>,
-    /// Tasks that write at the same time.
+    /// Tasks that write concurrently.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     writers: Vec<usize>,
-    /// How often all of it.
+    /// Repetitions of every case.
     #[arg(long, default_value_t = 1)]
     reps: usize,
     /// The seed of realistic messages.
@@ -102,10 +102,11 @@ struct Run {
     /// Seconds of writing after which a case ends early and its row says capped.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     cap: u64,
-    /// Also write each superstep's bytes to a raw store right after it, for a ratio that noise hits on both sides.
+    /// Also write each superstep's bytes to a raw store right after it, so that noise affects both sides of the ratio.
     #[arg(long)]
     paired: bool,
-    /// What is flushed before it is acknowledged: every superstep, or every turn with its last one (our savers only).
+    /// What is flushed before it is acknowledged: every superstep, or each turn with its last superstep (Threadkeep
+    /// savers only).
     #[arg(long, value_delimiter = ',', value_enum, default_value = "step")]
     flush: Vec<Each>,
     #[command(flatten)]
@@ -114,16 +115,16 @@ struct Run {
 
 #[derive(Args)]
 struct How {
-    /// The file that rows are added to; stdout if there is none.
+    /// The file to append rows to; stdout by default.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Where databases are made: on the disk that is to be measured. The private Postgres is in TMPDIR.
+    /// Directory for databases; put it on the disk to measure. The private Postgres is in TMPDIR.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     scratch: PathBuf,
     /// A Python with LangGraph's savers, for the langgraph-* stores.
     #[arg(long)]
     python: Option<PathBuf>,
-    /// New processes that read the head of each finished case.
+    /// How many new processes read the head of each finished case.
     #[arg(long, default_value_t = 3)]
     colds: usize,
 }
@@ -189,11 +190,11 @@ fn main() -> Result<()> {
             let job: Job = serde_json::from_str(&job)?;
             let measured = tokio::runtime::Runtime::new()?.block_on(measure(&job, |row| {
                 let line = serde_json::to_string(row).unwrap_or_default();
-                // If nobody listens any more, nobody wants to know.
+                // The reader may be gone; there is nobody left to report that to.
                 let _ = writeln!(io::stdout(), "{line}");
             }));
             if let Err(error) = measured {
-                // One line, which the runner takes into the row.
+                // One line, which the runner copies into the row.
                 let _ = writeln!(io::stderr(), "{}", format!("{error:#}").replace('\n', " "));
                 std::process::exit(1);
             }
@@ -204,7 +205,7 @@ fn main() -> Result<()> {
 
 impl How {
     fn run(self, cases: &[threadkeep_benches::case::Case]) -> Result<()> {
-        ensure!(!cases.is_empty(), "none of these combinations makes sense");
+        ensure!(!cases.is_empty(), "none of these combinations is valid");
         let runner = Runner { scratch: self.scratch, python: self.python, colds: self.colds };
         match self.out {
             Some(path) => {

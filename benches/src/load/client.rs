@@ -1,4 +1,4 @@
-//! One thread and the client that talks on it.
+//! One thread and the client that talks to it.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,22 @@ use serde_json::{Value as Json, json};
 
 use crate::transcript::Transcript;
 
-/// How long a turn may take, on whatever machine.
+/// How long a turn may take on any machine.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A client that keeps its connections.
+/// A client that keeps its connections alive.
 pub(super) fn http() -> Result<Client> {
-    // Somebody else in this process may have chosen one before.
+    // Other code in this process may have installed one already.
     let _chosen = rustls::crypto::ring::default_provider().install_default();
     Ok(Client::builder().no_proxy().build()?)
 }
 
-/// What was measured of a turn, from the sending of its request.
+/// The times of a turn, from the moment its request was sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turn {
-    /// The first bytes of the stream came.
+    /// Until the first bytes of the stream.
     pub(super) first_frame: Duration,
-    /// The stream ended.
+    /// Until the stream ended.
     pub(super) whole: Duration,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
-    /// Creates the thread of this number.
+    /// Creates thread `number`.
     pub(super) async fn create(client: &Client, base: &str, number: usize) -> Result<Self> {
         let id = format!("load-{number}");
         let answer =
@@ -47,7 +47,7 @@ impl Conversation {
         Ok(Self { client: client.clone(), url: format!("{base}/api/threads/{id}/runs/stream"), id, messages })
     }
 
-    /// Says something and reads what comes of it to the end.
+    /// Sends a question and reads the stream to its end.
     pub(super) async fn turn(&mut self) -> Result<Turn> {
         let text = self.messages.human()["content"].take();
         let body = json!({
@@ -55,7 +55,7 @@ impl Conversation {
             "stream_mode": ["values", "messages-tuple"],
         });
         let turn = tokio::time::timeout(PATIENCE, self.stream(&body)).await;
-        turn.with_context(|| format!("thread {}: no end within {PATIENCE:?}", self.id))?
+        turn.with_context(|| format!("thread {}: the turn did not end within {PATIENCE:?}", self.id))?
             .with_context(|| format!("thread {}", self.id))
     }
 
@@ -75,12 +75,12 @@ impl Conversation {
             lines.take(&chunk);
         }
         let whole = began.elapsed();
-        ensure!(lines.errors == 0, "the stream tells {} errors", lines.errors);
-        ensure!(lines.last == b"end", "the stream ends in {:?}", String::from_utf8_lossy(&lines.last));
+        ensure!(lines.errors == 0, "the stream has {} error events", lines.errors);
+        ensure!(lines.last == b"end", "the stream ends with {:?}", String::from_utf8_lossy(&lines.last));
         Ok(Turn { first_frame: first_frame.context("the stream is empty")?, whole })
     }
 
-    /// Whether the thread holds a question and an answer of each turn.
+    /// Checks that the thread holds a question and an answer for each turn.
     pub(super) async fn check(&self, client: &Client, base: &str, turns: usize) -> Result<()> {
         let answer = client.get(format!("{base}/api/threads/{}/state", self.id)).send().await?;
         let state: Json = answer.error_for_status()?.json().await?;
@@ -90,10 +90,10 @@ impl Conversation {
     }
 }
 
-/// The names of the events in a stream, read as it comes. Data is passed over.
+/// The event names in a stream, parsed as it arrives. Data is skipped.
 #[derive(Debug, Default)]
 struct Lines {
-    /// The line that has begun, as far as a name may reach.
+    /// The line in progress, up to the length of a name.
     begun: Vec<u8>,
     /// The name of the last event.
     last: Vec<u8>,
@@ -101,7 +101,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// A name is shorter, and data that is longer need not be kept.
+    /// Longer than any event name; a longer line is data and need not be kept.
     const KEPT: usize = 64;
 
     fn take(&mut self, chunk: &[u8]) {
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// A turn at a gateway that gives this answer and hangs up.
+    /// Runs a turn against a gateway that sends this answer and hangs up.
     async fn turn_of(answer: String) -> Result<Turn> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}/", listener.local_addr()?);
@@ -150,10 +150,10 @@ mod tests {
         let turn = turn_of(format!("{HEAD}\r\n{events}event: end\ndata: null\n\n")).await.unwrap();
         assert!(turn.first_frame <= turn.whole);
         for (answer, problem) in [
-            (format!("{HEAD}\r\n{events}"), "the stream ends in \"metadata\""),
+            (format!("{HEAD}\r\n{events}"), "the stream ends with \"metadata\""),
             (
                 format!("{HEAD}\r\n{events}event: error\ndata: {{}}\n\nevent: end\n\n"),
-                "the stream tells 1 errors",
+                "the stream has 1 error events",
             ),
             (format!("{HEAD}content-length: 99\r\n\r\n{events}"), "the stream broke off"),
             ("HTTP/1.1 409 Conflict\r\ncontent-length: 4\r\n\r\nbusy".to_owned(), "409 Conflict: busy"),
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(
             (lines.last.as_slice(), lines.errors),
             (b"error".as_slice(), 1),
-            "a name that was cut is none"
+            "a truncated name does not count"
         );
     }
 }

@@ -16,9 +16,9 @@ use crate::meter::Process;
 
 /// How long a gateway may take to start, and to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a process that starts or stops is looked at.
+/// How often a starting or stopping process is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// What it says when it serves.
+/// The start of the log line that names the address.
 const SERVING: &str = "serving on ";
 
 /// A running gateway. Killed when dropped.
@@ -29,7 +29,7 @@ pub(super) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts one that keeps all it has in `directory`, or in the Postgres database at `postgres`.
+    /// Starts a gateway that keeps its state in `directory`, or in the Postgres database at `postgres`.
     pub(super) fn start(binary: &Path, directory: &Path, postgres: Option<&str>, mode: Mode) -> Result<Self> {
         let mut database = match mode {
             Mode::Full => json!({"checkpoint_channel_mode": "full"}),
@@ -47,8 +47,8 @@ impl Gateway {
         });
         let answer =
             json!({"text": "You said: {{input}}", "usage": {"input_tokens": 200, "output_tokens": 200}});
-        // A script answers at once. Many small pieces of a long answer would be more frames than a stream keeps for a client
-        // that is not served in between, as no model sends them.
+        // The script answers at once. Real models do not send a long answer in many small pieces at once, and those
+        // would exceed the frames that a stream buffers for a slow client.
         let script = json!({"chunk_chars": 512, "rules": [{"answers": [answer]}]});
         fs::write(directory.join("config.yaml"), config.to_string())?;
         fs::write(directory.join("script.json"), script.to_string())?;
@@ -56,7 +56,7 @@ impl Gateway {
         let mut command = Command::new(binary);
         command.args(["serve", "--host", "127.0.0.1", "--port", "0", "--config", "config.yaml"]);
         for (name, _) in std::env::vars_os() {
-            // Its configuration is the one that is measured.
+            // The environment must not change the measured configuration.
             if name
                 .to_str()
                 .is_some_and(|name| ["SVC_", "GATEWAY_", "OTEL_"].iter().any(|p| name.starts_with(p)))
@@ -72,7 +72,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Waits until it says where it serves.
+    /// Waits until the gateway logs its address.
     fn address(&mut self) -> Result<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -83,22 +83,26 @@ impl Gateway {
                 return Ok(address.to_owned());
             }
             ensure!(self.child.try_wait()?.is_none(), "the gateway ended: {}", last_line(&said));
-            ensure!(Instant::now() < deadline, "the gateway does not serve: {}", last_line(&said));
+            ensure!(
+                Instant::now() < deadline,
+                "the gateway does not accept connections: {}",
+                last_line(&said)
+            );
             std::thread::sleep(LOOK_EVERY);
         }
     }
 
-    /// Its address.
+    /// The gateway's base URL.
     pub(super) fn base(&self) -> &str {
         &self.base
     }
 
-    /// What it uses.
+    /// The gateway's process, for its CPU and memory.
     pub(super) fn process(&self) -> Process {
         Process::of(self.child.id())
     }
 
-    /// Its counters by name; those with labels are left out.
+    /// The gateway's counters by name, without those that have labels.
     pub(super) async fn counted(&self, client: &Client) -> Result<BTreeMap<String, u64>> {
         let answer = client.get(format!("{}/metrics", self.base)).send().await?;
         let text = answer.error_for_status()?.text().await?;
@@ -109,7 +113,7 @@ impl Gateway {
         Ok(counters.collect())
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Stops the gateway and waits until it has exited.
     pub(super) async fn stop(mut self) -> Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
         kill_process(pid, Signal::TERM)?;
@@ -118,7 +122,7 @@ impl Gateway {
             if let Some(status) = self.child.try_wait()? {
                 break status;
             }
-            ensure!(Instant::now() < deadline, "the gateway does not stop");
+            ensure!(Instant::now() < deadline, "the gateway did not stop");
             tokio::time::sleep(LOOK_EVERY).await;
         };
         if !status.success() {
@@ -130,12 +134,12 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 fn last_line(text: &str) -> &str {
-    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing")
+    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing")
 }

@@ -1,8 +1,8 @@
-//! A load on the gateway: many threads whose turns are streamed over HTTP at the same time.
+//! Load on the gateway: many threads whose turns are streamed over HTTP at the same time.
 //!
-//! The gateway is a child process with a fresh directory, and on Postgres a fresh database. Each thread is one client
-//! that sends a turn, reads its stream to the end, and sends the next one. A turn whose stream does not end in `end`,
-//! or tells an error, fails the case, and so does a thread that has not kept every message.
+//! The gateway is a child process with a fresh directory and, on Postgres, a fresh database. Each thread has one
+//! client, which sends a turn, reads its stream to the end, and sends the next. The case fails if a stream does not end
+//! with `end` or contains an error, or if a thread lost a message.
 
 mod client;
 mod gateway;
@@ -31,39 +31,39 @@ pub use table::table;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Store {
-    /// Embedded files; each commit is flushed.
+    /// SQLite files; each commit is flushed.
     Sqlite,
     /// A private server that flushes each commit.
     Postgres,
 }
 
-/// What is to be measured: every store in every mode.
+/// What to measure: every store in every mode.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// The gateway's binary.
+    /// The gateway binary.
     pub gateway: PathBuf,
-    /// Where its state is: on the disk that is to be measured.
+    /// Directory for the gateway's state, on the disk to measure.
     pub scratch: PathBuf,
     /// The stores.
     pub stores: Vec<Store>,
     /// The modes.
     pub modes: Vec<Mode>,
-    /// Threads that are worked on at the same time.
+    /// Threads running at the same time.
     pub threads: usize,
-    /// Turns of each thread that are measured; one before them is not.
+    /// Measured turns per thread; one unmeasured turn precedes them.
     pub turns: usize,
 }
 
 /// One line of results. Times are milliseconds unless the name says otherwise, memory is bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
-    /// The version of the rows.
+    /// The row format's version.
     pub v: u32,
-    /// Where the threads were.
+    /// The store.
     pub store: Store,
-    /// In which mode.
+    /// The channel mode.
     pub mode: Mode,
-    /// How many at the same time.
+    /// Concurrent threads.
     pub threads: usize,
     /// Measured turns of all threads.
     pub turns_done: usize,
@@ -73,38 +73,38 @@ pub struct Row {
     pub turns_per_s: f64,
     /// From sending a request to its first frame.
     pub first_frame_p50_ms: f64,
-    /// The same, beyond which one in a hundred is.
+    /// 99th percentile.
     pub first_frame_p99_ms: f64,
     /// From sending a request to the end of its stream.
     pub turn_p50_ms: f64,
-    /// The same, beyond which one in a hundred is.
+    /// 99th percentile.
     pub turn_p99_ms: f64,
-    /// CPU time of the gateway for a turn.
+    /// CPU time of the gateway per turn.
     pub gateway_cpu_ms: f64,
-    /// CPU time of all Postgres processes for a turn.
+    /// CPU time of all Postgres processes per turn.
     pub server_cpu_ms: Option<f64>,
-    /// CPU time of the clients for a turn, which they take from the same machine.
+    /// CPU time of the clients per turn; they share the machine.
     pub client_cpu_ms: f64,
-    /// The most memory the gateway ever had.
+    /// Peak memory of the gateway.
     pub rss_peak: u64,
-    /// Its memory at the end.
+    /// Memory of the gateway at the end.
     pub rss_end: u64,
-    /// Flushes of the checkpoint database for a turn; known of SQLite.
+    /// Flushes of the checkpoint database per turn; known for SQLite only.
     pub checkpoint_flushes: Option<f64>,
-    /// Commits of the gateway's own records for a turn.
+    /// Commits of the gateway's own records per turn.
     pub record_commits: Option<f64>,
-    /// Of these, so many for a turn waited for the disk; known of SQLite.
+    /// How many of these waited for the disk, per turn; known for SQLite only.
     pub record_flushes: Option<f64>,
 }
 
-/// The version of the rows.
+/// The row format's version.
 const VERSION: u32 = 1;
 
 impl Load {
-    /// Measures every case, one after the other, and writes a row for each as soon as it is known.
+    /// Measures every case in turn, and writes each row as soon as it is known.
     ///
     /// # Errors
-    /// If a gateway does not start or stop, or a stream did not end as it should; the text says which.
+    /// If a gateway does not start or stop, or a stream did not end properly; the text says which.
     pub async fn run(&self, mut out: impl Write) -> Result<Vec<Row>> {
         ensure!(self.threads > 0 && self.turns > 0, "a load has at least one thread and one turn");
         let needs_server = self.stores.contains(&Store::Postgres);
@@ -145,7 +145,7 @@ impl Load {
         let url = database.as_ref().map(Database::url);
         let gateway = Gateway::start(&self.gateway, directory.path(), url, mode)?;
         let measured = self.measure(&gateway, store, mode, url, bar).await;
-        // How it ended matters also where it was measured in vain.
+        // Check how it ended even if the measurement failed.
         let stopped = gateway.stop().await;
         let row = measured?;
         stopped?;
@@ -170,7 +170,7 @@ impl Load {
         for number in 0..self.threads {
             conversations.push(Conversation::create(&client, gateway.base(), number).await?);
         }
-        // Connections, titles, statements that are prepared once: not measured.
+        // The first turn opens connections, sets titles and prepares statements; it is not measured.
         let (mut conversations, _) = rounds(conversations, 1, bar).await?;
         let before = gateway.counted(&client).await?;
         let (cpu, own_cpu) = (gateway.process().cpu(), meter::cpu());
@@ -218,7 +218,7 @@ impl Load {
     }
 }
 
-/// So many turns of each conversation, all conversations at the same time. The first failure is the answer.
+/// Runs `turns` turns of each conversation, all conversations concurrently. Returns the first failure.
 async fn rounds(
     conversations: Vec<Conversation>,
     turns: usize,
@@ -245,13 +245,13 @@ async fn rounds(
     Ok((conversations, all))
 }
 
-/// The gateway's binary that stands beside this one.
+/// The gateway binary next to this program.
 ///
 /// # Errors
-/// If there is none; the text says how to make it.
+/// If there is none; the text says how to build it.
 pub fn gateway_beside(own: &Path) -> Result<PathBuf> {
     let path = own.with_file_name(format!("threadkeep{}", std::env::consts::EXE_SUFFIX));
-    ensure!(path.exists(), "{} is not there; `make load` builds it, --gateway names another", path.display());
+    ensure!(path.exists(), "{} is missing; build it with `make load`, or pass --gateway", path.display());
     Ok(path)
 }
 
@@ -260,7 +260,7 @@ fn as_float(count: usize) -> f64 {
     count as f64
 }
 
-/// A count for each turn, with two digits.
+/// A count per turn, with two digits.
 #[allow(clippy::cast_precision_loss, reason = "shown with two digits")]
 fn ratio(count: u64, turns: usize) -> f64 {
     (100.0 * count as f64 / as_float(turns)).round() / 100.0

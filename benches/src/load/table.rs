@@ -4,7 +4,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::Row;
 
-/// A heading and what stands under it.
+/// A heading and the cell below it.
 type Column = (&'static str, fn(&Row) -> String);
 
 const COLUMNS: [Column; 14] = [

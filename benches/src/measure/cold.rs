@@ -1,4 +1,4 @@
-//! Reads in a process that has never seen the store. The machine's page cache and the server stay warm.
+//! Reads in a process that has not read the store before. The machine's page cache and the server stay warm.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub(super) async fn read(job: &Job, found: &mut Found) -> Result<()> {
     let accessor = accessor(job.case.mode, store.saver.clone())?;
     let thread = thread(0);
     let at = match job.phase {
-        // Looking up the parent warms nothing but the head's own row.
+        // Looking up the parent warms only the head's own row.
         Phase::ColdBack => {
             let head = accessor.get_loading(&thread, None, threadkeep::saver::Load::None).await?;
             head.context("the thread is gone")?.parent

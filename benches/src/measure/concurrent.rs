@@ -42,7 +42,7 @@ pub(super) async fn write(job: &Job, row: &mut Row, report: &mut impl FnMut(&Row
         turns.wall.extend(written.latencies);
         row.found.capped = row.found.capped.take().or(written.capped.then(|| "time".to_owned()));
         row.found.raw_bytes = Some(row.found.raw_bytes.unwrap_or_default() + written.raw_bytes);
-        // Held until all have ended, as open threads are.
+        // Kept until all have ended, as open threads would be.
         open.push(written.conversations);
     }
     let wall = started.elapsed();

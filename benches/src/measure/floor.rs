@@ -1,4 +1,4 @@
-//! Raw stores: the same bytes in the same number of flushed inserts, and reading and decoding them once.
+//! Raw stores: write the same bytes in the same number of flushed inserts, then read and decode them once.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub(super) async fn write(job: &Job, row: &mut Row, report: &mut impl FnMut(&Row
         raw_bytes += new.map(|message| message.to_string().len() as u64).sum::<u64>();
         let mut rows = turn.steps.iter().map(raw::bytes).collect::<Result<Vec<_>>>()?;
         if turn.note {
-            // A saver stores a checkpoint for it, in a flush of its own.
+            // A saver stores a checkpoint for the note, with its own flush.
             rows.push(Vec::new());
         }
         inserts += rows.len() as u64;

@@ -1,4 +1,4 @@
-//! Measuring one case, in the process that was started for it.
+//! Measures one case, in the process started for it.
 
 mod cold;
 mod concurrent;
@@ -14,17 +14,17 @@ use serde::{Deserialize, Serialize};
 use crate::case::{Case, Kind};
 use crate::row::{Found, Row};
 
-/// What a process is started for.
+/// What a process was started for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
     /// The case.
     pub case: Case,
-    /// The file or the URL of the database.
+    /// The file or URL of the database.
     pub target: String,
     /// The database of the raw store of a paired case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor_target: Option<String>,
-    /// What is measured of it.
+    /// The part of the case to measure.
     pub phase: Phase,
 }
 
@@ -40,8 +40,8 @@ pub enum Phase {
     ColdBack,
 }
 
-/// Does a job. `report` is given the row as far as it is known, again and again: the last one stands, so that a process
-/// that is killed leaves what it had.
+/// Runs a job. `report` receives the row repeatedly as it fills; the last call wins, so a killed process still leaves
+/// what it had measured.
 ///
 /// # Errors
 /// The store's.
@@ -68,7 +68,7 @@ pub fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e3).round() / 1e3
 }
 
-/// The value below which so many percent of `sorted` lie; none of nothing.
+/// The value below which the given percentage of `sorted` lies; `None` if it is empty.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -80,21 +80,21 @@ pub fn percentile(sorted: &[Duration], percent: f64) -> Option<Duration> {
     sorted.get(((last as f64) * percent / 100.0).round() as usize).copied()
 }
 
-/// The median; none of nothing.
+/// The median; `None` if there are no times.
 pub fn median(times: impl IntoIterator<Item = Duration>) -> Option<Duration> {
     let mut times: Vec<Duration> = times.into_iter().collect();
     times.sort_unstable();
     percentile(&times, 50.0)
 }
 
-/// What is known of the turns of a case, for the row.
+/// What is known about the turns of a case, for the row.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     pub(crate) wall: Vec<Duration>,
     pub(crate) cpu: Vec<Duration>,
 }
 
-/// Turns around the twentieth, and as many at the end, whose CPU time is compared.
+/// The turns around the twentieth, and as many at the end, whose CPU time is compared.
 const WINDOW: std::ops::Range<usize> = 10..30;
 
 impl Turns {

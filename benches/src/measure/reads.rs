@@ -1,4 +1,4 @@
-//! Reads in the process that wrote, from the open store.
+//! Reads from the open store, in the process that wrote it.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +13,16 @@ use crate::row::Found;
 use crate::store::Store;
 use crate::workload::digest;
 
-/// A read is repeated so often, and for so long.
+/// Repeat a read this often, or until this much time has passed.
 const TIMES: usize = 20;
 const BUDGET: Duration = Duration::from_secs(2);
 /// The same for pages of history.
 const PAGES: usize = 5;
-/// Behind a page that took longer, larger ones are not read: a page decodes every message of each of its states, which a
-/// thread of tens of thousands makes billions of bytes.
+/// After a page that took longer, larger pages are skipped: a page decodes every message of each of its states, which
+/// is billions of bytes for a thread of tens of thousands of messages.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reads through an accessor that remembers nothing of the thread, as a saver without memory does; only `head_kept_ms` is of
-/// the accessor that wrote it.
+/// Reads through an accessor with nothing cached; only `head_kept_ms` uses the accessor that wrote the thread.
 pub(super) async fn read(
     case: &Case,
     store: &Store,
@@ -73,7 +72,7 @@ pub(super) async fn read(
     Ok(())
 }
 
-/// Decodes every message of every state, as a client that is sent the page sees them.
+/// Decodes every message of every state, as a client that receives the page would.
 fn decoded(page: Vec<StateSnapshot>) -> Result<usize> {
     page.iter().map(|state| messages(state).map(|list| list.len())).sum()
 }

@@ -12,7 +12,7 @@ use crate::raw::Raw;
 use crate::row::{Found, Point, Row};
 use crate::store::{Store, file_bytes};
 
-/// Points of a curve, and of the turns whose CPU time on a server is told.
+/// Points of a curve, and turns for which the server's CPU time is reported.
 const POINTS: usize = 40;
 
 pub(super) async fn write(job: &Job, row: &mut Row, report: &mut impl FnMut(&Row)) -> Result<()> {
@@ -61,7 +61,7 @@ pub(super) async fn write(job: &Job, row: &mut Row, report: &mut impl FnMut(&Row
     Ok(())
 }
 
-/// Counts that only grow.
+/// Counters that only grow.
 struct Counts {
     flushes: Option<u64>,
     server_cpu: Option<Duration>,
@@ -89,7 +89,7 @@ impl Counts {
     }
 }
 
-/// What the turns took, and the curve so far.
+/// What the turns cost, and the curve so far.
 struct Progress {
     turns: Turns,
     every: usize,
@@ -148,7 +148,7 @@ impl Progress {
         found.step_p50_ms = median(self.total.steps).map(ms);
         found.floor_step_p50_ms = median(self.total.floor).map(ms);
         found.curve = self.curve;
-        // The first stretch warms the server up.
+        // The first stretch warms up the server.
         let turns = u32::try_from(self.every).unwrap_or(u32::MAX);
         let stretch = |pair: &[Duration]| ms(pair[1].saturating_sub(pair[0]) / turns);
         let early = self.server_cpu.windows(2).next().map(stretch);

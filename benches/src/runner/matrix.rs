@@ -1,26 +1,26 @@
-//! The product of what is to be varied.
+//! The product of all varied parameters.
 
 use crate::case::{Backend, Case, Each, Kind, Mode};
 use crate::workload::Workload;
 
-/// Every combination is a case, as far as it makes sense.
+/// Every valid combination is a case.
 #[derive(Debug, Clone)]
 pub struct Matrix {
-    /// What is run.
+    /// Workloads.
     pub workloads: Vec<Workload>,
-    /// On which stores.
+    /// Stores.
     pub backends: Vec<Backend>,
-    /// In which modes.
+    /// Channel modes.
     pub modes: Vec<Mode>,
-    /// How many turns a conversation has.
+    /// Turns per conversation.
     pub turns: Vec<usize>,
     /// Bytes of a message, where the workload has a size.
     pub sizes: Vec<usize>,
-    /// How many conversations.
+    /// Numbers of conversations.
     pub threads: Vec<usize>,
-    /// How many write at the same time.
+    /// Numbers of concurrent writers.
     pub writers: Vec<usize>,
-    /// How often all of it.
+    /// Repetitions of every case.
     pub reps: usize,
     /// The seed.
     pub seed: u64,
@@ -53,7 +53,7 @@ impl Default for Matrix {
 }
 
 impl Matrix {
-    /// The cases, so that stores alternate: what the machine does meanwhile hits all of them.
+    /// The cases, ordered so that stores alternate and machine noise affects all of them.
     pub fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for rep in 0..self.reps {
@@ -82,7 +82,7 @@ impl Matrix {
                 }
             }
         }
-        // A raw store has no modes.
+        // A raw store has no channel modes.
         let first = self.modes.first();
         cases.retain(|case| {
             case.is_meaningful() && (case.backend.kind() != Kind::Raw || Some(&case.mode) == first)

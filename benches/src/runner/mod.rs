@@ -1,4 +1,4 @@
-//! Running cases: each in a process and a database of its own, one after the other.
+//! Runs cases one after the other, each in its own process and database.
 
 mod matrix;
 mod plans;
@@ -21,21 +21,21 @@ use crate::row::{Found, Row, rejected};
 pub use matrix::Matrix;
 pub use plans::Plan;
 
-/// How cases are run.
+/// How cases run.
 pub struct Runner {
-    /// Where databases are made. It should be on the disk that is to be measured.
+    /// Directory for databases. It should be on the disk to measure.
     pub scratch: PathBuf,
     /// A Python with LangGraph's savers, for the cases that need it.
     pub python: Option<PathBuf>,
-    /// New processes that read the head of each finished case.
+    /// How many new processes read the head of each finished case.
     pub colds: usize,
 }
 
 impl Runner {
-    /// Runs the cases and writes a row for each as soon as it is known.
+    /// Runs the cases and writes each row as soon as it is known.
     ///
     /// # Errors
-    /// If a case cannot be run, or came to a state that it should not have come to: then all rows are written first.
+    /// If a case cannot run, or its final state is wrong; in the latter case all rows are written first.
     pub fn run(&self, cases: &[Case], mut out: impl Write) -> Result<Vec<Row>> {
         let peers = cases.iter().any(|case| case.backend.kind() == Kind::Peer);
         ensure!(
@@ -74,7 +74,7 @@ impl Runner {
             floor_target: place.floor.clone(),
             phase,
         };
-        // Writing has its cap, reading afterwards as much again; then somebody has to end it.
+        // Writing is capped, and reading may take as long again; after that the process hangs and is killed.
         let patience = Duration::from_secs(2 * case.cap_s + 60);
         let mut row = match process::run(
             &job(Phase::Write),
@@ -110,7 +110,7 @@ impl Runner {
     }
 }
 
-/// The median of what new processes took.
+/// Sets the medians of what the new processes measured.
 fn take_cold(found: &mut Found, heads: &[Row], backs: &[Row]) {
     let typical = |rows: &[Row], field: fn(&Found) -> Option<f64>| {
         let times =
@@ -120,12 +120,12 @@ fn take_cold(found: &mut Found, heads: &[Row], backs: &[Row]) {
     found.cold_open_ms = typical(heads, |found| found.cold_open_ms);
     found.cold_head_ms = typical(heads, |found| found.cold_head_ms);
     found.cold_back_ms = typical(backs, |found| found.cold_back_ms);
-    // One that differs is the one to tell.
+    // Keep a digest that differs, if there is one.
     let differing = heads.iter().find(|row| row.found.cold_digest != found.digest);
     found.cold_digest = differing.or(heads.first()).and_then(|row| row.found.cold_digest.clone());
 }
 
-/// The fresh database of a case; gone when this is dropped.
+/// The fresh database of a case; removed on drop.
 struct Place {
     target: String,
     floor: Option<String>,
@@ -140,10 +140,7 @@ impl Place {
         let mut target = |file: &str| -> Result<String> {
             if !case.backend.needs_postgres() {
                 let path = directory.path().join(file);
-                return Ok(path
-                    .to_str()
-                    .context("the scratch directory has a name that is no text")?
-                    .to_owned());
+                return Ok(path.to_str().context("the scratch directory's name is not UTF-8")?.to_owned());
             }
             let server = server.context("no Postgres server was started")?;
             let database = runtime.block_on(server.database()).map_err(anyhow::Error::from_boxed)?;

@@ -4,21 +4,21 @@ use super::Matrix;
 use crate::case::{Backend, Case, Each, Mode};
 use crate::workload::Workload;
 
-/// A list of matrices under a name.
+/// A named list of matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Plan {
-    /// Every question in the short form: under five minutes on two cores.
+    /// Every question in short form: under five minutes on two cores.
     Short,
     /// The same operations on our savers, LangGraph's and raw stores, alternating. Needs --python.
     Peers,
-    /// The targets at their full size: 2,000 turns, in all modes. About a quarter of an hour.
+    /// The targets at full size: 2,000 turns, in all modes. About a quarter of an hour.
     Targets,
 }
 
 const MODES: [Mode; 4] = [Mode::Full, Mode::Delta(1), Mode::Delta(10), Mode::Delta(1000)];
 
 impl Plan {
-    /// The cases, in the order in which they are run.
+    /// The cases, in the order in which they run.
     pub fn cases(self) -> Vec<Case> {
         let base = Matrix::default();
         let of = |workload, backends: &[Backend], modes: &[Mode], turns| Matrix {

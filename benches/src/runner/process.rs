@@ -1,4 +1,4 @@
-//! A process for a job: ourselves anew, or Python.
+//! A process for a job: this program again, or Python.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -16,8 +16,8 @@ use crate::row::{Row, parse};
 /// The program that sends the operations to LangGraph's savers.
 const DRIVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/driver.py");
 
-/// Starts a process for a job and waits for it; after `patience` it is ended, and the row says so. Its last line of output is
-/// the row.
+/// Starts a process for a job and waits for it; after `patience` it is killed, and the row says so. Its last line of
+/// output is the row.
 pub(super) fn run(job: &Job, python: Option<&Path>, directory: &Path, patience: Duration) -> Result<Row> {
     let text = serde_json::to_string(job)?;
     let mut command = if let (Kind::Peer, Some(python)) = (job.case.backend.kind(), python) {
@@ -55,11 +55,11 @@ pub(super) fn run(job: &Job, python: Option<&Path>, directory: &Path, patience: 
         }
     }
     let status = child.wait()?;
-    // Its end of the pipe is closed now.
+    // The process has exited, so its end of the pipe is closed.
     let _ended = reading.join();
     if !status.success() && !killed {
         let said = fs::read_to_string(&errors).unwrap_or_default();
-        let said = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let said = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
         bail!("{status}: {said}");
     }
     let mut row = match last {

@@ -1,4 +1,4 @@
-//! Rows for people: aligned tables, and plots in one page.
+//! Rows as aligned tables, and as plots on one page.
 
 mod page;
 mod plot;
@@ -30,7 +30,7 @@ pub fn write_plots(rows: &[Row], directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What can be compared: the same workload and the same numbers.
+/// What makes rows comparable: the same workload and the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Group {
     workload: Workload,
@@ -47,14 +47,14 @@ impl Group {
         format!("{workload}, {turns} turns{size}{threads}")
     }
 
-    /// The beginning of a file's name.
+    /// The prefix of a file's name.
     fn slug(self) -> String {
         let Self { workload, turns, size, threads } = self;
         format!("{workload}-{turns}-{size}-{threads}")
     }
 }
 
-/// The rows by what they can be compared with, each in the order in which it came.
+/// The rows by group, each group in input order.
 fn groups(rows: &[Row]) -> BTreeMap<Group, Vec<&Row>> {
     let mut groups: BTreeMap<Group, Vec<&Row>> = BTreeMap::new();
     for row in rows {
@@ -64,7 +64,7 @@ fn groups(rows: &[Row]) -> BTreeMap<Group, Vec<&Row>> {
     groups
 }
 
-/// How a row is called inside its group.
+/// A row's name within its group.
 fn name(row: &Row) -> String {
     match row.case.backend.kind() {
         crate::case::Kind::Raw => row.case.backend.to_string(),
@@ -72,7 +72,7 @@ fn name(row: &Row) -> String {
     }
 }
 
-/// The mode of a row, and what it flushes if that is not every superstep.
+/// A row's mode, and what it flushes if that is not every superstep.
 fn mode(row: &Row) -> String {
     match row.case.flush {
         Each::Step => row.case.mode.to_string(),

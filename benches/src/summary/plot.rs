@@ -90,7 +90,7 @@ fn curves(rows: &[&Row], y: impl Fn(&crate::row::Point) -> f64) -> Lines {
     #[allow(clippy::cast_precision_loss, reason = "a count of turns")]
     let line = |row: &Row| {
         let points = row.found.curve.iter().map(|point| (point.turn as f64, y(point)));
-        // What takes nothing, as bytes in memory, has no place on a logarithmic axis.
+        // A zero, as for bytes in memory, has no place on a logarithmic axis.
         points.filter(|(_, y)| *y > 0.0).collect()
     };
     let first = rows.iter().filter(|row| row.case.rep == 0);
@@ -182,7 +182,7 @@ where
         .map_err(drawing)
 }
 
-/// The bounds of all points, with some room above and below.
+/// The bounds of all points, with some headroom.
 fn bounds(lines: &Lines) -> ((f64, f64), (f64, f64)) {
     let points = || lines.iter().flat_map(|(_, points)| points);
     let range = |of: fn(&(f64, f64)) -> f64| {
@@ -201,5 +201,5 @@ fn short(value: f64) -> String {
 }
 
 fn drawing(error: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("a plot cannot be drawn: {error}")
+    anyhow!("cannot draw a plot: {error}")
 }

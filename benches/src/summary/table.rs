@@ -8,7 +8,7 @@ use super::{Group, groups, mode};
 use crate::case::Kind;
 use crate::row::{Found, Row};
 
-/// A table for each group of rows that can be compared.
+/// A table for each group of comparable rows.
 pub fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
     for (group, rows) in groups(rows) {
@@ -18,7 +18,7 @@ pub fn tables(rows: &[Row]) -> String {
     text
 }
 
-/// A heading and what stands under it.
+/// A heading and the cell below it.
 type Column = (&'static str, fn(&Row) -> String);
 
 const ALONE: [Column; 16] = [

@@ -1,4 +1,4 @@
-//! `agent`: what happens to real threads. Tool calls, regenerated and edited turns, forks, a compaction now and then.
+//! `agent`: what real threads contain. Tool calls, regenerated and edited turns, forks, an occasional compaction.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -9,21 +9,21 @@ use threadkeep::metadata::Source;
 use super::{Emit, Model, Script, Start, Step, Turn};
 use crate::transcript::Transcript;
 
-/// Every so many turns one is regenerated, edited, or made on an older state.
+/// How often a turn is regenerated, edited, or forked from an older state, in turns.
 const BRANCH_EVERY: usize = 20;
-/// How many turns a fork leaves behind.
+/// How many turns back a fork starts.
 const FORK_BACK: usize = 5;
-/// Messages after which a thread is compacted, and how many of them stay.
+/// The number of messages at which a thread is compacted, and how many of them stay.
 const COMPACT_AT: usize = 3_000;
 const KEPT: usize = 20;
 
 pub(super) struct Agent {
     transcript: Transcript,
     random: StdRng,
-    /// Knows what a compaction keeps.
+    /// Tracks which messages a compaction keeps.
     model: Model,
     turn: usize,
-    /// What was asked in the turn before.
+    /// The previous turn's question.
     asked: Option<Json>,
 }
 
@@ -33,7 +33,7 @@ impl Agent {
         Self { transcript: Transcript::new(seed), random, model: Model::default(), turn: 0, asked: None }
     }
 
-    /// Where the turn starts and what is asked.
+    /// Where the turn starts, and its question.
     fn beginning(&mut self) -> (Start, Json) {
         let number = self.turn;
         let new = self.transcript.human();
@@ -50,7 +50,7 @@ impl Agent {
         }
     }
 
-    /// The old messages give way to a summary.
+    /// A summary replaces the old messages.
     fn compaction(&mut self) -> Vec<Json> {
         let messages = self.model.messages();
         let kept = messages[messages.len().saturating_sub(KEPT)..].iter().map(|message| (**message).clone());

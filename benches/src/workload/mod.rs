@@ -1,5 +1,5 @@
-//! What is asked of a store, as data: turns of supersteps. Nothing here knows a store; [`crate::conversation`] sends the
-//! turns to our savers, [`crate::raw`] their bytes to raw stores, [`Model`] says what the state must be afterwards.
+//! What a store is asked to do, as data: turns of supersteps. Nothing here knows a store: [`crate::conversation`] sends
+//! the turns to our savers, [`crate::raw`] sends their bytes to raw stores, and [`Model`] computes the expected state.
 
 mod agent;
 mod model;
@@ -20,13 +20,13 @@ pub use model::{Model, digest};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Workload {
-    /// A model and nothing else: three checkpoints and two messages a turn, of a given size.
+    /// A model alone: three checkpoints and two messages per turn, of a given size.
     Lean,
-    /// An agent with 18 hooks around the model: 21 checkpoints a turn, and its first hook sends all messages again.
+    /// An agent with 18 hooks around the model: 21 checkpoints per turn, and its first hook sends all messages again.
     Lead,
-    /// Realistic messages, two a turn, in one line: the head is opened, two supersteps, a note of the run's duration.
+    /// Realistic messages, two per turn, without forks: open the head, two supersteps, a note of the run's duration.
     Plain,
-    /// Realistic messages with tool calls, regenerated and edited turns, forks, and a compaction now and then.
+    /// Realistic messages with tool calls, regenerated and edited turns, forks, and an occasional compaction.
     Agent,
 }
 
@@ -34,7 +34,7 @@ impl Workload {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Lean, Self::Lead, Self::Plain, Self::Agent];
 
-    /// The text that names it.
+    /// Its name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Lean => "lean",
@@ -44,12 +44,12 @@ impl Workload {
         }
     }
 
-    /// Whether messages have a given size, and the Python savers are sent the same ones.
+    /// Whether messages have a given size, and the Python savers receive the same ones.
     pub const fn is_sized(self) -> bool {
         matches!(self, Self::Lean | Self::Lead)
     }
 
-    /// The conversation with this seed; messages of `size` bytes where the workload has a size.
+    /// The conversation with this seed; messages have `size` bytes if the workload has a size.
     pub fn script(self, size: usize, seed: u64) -> Box<dyn Script> {
         match self {
             Self::Lean | Self::Lead => Box::new(scripted::Scripted::new(self == Self::Lead, size)),
@@ -58,7 +58,7 @@ impl Workload {
         }
     }
 
-    /// The messages that a conversation has after so many turns.
+    /// The messages of a conversation after `turns` turns.
     pub fn expected(self, size: usize, seed: u64, turns: usize) -> Model {
         let (mut script, mut model) = (self.script(size, seed), Model::default());
         for _ in 0..turns {
@@ -83,7 +83,7 @@ impl FromStr for Workload {
     }
 }
 
-/// The turns of a conversation, one after the other, without end.
+/// An endless sequence of turns.
 pub trait Script: Send {
     /// The next turn.
     fn turn(&mut self) -> Turn;
@@ -96,22 +96,22 @@ pub struct Turn {
     pub start: Start,
     /// Its supersteps. Each leads to the next one, the last one to the end.
     pub steps: Vec<Step>,
-    /// Whether a checkpoint behind it notes how long the run took, as the gateway's runs do.
+    /// Whether a final checkpoint notes how long the run took, as the gateway's runs do.
     pub note: bool,
 }
 
 /// Where a turn starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// On the live state: the writer of the turn before goes on.
+    /// On the live state: the writer of the previous turn continues.
     Live,
-    /// On the head, read anew.
+    /// On the head, read from the store.
     Head,
-    /// On the state from which this turn (counted from 0) began: a fork that makes it again. At most [`REACH`] turns back.
+    /// On the state at which this turn (counted from 0) began: a fork that replaces it. At most [`REACH`] turns back.
     Turn(usize),
 }
 
-/// How far back forks begin.
+/// The most turns back at which a fork starts.
 pub const REACH: usize = 16;
 
 /// A superstep with one task.
@@ -119,7 +119,7 @@ pub const REACH: usize = 16;
 pub struct Step {
     /// The node that runs.
     pub node: NodeName,
-    /// What the checkpoint comes from.
+    /// What the checkpoint's source is.
     pub source: Source,
     /// What the node writes to the channel `messages`.
     pub emit: Emit,
@@ -132,12 +132,12 @@ pub enum Emit {
     Nothing,
     /// These messages: new ones, replacements and removals.
     Messages(Vec<Json>),
-    /// All messages of the thread again, the last one replaced by this one.
+    /// All messages of the thread again, with the last one replaced by this one.
     All(Json),
 }
 
 impl Emit {
-    /// What is new in it.
+    /// The new messages.
     pub fn messages(&self) -> &[Json] {
         match self {
             Self::Nothing => &[],

@@ -1,4 +1,4 @@
-//! What the messages of a thread must be: a naive fold, and the digest by which stores are compared.
+//! The expected messages of a thread: a naive fold, and the digest by which stores are compared.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt::Write as _;
@@ -10,14 +10,14 @@ use threadkeep::channel::REMOVE_ALL_MESSAGES;
 
 use super::{Emit, REACH, Start, Turn};
 
-/// The messages of a thread, folded without an engine.
+/// The messages of a thread, folded without the engine.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
     messages: Vec<Arc<Json>>,
     /// The messages before each of the last turns, and the number of the first of these turns.
     starts: VecDeque<Vec<Arc<Json>>>,
     first: usize,
-    /// Ids of all messages that ever were there: one with another id need not be looked for.
+    /// Ids of all messages that ever existed: a message with a new id needs no search.
     seen: HashSet<String>,
 }
 
@@ -25,7 +25,7 @@ impl Model {
     /// Folds a turn.
     pub fn turn(&mut self, turn: &Turn) {
         if let Start::Turn(number) = turn.start {
-            // A script reaches back at most as far as this goes; beyond, the digest tells.
+            // A script reaches back at most as far as `starts` does; a violation shows in the digest.
             if let Some(start) = number.checked_sub(self.first).and_then(|place| self.starts.get(place)) {
                 self.messages.clone_from(start);
             }

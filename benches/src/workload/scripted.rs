@@ -1,8 +1,8 @@
-//! `lean` and `lead`: the operations that the Python savers are sent as well.
+//! `lean` and `lead`: the operations that the Python savers receive as well.
 //!
-//! LangGraph stores the input in a checkpoint of its own, then one checkpoint a node, each behind the node's writes. Here
-//! a checkpoint and the writes that made it are one commit; so a turn of `lean` is three commits (its three checkpoints)
-//! in the place of five calls, one of `lead` 21 in the place of 41.
+//! LangGraph stores the input in its own checkpoint, then one checkpoint per node, each after the node's writes. Here a
+//! checkpoint and the writes that created it are one commit, so a turn of `lean` is three commits (its three
+//! checkpoints) instead of five calls, and one of `lead` 21 instead of 41.
 
 use serde_json::{Value as Json, json};
 use threadkeep::metadata::Source;
@@ -19,7 +19,7 @@ const WORDS: [&str; 48] = [
 /// Hooks of `lead` before and after the model.
 const BEFORE: usize = 7;
 const AFTER: usize = 11;
-/// The hook behind the model that sends the answer again, with its usage.
+/// The hook after the model that sends the answer again, with its usage.
 const COUNTS_TOKENS: usize = 6;
 
 /// A conversation of `lean` or `lead`.
@@ -78,7 +78,7 @@ fn counted(ai: &Json) -> Json {
     message
 }
 
-/// `size` bytes of words that a linear congruential generator picks; role 0 is the human, 1 the model.
+/// `size` bytes of words picked by a linear congruential generator; role 0 is the human, 1 the model.
 fn text(turn: usize, role: usize, size: usize) -> String {
     let mut x = u32::try_from((2 * turn + role + 1) & 0xffff_ffff).unwrap_or_default();
     let mut text = String::with_capacity(size + 12);
@@ -87,7 +87,7 @@ fn text(turn: usize, role: usize, size: usize) -> String {
         text.push_str(WORDS[(x >> 16) as usize % WORDS.len()]);
         text.push(' ');
     }
-    // One space less than the words and their spaces; the reference fills up with a dot.
+    // The reference drops the trailing space and pads with a dot.
     text.pop();
     text.truncate(size);
     format!("{text:.<size$}")

@@ -1,8 +1,8 @@
-//! Numbers and texts as bytes, short where they are small.
+//! Compact encoding of numbers and text.
 
 use std::fmt;
 
-/// Appends an unsigned number: seven bits a byte, low bits first.
+/// Appends an unsigned number: seven bits per byte, low bits first.
 pub fn put_uint(out: &mut Vec<u8>, number: impl Into<u64>) {
     let mut rest = number.into();
     while rest >= 0x80 {
@@ -12,7 +12,7 @@ pub fn put_uint(out: &mut Vec<u8>, number: impl Into<u64>) {
     out.push((rest & 0x7f) as u8);
 }
 
-/// Appends a signed number, small magnitudes short.
+/// Appends a signed number; small magnitudes are short.
 pub fn put_int(out: &mut Vec<u8>, number: i64) {
     put_uint(out, (number.wrapping_shl(1) ^ (number >> 63)).cast_unsigned());
 }
@@ -22,7 +22,7 @@ pub fn put_len(out: &mut Vec<u8>, len: usize) {
     put_uint(out, len as u64);
 }
 
-/// Appends bytes behind their length.
+/// Appends bytes, prefixed with their length.
 pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_len(out, bytes.len());
     out.extend_from_slice(bytes);
@@ -38,8 +38,8 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Reads what the `put_` functions wrote. Bounded by its input: no length that it reads makes it allocate or loop
-/// beyond the bytes that are there.
+/// Reads what the `put_` functions wrote. Bounded by its input: no length it reads can make it allocate or loop beyond
+/// the available bytes.
 #[derive(Debug)]
 pub struct Decoder<'a>(&'a [u8]);
 
@@ -49,7 +49,7 @@ impl<'a> Decoder<'a> {
         Self(bytes)
     }
 
-    /// So many bytes.
+    /// Takes `len` bytes.
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed("the row ends too early"))?;
         self.0 = rest;
@@ -85,7 +85,7 @@ impl<'a> Decoder<'a> {
         Err(Malformed("a number is too long"))
     }
 
-    /// What [`put_uint`] wrote of a smaller number.
+    /// What [`put_uint`] wrote for a number below 2^32.
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         u32::try_from(self.uint()?).map_err(|_| Malformed("a number is too large"))
     }
@@ -96,7 +96,7 @@ impl<'a> Decoder<'a> {
         Ok((raw >> 1).cast_signed() ^ -(raw & 1).cast_signed())
     }
 
-    /// A count of things that take at least a byte each.
+    /// A count of items that take at least a byte each.
     pub fn count(&mut self) -> Result<usize, Malformed> {
         let count = usize::try_from(self.uint()?).unwrap_or(usize::MAX);
         if count > self.0.len() { Err(Malformed("a count is larger than the row")) } else { Ok(count) }
@@ -108,19 +108,19 @@ impl<'a> Decoder<'a> {
         self.take(len)
     }
 
-    /// What [`put_bytes`] wrote of a text.
+    /// What [`put_bytes`] wrote for a text.
     pub fn text(&mut self) -> Result<&'a str, Malformed> {
         std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("a text is not UTF-8"))
     }
 
-    /// Everything that was not read yet.
+    /// Everything not read yet.
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }
 
-    /// Checks that everything was read.
+    /// Checks that all input was read.
     pub fn finish(self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("bytes behind the end of the row")) }
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed("bytes after the end of the row")) }
     }
 }
 

@@ -1,7 +1,7 @@
-//! Large objects of metadata on their way into a store and out of it, entry by entry.
+//! Stores and loads large metadata objects entry by entry.
 //!
-//! Objects that notes carry along grow by an entry a run. Of the one that was stored or read last is remembered which
-//! entries it has, so that the next one costs what it adds.
+//! Objects that notes carry along grow by an entry per run. The entries of the object that was stored or read last are
+//! cached, so that the next version costs only what it adds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use threadkeep::{Error, Result};
 
 use crate::manifest::{Manifest, Run, continuation, push_run};
 
-/// The numbers of the entries of an object, ascending. Their order does not matter, so they are told in the order in which
-/// they were first stored: an object that only grows is few runs, whatever its keys are.
+/// The numbers of an object's entries, ascending. Their order has no meaning, so they keep the order in which they were
+/// first stored: an object that only grows is a few runs, whatever its keys are.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Numbers {
-    /// Those that stand behind the ones of the object that is known.
+    /// Those that follow the numbers of the known object.
     Behind(Vec<u32>),
     /// All of them.
     All(Vec<u32>),
 }
 
-/// Stores the entries of an object. `known` is an object that was stored before, with the greatest of its numbers; `add`
-/// answers the number of an element, which is stored if it is not yet.
+/// Stores the entries of an object. `known` is an object stored before, with its greatest number; `add` stores an
+/// element if it is missing and returns its number.
 ///
 /// # Errors
 /// Those of `add`.
@@ -57,10 +57,10 @@ fn numbers<'e>(
     Ok(numbers)
 }
 
-/// The entry that an element holds.
+/// Decodes the entry that an element holds.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if it is none.
+/// [`Error::Corrupt`] if it holds none.
 pub fn entry(element: &Element) -> Result<Entry> {
     let none = || Error::corrupt("checkpoint metadata", "an entry of a map is not one");
     let Json::Object(object) = element.to_json()? else { return Err(none()) };
@@ -71,19 +71,19 @@ pub fn entry(element: &Element) -> Result<Entry> {
     }
 }
 
-/// Where stored entries are read from.
+/// Reads stored entries.
 ///
 /// # Errors
-/// Whatever keeps them from being read.
+/// Whatever prevents reading them.
 pub trait EntrySource {
-    /// The runs of these chunks, one after the other.
+    /// The runs in these chunks, concatenated.
     fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>>;
     /// The entries with these numbers.
     fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>>;
 }
 
-/// The objects that a read of a thread has made, the last one of each key: one that goes on from it, or from which it
-/// went on, shares its entries.
+/// The objects built during a read of a thread, the latest for each key: an object that extends it, or that it extends,
+/// shares its entries.
 #[derive(Debug, Default)]
 pub struct Objects(HashMap<String, (Manifest, Entries)>);
 
@@ -93,7 +93,7 @@ impl Objects {
         self.0.contains_key(key)
     }
 
-    /// Takes over an object that was made before: `manifest` has these entries.
+    /// Adds an object that was built before: the entries of `manifest`.
     pub fn put(&mut self, key: &str, manifest: Manifest, entries: Entries) {
         self.0.insert(key.to_owned(), (manifest, entries));
     }
@@ -108,7 +108,7 @@ impl Objects {
             source.load(&more)?.into_iter().for_each(|entry| entries.insert(entry));
         } else {
             let less = beyond(manifest, &have, source)?;
-            // Where little is left, that is loaded.
+            // If less than half remains, loading it is cheaper than dropping the rest.
             if let Some(less) = less.filter(|less| 2 * count(less) <= entries.len()) {
                 source.load(&less)?.iter().for_each(|(key, _)| entries.remove(key));
             } else {
@@ -122,7 +122,7 @@ impl Objects {
     }
 }
 
-/// If what `manifest` has begins with what `have` has: the runs that follow. Chunks that both have are not looked into.
+/// The runs of `manifest` that follow those of `have`, if it starts with them. Shared chunks are not read.
 fn beyond(have: &Manifest, manifest: &Manifest, source: &mut impl EntrySource) -> Result<Option<Vec<Run>>> {
     let Some(chunks) = continuation(&have.chunks, &manifest.chunks) else { return Ok(None) };
     let mut runs = if chunks.is_empty() { Vec::new() } else { source.unpacked(chunks)? };
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::manifest::{Builder, chunk_runs};
 
-    /// Elements and chunks in memory; counts how many it was asked about.
+    /// Elements and chunks in memory; counts lookups.
     #[derive(Default)]
     struct Numbered {
         elements: Vec<Element>,
@@ -231,7 +231,7 @@ mod tests {
         for n in 0..1030 {
             store.add(&Element::from_json(&json!({ n.to_string(): n })).unwrap());
         }
-        // Every second one, so that each is a run.
+        // Every second number, so that each is its own run.
         let versions = [500, 510, 480, 40].map(|len| store.packed((0..len).map(|n| 2 * n)));
         assert!(versions[0].chunks.len() == 1 && versions[0].chunks[0].len > 50);
         let mut objects = Objects::default();
@@ -244,14 +244,15 @@ mod tests {
                 made.len() == len && made.get("0").is_some() && made.get(&(2 * len).to_string()).is_none()
             );
         }
-        // All of it with its 61 chunks; then what is between, with one chunk and with four; at last it is loaded again.
+        // First the whole object with its 61 chunks, then the difference with one and with four chunks, finally a full
+        // load.
         assert_eq!(asked[..3], [561, 11, 34], "{asked:?}");
         assert!(asked[3] < 110, "{asked:?}");
     }
 
     proptest! {
-        /// Objects that grow, change and lose entries, each stored knowing one before it or nothing: the numbers are those
-        /// of their entries, ascending, and reading them one after the other gives them back.
+        /// Objects that grow, change and lose entries, each stored knowing an earlier one or none: the numbers are
+        /// those of their entries, ascending, and reading them in order returns them unchanged.
         #[test]
         fn every_version_of_an_object_reads_back(
             edits in prop::collection::vec((prop::collection::vec((any::<bool>(), 0..40_u8, 0..3_u8), 0..6), any::<bool>()), 1..20),

@@ -1,4 +1,4 @@
-//! Stored values: in place where they are small, else by the numbers of their elements.
+//! Stored values: inline if small, otherwise by the numbers of their elements.
 
 use bytes::Bytes;
 
@@ -18,7 +18,7 @@ pub enum Form {
     List(Manifest),
 }
 
-/// The bits that tell the form of a value, in the byte that stands in front of it. The others are its owner's.
+/// The bits that encode a value's form in the byte before it. The byte's other bits belong to the caller.
 pub const FORM: u8 = 7 << 3;
 
 const PLAIN: u8 = 0;
@@ -27,7 +27,7 @@ const TINY: u8 = 2 << 3;
 const RUN: u8 = 3 << 3;
 const RUNS: u8 = 4 << 3;
 
-/// What [`put_form`] will write, as bits within [`FORM`].
+/// The form as bits within [`FORM`]; [`put_form`] writes the rest.
 pub fn form_bits(form: &Form) -> u8 {
     match form {
         Form::Plain(_) => PLAIN,
@@ -68,7 +68,7 @@ pub fn put_form(out: &mut Vec<u8>, form: &Form) {
     }
 }
 
-/// Reads what [`put_form`] wrote behind a byte with these bits.
+/// Reads what [`put_form`] wrote after a byte with these bits.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -93,7 +93,7 @@ pub fn take_form(decoder: &mut Decoder<'_>, bits: u8) -> Result<Form, Malformed>
 /// Reads the number of an element.
 ///
 /// # Errors
-/// [`Malformed`] if none can have it.
+/// [`Malformed`] if it is out of range.
 pub fn take_number(decoder: &mut Decoder<'_>) -> Result<u32, Malformed> {
     let number = decoder.u32()?;
     if number < NUMBER_LIMIT {

@@ -1,4 +1,4 @@
-//! Lists on their way into a store: what is stored already is referred to, what is new is added.
+//! Stores lists: elements already stored are referred to, new ones are added.
 
 use bytes::Bytes;
 use threadkeep::Result;
@@ -8,33 +8,33 @@ use threadkeep::value::{ChannelValue, Codec, Element, ElementHash, Encoded, List
 use crate::form::Form;
 use crate::manifest::{Builder, Shape};
 
-/// Values up to so many bytes stand where they are used; a row of their own would cost more.
+/// Values up to this many bytes are stored inline; a row of their own would cost more.
 pub const INLINE: usize = 32;
 
-/// The elements of one thread, numbered. Equal elements have one number.
+/// The numbered elements of one thread. Equal elements have one number.
 ///
 /// # Errors
-/// Whatever keeps an element from being looked up or stored.
+/// Whatever prevents looking up or storing an element.
 pub trait ListStore {
     /// The number of the element with this hash, if the thread has it.
     fn find(&mut self, hash: &ElementHash) -> Result<Option<u32>>;
-    /// The number of an element, which is added if the thread does not have it.
+    /// The number of an element; adds it if the thread does not have it.
     fn add(&mut self, element: &Element) -> Result<u32>;
-    /// The number of a chunk of a manifest, likewise. Chunks have numbers of their own.
+    /// The number of a manifest chunk; adds it if missing. Chunks are numbered separately.
     fn add_chunk(&mut self, chunk: Bytes) -> Result<u32>;
 }
 
 /// What a value is stored as.
 #[derive(Debug)]
 pub struct Stored {
-    /// What stands in the record.
+    /// What the record contains.
     pub form: Form,
-    /// For a list that was cut into elements: what to remember, so that the next version of it costs what it changes.
+    /// For a list that was cut into elements: what to cache, so that its next version costs only what it changes.
     pub shape: Option<Shape>,
 }
 
-/// Stores a value. `base` finds what is remembered of the list that it was made from; if it is not what it was made from
-/// after all, every element is looked at.
+/// Stores a value. `base` returns the cached shape of the list it was made from; if that turns out not to match, every
+/// element is looked up.
 ///
 /// # Errors
 /// Those of the store.
@@ -94,8 +94,8 @@ fn shape<S: ListStore>(store: &mut S, list: &ListValue, base: Option<&Shape>) ->
     builder.finish(|chunk| store.add_chunk(Bytes::copy_from_slice(chunk)))
 }
 
-/// Whether `list` was made from the list behind `base`: its parts fit, and the elements at their borders are the same. A
-/// version alone does not tell: a list can be carried from one channel to another.
+/// Whether `list` was made from the list that `base` describes: its parts fit, and the elements at their borders are
+/// the same. A version alone does not prove it: a list can be moved to another channel.
 fn is_base<S: ListStore>(store: &mut S, list: &ListValue, base: &Shape) -> Result<bool> {
     if !parts_fit(list.parts(), base.len()) {
         return Ok(false);
@@ -128,7 +128,7 @@ fn parts_fit(parts: &[Part], len: usize) -> bool {
     })
 }
 
-/// The elements of a list that is smaller than the manifest and rows of it would be.
+/// The elements of a list that is smaller than its manifest and rows would be.
 fn tiny(list: &ListValue) -> Option<Vec<Bytes>> {
     if list.len() > INLINE {
         return None;
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::manifest::{Run, chunk_runs};
 
-    /// Elements in memory; counts how many it was asked about.
+    /// Elements in memory; counts lookups.
     #[derive(Default)]
     struct Numbered {
         elements: Vec<Element>,
@@ -186,7 +186,7 @@ mod tests {
 
     impl Numbered {
         fn read(&self, form: &Form) -> ListValue {
-            let Form::List(manifest) = form else { panic!("it is not cut: {form:?}") };
+            let Form::List(manifest) = form else { panic!("not cut into elements: {form:?}") };
             let chunks = manifest.chunks.iter().copied().flat_map(Run::numbers);
             let packed = chunks.flat_map(|chunk| chunk_runs(&self.chunks[chunk as usize]).unwrap());
             let runs = packed.chain(manifest.tail.iter().copied());
@@ -203,7 +203,8 @@ mod tests {
     }
 
     proptest! {
-        /// Versions of a list, each made from one before it, from itself in another channel, or from nothing known.
+        /// Versions of a list, each made from an earlier one, from the same list in another channel, or from an unknown
+        /// one.
         #[test]
         fn every_version_of_a_list_reads_back(edits in prop::collection::vec((any::<usize>(), 0..4_u8, any::<bool>()), 1..40)) {
             let mut store = Numbered::default();

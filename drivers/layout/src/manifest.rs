@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::codec::{Decoder, Malformed, put_int, put_len, put_uint};
 
-/// Runs in a chunk. A manifest keeps between one and two chunks' worth of runs unpacked: the end of a list changes
-/// most.
+/// Runs in a chunk. A manifest keeps between one and two chunks' worth of runs unpacked, because a list mostly changes
+/// at its end.
 const CHUNK: usize = 8;
-/// The numbers of elements end below this.
+/// Element numbers are below this.
 pub const NUMBER_LIMIT: u32 = 1 << 30;
 
 /// Consecutive numbers of elements.
@@ -24,12 +24,12 @@ pub struct Run {
 }
 
 impl Run {
-    /// The number behind the last one.
+    /// The number after the last one.
     pub fn end(self) -> u32 {
         self.start + self.len
     }
 
-    /// The run, if elements can have its numbers.
+    /// The run, if its numbers are in range.
     pub(crate) fn checked(self) -> Result<Self, Malformed> {
         if self.len == 0 || u64::from(self.start) + u64::from(self.len) > u64::from(NUMBER_LIMIT) {
             return Err(Malformed("a run is empty or ends out of range"));
@@ -43,7 +43,7 @@ impl Run {
     }
 }
 
-/// Appends a run to `runs`, joining it to the last one where it continues it.
+/// Appends a run to `runs`, merging it into the last one if it continues it.
 pub fn push_run(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.end() == run.start => last.len += run.len,
@@ -51,7 +51,7 @@ pub fn push_run(runs: &mut Vec<Run>, run: Run) {
     }
 }
 
-/// If a list of these runs begins with one of `have`: the runs that follow.
+/// The runs that follow `have`, if a list of these runs starts with `have`.
 pub fn continuation(have: &[Run], runs: &[Run]) -> Option<Vec<Run>> {
     let Some((last, whole)) = have.split_last() else { return Some(runs.to_vec()) };
     let (next, more) = runs.strip_prefix(whole)?.split_first()?;
@@ -62,16 +62,16 @@ pub fn continuation(have: &[Run], runs: &[Run]) -> Option<Vec<Run>> {
     Some([grown].into_iter().filter(|run| run.len > 0).chain(more.iter().copied()).collect())
 }
 
-/// A manifest as it is stored: runs of chunks, then runs of elements.
+/// A stored manifest: runs of chunks, then runs of elements.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// The chunks.
     pub chunks: Vec<Run>,
-    /// The elements behind those of the chunks.
+    /// The elements after those of the chunks.
     pub tail: Vec<Run>,
 }
 
-/// Appends runs behind their count.
+/// Appends runs, prefixed with their count.
 pub fn put_runs(out: &mut Vec<u8>, runs: &[Run]) {
     put_len(out, runs.len());
     let mut expected = 0;
@@ -121,8 +121,8 @@ struct Chunk {
     len: usize,
 }
 
-/// A manifest whose chunks are in memory: what the writer remembers of a list that it stored, to make the manifest of
-/// the list's next version without looking at its elements again.
+/// A manifest whose chunks are in memory: what the writer caches for a stored list, to build the manifest of its next
+/// version without looking at its elements again.
 #[derive(Debug, Clone, Default)]
 pub struct Shape {
     chunks: Vec<Chunk>,
@@ -142,7 +142,7 @@ impl Shape {
         self.number_at(self.len.checked_sub(1)?)
     }
 
-    /// The number of the element at `index`. Looks from the end, where lists change.
+    /// The number of the element at `index`. Searches from the end, where lists change.
     pub fn number_at(&self, index: usize) -> Option<u32> {
         let mut end = self.len;
         let tail = self.tail.iter().rev();
@@ -170,7 +170,7 @@ impl Shape {
         None
     }
 
-    /// As it is stored.
+    /// Its stored form.
     pub fn manifest(&self) -> Manifest {
         let mut chunks = Vec::new();
         for chunk in &self.chunks {
@@ -180,10 +180,10 @@ impl Shape {
     }
 }
 
-/// Makes a [`Shape`] from parts of another one and from new numbers, in the list's order.
+/// Builds a [`Shape`] from parts of another one and from new numbers, in list order.
 #[derive(Debug, Default)]
 pub struct Builder {
-    /// Chunks taken over whole, each behind the runs (to be packed) that stand before it.
+    /// Chunks reused whole, each after the runs (still to be packed) that precede it.
     packed: Vec<(Vec<Run>, Chunk)>,
     tail: Vec<Run>,
 }
@@ -222,7 +222,7 @@ impl Builder {
         }
     }
 
-    /// The finished shape. `store` stores the bytes of a new chunk and answers its number.
+    /// The finished shape. `store` stores the bytes of a new chunk and returns its number.
     pub fn finish<E>(self, mut store: impl FnMut(&[u8]) -> Result<u32, E>) -> Result<Shape, E> {
         let mut shape = Shape::default();
         let mut pack = |shape: &mut Shape, runs: &[Run]| {
@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// Stores chunks in a vector and reads shapes back through their stored form.
+    /// Stores chunks in a vector and reads shapes back from their stored form.
     #[derive(Default)]
     struct Chunks(Vec<Vec<u8>>);
 
@@ -319,7 +319,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is cut out of a shape and put together again, the stored manifest tells the same elements.
+        /// Whatever is cut out of a shape and put together again, the stored manifest lists the same elements.
         #[test]
         fn a_shape_is_the_list_it_was_made_of(ops in ops()) {
             let mut chunks = Chunks::default();
@@ -393,7 +393,7 @@ mod tests {
         }
         assert_eq!(plain.manifest(), Manifest { chunks: vec![], tail: vec![Run { start: 0, len: 4000 }] });
         let manifest = edited.manifest();
-        assert_eq!(manifest.chunks.len(), 1, "chunks of one list follow each other");
+        assert_eq!(manifest.chunks.len(), 1, "the chunks of a list are consecutive");
         assert!(manifest.tail.len() <= 2 * CHUNK);
         assert_eq!(chunks.0.len() * CHUNK + manifest.tail.len(), 4000, "each run was packed once");
     }

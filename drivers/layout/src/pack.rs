@@ -1,34 +1,34 @@
-//! Compression of elements, with a dictionary or without one.
+//! Compresses elements, with or without a dictionary.
 //!
-//! Messages are short and alike: alone they compress to 0.4 of their size, with a dictionary of their like to 0.3 and
-//! less.
+//! Messages are short and alike: alone they compress to 0.4 of their size, with a dictionary of similar messages to 0.3
+//! or less.
 
 use std::io::{Error, ErrorKind, Read as _, Result};
 
 use zstd::bulk::{Compressor, Decompressor};
 
 const LEVEL: i32 = 3;
-/// Shorter ones are stored as they are.
+/// Shorter ones are stored uncompressed.
 const SHORTEST: usize = 48;
-/// Up to so many bytes are unpacked in one go; a larger number is not believed before that many bytes came out.
+/// Allocate at most this much up front; a larger declared length must be backed by actual output.
 const AT_ONCE: u64 = 1 << 20;
 
 /// Packs elements.
 pub struct Packer(Compressor<'static>);
 
 impl Packer {
-    /// One that uses a dictionary; an empty one is none.
+    /// With a dictionary; an empty one means none.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If memory runs out.
     pub fn new(dictionary: &[u8]) -> Result<Self> {
         Compressor::with_dictionary(LEVEL, dictionary).map(Self)
     }
 
-    /// The packed bytes; none if they would not be shorter by a sixteenth.
+    /// The packed bytes; `None` unless they save at least a sixteenth.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If memory runs out.
     pub fn pack(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>> {
         if bytes.len() < SHORTEST {
             return Ok(None);
@@ -45,16 +45,16 @@ pub struct Unpacker {
 }
 
 impl Unpacker {
-    /// One that uses a dictionary; an empty one is none.
+    /// With a dictionary; an empty one means none.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If memory runs out.
     pub fn new(dictionary: Vec<u8>) -> Result<Self> {
         let decompressor = Decompressor::with_dictionary(&dictionary)?;
         Ok(Self { dictionary, decompressor })
     }
 
-    /// Unpacks into a slice that has the length of the bytes. Whoever reads them checks their hash.
+    /// Unpacks into a slice of exactly the original length. The caller checks the hash.
     ///
     /// # Errors
     /// As [`Self::unpack`].
@@ -63,10 +63,10 @@ impl Unpacker {
         if length == bytes.len() { Ok(()) } else { Err(wrong_length()) }
     }
 
-    /// The bytes, of which there are so many. Whoever reads them checks their hash.
+    /// The unpacked bytes, `length` of them. The caller checks the hash.
     ///
     /// # Errors
-    /// If the packed bytes are damaged, or have another length.
+    /// If the packed bytes are damaged, or unpack to another length.
     pub fn unpack(&mut self, length: u64, packed: &[u8]) -> Result<Vec<u8>> {
         let bytes = match usize::try_from(length) {
             Ok(capacity) if length <= AT_ONCE => self.decompressor.decompress(packed, capacity)?,
@@ -82,7 +82,7 @@ impl Unpacker {
 }
 
 fn wrong_length() -> Error {
-    Error::new(ErrorKind::InvalidData, "the element does not have its length")
+    Error::new(ErrorKind::InvalidData, "the element's length is wrong")
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
         for dictionary in [Vec::new(), words(3)] {
             let (mut packer, mut unpacker) =
                 (Packer::new(&dictionary).unwrap(), Unpacker::new(dictionary).unwrap());
-            // The last one is beyond what is unpacked in one go.
+            // The last one exceeds what is allocated up front.
             for bytes in [words(2), words(100), words(50_000)] {
                 let packed = packer.pack(&bytes).unwrap().unwrap();
                 assert!(packed.len() < bytes.len());

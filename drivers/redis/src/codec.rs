@@ -1,8 +1,8 @@
-//! Paths to and from the bytes in Redis.
+//! Encodes paths to and from the bytes in Redis.
 //!
-//! A path is kept as two fields: the *seed* it starts from, which is the same for all checkpoints up to the next snapshot,
-//! and the *path* behind it, a few writes. So a step writes the long value only when there is a new one. Each field is
-//! sealed: a format number, a checksum over what it is kept under and its bytes, and MessagePack.
+//! A path is stored as two fields: the *seed* it starts from, which all checkpoints up to the next snapshot share, and
+//! the *path* after it, a few writes. So a step writes the long value only when it changes. Each field is sealed: a
+//! format number, a checksum over its key and its bytes, and MessagePack.
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -13,26 +13,26 @@ use threadkeep::id::{CheckpointId, Version};
 use threadkeep::saver::{ChannelHistory, HistoryStep, Seed};
 use threadkeep::value::{ChannelValue, Codec, Encoded};
 
-/// The first byte of every field. Another number is another format, and a miss.
+/// The first byte of every field. Any other number is another format, and therefore a miss.
 const FORMAT: u8 = 1;
 const CHECKSUM: usize = 16;
-/// The longest field that is written or read. A thread whose snapshot is longer is not cached.
+/// The longest field that is written or read. A thread with a longer snapshot is not cached.
 pub(crate) const MAX_BYTES: usize = 32 << 20;
 
 /// The two fields of a path.
 pub(crate) struct Sealed {
     pub(crate) path: Vec<u8>,
-    /// None if the channel had never been written where the path starts.
+    /// `None` if the channel had never been written where the path starts.
     pub(crate) seed: Option<SealedSeed>,
 }
 
 pub(crate) struct SealedSeed {
-    /// Tells the seed from any other.
+    /// Identifies the seed.
     pub(crate) name: Vec<u8>,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What names the value of a channel at a checkpoint.
+/// Identifies the value of a channel at a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Mark {
     checkpoint: [u8; 16],
@@ -80,7 +80,7 @@ struct SeedRecord {
     value: Bytes,
 }
 
-/// The bytes of a path; none if they would be too long.
+/// Encodes a path; `None` if it would be too long.
 pub(crate) fn seal(key: &HistoryKey, path: &CachedHistory) -> Option<Sealed> {
     let steps = path.history.steps.iter().map(|step| StepRecord {
         checkpoint: *step.checkpoint.as_bytes(),
@@ -104,7 +104,7 @@ pub(crate) fn seal(key: &HistoryKey, path: &CachedHistory) -> Option<Sealed> {
     Some(Sealed { path: field(key, b"path", &record)?, seed })
 }
 
-/// The path in the two fields; none unless they are whole, were written for this key and belong together.
+/// Decodes a path from its two fields; `None` unless they are intact, were written for this key and belong together.
 pub(crate) fn open(key: &HistoryKey, path: &[u8], seed: Option<&[u8]>) -> Option<CachedHistory> {
     let record: PathRecord = record(key, b"path", path)?;
     let seed = match record.seed {
@@ -157,13 +157,13 @@ fn record<T: DeserializeOwned>(key: &HistoryKey, kind: &[u8], field: &[u8]) -> O
     rmp_serde::from_slice(body).ok()
 }
 
-/// A field with these bytes, whatever they are.
+/// A sealed field with these bytes, valid or not.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn with_checksum(key: &HistoryKey, kind: &[u8], body: &[u8]) -> Vec<u8> {
     [&[FORMAT][..], &checksum(key, kind, body), body].concat()
 }
 
-/// Covers what the field is kept under, so that a field in the wrong place is as wrong as a flipped bit.
+/// Covers the field's key, so that a field in the wrong place fails like a flipped bit.
 fn checksum(key: &HistoryKey, kind: &[u8], body: &[u8]) -> [u8; CHECKSUM] {
     let mut hasher = blake3::Hasher::new();
     let names = [key.thread.as_str(), key.namespace.as_str(), key.channel.as_str()];
@@ -266,7 +266,7 @@ mod tests {
         fn arbitrary_bytes_are_a_miss_and_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let key = key("t", "", "messages");
             prop_assert_eq!(open(&key, &bytes, Some(&bytes)), None);
-            // Also those with a right checksum, which only a hand can have made.
+            // Also with a valid checksum, which only an attacker would produce.
             let _ = open(&key, &with_checksum(&key, b"path", &bytes), None);
         }
     }

@@ -1,13 +1,13 @@
-//! The body of the fuzz target: what Redis may answer. It takes any bytes, must not panic, and asserts that what was read
-//! is written as it was read.
+//! The body of the fuzz target: what Redis may return. Accepts any bytes, must not panic, and asserts that a decoded
+//! entry encodes to the same bytes.
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use threadkeep::cache::HistoryKey;
 
 use crate::codec::{open, seal, with_checksum};
 
-/// A path and its seed, as they would be if somebody who knows how to make a checksum had written them. The first two bytes
-/// tell where the one ends and the other begins.
+/// A path and its seed, as an attacker who can compute checksums could write them. The first two bytes say where one
+/// ends and the other begins.
 pub fn cache_entry(data: &[u8]) {
     let key = HistoryKey { thread: "t".into(), namespace: "n".into(), channel: "messages".into() };
     assert_eq!(open(&key, data, Some(data)), None, "bytes without a checksum are a miss");
@@ -15,7 +15,7 @@ pub fn cache_entry(data: &[u8]) {
     let (path, seed) = body.split_at(usize::from(u16::from_le_bytes(*middle)).min(body.len()));
     let (path, seed) = (with_checksum(&key, b"path", path), with_checksum(&key, b"seed", seed));
     let Some(found) = open(&key, &path, Some(&seed)) else { return };
-    let sealed = seal(&key, &found).expect("it is not longer than it was");
+    let sealed = seal(&key, &found).expect("no longer than before");
     let again = open(&key, &sealed.path, sealed.seed.as_ref().map(|seed| &seed.bytes[..]));
     assert_eq!(again, Some(found));
 }

@@ -19,41 +19,42 @@ use tokio::sync::Mutex;
 
 use crate::outage::Outage;
 
-/// How long a call may take, connecting included. A slower answer is no answer: reading the thread is as quick.
+/// How long a call may take, including connecting. A slower answer is useless: reading the thread is as fast.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How entries are kept.
+/// How entries are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Stands before every key. Two stores in one Redis must have two prefixes.
+    /// The prefix of every key. Two stores in one Redis need different prefixes.
     pub key_prefix: String,
-    /// How long what is known of a thread is kept after it was written to the cache last, in seconds; none is until the
-    /// server needs the room.
+    /// How long a thread's entries live after the last write to them, in seconds; `None` until the server needs the
+    /// room.
     pub ttl_seconds: Option<NonZeroU64>,
 }
 
-/// A URL that names no Redis.
+/// A URL that is not a usable Redis URL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the Redis URL cannot be used ({0}); it is redis://[user:password@]host[:port][/database], or rediss:// for TLS"
+    "the Redis URL cannot be used ({0}); use redis://[user:password@]host[:port][/database], or rediss:// for TLS"
 )]
 pub struct InvalidUrl(String);
 
 /// The history cache in a Redis server.
 ///
-/// What is known of a thread is one hash, `{prefix}{thread}`, with fields for each namespace and channel. It expires as a
+/// A thread's entries are one hash, `{prefix}{thread}`, with fields for each namespace and channel. It expires as a
 /// whole, and purging a thread is one deletion.
 pub struct RedisCache {
     client: Client,
     address: String,
     settings: Settings,
-    /// Shared by all calls, with how many broke before it. Locked while it is being made, so that all calls make one.
+    /// The connection that all calls share, with the number of connections that broke before it. Locked while
+    /// connecting, so that concurrent calls open only one.
     connection: Mutex<Option<(u64, MultiplexedConnection)>>,
     outage: Outage,
 }
 
 impl fmt::Debug for RedisCache {
-    /// Shows no URL: it may have a password.
+    /// Omits the URL, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, settings, .. } = self;
         f.debug_struct("RedisCache")
@@ -64,10 +65,10 @@ impl fmt::Debug for RedisCache {
 }
 
 impl RedisCache {
-    /// A cache in the server at `url`. Nothing is asked of the server yet; it need not be there.
+    /// A cache in the server at `url`. Does not connect yet; the server need not be up.
     ///
     /// # Errors
-    /// [`InvalidUrl`]; the text does not have the URL.
+    /// [`InvalidUrl`]; its text omits the URL.
     pub fn open(url: &str, settings: Settings) -> Result<Self, InvalidUrl> {
         let client = Client::open(url).map_err(|error| InvalidUrl(error.category().to_owned()))?;
         let address = client.get_connection_info().addr().to_string();
@@ -78,7 +79,7 @@ impl RedisCache {
         format!("{}{thread}", self.settings.key_prefix)
     }
 
-    /// Runs commands; none if the server does not answer, or refuses. Never takes much longer than [`PATIENCE`].
+    /// Runs commands; `None` if the server does not answer or refuses. Never takes much longer than [`PATIENCE`].
     async fn run<T: FromRedisValue>(&self, commands: &Pipeline) -> Option<T> {
         if !self.outage.may_ask() {
             return None;
@@ -105,7 +106,7 @@ impl RedisCache {
     async fn ask<T: FromRedisValue>(&self, commands: &Pipeline) -> RedisResult<T> {
         let (number, mut connection) = self.connect(None).await?;
         match commands.query_async(&mut connection).await {
-            // The server, or something between, ends connections that were idle. That is no outage.
+            // The server, or a proxy, closes idle connections. That is no outage.
             Err(error) if error.is_io_error() && !error.is_timeout() => {
                 let (_, mut connection) = self.connect(Some(number)).await?;
                 commands.query_async(&mut connection).await
@@ -114,7 +115,7 @@ impl RedisCache {
         }
     }
 
-    /// The connection, with its number; another one than the one that broke.
+    /// The shared connection and its number; a new one if it is the one that broke.
     async fn connect(&self, broken: Option<u64>) -> RedisResult<(u64, MultiplexedConnection)> {
         let mut shared = self.connection.lock().await;
         if let Some((number, connection)) = &*shared
@@ -132,11 +133,11 @@ impl RedisCache {
     }
 }
 
-/// Why a call failed, in words that hold nothing of what is stored.
+/// Why a call failed, in words that contain no stored data.
 enum Failure {
-    /// The server answered, and will not do it.
+    /// The server answered with a refusal.
     Refused(String),
-    /// There is no answer, or one that says that there will be none for a while.
+    /// No answer, or one that says the server is unavailable for now.
     Away(String),
 }
 
@@ -158,11 +159,11 @@ impl Failure {
     }
 }
 
-/// The names of the fields of a channel. The length keeps namespace and channel apart.
+/// The field names of a channel. The length keeps namespace and channel apart.
 struct Fields {
     path: String,
     seed: String,
-    /// The name of the seed that is there.
+    /// The field that names the stored seed.
     seed_name: String,
 }
 
@@ -183,7 +184,7 @@ impl HistoryCache for RedisCache {
         let ((path, seed),): ((Option<Vec<u8>>, Option<Vec<u8>>),) = self.run(&commands).await?;
         let known = codec::open(key, &path?, seed.as_deref());
         if known.is_none() {
-            // Taken away whole, or a damaged seed would stay as long as the one to put has the same name.
+            // Delete both fields, or a damaged seed would stay while the new one has the same name.
             let mut commands = redis::pipe();
             commands.cmd("HDEL").arg(hash).arg(fields.path).arg(fields.seed).arg(fields.seed_name).ignore();
             let _: Option<()> = self.run(&commands).await;
@@ -207,7 +208,7 @@ impl HistoryCache for RedisCache {
         set.ignore();
         match self.settings.ttl_seconds {
             Some(ttl) => commands.cmd("EXPIRE").arg(&hash).arg(ttl.get()).ignore(),
-            // An entry of an earlier setting may have had an end.
+            // An entry from an earlier configuration may have an expiry.
             None => commands.cmd("PERSIST").arg(&hash).ignore(),
         };
         let _: Option<()> = self.run(&commands).await;

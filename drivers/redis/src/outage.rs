@@ -1,11 +1,11 @@
-//! Times without an answer: nobody waits for a server that is known to be away, and the log says so once.
+//! Outages: no call waits for a server known to be down, and the log reports the outage once.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long after a failure nobody asks the server. Then one caller does.
+/// How long after a failure the server is left alone. Then one caller tries.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -13,7 +13,7 @@ pub(crate) struct Outage(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Set during an outage: when the next caller may ask.
+    /// Set during an outage: when the next caller may try.
     next: Option<Instant>,
     /// Whether a refusal was logged.
     refused: bool,
@@ -24,7 +24,7 @@ impl Outage {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the caller may ask the server. During an outage it is one in each pause.
+    /// Whether the caller may use the server. During an outage, one caller per pause may.
     pub(crate) fn may_ask(&self) -> bool {
         let mut state = self.lock();
         let now = Instant::now();
@@ -56,8 +56,8 @@ impl Outage {
         }
     }
 
-    /// The server answered that it will not do it: it is full, read-only, or has something else under the key. Logged
-    /// once, for it concerns many calls.
+    /// The server answered with a refusal: it is full, read-only, or the key holds another type. Logged once, because
+    /// it affects many calls.
     pub(crate) fn refused(&self, address: &str, reason: &str) {
         let mut state = self.lock();
         state.next = None;
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// What was logged on this thread.
+    /// What this thread logged.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -119,7 +119,7 @@ mod tests {
         assert!(!outage.may_ask());
         tokio::time::advance(PAUSE).await;
         assert!(outage.may_ask(), "one looks");
-        assert!(!outage.may_ask(), "the others do not wait for it");
+        assert!(!outage.may_ask(), "other callers do not wait");
         outage.failed("a", "still away");
         assert!(!outage.may_ask());
         tokio::time::advance(PAUSE).await;
@@ -127,6 +127,6 @@ mod tests {
         outage.answered("a");
         assert!(outage.may_ask() && outage.may_ask());
         outage.refused("a", "full");
-        assert!(outage.may_ask(), "a refusal is an answer");
+        assert!(outage.may_ask(), "a refusal counts as an answer");
     }
 }

@@ -1,4 +1,4 @@
-//! The conformance suite on a saver with the history cache in Redis before it.
+//! The conformance suite on a saver behind the history cache in Redis.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ struct Place {
     settings: Settings,
 }
 
-// Nothing is claimed of damage: what lies behind a path that is known is not looked at again, and this cache outlives
-// the process that knew it.
+// Claims nothing about damage: rows older than a cached path are not read again, and this cache outlives the process
+// that filled it.
 #[async_trait]
 impl Factory for Cached {
     type Place = Place;

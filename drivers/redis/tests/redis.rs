@@ -1,4 +1,4 @@
-//! The cache against real servers: what comes back, what expires, what a server that is away costs.
+//! The cache against real servers: what it returns, what expires, what an outage costs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -39,7 +39,7 @@ fn key(thread: &str) -> HistoryKey {
     HistoryKey { thread: thread.into(), namespace: Namespace::root(), channel: "messages".into() }
 }
 
-/// Paths that end at successive checkpoints behind one seed.
+/// Paths that end at successive checkpoints after one seed.
 fn paths(seed: &str, steps: usize) -> Vec<CachedHistory> {
     let ids = IdSource::default();
     let mut checkpoint = ids.checkpoint_after(None);
@@ -88,7 +88,7 @@ async fn the_seed_is_sent_once_and_sent_again_when_it_was_lost() {
     let hash = format!("{}t", settings.key_prefix);
     let known = paths("seed", 3);
     cache.put(&key("t"), &known[0]).await;
-    // A seed of the same name with a mark in it shows whether it is written again.
+    // A marker in the seed shows whether it is written again.
     let seed: Vec<u8> = redis.hget(&hash, "seed:0::messages").await.unwrap();
     let () = redis.hset(&hash, "seed:0::messages", "marked").await.unwrap();
     cache.put(&key("t"), &known[1]).await;
@@ -142,7 +142,7 @@ async fn a_damaged_or_foreign_entry_is_a_miss_and_the_next_put_heals_it() {
     assert_eq!(cache.get(&key("u")).await.as_ref(), Some(known));
 }
 
-/// Waits for something that happens soon, however busy the machine is.
+/// Waits for a condition, however busy the machine is.
 async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !happened().await {
@@ -151,7 +151,7 @@ async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// What was logged on this thread.
+/// What this thread logged.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -213,7 +213,7 @@ async fn an_outage_costs_hits_and_one_warning_and_hits_come_back_with_the_server
     for outage in 1..=2 {
         let first = say().await;
         agrees(&first).await;
-        assert!(hit(&first).await, "the server is there");
+        assert!(hit(&first).await, "the server is up");
         server.crash().unwrap();
         for _ in 0..20 {
             let at = say().await;
@@ -278,7 +278,7 @@ async fn a_server_that_takes_connections_and_says_nothing_is_asked_once() {
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let cache = RedisCache::open(&url, settings(60)).unwrap();
     assert_eq!(cache.get(&key("t")).await, None);
-    // As long as nobody may ask, nobody connects.
+    // While no call may try the server, none connects.
     for _ in 0..100 {
         assert_eq!(cache.get(&key("t")).await, None);
     }
@@ -301,7 +301,7 @@ async fn a_server_that_has_something_else_under_the_key_or_needs_a_password_is_n
         ours.put(&key("t"), &paths("seed", 1)[0]).await;
     }
     ours.put(&key("u"), &paths("seed", 1)[0]).await;
-    assert!(ours.get(&key("u")).await.is_some(), "other threads are cached");
+    assert!(ours.get(&key("u")).await.is_some(), "other threads are still cached");
     assert_eq!((log.count("refuses"), log.count(AWAY)), (1, 0));
 
     let server = Redis::start().unwrap();
@@ -327,7 +327,7 @@ fn a_url_that_is_none_is_refused_without_being_told() {
     }
 }
 
-/// The certificates that a process trusts are those of its start, so that a second process is needed.
+/// Runs in a second process, because a process reads its trusted certificates at start.
 #[tokio::test]
 async fn rediss_urls_are_encrypted_and_the_certificate_is_checked() {
     const URL: &str = "THREADKEEP_TEST_REDISS_URL";
@@ -347,7 +347,7 @@ async fn rediss_urls_are_encrypted_and_the_certificate_is_checked() {
         .output()
         .unwrap();
     assert!(itself.status.success(), "{}", String::from_utf8_lossy(&itself.stdout));
-    // Without the certificate it is a stranger's, and a stranger is told nothing.
+    // Without the certificate the server is untrusted, and receives nothing.
     let cache = RedisCache::open(url, settings(60)).unwrap();
     cache.put(&key("t"), &known[0]).await;
     assert_eq!(cache.get(&key("t")).await, None);

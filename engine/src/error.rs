@@ -54,6 +54,20 @@ pub enum Error {
         /// The thread.
         thread: ThreadId,
     },
+    /// The store no longer holds changes of the thread that it had acknowledged: it failed over to a replica that had not
+    /// received them, was restored from a backup, or lost them in a crash. Nothing was written by this call, and the saver
+    /// has forgotten what it knew of the thread, so the next call works on what the store holds now. Read the thread
+    /// again; what is missing has to be done again.
+    #[error(
+        "thread {thread}: the store lost changes that it had acknowledged: {seen}; after a failover or a restored backup, \
+         read the thread again and repeat what is missing"
+    )]
+    HistoryLost {
+        /// The thread.
+        thread: ThreadId,
+        /// What this process knew and what it found instead.
+        seen: String,
+    },
     /// A row that the lineage needs is missing. The state cannot be told; restore a backup or verify the store.
     #[error("thread {thread}, checkpoint {checkpoint}: broken lineage: {missing}")]
     BrokenLineage {
@@ -142,6 +156,7 @@ impl Error {
             Self::InvalidInput(_) => "ValueError",
             Self::NotFound { .. } => "CheckpointNotFoundError",
             Self::Conflict { .. } | Self::Stale { .. } => "CheckpointConflictError",
+            Self::HistoryLost { .. } => "CheckpointHistoryLostError",
             Self::BrokenLineage { .. } => "BrokenLineageError",
             Self::Corrupt { .. } | Self::NewerFormat { .. } => "CorruptCheckpointError",
             Self::Unsupported { .. } => "NotImplementedError",

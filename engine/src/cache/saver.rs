@@ -8,7 +8,7 @@ use async_trait::async_trait;
 
 use super::{CachedHistory, HistoryCache, HistoryKey};
 use crate::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::saver::fallback::HistoryWalk;
 use crate::saver::{
@@ -28,7 +28,7 @@ const NEAR: usize = 8;
 ///
 /// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
 /// checkpoints and rows, as the deletion of runs does, leaves the paths of what stays, and so the entries; unless nothing
-/// stays.
+/// stays. When the inner saver reports that a thread's history was lost, the thread is purged too.
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,
@@ -46,6 +46,14 @@ impl CachedSaver {
         Self { inner, cache }
     }
 
+    /// Purges a thread whose history the inner saver reports as lost.
+    async fn purging<T>(&self, thread: &ThreadId, done: Result<T>) -> Result<T> {
+        if matches!(done, Err(Error::HistoryLost { .. })) {
+            self.cache.purge(thread).await;
+        }
+        done
+    }
+
     async fn tuple(
         &self,
         at: &CheckpointKey,
@@ -54,7 +62,7 @@ impl CachedSaver {
     ) -> Result<Option<CheckpointTuple>> {
         let key = CheckpointKey { id, ..at.clone() };
         let selector = CheckpointSelector::at(&key).loading(Load::Only(channels.clone()));
-        self.inner.get(&selector).await
+        self.purging(&at.thread, self.inner.get(&selector).await).await
     }
 
     /// What the cache has of the channels that need a path to `target`, as far as it ends there or before.
@@ -148,23 +156,24 @@ fn sentinels<'a>(
 #[deny(clippy::missing_trait_methods)] // A method with a plain default would hide the inner saver's better one.
 impl Saver for CachedSaver {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-        self.inner.get(at).await
+        self.purging(&at.thread, self.inner.get(at).await).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-        self.inner.list(query).await
+        self.purging(&query.thread, self.inner.list(query).await).await
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
-        self.inner.put_writes(at, task).await
+        self.purging(&at.thread, self.inner.put_writes(at, task).await).await
     }
 
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
-        self.inner.commit(step).await
+        let thread = step.thread.clone();
+        self.purging(&thread, self.inner.commit(step).await).await
     }
 
     async fn flush(&self, thread: &ThreadId) -> Result<()> {
-        self.inner.flush(thread).await
+        self.purging(thread, self.inner.flush(thread).await).await
     }
 
     async fn delta_history(
@@ -178,11 +187,13 @@ impl Saver for CachedSaver {
             Some(reach) if reach < at.id => None,
             _ => self.tuple(at, at.id, channels).await?,
         };
-        let Some(target) = target else { return self.inner.delta_history(at, channels, reach).await };
+        let Some(target) = target else {
+            return self.purging(&at.thread, self.inner.delta_history(at, channels, reach).await).await;
+        };
         let known = self.known(at, &target, channels).await;
         let paths = match self.extend(at, &target, channels, &known).await? {
             Some(paths) => paths,
-            None => self.inner.delta_history(at, channels, reach).await?,
+            None => self.purging(&at.thread, self.inner.delta_history(at, channels, reach).await).await?,
         };
         for (channel, version) in sentinels(&target, channels) {
             let is_known = known.get(channel).is_some_and(|path| path.ends_at(at.id, version));
@@ -206,7 +217,7 @@ impl Saver for CachedSaver {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        self.inner.read_thread(thread).await
+        self.purging(thread, self.inner.read_thread(thread).await).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
@@ -217,7 +228,7 @@ impl Saver for CachedSaver {
         if !keeps_paths || !self.has_any(thread, namespaces).await {
             self.cache.purge(thread).await;
         }
-        rewritten
+        self.purging(thread, rewritten).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -274,8 +274,8 @@ pub struct Capabilities {
 /// **Durable**: what a method stores is on the disk when it is acknowledged, with everything that was acknowledged before; only
 /// a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that.
 ///
-/// **Errors**: [`Error::Conflict`], [`Error::Stale`], [`Error::BrokenLineage`], [`Error::Corrupt`], [`Error::Unavailable`] and
-/// [`Error::InDoubt`] as their documentation says; absence is never an empty value.
+/// **Errors**: [`Error::Conflict`], [`Error::Stale`], [`Error::HistoryLost`], [`Error::BrokenLineage`], [`Error::Corrupt`],
+/// [`Error::Unavailable`] and [`Error::InDoubt`] as their documentation says; absence is never an empty value.
 #[async_trait]
 pub trait Saver: Send + Sync {
     /// Reads a checkpoint, or the head.

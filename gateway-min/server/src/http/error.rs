@@ -97,10 +97,15 @@ impl ApiError {
     }
 
     /// An error of the engine in a thread route (service reference, "HTTP mapping"): a mode mismatch is 409, a
-    /// reconfiguration 503, both with their own text; anything else is as [`Self::internal`] has it.
+    /// reconfiguration 503, lost history 409, each with its own text; anything else is as [`Self::internal`] has it.
     pub fn from_engine(thread: &ThreadId, detail: &'static str, error: &Error) -> Self {
         match error {
             Error::ModeMismatch => Self::conflict(format!("Thread {thread}: {error}")),
+            // Its text says which thread and what to do.
+            Error::HistoryLost { .. } => {
+                tracing::error!(cause = %error, %thread, "{detail}");
+                Self::conflict(error.to_string())
+            }
             Error::Reconfiguration(text) => Self::new(StatusCode::SERVICE_UNAVAILABLE, *text),
             other => {
                 tracing::error!(cause = %other, %thread, "{detail}");
@@ -262,6 +267,11 @@ mod tests {
             let (status, body, _) = mapped(&Error::Reconfiguration(text)).await;
             assert_eq!((status, body), (503, json!({"detail": text}).to_string()));
         }
+
+        let lost = Error::HistoryLost { thread: "t-1".into(), seen: "revision 4 instead of 6".into() };
+        let (status, body, log) = mapped(&lost).await;
+        assert_eq!((status, body), (409, json!({"detail": lost.to_string()}).to_string()));
+        assert!(lost.to_string().contains("revision 4 instead of 6") && log.contains("ERROR"), "{log}");
 
         for error in [Error::corrupt("blobs", "bad checksum"), Error::InvalidInput("odd".into())] {
             let (status, body, log) = mapped(&error).await;

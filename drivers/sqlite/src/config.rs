@@ -27,7 +27,7 @@ pub struct Options {
     pub compression: bool,
     /// Failures that a test wants.
     #[cfg(test)]
-    pub(crate) faults: std::sync::Arc<crate::fault::Faults>,
+    pub(crate) faults: std::sync::Arc<crate::tests::faults::Faults>,
 }
 
 impl Default for Options {

@@ -6,10 +6,12 @@ use tempfile::TempDir;
 use threadkeep::value::Element;
 use threadkeep_layout::{chunk_bytes, chunk_runs};
 
-use crate::record::{CheckpointRecord, decode_floor, decode_tasks, encode_floor, encode_tasks};
-use crate::seal::{Place, seal, unseal};
+use crate::Options;
+use crate::rows::element;
+use crate::rows::pack;
+use crate::rows::record::{CheckpointRecord, decode_floor, decode_tasks, encode_floor, encode_tasks};
+use crate::rows::seal::{Place, seal, unseal};
 use crate::sql::Db;
-use crate::{Options, element, pack};
 
 /// The body of a row of table `checkpoint`, of an ordinal that the first two bytes tell.
 pub fn checkpoint(data: &[u8]) {

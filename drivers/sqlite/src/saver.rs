@@ -16,17 +16,17 @@ use threadkeep::saver::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::check::{self, Finding};
-use crate::commit::Work;
+use crate::care::check::{self, Finding};
+use crate::care::space::{self, FileSize, Vacuum};
 use crate::config::Options;
-use crate::directory;
 use crate::error::{CLOSED, LOST, SAVER, in_doubt, unavailable};
-use crate::read;
-use crate::reader::Readers;
-use crate::space::{self, FileSize, Vacuum};
+use crate::read::pool::Readers;
+use crate::read::queries;
+use crate::rows::directory;
 use crate::sql::Db;
 use crate::stats::{Counters, Stats};
-use crate::writer::{self, Command, Message};
+use crate::write::commit::Work;
+use crate::write::writer::{self, Command, Message};
 
 /// A store of checkpoints in an SQLite database.
 ///
@@ -182,12 +182,12 @@ impl SqliteSaver {
 impl Saver for SqliteSaver {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
         let at = at.clone();
-        self.readers.run(move |db, memory| read::get(db, memory, &at)).await
+        self.readers.run(move |db, memory| queries::get(db, memory, &at)).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
         let query = query.clone();
-        self.readers.run(move |db, memory| read::list(db, memory, &query)).await
+        self.readers.run(move |db, memory| queries::list(db, memory, &query)).await
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
@@ -213,7 +213,7 @@ impl Saver for SqliteSaver {
     ) -> Result<DeltaHistory> {
         let (at, channels) = (at.clone(), channels.clone());
         self.readers
-            .run(move |db, memory| read::delta_history(db, &memory.names, &at, &channels, reach))
+            .run(move |db, memory| queries::delta_history(db, &memory.names, &at, &channels, reach))
             .await
     }
 
@@ -228,7 +228,7 @@ impl Saver for SqliteSaver {
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         let thread = thread.clone();
-        self.readers.run(move |db, memory| read::read_thread(db, memory, &thread)).await
+        self.readers.run(move |db, memory| queries::read_thread(db, memory, &thread)).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

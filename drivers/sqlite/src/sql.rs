@@ -11,9 +11,9 @@ use threadkeep::{Error, Result};
 
 use crate::config::{Options, Synchronous};
 use crate::error::from_sqlite;
-use crate::pack::{Packer, Slab};
+use crate::rows::pack::{Packer, Slab};
+use crate::rows::seal::Place;
 use crate::schema::APPLICATION_ID;
-use crate::seal::Place;
 
 /// Page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16_384;
@@ -40,7 +40,7 @@ pub(crate) struct Db {
     store: Arc<str>,
     packer: RefCell<Packer>,
     #[cfg(test)]
-    faults: Option<Arc<crate::fault::Faults>>,
+    faults: Option<Arc<crate::tests::faults::Faults>>,
 }
 
 impl Db {

@@ -9,15 +9,16 @@ use threadkeep::metadata::Metadata;
 use threadkeep::saver::{Flush, Revision, Rewrite, StepCommit};
 use threadkeep::{Error, Result};
 
-use crate::directory::{self, Chain, ChainKey};
-use crate::names::Names;
-use crate::record::{CheckpointRecord, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
-use crate::rows;
+use crate::read::view::{Channel, View};
+use crate::rows::checkpoints;
+use crate::rows::directory::{self, Chain, ChainKey};
+use crate::rows::element;
+use crate::rows::names::Names;
+use crate::rows::pack;
+use crate::rows::record::{CheckpointRecord, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
 use crate::sql::Db;
 use crate::stats::Counters;
-use crate::thread::{Node, ThreadState, Threads};
-use crate::view::{Channel, View};
-use crate::{element, pack};
+use crate::write::thread::{Node, ThreadState, Threads};
 
 /// One writing call of the contract.
 #[derive(Debug)]
@@ -107,7 +108,7 @@ impl Store {
         let head = chain.as_ref().and_then(|chain| chain.head.clone());
         let head_id = head.as_ref().map(|head| head.id);
         if let (Some(chain), true) = (&chain, head_id >= Some(id))
-            && rows::find(db, chain.chain.key, id)?.is_some()
+            && checkpoints::find(db, chain.chain.key, id)?.is_some()
         {
             return Ok(());
         }
@@ -123,7 +124,7 @@ impl Store {
             (None, ..) => None,
             (Some(parent), Some(head), ..) if parent == head.id => Some(head.clone()),
             (Some(parent), _, Some(chain), Some(state)) => {
-                let row = rows::find(db, chain.chain.key, parent)?
+                let row = checkpoints::find(db, chain.chain.key, parent)?
                     .ok_or_else(|| not_found(&step.thread, parent))?;
                 Some(state.node(db, &self.names, &step.thread, chain.chain, &row)?)
             }
@@ -199,7 +200,7 @@ impl Store {
         let parent = parent.map(|parent| (parent.ordinal, tasks));
         let record = self.record(state, (&step.checkpoint, &step.metadata), parent, &channels, ordinal)?;
         let id = step.checkpoint.id;
-        rows::add(&self.db, chain.key, ordinal, id, &record)?;
+        checkpoints::add(&self.db, chain.key, ordinal, id, &record)?;
         state.moved(&step.namespace, chain, Node { ordinal, id, channels, tasks: Vec::new() });
         Ok(())
     }
@@ -262,7 +263,7 @@ impl Store {
         let node = match head {
             Some(head) if head.id == at.id => head,
             _ => {
-                let row = rows::find(&self.db, chain.key, at.id)?.ok_or_else(unknown)?;
+                let row = checkpoints::find(&self.db, chain.key, at.id)?.ok_or_else(unknown)?;
                 state.node(&self.db, &self.names, &at.thread, chain, &row)?
             }
         };
@@ -293,7 +294,7 @@ impl Store {
             }
         }
         if tasks != node.tasks {
-            rows::set_tasks(&self.db, chain, node.ordinal, &tasks)?;
+            checkpoints::set_tasks(&self.db, chain, node.ordinal, &tasks)?;
         }
         Ok(tasks)
     }
@@ -322,7 +323,7 @@ impl Store {
     fn delete_thread(&mut self, thread: &ThreadId) -> Result<()> {
         let Some(state) = self.threads.take(&self.db, thread)? else { return Ok(()) };
         for (_, chain) in directory::chains(&self.db, state.key)? {
-            rows::drop_chain(&self.db, chain.key)?;
+            checkpoints::drop_chain(&self.db, chain.key)?;
         }
         element::drop_thread(&self.db, state.key)?;
         directory::drop_thread(&self.db, state.key)

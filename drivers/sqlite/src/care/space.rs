@@ -2,9 +2,9 @@
 
 use threadkeep::Result;
 
-use crate::directory::{self, ThreadKey};
-use crate::element;
-use crate::rows;
+use crate::rows::checkpoints;
+use crate::rows::directory::{self, ThreadKey};
+use crate::rows::element;
 use crate::sql::{Db, integer};
 
 /// `auto_vacuum` of a database that gives back freed pages when it is asked to.
@@ -63,7 +63,7 @@ pub(crate) fn write_anew(db: &Db) -> Result<()> {
 pub(crate) fn of_thread(db: &Db, thread: ThreadKey) -> Result<u64> {
     let mut bytes = element::stored_bytes(db, thread)?;
     for (_, chain) in directory::chains(db, thread)? {
-        bytes += rows::stored_bytes(db, chain.key)?;
+        bytes += checkpoints::stored_bytes(db, chain.key)?;
     }
     Ok(bytes)
 }

@@ -9,7 +9,7 @@ use threadkeep::id::CheckpointId;
 use threadkeep::saver::{Flush, Saver, StepCommit};
 
 use super::common::{Talk, message};
-use super::tests::{Opened, all};
+use super::statements::{Opened, all};
 use crate::{Options, SqliteSaver, Synchronous};
 
 const SECTOR: usize = 512;
@@ -211,7 +211,7 @@ async fn a_store_that_cannot_be_told_to_flush_acknowledges_nothing() {
     let mut watched = Watched::new(Options { busy_timeout: Duration::from_millis(20), ..Options::default() });
     watched.say(Flush::Now).await;
     watched.say(Flush::WithNext).await;
-    for how in [super::How::NotDone, super::How::Done] {
+    for how in [super::faults::How::NotDone, super::faults::How::Done] {
         watched.store.faults().arm(0, how, "PRAGMA synchronous");
         let error = watched.store.saver.flush(&watched.talk.thread).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");

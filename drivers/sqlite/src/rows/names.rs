@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rusqlite::params;
 use threadkeep::{Error, Result};
 
-use crate::record::NameKey;
-use crate::seal::{Place, checksum};
+use crate::rows::record::NameKey;
+use crate::rows::seal::{Place, checksum};
 use crate::sql::{Db, blob, integer, text};
 
 const NEWER: &str = "SELECT key, text, sum FROM name WHERE key > ?1 ORDER BY key";

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use threadkeep::Result;
 use threadkeep_layout::{Form, Manifest, NUMBER_LIMIT, Run};
 
-use crate::directory::ThreadKey;
-use crate::element::{self, Elements, SPACES, Space};
-use crate::record::{CheckpointRecord, Entry, Kept, Rest, TaskRecord};
+use crate::rows::directory::ThreadKey;
+use crate::rows::element::{self, Elements, SPACES, Space};
+use crate::rows::record::{CheckpointRecord, Entry, Kept, Rest, TaskRecord};
 use crate::sql::Db;
 
 /// The elements that rows refer to, by space. The checkpoints of a thread mostly name the same runs.

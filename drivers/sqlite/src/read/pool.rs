@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use crate::config::Options;
 use crate::error::{CLOSED, unavailable};
-use crate::memory::Memory;
+use crate::read::memory::Memory;
 use crate::sql::Db;
 use crate::stats::Counters;
 

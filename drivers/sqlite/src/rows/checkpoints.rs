@@ -4,9 +4,9 @@ use rusqlite::{Row, params};
 use threadkeep::Result;
 use threadkeep::id::CheckpointId;
 
-use crate::directory::ChainKey;
-use crate::record::{CheckpointRecord, Ordinal, TaskRecord, decode_tasks, encode_tasks};
-use crate::seal::{Place, join_key, low_half, seal, unseal};
+use crate::rows::directory::ChainKey;
+use crate::rows::record::{CheckpointRecord, Ordinal, TaskRecord, decode_tasks, encode_tasks};
+use crate::rows::seal::{Place, join_key, low_half, seal, unseal};
 use crate::sql::{Db, blob, integer, optional_blob};
 
 const NEWEST_UP_TO: &str =

@@ -8,9 +8,9 @@ use lru::LruCache;
 use threadkeep::metadata::Entries;
 use threadkeep_layout::Manifest;
 
-use crate::directory::ChainKey;
-use crate::names::Names;
-use crate::record::Ordinal;
+use crate::rows::directory::ChainKey;
+use crate::rows::names::Names;
+use crate::rows::record::Ordinal;
 use crate::stats::Counters;
 
 /// Entries that are remembered over all threads: about fifty megabytes.

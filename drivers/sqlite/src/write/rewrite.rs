@@ -10,15 +10,15 @@ use threadkeep::id::{CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::saver::{Outline, Revision, Rewrite};
 use threadkeep::{Error, Result};
 
-use crate::commit::{Store, places};
-use crate::directory::{self, Chain, ThreadKey};
-use crate::element::{self, Elements};
-use crate::record::{CheckpointRecord, NameKey, Ordinal, TaskRecord};
-use crate::rows::{self, CheckpointRow};
+use crate::care::used::Used;
+use crate::read::view::{Channel, Read, View};
+use crate::rows::checkpoints::{self, CheckpointRow};
+use crate::rows::directory::{self, Chain, ThreadKey};
+use crate::rows::element::{self, Elements};
+use crate::rows::record::{CheckpointRecord, NameKey, Ordinal, TaskRecord};
 use crate::sql::Db;
-use crate::thread::ThreadState;
-use crate::used::Used;
-use crate::view::{Channel, Read, View};
+use crate::write::commit::{Store, places};
+use crate::write::thread::ThreadState;
 
 /// A chain with all of its rows, oldest first.
 pub(crate) struct ChainRows {
@@ -31,7 +31,7 @@ pub(crate) struct ChainRows {
 pub(crate) fn rows_of(db: &Db, thread: ThreadKey) -> Result<Vec<ChainRows>> {
     let chains = directory::chains(db, thread)?.into_iter();
     let all = chains.map(|(namespace, chain)| {
-        let rows = rows::all(db, chain.key)?;
+        let rows = checkpoints::all(db, chain.key)?;
         Ok(ChainRows { namespace, chain, rows })
     });
     all.collect()
@@ -170,7 +170,7 @@ impl ChainRewrite<'_> {
         for row in &stored.rows {
             last = last.max(row.ordinal);
             if rewrite.remove.contains(&(stored.namespace.clone(), row.id)) {
-                rows::remove(db, key, row.ordinal)?;
+                checkpoints::remove(db, key, row.ordinal)?;
                 continue;
             }
             let read = self.view.read(key, row)?;
@@ -179,10 +179,10 @@ impl ChainRewrite<'_> {
                 None => self.stay(&read)?,
             };
             if planned.record != read.record {
-                rows::set_body(db, key, row.ordinal, row.id, &planned.record)?;
+                checkpoints::set_body(db, key, row.ordinal, row.id, &planned.record)?;
             }
             if planned.tasks != read.tasks {
-                rows::set_tasks(db, key, row.ordinal, &planned.tasks)?;
+                checkpoints::set_tasks(db, key, row.ordinal, &planned.tasks)?;
             }
             self.add(planned);
         }
@@ -194,9 +194,9 @@ impl ChainRewrite<'_> {
                 Error::InvalidInput(format!("thread {thread} cannot hold more checkpoints"))
             })?;
             let planned = self.put(last, tuple, None)?;
-            rows::add(db, key, last, id, &planned.record)?;
+            checkpoints::add(db, key, last, id, &planned.record)?;
             if !planned.tasks.is_empty() {
-                rows::set_tasks(db, key, last, &planned.tasks)?;
+                checkpoints::set_tasks(db, key, last, &planned.tasks)?;
             }
             self.add(planned);
         }

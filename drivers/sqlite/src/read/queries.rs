@@ -8,22 +8,22 @@ use threadkeep::saver::fallback::HistoryWalk;
 use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, ThreadImage};
 use threadkeep::{Error, Result};
 
-use crate::directory::{self, Chain};
-use crate::memory::Memory;
-use crate::names::Names;
-use crate::record::{Kept, NameKey, Ordinal};
-use crate::rewrite::{self, ChainRows};
-use crate::rows::{self, CheckpointRow};
+use crate::read::memory::Memory;
+use crate::read::view::{ChainRef, View};
+use crate::rows::checkpoints::{self, CheckpointRow};
+use crate::rows::directory::{self, Chain};
+use crate::rows::names::Names;
+use crate::rows::record::{Kept, NameKey, Ordinal};
 use crate::sql::Db;
-use crate::view::{ChainRef, View};
+use crate::write::rewrite::{self, ChainRows};
 
 /// The contract's `get`.
 pub(crate) fn get(db: &Db, memory: &Memory, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
     let Some(thread) = directory::thread(db, &at.thread)? else { return Ok(None) };
     let Some(chain) = directory::find_chain(db, thread.key, &at.namespace)? else { return Ok(None) };
     let row = match at.id {
-        None => rows::head(db, chain.key)?,
-        Some(id) => rows::find(db, chain.key, id)?,
+        None => checkpoints::head(db, chain.key)?,
+        Some(id) => checkpoints::find(db, chain.key, id)?,
     };
     let Some(row) = row else { return Ok(None) };
     let mut view = View::new(db, &memory.names, &at.thread, thread.key).remembering(memory, thread);
@@ -51,7 +51,7 @@ impl Newest {
         let page = query.limit.map_or(PAGE, |limit| u32::try_from(limit).unwrap_or(PAGE).clamp(1, PAGE));
         let below = match query.before {
             None => Ordinal::MAX,
-            Some(before) => match rows::newest_not_after(db, chain.key, before)? {
+            Some(before) => match checkpoints::newest_not_after(db, chain.key, before)? {
                 None => 0,
                 Some(row) if row.id == before => row.ordinal - 1,
                 Some(row) => row.ordinal,
@@ -63,7 +63,7 @@ impl Newest {
     /// The newest row that was not taken yet.
     fn peek(&mut self, db: &Db) -> Result<Option<&CheckpointRow>> {
         if self.rows.is_empty() && self.below > 0 {
-            self.rows = rows::newest_up_to(db, self.chain.key, self.below, self.page)?;
+            self.rows = checkpoints::newest_up_to(db, self.chain.key, self.below, self.page)?;
             self.rows.reverse();
             self.below = self.rows.first().map_or(0, |oldest| oldest.ordinal.saturating_sub(1));
         }
@@ -143,7 +143,7 @@ pub(crate) fn delta_history(
     let unknown = || Error::NotFound { thread: at.thread.clone(), checkpoint: at.id };
     let thread = directory::find_thread(db, &at.thread)?.ok_or_else(unknown)?;
     let chain = directory::find_chain(db, thread, &at.namespace)?.ok_or_else(unknown)?.key;
-    let row = rows::find(db, chain, at.id)?.ok_or_else(unknown)?;
+    let row = checkpoints::find(db, chain, at.id)?.ok_or_else(unknown)?;
     let mut view = View::new(db, names, &at.thread, thread).walking();
     let mut child = view.read(chain, &row)?;
     let mut walk = HistoryWalk::new(at, channels, reach);

@@ -4,11 +4,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rusqlite::{Connection, ffi};
 
-#[path = "../tests/common/mod.rs"]
-pub(crate) mod common;
-mod power;
-mod tests;
-
 /// What a failing statement leaves behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {

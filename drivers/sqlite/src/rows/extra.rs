@@ -8,8 +8,8 @@ use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Builder, INLINE, Numbers, Shape, draft_entries};
 
-use crate::element::{Elements, Space};
-use crate::record::{Extra, Rest};
+use crate::rows::element::{Elements, Space};
+use crate::rows::record::{Extra, Rest};
 
 /// What is remembered of a large object that was stored: its entries, and where they are.
 pub(crate) struct StoredObject {

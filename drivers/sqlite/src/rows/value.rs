@@ -6,9 +6,9 @@ use threadkeep::id::Version;
 use threadkeep::value::{ChannelValue, Element, ElementHash, ListValue};
 use threadkeep_layout::{Form, ListStore, plain};
 
-use crate::directory::{ChainKey, ThreadKey};
-use crate::element::{Elements, Index, Space};
-use crate::record::NameKey;
+use crate::rows::directory::{ChainKey, ThreadKey};
+use crate::rows::element::{Elements, Index, Space};
+use crate::rows::record::NameKey;
 use crate::sql::Db;
 use crate::stats::Counters;
 

@@ -13,16 +13,16 @@ use threadkeep::metadata;
 use threadkeep::value::ChannelValue;
 use threadkeep_layout::{Form, Shape, Stored, draft};
 
-use crate::directory::{self, Chain, ChainKey, ThreadKey};
-use crate::element::Index;
-use crate::extra::{self, StoredObject};
-use crate::names::Names;
-use crate::record::{self, NameKey, Ordinal, TaskRecord};
-use crate::rows::{self, CheckpointRow};
+use crate::read::view::{Channel, View};
+use crate::rows::checkpoints::{self, CheckpointRow};
+use crate::rows::directory::{self, Chain, ChainKey, ThreadKey};
+use crate::rows::element::Index;
+use crate::rows::extra::{self, StoredObject};
+use crate::rows::names::Names;
+use crate::rows::record::{self, NameKey, Ordinal, TaskRecord};
+use crate::rows::value::{ListKey, Values};
 use crate::sql::Db;
 use crate::stats::Counters;
-use crate::value::{ListKey, Values};
-use crate::view::{Channel, View};
 
 /// Chains of a thread that are remembered.
 const CHAINS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
@@ -116,7 +116,7 @@ impl ThreadState {
             return Ok(Some(state.clone()));
         }
         let Some(chain) = directory::find_chain(db, self.key, namespace)? else { return Ok(None) };
-        let head = rows::head(db, chain.key)?;
+        let head = checkpoints::head(db, chain.key)?;
         let head = head.map(|row| self.node(db, names, thread, chain, &row)).transpose()?;
         let state = ChainState { chain, head };
         self.chains.put(namespace.clone(), state.clone());

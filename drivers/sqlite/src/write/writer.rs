@@ -16,13 +16,13 @@ use threadkeep::saver::Flush;
 use threadkeep::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::commit::{Store, Work};
+use crate::care::space::{self, FileSize, Vacuum};
+use crate::care::train::Trainer;
 use crate::config::{Options, Synchronous};
 use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
-use crate::space::{self, FileSize, Vacuum};
 use crate::sql::Db;
 use crate::stats::Counters;
-use crate::train::Trainer;
+use crate::write::commit::{Store, Work};
 
 /// Commands that may wait; further callers wait for their place.
 const QUEUE: usize = 1024;

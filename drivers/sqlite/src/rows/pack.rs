@@ -9,7 +9,7 @@ use threadkeep::{Error, Result};
 use threadkeep_layout::{Decoder, Malformed, Packer as Zstd, Unpacker, put_uint};
 
 use crate::error::unavailable;
-use crate::seal::{Place, seal, unseal};
+use crate::rows::seal::{Place, seal, unseal};
 use crate::sql::{Db, blob, integer};
 
 const NEWEST: &str = "SELECT key, body FROM dictionary ORDER BY key DESC LIMIT 1";

@@ -11,14 +11,15 @@ use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Form, Run, continuation};
 
-use crate::directory::{ChainKey, Thread, ThreadKey};
-use crate::element::{Elements, Space};
-use crate::memory::{Known, Memory};
-use crate::names::Names;
-use crate::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord};
-use crate::rows::{self, CheckpointRow};
+use crate::read::memory::{Known, Memory};
+use crate::rows::checkpoints::{self, CheckpointRow};
+use crate::rows::directory::{ChainKey, Thread, ThreadKey};
+use crate::rows::element::{Elements, Space};
+use crate::rows::extra;
+use crate::rows::names::Names;
+use crate::rows::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord};
+use crate::rows::value;
 use crate::sql::Db;
-use crate::{extra, value};
 
 /// Rows that a walk reads with the one that it needs: the next ones are mostly the ones before it.
 const READ_AHEAD: u32 = 32;
@@ -115,7 +116,7 @@ impl<'a> View<'a> {
     /// The checkpoint with this ordinal, if it is there. `ahead` more that stand before it are read with it.
     fn checkpoint(&mut self, chain: ChainKey, ordinal: Ordinal, ahead: u32) -> Result<Option<Rc<Read>>> {
         if !self.checkpoints.contains_key(&(chain, ordinal)) {
-            for row in rows::newest_up_to(self.db, chain, ordinal, 1 + ahead)? {
+            for row in checkpoints::newest_up_to(self.db, chain, ordinal, 1 + ahead)? {
                 self.read(chain, &row)?;
             }
         }
@@ -133,7 +134,7 @@ impl<'a> View<'a> {
             Error::broken(
                 self.thread,
                 child.id,
-                format!("its parent is missing ({})", rows::place(chain, ordinal)),
+                format!("its parent is missing ({})", checkpoints::place(chain, ordinal)),
             )
         })
     }
@@ -172,7 +173,7 @@ impl<'a> View<'a> {
             return Ok(channel);
         }
         let name = self.names.text(self.db, name)?;
-        let place = rows::place(chain, origin);
+        let place = checkpoints::place(chain, origin);
         Err(Error::broken(
             self.thread,
             at.id,

@@ -11,7 +11,7 @@ use threadkeep::value::ListValue;
 use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
-use super::{Faults, How};
+use super::faults::{Faults, How};
 use crate::error::{FULL, LOCKED, POISONED};
 use crate::{Options, SqliteSaver};
 

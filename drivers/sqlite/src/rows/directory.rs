@@ -7,8 +7,8 @@ use rusqlite::{Row, params};
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::{Error, Result};
 
-use crate::record::{Ordinal, decode_floor, encode_floor};
-use crate::seal::{Place, seal, unseal};
+use crate::rows::record::{Ordinal, decode_floor, encode_floor};
+use crate::rows::seal::{Place, seal, unseal};
 use crate::sql::{Db, blob, integer, text};
 
 const FIND: &str =

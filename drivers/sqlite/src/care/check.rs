@@ -6,16 +6,16 @@ use std::fmt;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Run;
 
-use crate::commit::Store;
-use crate::directory::{self, ChainKey, Scope, ThreadKey};
-use crate::element::{self, Elements, SPACES};
-use crate::names::Names;
-use crate::pack;
-use crate::record::{CheckpointRecord, Entry, NameKey, Ordinal, TaskRecord};
-use crate::rows;
-use crate::seal::{Place, join_key};
+use crate::care::used::Used;
+use crate::rows::checkpoints;
+use crate::rows::directory::{self, ChainKey, Scope, ThreadKey};
+use crate::rows::element::{self, Elements, SPACES};
+use crate::rows::names::Names;
+use crate::rows::pack;
+use crate::rows::record::{CheckpointRecord, Entry, NameKey, Ordinal, TaskRecord};
+use crate::rows::seal::{Place, join_key};
 use crate::sql::{Db, integer, text};
-use crate::used::Used;
+use crate::write::commit::Store;
 
 const INTEGRITY: &str = "PRAGMA integrity_check(100)";
 const CHAINS: &str = "SELECT DISTINCT key >> 32 FROM checkpoint";
@@ -183,7 +183,7 @@ impl Check<'_> {
         let scope = Some((thread.text.as_str(), chain.text.as_str()));
         let (mut all, mut broken) = (HashMap::new(), Vec::new());
         let mut last = None;
-        rows::each(self.db, chain.key, |place, row| {
+        checkpoints::each(self.db, chain.key, |place, row| {
             let decoded = row.and_then(|row| Ok((row.ordinal, row.id, row.record()?, row.tasks()?)));
             match decoded {
                 Ok((ordinal, id, record, tasks)) => {
@@ -209,7 +209,7 @@ impl Check<'_> {
         let mut ordinals: Vec<&Ordinal> = all.keys().collect();
         ordinals.sort_unstable();
         for ordinal in ordinals {
-            let place = rows::place(chain.key, *ordinal);
+            let place = checkpoints::place(chain.key, *ordinal);
             let (record, tasks) = &all[ordinal];
             for what in self.references(&all, record, tasks)? {
                 self.report(scope, place, what, false);
@@ -309,7 +309,7 @@ impl Store {
             let mut elements = Elements::new(&self.db, thread);
             let mut left = false;
             for chain in scopes.iter().filter(|scope| scope.owner == thread) {
-                let rows = rows::all(&self.db, chain.key)?;
+                let rows = checkpoints::all(&self.db, chain.key)?;
                 for row in &rows {
                     used.note(&row.record()?, &row.tasks()?, &mut elements)?;
                 }

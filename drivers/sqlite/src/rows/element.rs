@@ -9,9 +9,9 @@ use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run};
 
-use crate::directory::ThreadKey;
-use crate::pack::Slab;
-use crate::seal::{Place, join_key, low_half};
+use crate::rows::directory::ThreadKey;
+use crate::rows::pack::Slab;
+use crate::rows::seal::{Place, join_key, low_half};
 use crate::sql::{Db, blob, integer};
 use crate::stats::Counters;
 

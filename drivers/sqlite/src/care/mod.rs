@@ -1,0 +1,6 @@
+//! Looking after a database: checking and sweeping it, giving back room, training its dictionary.
+
+pub(crate) mod check;
+pub(crate) mod space;
+pub(crate) mod train;
+pub(crate) mod used;

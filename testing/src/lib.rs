@@ -2,6 +2,7 @@
 
 mod certificate;
 mod container;
+mod corpus;
 mod pgbouncer;
 mod postgres;
 mod redis;
@@ -10,6 +11,7 @@ mod tools;
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+pub use corpus::corpus;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
 pub use redis::Redis;

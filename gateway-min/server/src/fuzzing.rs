@@ -7,11 +7,6 @@ use serde_json::json;
 
 use crate::runs::bridge::{BridgeOptions, EventId, Frame, StreamBridge};
 
-/// The text of a configuration file.
-pub fn config(data: &[u8]) {
-    crate::config::fuzz(data);
-}
-
 /// The events of a model's answer.
 pub fn answer(data: &[u8]) {
     crate::model::fuzz(data);
@@ -56,19 +51,10 @@ pub fn last_event_id(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    /// Every input that was ever worth keeping.
     fn replay(target: &str, body: fn(&[u8])) {
-        let corpus = format!("{}/../../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
-        let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().map(|file| file.unwrap().path()).collect();
-        assert!(!files.is_empty(), "{corpus} is empty");
-        for file in files {
-            body(&std::fs::read(file).unwrap());
+        for input in threadkeep_testing::corpus(target).unwrap() {
+            body(&input);
         }
-    }
-
-    #[test]
-    fn the_corpus_of_configurations_is_harmless() {
-        replay("config", super::config);
     }
 
     #[test]

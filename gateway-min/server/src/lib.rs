@@ -4,9 +4,7 @@ mod agent;
 pub mod app;
 pub mod auth;
 pub mod client;
-pub mod config;
 pub mod console;
-mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -20,3 +18,5 @@ mod settings;
 pub mod store;
 pub mod telemetry;
 pub mod tools;
+
+pub use threadkeep_config as config;

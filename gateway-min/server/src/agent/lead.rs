@@ -24,7 +24,7 @@ use crate::runs::journal::Journal;
 use crate::runs::request::Interrupts;
 use crate::serialize;
 use crate::telemetry::spans;
-use crate::tools::loop_detection::{STOP_REASON, Verdict, WARNING_NAME};
+use crate::tools::loop_detection::{self, STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
 
 const INPUT: &str = "__input__";
@@ -247,7 +247,7 @@ impl LeadAgent {
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
         conversation.push(answer.clone());
-        let verdict = self.loop_detection.assess(conversation);
+        let verdict = loop_detection::assess(&self.loop_detection, conversation);
         if let Verdict::Stop(finding) = &verdict {
             answer = message::strip_tool_calls(&answer, &finding.stop_notice());
             conversation.pop();
@@ -285,7 +285,7 @@ impl LeadAgent {
     ) -> Result<Option<Json>, AgentError> {
         let tools = self.toolbox.specs();
         let mut messages = dangling::repaired(conversation);
-        if let Verdict::Warn(finding) = self.loop_detection.assess(conversation) {
+        if let Verdict::Warn(finding) = loop_detection::assess(&self.loop_detection, conversation) {
             messages.push(message::hidden(WARNING_NAME, finding.warning()));
         }
         if let Some(summary) = earlier_summary(session.writer.state())? {

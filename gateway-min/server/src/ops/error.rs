@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use threadkeep::id::{CheckpointId, ThreadId};
 
 use super::archive::ArchiveError;
-use crate::auth::KeyError;
-use crate::config::{ConfigError, UpgradeError};
+use crate::config::{ConfigError, KeyError, UpgradeError};
 use crate::store::StoreError;
 
 /// How a command ended: the exit code of the process.

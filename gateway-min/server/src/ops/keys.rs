@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::error::Result;
 use super::output::{Columns, Out};
-use crate::auth::{KeyFile, Role};
 use crate::config::{Config, LoadOptions};
+use crate::config::{KeyFile, Role};
 
 /// Which file of keys.
 #[derive(Debug, Args)]

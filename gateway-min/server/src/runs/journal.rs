@@ -75,7 +75,7 @@ impl Journal {
     }
 
     /// What loop detection did about an answer of the lead agent, if anything. A warning is given once for what it is
-    /// about, because [`LoopDetection::assess`](crate::config::LoopDetection::assess) gives it once.
+    /// about, because [`assess`](crate::tools::loop_detection::assess) gives it once.
     pub(crate) fn loop_detection(&mut self, verdict: &Verdict) {
         let (action, finding) = match verdict {
             Verdict::Proceed => return,

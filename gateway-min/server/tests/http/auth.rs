@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use serde_json::{Value, json};
-use threadkeep_gateway::auth::{KeyFile, Role};
+use threadkeep_gateway::config::{KeyFile, Role};
 use threadkeep_gateway::model::scripted::gate;
 
 use crate::sse::Frames;

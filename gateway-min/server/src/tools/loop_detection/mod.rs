@@ -91,75 +91,73 @@ impl Finding {
     }
 }
 
-impl LoopDetection {
-    /// Judges the last assistant message of `messages`, the whole conversation or its end, by the current
-    /// turn. Warns once in a turn about the same set of calls, and once about each tool.
-    pub fn assess(&self, messages: &[Value]) -> Verdict {
-        let turn = &messages[turn_start(messages).unwrap_or_default()..];
-        let last_answer = turn.iter().rfind(|message| kind(message) == "ai");
-        if !self.enabled || last_answer.is_none_or(|message| call_set(message).is_empty()) {
-            return Verdict::Proceed;
-        }
-        let sets: Vec<Vec<Call<'_>>> = turn
-            .iter()
-            .filter(|message| kind(message) == "ai")
-            .map(call_set)
-            .filter(|calls| !calls.is_empty())
-            .collect();
-        let (repeated, frequent) = (self.assess_repetition(&sets), self.assess_frequency(&sets));
-        match (repeated, frequent) {
-            (stop @ Verdict::Stop(_), _) | (_, stop @ Verdict::Stop(_)) => stop,
-            (warn @ Verdict::Warn(_), _) | (_, warn) => warn,
-        }
+/// Judges the last assistant message of `messages`, the whole conversation or its end, by the current
+/// turn. Warns once in a turn about the same set of calls, and once about each tool.
+pub fn assess(settings: &LoopDetection, messages: &[Value]) -> Verdict {
+    let turn = &messages[turn_start(messages).unwrap_or_default()..];
+    let last_answer = turn.iter().rfind(|message| kind(message) == "ai");
+    if !settings.enabled || last_answer.is_none_or(|message| call_set(message).is_empty()) {
+        return Verdict::Proceed;
     }
+    let sets: Vec<Vec<Call<'_>>> = turn
+        .iter()
+        .filter(|message| kind(message) == "ai")
+        .map(call_set)
+        .filter(|calls| !calls.is_empty())
+        .collect();
+    let (repeated, frequent) = (assess_repetition(settings, &sets), assess_frequency(settings, &sets));
+    match (repeated, frequent) {
+        (stop @ Verdict::Stop(_), _) | (_, stop @ Verdict::Stop(_)) => stop,
+        (warn @ Verdict::Warn(_), _) | (_, warn) => warn,
+    }
+}
 
-    fn assess_repetition(&self, sets: &[Vec<Call<'_>>]) -> Verdict {
-        let Some(last) = sets.last() else { return Verdict::Proceed };
-        // How often the set had been made, within the window, when the first `end` answers were given.
-        let count_at = |end: usize| {
-            sets[end.saturating_sub(self.window_size)..end].iter().filter(|set| *set == last).count()
-        };
-        let count = count_at(sets.len());
+fn assess_repetition(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict {
+    let Some(last) = sets.last() else { return Verdict::Proceed };
+    // How often the set had been made, within the window, when the first `end` answers were given.
+    let count_at = |end: usize| {
+        sets[end.saturating_sub(settings.window_size)..end].iter().filter(|set| *set == last).count()
+    };
+    let count = count_at(sets.len());
+    let finding = |threshold| Finding {
+        layer: Layer::IdenticalCallSet,
+        tool_names: names(last.iter().map(|call| call.tool)),
+        count,
+        threshold,
+    };
+    let warned_before =
+        || (1..sets.len()).any(|end| sets[end - 1] == *last && count_at(end) >= settings.warn_threshold);
+    if count >= settings.hard_limit {
+        Verdict::Stop(finding(settings.hard_limit))
+    } else if count >= settings.warn_threshold && !warned_before() {
+        Verdict::Warn(finding(settings.warn_threshold))
+    } else {
+        Verdict::Proceed
+    }
+}
+
+fn assess_frequency(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict {
+    let Some((last, earlier)) = sets.split_last() else { return Verdict::Proceed };
+    let mut verdict = Verdict::Proceed;
+    for tool in names(last.iter().map(|call| call.tool)) {
+        let calls_in = |set: &Vec<Call<'_>>| set.iter().filter(|call| call.tool == tool).count();
+        let before: usize = earlier.iter().map(calls_in).sum();
+        let count = before + calls_in(last);
+        let limits = settings.tool_freq_overrides.get(&tool).unwrap_or(&settings.tool_frequency);
         let finding = |threshold| Finding {
-            layer: Layer::IdenticalCallSet,
-            tool_names: names(last.iter().map(|call| call.tool)),
+            layer: Layer::ToolFrequency,
+            tool_names: vec![tool.clone()],
             count,
             threshold,
         };
-        let warned_before =
-            || (1..sets.len()).any(|end| sets[end - 1] == *last && count_at(end) >= self.warn_threshold);
-        if count >= self.hard_limit {
-            Verdict::Stop(finding(self.hard_limit))
-        } else if count >= self.warn_threshold && !warned_before() {
-            Verdict::Warn(finding(self.warn_threshold))
-        } else {
-            Verdict::Proceed
+        if count >= limits.hard_limit {
+            return Verdict::Stop(finding(limits.hard_limit));
+        }
+        if before < limits.warn && limits.warn <= count && verdict == Verdict::Proceed {
+            verdict = Verdict::Warn(finding(limits.warn));
         }
     }
-
-    fn assess_frequency(&self, sets: &[Vec<Call<'_>>]) -> Verdict {
-        let Some((last, earlier)) = sets.split_last() else { return Verdict::Proceed };
-        let mut verdict = Verdict::Proceed;
-        for tool in names(last.iter().map(|call| call.tool)) {
-            let calls_in = |set: &Vec<Call<'_>>| set.iter().filter(|call| call.tool == tool).count();
-            let before: usize = earlier.iter().map(calls_in).sum();
-            let count = before + calls_in(last);
-            let limits = self.tool_freq_overrides.get(&tool).unwrap_or(&self.tool_frequency);
-            let finding = |threshold| Finding {
-                layer: Layer::ToolFrequency,
-                tool_names: vec![tool.clone()],
-                count,
-                threshold,
-            };
-            if count >= limits.hard_limit {
-                return Verdict::Stop(finding(limits.hard_limit));
-            }
-            if before < limits.warn && limits.warn <= count && verdict == Verdict::Proceed {
-                verdict = Verdict::Warn(finding(limits.warn));
-            }
-        }
-        verdict
-    }
+    verdict
 }
 
 /// A tool call, reduced to what makes it the same as another.

@@ -24,13 +24,13 @@ fn turn(answers: impl IntoIterator<Item = Value>) -> Vec<Value> {
 }
 
 fn assess(messages: &[Value]) -> Verdict {
-    LoopDetection::default().assess(messages)
+    super::assess(&LoopDetection::default(), messages)
 }
 
 /// The verdict after each answer of the turn.
 fn course(detection: &LoopDetection, answers: &[Value]) -> Vec<&'static str> {
     (1..=answers.len())
-        .map(|end| match detection.assess(&turn(answers[..end].iter().cloned())) {
+        .map(|end| match super::assess(detection, &turn(answers[..end].iter().cloned())) {
             Verdict::Proceed => "proceed",
             Verdict::Warn(_) => "warn",
             Verdict::Stop(_) => "stop",

@@ -5,9 +5,9 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Wri
 use std::path::{Path, PathBuf};
 
 use super::{Event, Line};
-use crate::files;
 use crate::store::error::StoreError;
 use crate::store::events::PreparedEvent;
+use threadkeep_files as files;
 
 /// How much is read from the end of a file to find its last line; more if that is longer.
 const TAIL: u64 = 16 * 1024;

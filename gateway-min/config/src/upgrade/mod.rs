@@ -21,10 +21,10 @@ use super::find::Location;
 use super::interpolate::joined;
 use super::version::{CONFIG_VERSION_KEY, stated_version};
 use super::{LoadOptions, yaml};
-use crate::files;
+use threadkeep_files as files;
 
 /// The example file of this build.
-pub(super) const EXAMPLE: &str = include_str!("../../../../../config.example.yaml");
+pub(super) const EXAMPLE: &str = include_str!("../../../../config.example.yaml");
 /// The permissions of a file that is made anew: it may come to hold secrets.
 const MODE: u32 = 0o600;
 

@@ -1,7 +1,7 @@
 //! Sections about runs: their events, their streams, and who owns them.
 
-use crate::config::node::Node;
-use crate::config::secret::Secret;
+use crate::node::Node;
+use crate::secret::Secret;
 
 /// Where run events are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Default for RunEvents {
 }
 
 impl RunEvents {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("run_events"), Self::default());
         let backends = [
             ("memory", RunEventsBackend::Memory),
@@ -87,7 +87,7 @@ impl Default for StreamBridge {
 }
 
 impl StreamBridge {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("stream_bridge"), Self::default());
         let kinds = [("memory", StreamBridgeType::Memory), ("redis", StreamBridgeType::Redis)];
         Self {
@@ -124,7 +124,7 @@ impl Default for RunOwnership {
 }
 
 impl RunOwnership {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("run_ownership"), Self::default());
         Self {
             lease_seconds: node.int("lease_seconds", default.lease_seconds, 1..),

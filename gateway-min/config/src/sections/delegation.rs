@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::node::Node;
-use crate::config::secret::Secret;
+use crate::node::Node;
+use crate::secret::Secret;
 
 /// What happens to a delegation when every place is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Default for SubagentRuntime {
 }
 
 impl SubagentRuntime {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("subagent_runtime"), Self::default());
         let policies = [("queue", AdmissionPolicy::Queue), ("reject", AdmissionPolicy::Reject)];
         Self {
@@ -102,7 +102,7 @@ impl Default for SubagentBatches {
 }
 
 impl SubagentBatches {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, d) = (root.section("subagent_batches"), Self::default());
         let int = |key, default: u32, max| node.int(key, default, 1..=max);
         let batches = Self {
@@ -177,7 +177,7 @@ pub struct AcpAgent {
 }
 
 impl AcpAgent {
-    pub(in crate::config) fn read_all(root: &Node<'_>) -> BTreeMap<String, Self> {
+    pub(crate) fn read_all(root: &Node<'_>) -> BTreeMap<String, Self> {
         let agents = root.named("acp_agents").into_iter();
         agents.map(|(name, node)| (name.to_owned(), Self::read(&node))).collect()
     }
@@ -218,7 +218,7 @@ impl Default for AgentStorage {
 }
 
 impl AgentStorage {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let backends = [("file", AgentStorageBackend::File), ("db", AgentStorageBackend::Db)];
         let node = root.section("agent_storage");
         Self { backend: node.choice("backend", &backends, Self::default().backend) }

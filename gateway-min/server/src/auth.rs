@@ -5,52 +5,13 @@
 //! one file ([`KeyFile`]), as hashes; each belongs to a user, who sees their own threads and those without an owner, and
 //! has a role. A role opens routes, not the threads of others.
 
-mod keys;
-
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-pub use keys::{KeyError, KeyFile, KeyRecord};
-
-use crate::config::{Auth, Secret};
+use crate::config::{Auth, KeyError, KeyFile, Role, Secret};
 
 /// The user of a gateway without authentication.
 pub const SINGLE_USER: &str = "default";
-
-/// What a key may be used for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Threads and runs.
-    User,
-    /// The same, and the routes for administrators.
-    Admin,
-}
-
-impl Role {
-    /// Its name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Admin => "admin",
-        }
-    }
-}
-
-impl FromStr for Role {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "user" => Ok(Self::User),
-            "admin" => Ok(Self::Admin),
-            _ => Err(format!("'{name}' is no role; there are user and admin")),
-        }
-    }
-}
 
 /// Who a request comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Replacing a small file as a whole: readers see the old content or the new one, also after a crash.
+#![doc = include_str!("../README.md")]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// What the operating system said; the file is as it was, unless only the last flush of its directory failed.
-pub(crate) fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let part = path.with_file_name(format!(".{}.{}.part", name.display(), uuid::Uuid::new_v4().simple()));
     let written = write_new(&part, content, mode).and_then(|()| {
@@ -49,7 +49,10 @@ fn keep_owner(old: &Path, new: &Path) {
 }
 
 /// Makes the entry of `path` in its directory durable.
-pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// What the operating system said.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     if let Some(directory) = path.parent() {
         let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use crate::config::node::Node;
+use crate::node::Node;
 
 /// `title`: how a thread gets its title.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Default for Title {
 }
 
 impl Title {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("title"), Self::default());
         Self {
             enabled: node.bool("enabled", default.enabled),
@@ -79,7 +79,7 @@ impl Default for LoopDetection {
 }
 
 impl LoopDetection {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("loop_detection"), Self::default());
         let (warn_threshold, hard_limit) =
             limits(&node, ("warn_threshold", default.warn_threshold), ("hard_limit", default.hard_limit));
@@ -128,7 +128,7 @@ impl Default for TokenUsage {
 }
 
 impl TokenUsage {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         Self { enabled: root.section("token_usage").bool("enabled", Self::default().enabled) }
     }
 }
@@ -164,7 +164,7 @@ impl Default for TokenBudget {
 }
 
 impl TokenBudget {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let node = root.section("token_budget");
         let budget = super::TokenBudgetOverride::read(&node).over(Self::default());
         budget.check(&node);
@@ -254,7 +254,7 @@ impl Default for Summarization {
 }
 
 impl Summarization {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("summarization"), Self::default());
         let triggers = match node.value("trigger") {
             None => Vec::new(),
@@ -294,7 +294,7 @@ impl Default for ToolSearch {
 }
 
 impl ToolSearch {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("tool_search"), Self::default());
         Self {
             enabled: node.bool("enabled", default.enabled),
@@ -328,7 +328,7 @@ impl Default for Verification {
 }
 
 impl Verification {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("verification"), Self::default());
         let modes =
             [("delegation_only", ReceiptsRenderMode::DelegationOnly), ("always", ReceiptsRenderMode::Always)];

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::node::Node;
-use crate::config::secret::{FreeForm, Secret};
+use crate::node::Node;
+use crate::secret::{FreeForm, Secret};
 
 /// The `use` of the local sandbox, and the ending of its longer spellings.
 const LOCAL: &str = "local";
@@ -69,7 +69,7 @@ impl Default for Sandbox {
 
 impl Sandbox {
     /// Reads the section; `max_running` is `subagent_runtime.max_running`, which the shells must suffice for.
-    pub(in crate::config) fn read(root: &Node<'_>, max_running: u32) -> Self {
+    pub(crate) fn read(root: &Node<'_>, max_running: u32) -> Self {
         let default = Self::default();
         if !root.has("sandbox") {
             return default;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::TokenBudget;
-use crate::config::node::Node;
+use crate::node::Node;
 
 /// The model name that means "the model of the run that delegates".
 pub const INHERIT_MODEL: &str = "inherit";
@@ -127,7 +127,7 @@ impl Default for Subagents {
 }
 
 impl Subagents {
-    pub(in crate::config) fn read(root: &Node<'_>, summarization: bool) -> Self {
+    pub(crate) fn read(root: &Node<'_>, summarization: bool) -> Self {
         let (node, default) = (root.section("subagents"), Self::default());
         let agents = node.named("agents");
         let subagents = Self {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use axum::http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue};
 
-use crate::config::node::Node;
-use crate::config::secret::Secret;
+use crate::node::Node;
+use crate::secret::Secret;
 
 /// `telemetry`, read once at start.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -42,7 +42,7 @@ impl Default for Traces {
 }
 
 impl Telemetry {
-    pub(in crate::config) fn read(root: &Node<'_>) -> Self {
+    pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("telemetry").section("traces"), Traces::default());
         let endpoint = node.text("endpoint").filter(|address| !address.is_empty());
         if let Some(problem) = endpoint.as_deref().and_then(problem_of_address) {
@@ -69,7 +69,7 @@ impl Telemetry {
 
 /// Why nothing can be sent to an address, or should not. It is not repeated: it may hold a password.
 fn problem_of_address(address: &str) -> Option<&'static str> {
-    match reqwest::Url::parse(address) {
+    match url::Url::parse(address) {
         Ok(url) if !matches!(url.scheme(), "http" | "https") => Some("must begin with http:// or https://"),
         Ok(url) if !url.username().is_empty() || url.password().is_some() => {
             Some("must not hold a user or a password; put them into headers")

@@ -33,7 +33,7 @@ pub(super) use tools::{read_tool_groups, read_tools};
 mod testing {
     use serde_json::Value;
 
-    use crate::config::node::{Node, Report};
+    use crate::node::{Node, Report};
 
     /// Reads a tree with one section's reader and returns the section, or the problems as text.
     pub(super) fn read<T>(tree: &Value, read: impl FnOnce(&Node<'_>) -> T) -> Result<T, String> {

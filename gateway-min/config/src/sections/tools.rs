@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::config::node::Node;
-use crate::config::secret::FreeForm;
+use crate::node::Node;
+use crate::secret::FreeForm;
 
 /// One entry of `tools`.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +29,7 @@ pub struct ToolGroup {
 
 /// The configured tools; none means that the section is not there and the built-in set counts, which is not
 /// the same as an empty list.
-pub(in crate::config) fn read_tools(root: &Node<'_>) -> Option<Vec<Tool>> {
+pub(crate) fn read_tools(root: &Node<'_>) -> Option<Vec<Tool>> {
     root.value("tools")?;
     let nodes = root.items("tools");
     let tools = nodes.iter().map(|node| Tool {
@@ -44,7 +44,7 @@ pub(in crate::config) fn read_tools(root: &Node<'_>) -> Option<Vec<Tool>> {
 }
 
 /// The configured groups.
-pub(in crate::config) fn read_tool_groups(root: &Node<'_>) -> Vec<ToolGroup> {
+pub(crate) fn read_tool_groups(root: &Node<'_>) -> Vec<ToolGroup> {
     let nodes = root.items("tool_groups");
     let groups = nodes
         .iter()

@@ -9,7 +9,7 @@ use super::{Config, Environment, LoadOptions, Location, SourceFile};
 const HIDDEN: &str = "sk-of-the-environment";
 
 /// Reads any bytes as a configuration file. What is in the environment shows up nowhere.
-pub(crate) fn fuzz(data: &[u8]) {
+pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     // It does not exist, so no other file is read.
     let nowhere = PathBuf::from("/nonexistent/1/2/3/4/5/6");
@@ -26,4 +26,14 @@ pub(crate) fn fuzz(data: &[u8]) {
         Err(error) => format!("{error} {error:?}"),
     };
     assert!(!shown.contains(HIDDEN), "a value of the environment is shown: {shown}");
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_of_configurations_is_harmless() {
+        for input in threadkeep_testing::corpus("config").unwrap() {
+            super::config(&input);
+        }
+    }
 }

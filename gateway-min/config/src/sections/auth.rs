@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config::find::Location;
-use crate::config::node::Node;
+use crate::find::Location;
+use crate::node::Node;
 
 /// `auth`, read once at start; the keys themselves follow their file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl Auth {
         Self { enabled: false, keys_file: state_dir.join("api-keys.json"), allow_unauthenticated: false }
     }
 
-    pub(in crate::config) fn read(root: &Node<'_>, location: &Location) -> Self {
+    pub(crate) fn read(root: &Node<'_>, location: &Location) -> Self {
         let (node, default) = (root.section("auth"), Self::at(&location.state_dir));
         let named = node.text("keys_file").filter(|path| !path.is_empty());
         Self {
@@ -36,7 +36,7 @@ impl Auth {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::testing::{Project, load_error};
+    use crate::testing::{Project, load_error};
 
     #[test]
     fn it_is_off_by_default_and_its_keys_are_in_the_state_directory() {

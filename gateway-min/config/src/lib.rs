@@ -1,10 +1,14 @@
-//! The gateway's configuration: one YAML file, found, completed from the environment and validated.
+#![doc = include_str!("../README.md")]
+//!
+//! # How a file is read
 //!
 //! [`Config::load`] runs these steps: settle the project root and read its `.env`, find the file, parse it,
 //! compare its version with the example file's, replace `$VAR`, carry deprecated keys forward, and build the
 //! typed sections. All problems of a file are reported at once, each under its dotted key path. No file at
 //! all means the built-in defaults. Nothing here reads or changes the environment of the process, except
 //! [`LoadOptions::from_process`].
+//!
+//! # What an edit changes
 //!
 //! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a
 //! later edit counts after a restart only: `auth` (the keys follow their file), `database` (save `checkpoint_graph_cache`), `run_events`,
@@ -18,9 +22,11 @@ mod environment;
 mod error;
 mod find;
 #[cfg(any(test, feature = "fuzzing"))]
-mod fuzzing;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handle;
 mod interpolate;
+mod keys;
 mod models;
 mod node;
 mod secret;
@@ -47,6 +53,7 @@ pub use error::{
 };
 pub use find::{CONFIG_PATH_VARIABLE, PROJECT_ROOT_VARIABLE, STATE_DIR_VARIABLE};
 pub use handle::ConfigHandle;
+pub use keys::{KeyError, KeyFile, KeyRecord, Role};
 pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
@@ -60,10 +67,7 @@ pub use upgrade::{Cadence, Upgrade, UpgradeError, upgrade};
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
 
 use find::Location;
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use fuzzing::fuzz;
 use node::{Node, Report};
-pub(crate) use stamp::Stamp;
 
 /// The top-level keys that are read here. All others are kept in [`Config::extra`].
 const SECTIONS: [&str; 24] = [

@@ -7,14 +7,15 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{DateTime, SubsecRound as _, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::Role;
-use crate::config::{Secret, Stamp};
-use crate::files;
+use crate::secret::Secret;
+use crate::stamp::Stamp;
+use threadkeep_files as files;
 
 const PREFIX: &str = "tk_";
 /// What sets the hashes of keys apart from all others.
@@ -22,6 +23,38 @@ const HASH_CONTEXT: &str = "threadkeep 2026-11-21 API keys";
 const VERSION: u32 = 1;
 /// Only its owner may read or write the file.
 const MODE: u32 = 0o600;
+
+/// What a key may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Threads and runs.
+    User,
+    /// The same, and the routes for administrators.
+    Admin,
+}
+
+impl Role {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "user" => Ok(Self::User),
+            "admin" => Ok(Self::Admin),
+            _ => Err(format!("'{name}' is no role; there are user and admin")),
+        }
+    }
+}
 
 /// What is kept of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,7 +202,7 @@ impl KeyFile {
     ///
     /// # Errors
     /// [`KeyError::Io`], [`KeyError::Invalid`].
-    pub(super) fn find(&self, key: &Secret) -> Result<Option<KeyRecord>, KeyError> {
+    pub fn find(&self, key: &Secret) -> Result<Option<KeyRecord>, KeyError> {
         let Some((id, _)) = key.expose().strip_prefix(PREFIX).and_then(|rest| rest.split_once('_')) else {
             return Ok(None);
         };

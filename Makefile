@@ -10,9 +10,8 @@ run: ## Serve the gateway on http://127.0.0.1:8001, with an embedded SQLite; nee
 config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_CONFIG_PATH, else config.yaml), with a backup
 	cargo run --release --locked -p threadkeep-gateway -- config upgrade $(if $(CONFIG),--config $(CONFIG))
 
-test: ## Run every test, the SDK clients and the tour included
-	cargo test --workspace --locked --no-fail-fast
-	$(MAKE) sdk-check tour
+test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs
+	@scripts/test.sh
 
 lint: ## Formatting, lints, licences
 	cargo fmt --all --check

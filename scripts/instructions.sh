@@ -5,8 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if ! command -v valgrind > /dev/null; then
-  sudo=$([ "$(id -u)" = 0 ] || echo sudo)
-  $sudo apt-get update -qq && $sudo apt-get install -y -qq valgrind > /dev/null
+  scripts/install.sh valgrind
 fi
 # Incremental builds generate different code.
 CARGO_INCREMENTAL=0 cargo build --release --locked -p threadkeep-benches --no-default-features --bin instructions

@@ -3,12 +3,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if ! command -v node > /dev/null || ! command -v npm > /dev/null; then
-    if ! command -v apt-get > /dev/null; then
-        echo "install Node.js (18 or newer) and npm first" >&2
-        exit 1
-    fi
-    sudo=$(command -v sudo || true)
-    $sudo apt-get update -qq && $sudo apt-get install -y -qq nodejs npm
+    "$root/scripts/install.sh" nodejs npm
 fi
 # Node looks up packages next to the program.
 place=${CARGO_TARGET_DIR:-$root/target}/sdk-js

@@ -6,12 +6,11 @@ venv="$root/.venv"
 if [ ! -x "$venv/bin/python" ]; then
     if ! python3 -m venv "$venv" 2> /dev/null; then
         rm -rf "$venv"
-        sudo=$(command -v sudo || true)
-        $sudo apt-get update -qq && $sudo apt-get install -y -qq python3-venv
+        "$root/scripts/install.sh" python3-venv
         python3 -m venv "$venv"
     fi
 fi
 if ! "$venv/bin/python" -c 'import langgraph_sdk' 2> /dev/null; then
-    "$venv/bin/pip" install -q 'langgraph-sdk==0.4.14'
+    "$venv/bin/pip" install -q --retries 10 'langgraph-sdk==0.4.14'
 fi
 exec "$venv/bin/python" "$root/scripts/sdk_check.py" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}"

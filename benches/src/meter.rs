@@ -108,9 +108,11 @@ mod tests {
 
     #[test]
     fn work_takes_cpu_and_memory() {
-        let before = (cpu(), peak());
+        let before = cpu();
         let block: Vec<u64> = (0..4_000_000).collect();
-        assert!(cpu() > before.0 && peak() >= before.1 + (16 << 20) && resident() > 16 << 20);
+        let resident = resident();
+        // Other tests of this process may have needed more before.
+        assert!(cpu() > before && resident > 16 << 20 && peak() >= resident);
         assert_eq!(block.len(), 4_000_000);
     }
 

@@ -17,6 +17,10 @@ if [ ! -e "$policy" ]; then
     $sudo chmod +x "$policy"
     trap '$sudo rm -f "$policy"' EXIT
 fi
-$sudo apt-get -qq update
+# The system may be updating its own packages: waiting for the lock of the lists is not an option of apt-get.
+for attempt in 1 2 3 4 5 6; do
+    $sudo apt-get -qq update && break
+    [ "$attempt" = 6 ] || sleep 10
+done
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends \
     -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold install "$@"

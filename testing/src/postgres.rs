@@ -226,7 +226,7 @@ fn execute_blocking(url: &str, statement: &str) -> Result<()> {
 
 async fn execute(url: &str, statement: &str) -> Result<()> {
     let mut config: tokio_postgres::Config = url.parse()?;
-    let (client, connection) = config.connect_timeout(Duration::from_secs(10)).connect(NoTls).await?;
+    let (client, connection) = config.connect_timeout(Duration::from_mins(1)).connect(NoTls).await?;
     let connection = tokio::spawn(connection);
     let done = client.batch_execute(statement).await;
     drop(client);

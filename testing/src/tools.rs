@@ -3,6 +3,7 @@
 use std::env::{self, VarError};
 use std::fs;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -153,12 +154,36 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Err(format!("{}: {}: {}", command.get_program().display(), output.status, text.trim()).into())
 }
 
-/// A port that nothing listens on at the moment.
+/// Ports that systems give to no outgoing connection: such a connection could take the port before the server does, or while the
+/// server is down. A client that tries to reach a server that is down could even be connected to itself.
+const PORTS: Range<u16> = 15_000..32_000;
+
+/// A port that nobody listens on now, chosen at random, so that tests that run side by side choose different ones.
 pub(crate) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    for _ in 0..100 {
+        let [high, low, ..] = uuid::Uuid::new_v4().into_bytes();
+        let port = PORTS.start + u16::from_be_bytes([high, low]) % (PORTS.end - PORTS.start);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    Err(format!("no free port between {} and {}", PORTS.start, PORTS.end).into())
 }
 
 /// A password for a short-lived server.
 pub(crate) fn password() -> String {
     uuid::Uuid::new_v4().simple().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_free_port_is_in_the_range_for_servers_and_can_be_bound() {
+        let port = free_port().unwrap();
+        assert!(PORTS.contains(&port), "{port}");
+        let ours = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        assert_eq!(ours.local_addr().unwrap().port(), port);
+    }
 }

@@ -15,7 +15,7 @@ use crate::case::Mode;
 use crate::meter::Process;
 
 /// How long a gateway may take to start, and to stop.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 /// How often a starting or stopping process is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The start of the log line that names the address.

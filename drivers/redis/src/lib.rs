@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 
 use crate::outage::Outage;
 
-/// How long a call may take, including connecting. A slower answer is useless: reading the thread is as fast.
+/// How long a call may take by default, including connecting. A slower answer is useless: reading the thread is as fast.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How entries are stored.
@@ -47,6 +47,7 @@ pub struct RedisCache {
     client: Client,
     address: String,
     settings: Settings,
+    patience: Duration,
     /// The connection that all calls share, with the number of connections that broke before it. Locked while
     /// connecting, so that concurrent calls open only one.
     connection: Mutex<Option<(u64, MultiplexedConnection)>>,
@@ -72,19 +73,26 @@ impl RedisCache {
     pub fn open(url: &str, settings: Settings) -> Result<Self, InvalidUrl> {
         let client = Client::open(url).map_err(|error| InvalidUrl(error.category().to_owned()))?;
         let address = client.get_connection_info().addr().to_string();
-        Ok(Self { client, address, settings, connection: Mutex::default(), outage: Outage::default() })
+        let (connection, outage) = (Mutex::default(), Outage::default());
+        Ok(Self { client, address, settings, patience: PATIENCE, connection, outage })
+    }
+
+    /// The same cache, with another bound on how long a call may take (500 ms by default).
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     fn hash(&self, thread: &ThreadId) -> String {
         format!("{}{thread}", self.settings.key_prefix)
     }
 
-    /// Runs commands; `None` if the server does not answer or refuses. Never takes much longer than [`PATIENCE`].
+    /// Runs commands; `None` if the server does not answer or refuses. Never takes much longer than the patience.
     async fn run<T: FromRedisValue>(&self, commands: &Pipeline) -> Option<T> {
         if !self.outage.may_ask() {
             return None;
         }
-        let answer = tokio::time::timeout(PATIENCE, self.ask(commands)).await;
+        let answer = tokio::time::timeout(self.patience, self.ask(commands)).await;
         let error = match answer {
             Ok(Ok(answer)) => {
                 self.outage.answered(&self.address);
@@ -124,8 +132,8 @@ impl RedisCache {
             return Ok((*number, connection.clone()));
         }
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(self.patience))
+            .set_response_timeout(Some(self.patience));
         let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
         let number = broken.map_or(0, |broken| broken + 1);
         *shared = Some((number, connection.clone()));

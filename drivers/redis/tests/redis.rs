@@ -22,12 +22,20 @@ use threadkeep_redis::{RedisCache, Settings};
 use threadkeep_testing::Redis;
 use tracing_subscriber::fmt::MakeWriter;
 
+/// The bound of what happens soon on a machine that is not busy.
+const PATIENCE: Duration = Duration::from_mins(1);
+
 fn settings(ttl: u64) -> Settings {
     Settings { key_prefix: format!("test:{}:", uuid::Uuid::new_v4()), ttl_seconds: ttl.try_into().ok() }
 }
 
 fn cache(settings: &Settings) -> RedisCache {
-    RedisCache::open(threadkeep_testing::redis().unwrap().url(), settings.clone()).unwrap()
+    patient(threadkeep_testing::redis().unwrap().url(), settings.clone())
+}
+
+/// A cache that waits for its server however busy the machine is.
+fn patient(url: &str, settings: Settings) -> RedisCache {
+    RedisCache::open(url, settings).unwrap().with_patience(PATIENCE)
 }
 
 async fn commands() -> redis::aio::MultiplexedConnection {
@@ -146,7 +154,7 @@ async fn a_damaged_or_foreign_entry_is_a_miss_and_the_next_put_heals_it() {
 async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !happened().await {
-        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
+        assert!(started.elapsed() < PATIENCE, "{what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -190,7 +198,7 @@ async fn an_outage_costs_hits_and_one_warning_and_hits_come_back_with_the_server
         tracing_subscriber::fmt().with_writer(log.clone()).with_max_level(tracing::Level::INFO).finish();
     let _logging = tracing::subscriber::set_default(subscriber);
     let server = Redis::start().unwrap();
-    let cache = Arc::new(RedisCache::open(server.url(), settings(60)).unwrap());
+    let cache = Arc::new(patient(server.url(), settings(60)));
     let inner = MemorySaver::new();
     let saver = Arc::new(CachedSaver::new(Arc::new(inner.clone()), cache.clone()));
     let table = Schema::thread_state().compile(ChannelMode::Delta, 1000).unwrap();
@@ -244,7 +252,7 @@ async fn calls_share_one_connection_and_make_one_again_when_the_server_ended_it(
     let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
     let _logging = tracing::subscriber::set_default(subscriber);
     let server = Redis::start().unwrap();
-    let cache = Arc::new(RedisCache::open(server.url(), settings(60)).unwrap());
+    let cache = Arc::new(patient(server.url(), settings(60)));
     let client = redis::Client::open(server.url()).unwrap();
     let redis = client.get_multiplexed_async_connection().await.unwrap();
     let connections = async || {
@@ -333,7 +341,7 @@ async fn rediss_urls_are_encrypted_and_the_certificate_is_checked() {
     const URL: &str = "THREADKEEP_TEST_REDISS_URL";
     let known = paths("seed", 1);
     if let Ok(url) = std::env::var(URL) {
-        let cache = RedisCache::open(&url, settings(60)).unwrap();
+        let cache = patient(&url, settings(60));
         cache.put(&key("t"), &known[0]).await;
         assert_eq!(cache.get(&key("t")).await.as_ref(), Some(&known[0]));
         return;

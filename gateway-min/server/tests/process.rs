@@ -36,11 +36,12 @@ fn configured(mode: &str) -> TempDir {
     configured_with(json!({"backend": "sqlite", "checkpoint_channel_mode": mode}), json!({}))
 }
 
-/// On the Postgres database at `url`, with leases of three seconds.
+/// On the Postgres database at `url`. Leases are short, so that a test can wait for their end, and longer than a process stands
+/// still on a busy machine.
 fn on_postgres(url: &str, mode: &str) -> TempDir {
     configured_with(
         json!({"backend": "postgres", "postgres_url": url, "checkpoint_channel_mode": mode}),
-        json!({"lease_seconds": 3, "grace_seconds": 2}),
+        json!({"lease_seconds": 6, "grace_seconds": 4}),
     )
 }
 
@@ -381,9 +382,11 @@ async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was
     let dir = on_postgres(database.url(), "delta");
     let gateway = Arc::new(Gateway::start(dir.path()));
     let (done, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let answered = Arc::new(AtomicUsize::new(0));
     let talks: Vec<_> = (0..4)
         .map(|n| {
             let (gateway, done, refused) = (gateway.clone(), done.clone(), refused.clone());
+            let answered = answered.clone();
             tokio::spawn(async move {
                 let (thread, mut acknowledged, mut afterwards) = (format!("t{n}"), Vec::new(), 0);
                 gateway.post("/api/threads", json!({ "thread_id": thread })).await;
@@ -399,6 +402,7 @@ async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was
                     match status {
                         200 if body.get("status").is_none() => {
                             acknowledged.push(format!("You said: {text}"));
+                            answered.fetch_add(1, Ordering::SeqCst);
                             afterwards += usize::from(back);
                         }
                         // A run that the outage has failed, or one before it that is not over yet.
@@ -413,7 +417,11 @@ async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was
             })
         })
         .collect();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // The server goes away in the middle of the load.
+    while answered.load(Ordering::SeqCst) < 20 {
+        assert!(talks.iter().all(|talk| !talk.is_finished()));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let server = tokio::task::spawn_blocking(move || {
         server.crash().unwrap();
         server

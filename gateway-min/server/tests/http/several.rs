@@ -128,7 +128,7 @@ async fn a_run_keeps_its_thread_until_its_last_note_is_written() {
 async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
     let server = tokio::task::spawn_blocking(|| Postgres::start().unwrap()).await.unwrap();
     let database = server.database().await.unwrap();
-    let sections = json!({"run_ownership": {"lease_seconds": 1, "grace_seconds": 1}});
+    let sections = json!({"run_ownership": {"lease_seconds": 5, "grace_seconds": 1}});
     let setup = Setup { script: script("several-away"), sections, ..Setup::on("postgres", "delta") };
     let gateway = setup.start_on(database).await;
     gateway.create("t").await;

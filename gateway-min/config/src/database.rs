@@ -1,5 +1,5 @@
-//! The `database` section: where checkpoints and records are kept, and how (service reference, Database
-//! checkpoint settings).
+//! The `database` section: where checkpoints and records are kept, and how (service reference, "Database
+//! checkpoint settings").
 
 use std::path::PathBuf;
 
@@ -15,8 +15,8 @@ use super::find::Location;
 use super::node::{Node, Report};
 use super::secret::Secret;
 
-/// Steps between two full snapshots of the messages when nothing else is said (service reference, Marker
-/// constants).
+/// Steps between two full snapshots of the messages when nothing else is said (service reference, "Marker
+/// constants").
 pub const DEFAULT_SNAPSHOT_FREQUENCY: u64 = 10;
 /// Cached accessor graphs when nothing usable is said.
 pub const DEFAULT_ACCESSOR_GRAPH_MAX: usize = 64;
@@ -143,7 +143,7 @@ impl Default for CheckpointCache {
 /// The `database` section. All of it but [`CheckpointGraphCache`] is read once, at start.
 ///
 /// The default of this type is the `memory` backend; a configuration without `database.backend` gets
-/// `sqlite` (service reference, Database checkpoint settings).
+/// `sqlite` (service reference, "Database checkpoint settings").
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Database {
     /// What keeps the checkpoints.
@@ -312,7 +312,7 @@ impl CheckpointCacheType {
 }
 
 /// Carries the deprecated flat cadence key of a `database` section onto the nested key, before anything is
-/// validated. An explicit nested key wins (service reference, Validation of settings).
+/// validated. An explicit nested key wins (service reference, "Validation of settings").
 pub(super) fn carry_flat_cadence(sections: &mut Map<String, Value>, report: &Report) {
     let Some(Value::Object(database)) = sections.get_mut(SECTION) else { return };
     let Some(flat) = database.remove(FLAT_CADENCE_KEY).filter(|flat| !flat.is_null()) else { return };

@@ -4,17 +4,17 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Logged when both spellings of the cadence are set. Text of the service reference, Logged messages.
+/// Logged when both spellings of the cadence are set. Text of the service reference, "Logged messages".
 pub const BOTH_CADENCE_KEYS: &str = "Both database.checkpoint_delta_snapshot_frequency (deprecated) and \
      database.checkpoint_delta.snapshot_frequency are set; the nested key wins.";
 
 /// Logged when the flat key meets a delta section that is already built. Text of the service reference,
-/// Logged messages.
+/// "Logged messages".
 pub const FLAT_CADENCE_KEY_IGNORED: &str = "Ignoring deprecated database.checkpoint_delta_snapshot_frequency \
      because database.checkpoint_delta is already set.";
 
 /// The text that is logged when the flat key's value is carried onto the nested key. `value` is written the
-/// way the reference writes it (`5`, `'5'`). Text of the service reference, Logged messages.
+/// way the reference writes it (`5`, `'5'`). Text of the service reference, "Logged messages".
 pub fn flat_cadence_key_carried(value: &str) -> String {
     format!(
         "database.checkpoint_delta_snapshot_frequency is deprecated; use \
@@ -22,12 +22,12 @@ pub fn flat_cadence_key_carried(value: &str) -> String {
     )
 }
 
-/// The text about a checkpoint cache type that does not exist. Text of the service reference, Messages.
+/// The text about a checkpoint cache type that does not exist. Text of the service reference, "Messages".
 pub fn unknown_checkpoint_cache_type(name: &str) -> String {
     format!("Unknown checkpoint cache type: {name}")
 }
 
-/// The error for a Redis history cache where only the memory one is supported. Text of the service reference, Messages.
+/// The error for a Redis history cache where only the memory one is supported. Text of the service reference, "Messages".
 pub const SYNC_REDIS_CHECKPOINT_CACHE: &str = "database.checkpoint_cache.type 'redis' is not supported on the sync \
      checkpointer path (TUI/embedded); use 'memory'.";
 

@@ -1,5 +1,5 @@
 //! The version of the configuration's schema, and the warning about an old file (service reference,
-//! Versioning).
+//! "Versioning").
 
 use std::fs;
 use std::path::Path;

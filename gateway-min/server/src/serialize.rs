@@ -1,4 +1,4 @@
-//! How stored values become what clients see (service facts, "Serialised messages").
+//! How stored values become what clients see.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value, json};

@@ -11,7 +11,7 @@ pub const INHERIT_MODEL: &str = "inherit";
 /// Tools that no configured subagent gets unless its definition says so.
 const DISALLOWED_TOOLS: [&str; 3] = ["task", "ask_clarification", "present_files"];
 
-/// A subagent's tokens, unless summarization is on (service reference, Subagent settings).
+/// A subagent's tokens, unless summarization is on (service reference, "Subagent settings").
 const MAX_TOKENS: u64 = 2_000_000;
 /// A subagent's tokens when summarization is on.
 const MAX_TOKENS_WITH_SUMMARIZATION: u64 = 1_000_000;

@@ -96,7 +96,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
     }
 
-    /// An error of the engine in a thread route (service reference, "HTTP mapping"): a mode mismatch is 409, a
+    /// An error of the engine in a thread route (service reference, "HTTP mapping (threads router)"): a mode mismatch is 409, a
     /// reconfiguration 503, lost history 409, each with its own text; anything else is as [`Self::internal`] has it.
     pub fn from_engine(thread: &ThreadId, detail: &'static str, error: &Error) -> Self {
         match error {

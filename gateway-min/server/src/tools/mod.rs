@@ -145,7 +145,7 @@ pub struct ToolSettings {
     pub bash_command_timeout: Duration,
 }
 
-/// The defaults of the service reference, Subagent settings, `sandbox.allow_host_bash`, and of the `sandbox`
+/// The defaults of the service reference, "Subagent settings", `sandbox.allow_host_bash`, and of the `sandbox`
 /// section.
 impl Default for ToolSettings {
     fn default() -> Self {

@@ -106,7 +106,7 @@ pub struct EventRow {
 }
 
 /// Which events of a run [`Events::list`] returns: the filters of the run events route (the service
-/// reference, Other thread routes).
+/// reference, "Other thread routes").
 #[derive(Clone, Debug)]
 pub struct EventQuery {
     /// The thread.

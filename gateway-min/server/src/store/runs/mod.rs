@@ -186,8 +186,8 @@ pub struct RunRow {
     pub metadata: JsonObject,
     /// The request's input and configuration.
     pub kwargs: Value,
-    /// Why it failed: for one, the mismatch text (the service reference, Thread, checkpoint and run
-    /// records).
+    /// Why it failed: for one, the mismatch text (the service reference, "Thread, checkpoint and run
+    /// records").
     pub error: Option<String>,
     /// Why it stopped early.
     pub stop_reason: Option<String>,

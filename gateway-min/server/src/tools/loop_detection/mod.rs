@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::config::LoopDetection;
 use crate::model::message::{invalid_tool_calls, kind, tool_calls, turn_start};
 
-/// The stop reason of a run that ended because of a loop (service reference, Status vocabularies).
+/// The stop reason of a run that ended because of a loop (service reference, "Status vocabularies").
 pub const STOP_REASON: &str = "loop_capped";
 /// The name of the hidden message that carries a warning.
 pub const WARNING_NAME: &str = "loop_warning";

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's section "Operating a store", for real: two threads of 2,000 turns with side branches, one in each mode.
+# The session of docs/operating.md: two threads of 2,000 turns with side branches, one in each mode.
 #   scripts/operating.sh [turns]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -19,6 +19,7 @@ pub use case::{Case, Claim, Level};
 pub use cases::cases;
 pub use child::child;
 pub use factory::{BoxError, Damage, Factory, Failing};
+pub use model::naive::{Naive, Refusal};
 pub use report::{CaseReport, Report, Verdict};
 pub use run::{main, run};
 pub use settings::Settings;

@@ -1,7 +1,7 @@
 //! Random programs of calls, run on a saver and on a naive model side by side; after each call everything that can be
 //! read must be equal. A program that fails is made smaller until each call in it is needed.
 
-mod naive;
+pub(crate) mod naive;
 mod play;
 mod program;
 mod resolve;

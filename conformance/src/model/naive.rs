@@ -11,16 +11,20 @@ use threadkeep::saver::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Lo
 
 /// Why the contract refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub enum Refusal {
+    /// The head is not the one that the commit expects.
     Conflict,
+    /// The thread has another revision.
     Stale,
+    /// A checkpoint that the call names is missing.
     NotFound,
+    /// The call contradicts itself or what is stored.
     InvalidInput,
 }
 
 impl Refusal {
     /// Whether this is what a saver's error says.
-    pub(super) fn is(self, error: &Error) -> bool {
+    pub fn is(self, error: &Error) -> bool {
         match self {
             Self::Conflict => matches!(error, Error::Conflict { .. }),
             Self::Stale => matches!(error, Error::Stale { .. }),
@@ -37,27 +41,31 @@ struct Node {
     made_by: Vec<Write>,
 }
 
+/// A saver too simple to be wrong, to compare others with: it copies whole checkpoints and keeps no revisions.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Naive {
+pub struct Naive {
     nodes: BTreeMap<CheckpointKey, Node>,
 }
 
 impl Naive {
-    pub(super) fn get(&self, key: &CheckpointKey) -> Option<&CheckpointTuple> {
+    /// The checkpoint with this key.
+    pub fn get(&self, key: &CheckpointKey) -> Option<&CheckpointTuple> {
         self.nodes.get(key).map(|node| &node.tuple)
     }
 
     /// The checkpoints of a namespace, oldest first.
-    pub(super) fn chain(&self, thread: &ThreadId, namespace: &Namespace) -> Vec<&CheckpointTuple> {
+    pub fn chain(&self, thread: &ThreadId, namespace: &Namespace) -> Vec<&CheckpointTuple> {
         let tuples = self.nodes.values().map(|node| &node.tuple);
         tuples.filter(|tuple| tuple.thread == *thread && tuple.namespace == *namespace).collect()
     }
 
-    pub(super) fn head(&self, thread: &ThreadId, namespace: &Namespace) -> Option<&CheckpointTuple> {
+    /// The newest checkpoint of a namespace.
+    pub fn head(&self, thread: &ThreadId, namespace: &Namespace) -> Option<&CheckpointTuple> {
         self.chain(thread, namespace).pop()
     }
 
-    pub(super) fn list(&self, query: &ListQuery) -> Vec<CheckpointTuple> {
+    /// What [`threadkeep::saver::Saver::list`] returns.
+    pub fn list(&self, query: &ListQuery) -> Vec<CheckpointTuple> {
         let mut found: Vec<CheckpointTuple> = self
             .nodes
             .values()
@@ -75,14 +83,21 @@ impl Naive {
         found
     }
 
-    pub(super) fn put_writes(&mut self, at: &CheckpointKey, row: &TaskWrites) -> Result<(), Vec<Refusal>> {
+    /// Stores a row, or gives every reason for which a saver may refuse.
+    ///
+    /// # Errors
+    /// The reasons.
+    pub fn put_writes(&mut self, at: &CheckpointKey, row: &TaskWrites) -> Result<(), Vec<Refusal>> {
         let node = self.nodes.get_mut(at).ok_or_else(|| vec![Refusal::NotFound])?;
         merge(&mut node.tuple.writes, row);
         Ok(())
     }
 
-    /// Commits, or says every reason for which a saver may refuse.
-    pub(super) fn commit(&mut self, step: &StepCommit) -> Result<(), Vec<Refusal>> {
+    /// Commits, or gives every reason for which a saver may refuse.
+    ///
+    /// # Errors
+    /// The reasons.
+    pub fn commit(&mut self, step: &StepCommit) -> Result<(), Vec<Refusal>> {
         step.validate().map_err(|_| vec![Refusal::InvalidInput])?;
         let key = step.key();
         if self.nodes.contains_key(&key) {
@@ -139,7 +154,7 @@ impl Naive {
     }
 
     /// The paths to a checkpoint. `None` if it, or one of its ancestors, is not there.
-    pub(super) fn history(
+    pub fn history(
         &self,
         at: &CheckpointKey,
         channels: &BTreeSet<ChannelName>,
@@ -170,16 +185,15 @@ impl Naive {
     }
 
     /// The checkpoints of a thread, in the order of their places.
-    pub(super) fn thread(&self, thread: &ThreadId) -> Vec<&CheckpointTuple> {
+    pub fn thread(&self, thread: &ThreadId) -> Vec<&CheckpointTuple> {
         self.nodes.values().map(|node| &node.tuple).filter(|tuple| tuple.thread == *thread).collect()
     }
 
     /// Removes and puts checkpoints of a thread, unless a checkpoint would be left without what made it.
-    pub(super) fn rewrite(
-        &mut self,
-        remove: &[CheckpointKey],
-        put: &[CheckpointTuple],
-    ) -> Result<(), Vec<Refusal>> {
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidInput`] then.
+    pub fn rewrite(&mut self, remove: &[CheckpointKey], put: &[CheckpointTuple]) -> Result<(), Vec<Refusal>> {
         let mut nodes = self.nodes.clone();
         nodes.retain(|key, _| !remove.contains(key));
         for tuple in put {
@@ -210,13 +224,14 @@ impl Naive {
     }
 
     /// Whether a child has applied the writes of this task under `at`.
-    pub(super) fn is_applied(&self, at: &CheckpointKey, row: &TaskWrites) -> bool {
+    pub fn is_applied(&self, at: &CheckpointKey, row: &TaskWrites) -> bool {
         self.chain(&at.thread, &at.namespace)
             .iter()
             .any(|child| child.parent == Some(at.id) && child.checkpoint.applied.contains(&row.task))
     }
 
-    pub(super) fn delete_thread(&mut self, thread: &ThreadId) {
+    /// Removes everything of a thread.
+    pub fn delete_thread(&mut self, thread: &ThreadId) {
         self.nodes.retain(|key, _| key.thread != *thread);
     }
 }

@@ -1,0 +1,138 @@
+//! Child processes: this crate's binary once more, with something to do on a store until it is killed.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Stdio;
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use threadkeep::mode::ChannelMode;
+use threadkeep::saver::Flush;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{ChildStdout, Command};
+
+use crate::actor::{Actor, accessor};
+use crate::exercise::Turn;
+use crate::exercises::processes;
+use crate::place::{Kind, open_at};
+use crate::witness::{Watch, Witness};
+
+/// What a child does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Work {
+    /// What an actor does with the seed, saying the number of each write that was acknowledged.
+    Act,
+    /// Adds to a shared thread, saying what was acknowledged.
+    Share,
+    /// Writes to an SQLite file and moves its log into it, again and again.
+    Checkpoint,
+}
+
+/// What a child process is started with.
+#[derive(Debug, Args)]
+pub struct Task {
+    /// What it does.
+    work: Work,
+    /// On which saver.
+    saver: Kind,
+    /// Where the store is.
+    address: String,
+    /// The seed.
+    seed: u64,
+}
+
+/// What a child adds to a shared thread at most.
+const LINES: usize = 60;
+
+struct Say;
+
+impl Watch for Say {
+    fn began(&self, _: usize) {}
+
+    fn acknowledged(&self, n: usize, _: Flush) {
+        say(&n.to_string());
+    }
+}
+
+/// Says a line to the parent.
+pub(crate) fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // A parent that is gone needs no answer.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Does the work of a child.
+///
+/// # Errors
+/// What went wrong; the parent hears of it.
+pub async fn work(task: Task) -> anyhow::Result<()> {
+    let Task { work, saver, address, seed } = task;
+    match work {
+        Work::Act => {
+            let seen = Arc::new(Witness::new(open_at(saver, &address).await?, Some(Arc::new(Say))));
+            let mut actor = Actor::new(seen, seed)?;
+            loop {
+                actor.step().await?;
+            }
+        }
+        Work::Share => {
+            let saver = open_at(saver, &address).await?;
+            let accessor = accessor(&saver, ChannelMode::Delta, seed)?;
+            for n in 0..LINES {
+                let text = format!("{seed}/{n}");
+                processes::say_for_sure(&accessor, &text).await?;
+                say(&text);
+            }
+            // Until it is killed.
+            std::future::pending().await
+        }
+        Work::Checkpoint => processes::checkpoint_for_ever(Path::new(&address)),
+    }
+}
+
+/// A child, seen from its parent. It is killed when this is dropped.
+pub(crate) struct Child {
+    process: tokio::process::Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Child {
+    /// Starts a child.
+    pub(crate) fn start(turn: &Turn, work: Work, address: &str, seed: u64) -> anyhow::Result<Self> {
+        let work = work.to_possible_value().context("a work without a name")?;
+        let mut process = Command::new(&turn.program)
+            .args(["child", work.get_name(), turn.saver.name(), address, &seed.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("{} does not start", turn.program.display()))?;
+        let out = process.stdout.take().context("the child has no output")?;
+        Ok(Self { process, lines: BufReader::new(out).lines() })
+    }
+
+    /// What it says next.
+    pub(crate) async fn hear(&mut self) -> anyhow::Result<String> {
+        match self.lines.next_line().await? {
+            Some(line) => Ok(line),
+            None => bail!("the child ended by itself: {}; see its output above", self.process.wait().await?),
+        }
+    }
+
+    /// Kills it, in the way that leaves it no time for anything. Returns what it had said last.
+    pub(crate) async fn kill(mut self) -> anyhow::Result<Vec<String>> {
+        self.process.kill().await?;
+        let mut last = Vec::new();
+        while let Some(line) = self.lines.next_line().await? {
+            last.push(line);
+        }
+        Ok(last)
+    }
+}
+
+/// A number that a child said. A line that was cut off is none.
+pub(crate) fn number(line: &str) -> Option<usize> {
+    usize::from_str(line).ok()
+}

@@ -1,0 +1,61 @@
+//! What an exercise is, and what it counts.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::future::BoxFuture;
+
+use crate::place::Kind;
+
+/// An exercise: one way of trying to lose or damage what was acknowledged.
+#[derive(Clone, Copy)]
+pub struct Exercise {
+    /// Its name.
+    pub name: &'static str,
+    /// The saver it works on.
+    pub saver: Kind,
+    /// What it tries, in a line.
+    pub about: &'static str,
+    /// Does one turn. An error is something found.
+    pub run: fn(Turn) -> BoxFuture<'static, anyhow::Result<()>>,
+}
+
+impl Exercise {
+    /// Its name with that of its saver.
+    pub fn title(&self) -> String {
+        format!("{}, {}", self.name, self.saver.name())
+    }
+}
+
+/// One turn of an exercise.
+#[derive(Clone)]
+pub struct Turn {
+    /// All its random choices come from it.
+    pub seed: u64,
+    /// How much it does, 1 for a short test.
+    pub effort: u32,
+    /// The saver.
+    pub saver: Kind,
+    /// The program that becomes a child process: this crate's binary.
+    pub program: PathBuf,
+    /// Counts what was tried.
+    pub tally: Tally,
+}
+
+/// How often each thing was tried.
+#[derive(Debug, Clone, Default)]
+pub struct Tally(Arc<Mutex<BTreeMap<&'static str, u64>>>);
+
+impl Tally {
+    /// Counts `n` more.
+    pub fn add(&self, what: &'static str, n: usize) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *counts.entry(what).or_default() += n as u64;
+    }
+
+    /// The counts, by what was counted.
+    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

@@ -1,0 +1,111 @@
+//! Two processes on one store: both add to one thread, and nothing that either was promised is missing.
+//!
+//! On SQLite a third one writes and moves the log into the file all the while, and the store is opened again and again
+//! beside it: a healthy file is never an error.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, ensure};
+use rusqlite::{Connection, OpenFlags};
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
+use threadkeep::mode::ChannelMode;
+use threadkeep::state::StateAccessor;
+use threadkeep_sqlite::SqliteSaver;
+
+use crate::actor::{accessor, say, texts};
+use crate::child::{self, Child, Work};
+use crate::exercise::Turn;
+use crate::place::{Kind, PATIENCE, Place, sqlite_options};
+
+/// What it tries, in a line.
+pub const ABOUT: &str = "two processes on one store; opens beside constant checkpoints";
+
+/// The thread that all add to.
+const SHARED: &str = "shared";
+
+/// Says something on the shared thread; whoever loses a race for the head tries again.
+///
+/// # Errors
+/// All but a conflict.
+pub async fn say_for_sure(accessor: &StateAccessor, text: &str) -> threadkeep::Result<()> {
+    loop {
+        match say(accessor, &SHARED.into(), text).await {
+            Err(Error::Conflict { .. }) => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
+/// Writes to an SQLite file and moves its log into it, until the process is killed.
+///
+/// # Errors
+/// The driver's: there is no reason for any.
+pub fn checkpoint_for_ever(path: &Path) -> anyhow::Result<()> {
+    let db = threadkeep_pages::open(path, OpenFlags::default())?;
+    db.busy_timeout(PATIENCE)?;
+    child::say("ready");
+    loop {
+        // A row of no table of ours; the page with the schema changes all the same.
+        db.execute_batch("CREATE TABLE IF NOT EXISTS beside (n); DROP TABLE beside")?;
+        checkpoint(&db)?;
+    }
+}
+
+fn checkpoint(db: &Connection) -> rusqlite::Result<i64> {
+    db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(0))
+}
+
+/// Lets two processes share a store for a while.
+///
+/// # Errors
+/// What was lost, or the error that a healthy store gave.
+pub async fn run(turn: Turn) -> anyhow::Result<()> {
+    let place = Place::new(turn.saver).await?;
+    let saver = place.open().await?;
+    let ours = accessor(&saver, ChannelMode::Delta, turn.seed)?;
+    say_for_sure(&ours, "first").await?;
+    let seeds = [turn.seed * 2 + 1, turn.seed * 2 + 2];
+    let mut other = Child::start(&turn, Work::Share, &place.address(), seeds[0])?;
+    let mut beside = None;
+    if turn.saver == Kind::Sqlite {
+        let mut child = Child::start(&turn, Work::Checkpoint, &place.address(), 0)?;
+        ensure!(child.hear().await? == "ready");
+        beside = Some(child);
+    }
+    let mut promised = BTreeSet::from(["first".to_owned()]);
+    promised.insert(other.hear().await?);
+    let rounds = 20 * turn.effort;
+    for n in 0..rounds {
+        let text = format!("{}/{n}", seeds[1]);
+        say_for_sure(&ours, &text).await?;
+        promised.insert(text);
+        let reader = place.open().await.context("opening beside another process")?;
+        let cold = accessor(&reader, ChannelMode::Delta, 0)?;
+        let head = cold.get(&SHARED.into(), None).await?.context("the thread is not there")?;
+        let read: BTreeSet<_> = texts(&head)?.into_iter().collect();
+        ensure!(promised.is_subset(&read), "missing: {:?}", promised.difference(&read));
+        turn.tally.add("opens", 1);
+        turn.tally.add("states", 1);
+    }
+    promised.extend(other.kill().await?.into_iter().filter(|line| line.contains('/')));
+    drop(beside);
+    let cold = accessor(&saver, ChannelMode::Delta, 0)?;
+    let thread = ThreadId::from(SHARED);
+    let head = cold.get(&thread, None).await?.context("the thread is not there")?;
+    let all = texts(&head)?;
+    let read: BTreeSet<_> = all.iter().cloned().collect();
+    ensure!(read.len() == all.len(), "something was said twice: {all:?}");
+    ensure!(promised.is_subset(&read), "missing: {:?}", promised.difference(&read));
+    // The last one may have been stored before it was said.
+    ensure!(read.len() <= promised.len() + 1, "from nowhere: {:?}", read.difference(&promised));
+    turn.tally.add("commits", all.len());
+    if turn.saver == Kind::Sqlite {
+        let store = Arc::new(SqliteSaver::open(place.file(), &sqlite_options())?);
+        let found = store.check().await?;
+        ensure!(found.is_empty(), "check: {}", found[0]);
+    }
+    Ok(())
+}

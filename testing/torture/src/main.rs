@@ -1,0 +1,123 @@
+//! The `threadkeep-torture` command: see `docs/torture.md`.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, Parser, Subcommand};
+use futures::FutureExt as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use threadkeep_torture::exercises::ALL;
+use threadkeep_torture::report::{Row, table};
+use threadkeep_torture::{Turn, child};
+
+#[derive(Parser)]
+#[command(name = "threadkeep-torture", about = "Tries to lose or damage what Threadkeep acknowledged")]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: Run,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// What the exercises start processes for.
+    #[command(hide = true)]
+    Child(child::Task),
+}
+
+#[derive(Args)]
+struct Run {
+    /// How long to go on, in minutes.
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+    /// The seed of the first turn of each exercise; the others count up from it. Without one, the clock's.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only exercises with this text in their name, for example `power` or `postgres`.
+    #[arg(long)]
+    only: Option<String>,
+    /// At most so many turns of each exercise: 1 with --seed and --only replays a turn.
+    #[arg(long)]
+    turns: Option<u64>,
+    /// How much each turn does; a short test does 1.
+    #[arg(long, default_value_t = 2)]
+    effort: u32,
+    /// Also writes the table to this file, as Markdown.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let done = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        runtime.block_on(async {
+            let cli = Cli::parse();
+            match cli.command {
+                Some(Command::Child(task)) => child::work(task).await.map(|()| true),
+                None => torture(&cli.run).await,
+            }
+        })
+    });
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("threadkeep-torture: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the exercises in turn until the time is over. Returns whether nothing was found.
+async fn torture(run: &Run) -> anyhow::Result<bool> {
+    let begun = Instant::now();
+    let end = Duration::try_from_secs_f64(run.minutes * 60.0).context("--minutes")?;
+    let seed = run.seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(1, |now| now.as_secs())
+    });
+    let wanted = |title: &str| run.only.as_ref().is_none_or(|only| title.contains(only.as_str()));
+    let mut rows: Vec<Row> =
+        ALL.iter().filter(|exercise| wanted(&exercise.title())).map(|exercise| Row::new(*exercise)).collect();
+    ensure!(!rows.is_empty(), "no exercise is called like that");
+    eprintln!("seed {seed}: replay a turn with SEED=(its seed) ONLY=(its name) TURNS=1");
+    let progress = ProgressBar::no_length();
+    progress.set_style(ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}")?);
+    progress.enable_steady_tick(Duration::from_millis(200));
+    // The exercise that had the least time goes next, so each gets the same.
+    while begun.elapsed() < end {
+        let next = rows.iter_mut().filter(|row| run.turns.is_none_or(|turns| row.turns < turns));
+        let Some(row) = next.min_by_key(|row| row.took) else { break };
+        let turn = Turn {
+            seed: seed + row.turns,
+            effort: run.effort,
+            saver: row.exercise.saver,
+            program: std::env::current_exe()?,
+            tally: row.tally.clone(),
+        };
+        progress.set_message(format!("{}, seed {}", row.exercise.title(), turn.seed));
+        let at = Instant::now();
+        let number = turn.seed;
+        let done = std::panic::AssertUnwindSafe((row.exercise.run)(turn)).catch_unwind().await;
+        row.took += at.elapsed();
+        row.turns += 1;
+        let done = done.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; see the text above")));
+        if let Err(error) = done {
+            let what = format!("{error:#}");
+            progress.suspend(|| eprintln!("FOUND by {}, seed {number}: {what}", row.exercise.title()));
+            row.found.push((number, what));
+        }
+    }
+    progress.finish_and_clear();
+    let shown = table(&rows, false);
+    writeln!(std::io::stdout().lock(), "{shown}")?;
+    if let Some(out) = &run.out {
+        let text = format!("{}\n\nSeed {seed}, {} s.\n", table(&rows, true), begun.elapsed().as_secs());
+        std::fs::write(out, text).with_context(|| out.display().to_string())?;
+    }
+    Ok(rows.iter().all(|row| row.found.is_empty()))
+}

@@ -1,0 +1,91 @@
+//! What a run tried and found, as one table.
+
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+
+use crate::exercise::{Exercise, Tally};
+
+/// What became of one exercise.
+pub struct Row {
+    /// The exercise.
+    pub exercise: Exercise,
+    /// How many turns it had.
+    pub turns: u64,
+    /// How long they took together.
+    pub took: Duration,
+    /// What was counted.
+    pub tally: Tally,
+    /// What was found, with the seed of the turn.
+    pub found: Vec<(u64, String)>,
+}
+
+impl Row {
+    /// A row before the first turn.
+    pub fn new(exercise: Exercise) -> Self {
+        Self { exercise, turns: 0, took: Duration::ZERO, tally: Tally::default(), found: Vec::new() }
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let counts = self.tally.counts();
+        let counts = counts.iter().map(|(what, n)| format!("{} {what}", grouped(*n)));
+        let found = if self.found.is_empty() { "nothing".to_owned() } else { self.found.len().to_string() };
+        [
+            self.exercise.title(),
+            self.exercise.about.to_owned(),
+            grouped(self.turns),
+            format!("{} s", grouped(self.took.as_secs())),
+            counts.collect::<Vec<_>>().join(", "),
+            found,
+        ]
+    }
+}
+
+/// The table, for a terminal or as Markdown.
+pub fn table(rows: &[Row], markdown: bool) -> String {
+    let mut table = Table::new();
+    table.load_preset(if markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_BORDERS_ONLY });
+    if !markdown {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    }
+    table.set_header(["Exercise", "What is tried", "Turns", "Time", "How often", "Found"]);
+    for row in rows {
+        table.add_row(row.cells());
+    }
+    for column in [2, 3] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.to_string()
+}
+
+/// A number with its digits in threes.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exercises::ALL;
+
+    #[test]
+    fn the_table_says_what_was_tried_how_often_and_what_was_found() {
+        let mut row = Row::new(ALL[0]);
+        row.tally.add("images", 1_234_567);
+        row.turns = 12;
+        let shown = table(&[row, Row { found: vec![(1, "lost".into())], ..Row::new(ALL[1]) }], true);
+        assert!(shown.contains("1,234,567 images"), "{shown}");
+        assert!(shown.contains("| nothing |") && shown.contains("| 1 "), "{shown}");
+        assert_eq!(grouped(0) + &grouped(999) + &grouped(1000), "09991,000");
+    }
+}

@@ -1,0 +1,25 @@
+//! The short form of each exercise.
+
+mod common;
+
+use common::play;
+use threadkeep_torture::place::Kind;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_process_loses_nothing_that_was_acknowledged() {
+    let tally = play("killed", Kind::Sqlite, 1..6).await;
+    assert_eq!(tally.counts()["kills"], 5);
+    play("killed", Kind::Postgres, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storms_of_create_and_delete_leave_threads_whole() {
+    for saver in [Kind::Memory, Kind::Sqlite] {
+        play("storms", saver, 1..3).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_share_a_store() {
+    play("two processes", Kind::Postgres, 1..2).await;
+}

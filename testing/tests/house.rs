@@ -1,7 +1,9 @@
-//! The house: links in pages lead somewhere, and each citation of the reference is a heading of it.
+//! The house: links in pages lead somewhere, each citation of the reference is a heading of it, and what the configuration parses is
+//! read by somebody, or listed as not read.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -140,4 +142,96 @@ fn each_link_in_a_page_leads_somewhere() {
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// The fields of each public struct of some sources, with their types.
+fn structs(sources: &[(PathBuf, String)]) -> BTreeMap<&str, Vec<(&str, &str)>> {
+    let mut found = BTreeMap::new();
+    for (_, source) in sources {
+        for rest in source.split("\npub struct ").skip(1) {
+            let Some((name, body)) = rest.split_once(" {\n") else { continue };
+            let body = body.split("\n}").next().unwrap();
+            let fields = body.lines().filter_map(|line| line.strip_prefix("    pub ")?.split_once(": "));
+            found.insert(name, fields.map(|(field, of)| (field, of.trim_end_matches(','))).collect());
+        }
+    }
+    found
+}
+
+/// The dotted paths of the settings below a struct, with the name of each one's field.
+fn settings<'a>(
+    structs: &BTreeMap<&'a str, Vec<(&'a str, &'a str)>>,
+    name: &str,
+    path: &str,
+    found: &mut Vec<(String, &'a str)>,
+) {
+    for (field, of) in &structs[name] {
+        // Words that Rust keeps for itself.
+        let key = match *field {
+            "kind" => "type",
+            "class" => "use",
+            other => other,
+        };
+        let path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        let inner = of.rsplit(['<', ' ']).next().unwrap().trim_end_matches('>');
+        if structs.contains_key(inner) {
+            settings(structs, inner, &path, found);
+        } else {
+            found.push((path, *field));
+        }
+    }
+}
+
+/// Whether a word occurs in a text, with none of its letters around it.
+fn has_word(text: &str, word: &str) -> bool {
+    let letter = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word).any(|(at, _)| !text[at + word.len()..].starts_with(letter))
+}
+
+#[test]
+fn each_setting_is_read_by_somebody_or_listed_as_not_read() {
+    // What a file says of itself, and what is parsed into another field.
+    const NONE_OF_THESE: [&str; 6] =
+        ["config_version", "root", "state_dir", "extra", "models.use", "sandbox.provider_options"];
+    let sources = files(&root().join("gateway-min/config/src"), ".rs");
+    let unread = read("gateway-min/config/src/unread.rs");
+    let (_, list) = unread.split_once("pub const UNREAD").unwrap();
+    let list = list.split_once("= [").unwrap().1.split_once("];").unwrap().0;
+    let unread: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+
+    let production = |path: &Path| {
+        let name = path.to_str().unwrap();
+        path.components().any(|part| part.as_os_str() == "src")
+            && !name.starts_with("gateway-min/config/")
+            && !["/tests/", "tests.rs", "/faults/"].iter().any(|part| name.contains(part))
+    };
+    let readers = files(&root().join("gateway-min"), ".rs").into_iter().filter(|(path, _)| production(path));
+    let readers: String =
+        readers.map(|(_, text)| text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned()).collect();
+
+    let mut all = Vec::new();
+    settings(&structs(&sources), "Config", "", &mut all);
+    assert!(all.len() > 100, "only {} settings were found", all.len());
+    let listed = |path: &str| unread.iter().any(|of| path == *of || path.starts_with(&format!("{of}.")));
+    let ignored = all.iter().filter(|(path, field)| {
+        !NONE_OF_THESE.contains(&path.as_str()) && !listed(path) && !has_word(&readers, &format!(".{field}"))
+    });
+    let ignored: Vec<_> = ignored.map(|(path, _)| path).collect();
+    assert!(ignored.is_empty(), "nothing reads {ignored:?}: list them as unread, or read them");
+
+    for path in unread {
+        assert!(
+            all.iter().any(|(setting, _)| setting == path || setting.starts_with(&format!("{path}."))),
+            "{path} is listed as not read, and is no setting"
+        );
+        let place = path.replace(".type", ".kind");
+        let places = if path.contains('.') {
+            vec![place]
+        } else {
+            ["config", "current"].map(|of| format!("{of}.{path}")).to_vec()
+        };
+        for place in places {
+            assert!(!has_word(&readers, &place), "{path} is listed as not read, and is read as {place}");
+        }
+    }
 }

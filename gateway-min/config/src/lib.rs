@@ -32,6 +32,7 @@ mod node;
 mod secret;
 mod sections;
 mod stamp;
+mod unread;
 mod upgrade;
 mod version;
 mod yaml;
@@ -63,13 +64,14 @@ pub use sections::{
     Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool,
     ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
 };
+pub use unread::{UNREAD, no_effect_warning, unknown_section_warning};
 pub use upgrade::{Cadence, Upgrade, UpgradeError, upgrade};
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
 
 use find::Location;
 use node::{Node, Report};
 
-/// The top-level keys that are read here. All others are kept in [`Config::extra`].
+/// The top-level keys that are read here. All others are kept in [`Config::extra`], with a warning.
 const SECTIONS: [&str; 24] = [
     CONFIG_VERSION_KEY,
     "auth",
@@ -225,6 +227,7 @@ impl Config {
         database::carry_flat_cadence(&mut sections, &report);
         let config_dir = path.parent().unwrap_or(&location.root);
         let config = Self::read(&sections, location, config_dir, &report);
+        unread::warn(&sections, &report);
         let warnings = [early.finish(None)?, report.finish(Some(path.clone()))?].concat();
         Ok((config, warnings))
     }

@@ -283,7 +283,9 @@ fn every_key_of_the_shipped_example_is_read() {
         *slot = json!([[]]);
         // JSON is YAML.
         let result = load(&broken.to_string());
-        let warned = result.as_ref().is_ok_and(|loaded| !loaded.warnings.is_empty());
+        // A warning that nothing reads it says nothing of whether it is checked.
+        let objects = |warning: &String| !UNREAD.iter().any(|path| *warning == no_effect_warning(path));
+        let warned = result.as_ref().is_ok_and(|loaded| loaded.warnings.iter().any(objects));
         assert!(result.is_err() || warned, "nothing reads {}", path.join("."));
     }
 }

@@ -27,11 +27,18 @@ pub struct ToolGroup {
     pub options: FreeForm,
 }
 
-/// The configured tools; none means that the section is not there and the built-in set counts, which is not
-/// the same as an empty list.
+/// Why an empty list is refused.
+const NO_TOOLS: &str = "an empty list would leave agents without any tool, which is not supported yet; remove the key for \
+     the built-in set";
+
+/// The configured tools; none means that the section is missing and the built-in set counts. An empty list, which would mean
+/// something else, is refused.
 pub(crate) fn read_tools(root: &Node<'_>) -> Option<Vec<Tool>> {
     root.value("tools")?;
     let nodes = root.items("tools");
+    if root.value("tools").is_some_and(|value| value.as_array().is_some_and(Vec::is_empty)) {
+        root.problem("tools", NO_TOOLS);
+    }
     let tools = nodes.iter().map(|node| Tool {
         name: node.required_text("name"),
         group: node.text("group"),
@@ -74,10 +81,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_section_is_not_an_empty_list() {
+    fn no_section_is_the_built_in_set_and_an_empty_list_is_refused() {
         assert_eq!(read(&json!({}), read_tools).unwrap(), None);
         assert_eq!(read(&json!({"tools": null}), read_tools).unwrap(), None);
-        assert_eq!(read(&json!({"tools": []}), read_tools).unwrap(), Some(vec![]));
+        assert!(read(&json!({"tools": []}), read_tools).unwrap_err().contains(NO_TOOLS));
         assert_eq!(read(&json!({}), read_tool_groups).unwrap(), vec![]);
     }
 

@@ -18,20 +18,19 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::metadata::Source;
 use threadkeep::step::Durability;
 
-use super::lead::{conversation, next_step, values};
+use super::lead::{conversation, next_step};
 use super::summary::{ask, line, start_of_tail};
-use super::{AgentError, Ended, LeadAgent, Session};
+use super::{AgentError, Ended, LeadAgent, ObserverError, Session, TaskInput};
 use crate::config::ContextSize;
 use crate::model::message::{self, fallback_reason, kind, text};
-use crate::runs::resume::asks;
-use crate::store::Store;
+use crate::tools::asks;
 
 /// The channel of the goal, and the node as which it is written.
-pub(crate) const CHANNEL: &str = "goal";
+pub const CHANNEL: &str = "goal";
 /// The most continuations of one goal.
-pub(crate) const CONTINUATIONS_MAX: i64 = 8;
+pub const CONTINUATIONS_MAX: i64 = 8;
 /// Continuations without progress after which a goal stands down.
-pub(crate) const NO_PROGRESS_MAX: i64 = 2;
+pub const NO_PROGRESS_MAX: i64 = 2;
 
 /// Who asks the model for a verdict.
 const CALLER: &str = "middleware:goal";
@@ -214,24 +213,24 @@ fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
 }
 
 impl LeadAgent {
-    /// Runs until the graph has nothing more to run and the thread's goal asks for nothing more. With the `store` of the
-    /// thread's runs, one that waits for the thread goes before its goal, which is looked at again behind that one. Not
+    /// Runs until the graph has nothing more to run and the thread's goal asks for nothing more. `yields` is asked before
+    /// the goal is: if it says that somebody else waits for the thread, the goal is left to whoever that is. Not
     /// cancel-safe, as [`LeadAgent::run`].
     ///
     /// # Errors
-    /// As [`LeadAgent::run`], and if the goal cannot be read or written.
-    pub(crate) async fn work(
+    /// As [`LeadAgent::run`], and if the goal cannot be read or written, or `yields` fails.
+    pub async fn work<F>(
         &self,
         session: &mut Session<'_>,
         input: Option<Map<String, Json>>,
-        store: Option<&Store>,
-    ) -> Result<Ended, AgentError> {
+        yields: impl Fn() -> F,
+    ) -> Result<Ended, AgentError>
+    where
+        F: Future<Output = Result<bool, ObserverError>>,
+    {
         let mut ended = self.run(session, input).await?;
         loop {
-            if let Some(store) = store
-                && active(session)?.is_some()
-                && store.runs().is_waited_for(&self.tool_context.thread_id).await?
-            {
+            if active(session)?.is_some() && yields().await.map_err(AgentError::Observer)? {
                 return Ok(ended);
             }
             match self.pursue(session, &ended).await? {
@@ -255,10 +254,9 @@ impl LeadAgent {
         } else {
             tokio::select! {
                 biased;
-                () = session.cancel.cancelled() => return Ok(Pursuit::Cancelled),
+                () = session.terms.cancel.cancelled() => return Ok(Pursuit::Cancelled),
                 answer = self.evaluate(&objective, &messages) => {
-                    session.journal.llm_error(&answer, self.model.name(), CALLER);
-                    session.usage.record(self.model.name(), CALLER, &answer);
+                    session.observer.model_answered(self.model.name(), CALLER, &answer);
                     let usable = fallback_reason(&answer).is_none();
                     Some(text(&answer)).filter(|_| usable).and_then(|text| Verdict::read(&text))
                 }
@@ -266,7 +264,7 @@ impl LeadAgent {
             .unwrap_or_else(Verdict::failed)
         };
         let run = Run {
-            id: session.run_id,
+            id: &session.terms.run_id,
             now: Utc::now(),
             progress_key: progress_key(&messages),
             stop_reason: stop_reason.as_deref(),
@@ -299,14 +297,13 @@ impl LeadAgent {
     async fn note(&self, session: &mut Session<'_>, goal: Json) -> Result<(), AgentError> {
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(&CHANNEL.into(), 0);
-        session.frames.task_started(step, &task, || values(session.writer.state()))?;
+        session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;
         let write = session.writer.write(CHANNEL, goal.clone(), false)?;
         let update = json!({ (CHANNEL): goal });
-        session.frames.updates(CHANNEL, &update);
-        session.frames.task_ended(step, &task, Ok(&update));
+        session.observer.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, vec![write], Durability::WithCommit).await?;
-        let state = session.writer.commit(Source::Loop, Vec::new(), session.metadata.clone()).await?;
-        Ok(session.frames.committed(state)?)
+        let state = session.writer.commit(Source::Loop, Vec::new(), session.terms.metadata.clone()).await?;
+        Ok(session.observer.committed(state)?)
     }
 }
 

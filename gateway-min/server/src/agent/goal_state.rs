@@ -10,22 +10,22 @@ use threadkeep::state::StateAccessor;
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 
+use super::duration;
 use super::goal::{CHANNEL, NO_PROGRESS_MAX};
-use crate::runs::duration;
 use crate::serialize::time;
 
 /// The longest objective, in characters.
-pub(crate) const OBJECTIVE_MAX: usize = 4000;
+pub const OBJECTIVE_MAX: usize = 4000;
 /// The answer to an objective without a text.
-pub(crate) const EMPTY_OBJECTIVE: &str = "Goal objective must not be empty.";
+pub const EMPTY_OBJECTIVE: &str = "Goal objective must not be empty.";
 
 /// An objective as it is stored: runs of white space count as one space.
-pub(crate) fn normalized(objective: &str) -> String {
+pub fn normalized(objective: &str) -> String {
     objective.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// A goal that begins now.
-pub(crate) fn new(objective: &str, max_continuations: i64) -> Json {
+pub fn new(objective: &str, max_continuations: i64) -> Json {
     let now = time(Utc::now());
     json!({
         "objective": objective, "status": "active", "created_at": now, "updated_at": now,
@@ -38,7 +38,7 @@ pub(crate) fn new(objective: &str, max_continuations: i64) -> Json {
 ///
 /// # Errors
 /// The saver's.
-pub(crate) async fn read(accessor: &StateAccessor, thread: &ThreadId) -> Result<Json> {
+pub async fn read(accessor: &StateAccessor, thread: &ThreadId) -> Result<Json> {
     let head = head(accessor, thread).await?;
     Ok(head.as_ref().map(goal_of).transpose()?.unwrap_or_default())
 }
@@ -47,7 +47,7 @@ pub(crate) async fn read(accessor: &StateAccessor, thread: &ThreadId) -> Result<
 ///
 /// # Errors
 /// [`Error::Conflict`] if the head moved meanwhile, and the saver's.
-pub(crate) async fn set(
+pub async fn set(
     accessor: &StateAccessor,
     thread: &ThreadId,
     extra: Map<String, Json>,
@@ -66,7 +66,7 @@ pub(crate) async fn set(
 ///
 /// # Errors
 /// As [`set`].
-pub(crate) async fn clear(accessor: &StateAccessor, thread: &ThreadId) -> Result<()> {
+pub async fn clear(accessor: &StateAccessor, thread: &ThreadId) -> Result<()> {
     match head(accessor, thread).await? {
         Some(head) if !goal_of(&head)?.is_null() => write(accessor, &head, &Json::Null).await,
         _ => Ok(()),

@@ -11,32 +11,26 @@ use threadkeep::checkpoint::{TaskWrites, Write};
 use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
-use threadkeep::step::{Durability, StepWriter, Task};
-use tokio_util::sync::CancellationToken;
+use threadkeep::step::{Durability, Task};
 use tracing::Instrument as _;
 
 use super::summary::{self, Cut, Summarizer};
-use super::{AgentError, UsageLedger, prompt, title};
+use super::{Added, AgentError, Ended, Origin, Session, TaskInput, prompt, spans, title};
 use crate::config::{LoopDetection, Title};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
-use crate::runs::frames::{Frames, Origin};
-use crate::runs::journal::Journal;
-use crate::runs::request::Interrupts;
-use crate::serialize;
-use crate::telemetry::spans;
 use crate::tools::loop_detection::{self, STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
 
 const INPUT: &str = "__input__";
 /// The node that asks the model.
-pub(crate) const MODEL: &str = "model";
+pub const MODEL: &str = "model";
 const TOOLS: &str = "tools";
 const SUMMARIZATION: &str = "summarization";
 const CALLER: &str = "lead_agent";
 
 /// The lead agent of one run: its model, its tools, its settings.
-pub(crate) struct LeadAgent {
-    pub(crate) model: RetryingModel,
+pub struct LeadAgent {
+    pub model: RetryingModel,
     /// The model that writes titles; none means that they are cut from the first message.
     pub(crate) title_model: Option<RetryingModel>,
     /// What shortens conversations that grow too long; none if they may grow.
@@ -49,43 +43,6 @@ pub(crate) struct LeadAgent {
     pub(crate) reasoning_effort: Option<String>,
 }
 
-/// Where a run stops although the graph goes on.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Breakpoints {
-    pub(crate) before: Interrupts,
-    pub(crate) after: Interrupts,
-}
-
-/// What one run works on and reports to.
-pub(crate) struct Session<'a> {
-    pub(crate) run_id: &'a str,
-    pub(crate) writer: &'a mut StepWriter,
-    pub(crate) frames: &'a Frames,
-    pub(crate) journal: &'a mut Journal,
-    pub(crate) usage: &'a mut UsageLedger,
-    pub(crate) cancel: &'a CancellationToken,
-    /// Metadata of every checkpoint of the run.
-    pub(crate) metadata: Map<String, Json>,
-    pub(crate) recursion_limit: u64,
-    /// How many supersteps of the limit the run has taken, over all that it does for its goal.
-    pub(crate) steps: u64,
-    pub(crate) breakpoints: Breakpoints,
-}
-
-/// How a run's loop ended, if it did not fail.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// The graph has nothing more to run, or stops at a breakpoint.
-    Done {
-        /// Why it stopped early, for example `loop_capped`.
-        stop_reason: Option<String>,
-        /// The reason of the fallback answer, if the model failed.
-        fallback: Option<String>,
-    },
-    /// The run was cancelled; what was committed stays.
-    Cancelled,
-}
-
 /// What a superstep leaves to be known.
 #[derive(Default)]
 struct Stepped {
@@ -94,12 +51,12 @@ struct Stepped {
 }
 
 impl LeadAgent {
-    /// Runs until the graph has nothing more to run. Not cancel-safe: use `session.cancel`, which stops it at the next
+    /// Runs until the graph has nothing more to run. Not cancel-safe: use [`RunTerms::cancel`](super::RunTerms::cancel), which stops it at the next
     /// point where nothing is half-written.
     ///
     /// # Errors
     /// [`AgentError`]; the head then is the last completed superstep, with the failed node next.
-    pub(crate) async fn run(
+    pub async fn run(
         &self,
         session: &mut Session<'_>,
         input: Option<Map<String, Json>>,
@@ -112,7 +69,7 @@ impl LeadAgent {
             }
             None => {
                 if let Some(state) = session.writer.state() {
-                    session.frames.committed(state)?;
+                    session.observer.committed(state)?;
                 }
             }
         }
@@ -123,16 +80,16 @@ impl LeadAgent {
             let Some(state) = session.writer.state() else { return Ok(ended) };
             let next = state.next.clone();
             let Some(node) = next.first() else { return Ok(ended) };
-            if session.cancel.is_cancelled() {
+            if session.terms.cancel.is_cancelled() {
                 return Ok(Ended::Cancelled);
             }
             // A run that resumes stands before the node at which it stopped, and goes past it.
-            if session.breakpoints.before.any_of(&next) && !std::mem::take(&mut resumed) {
-                session.frames.interrupted(state)?;
+            if session.terms.breakpoints.before.any_of(&next) && !std::mem::take(&mut resumed) {
+                session.observer.interrupted(state)?;
                 return Ok(ended);
             }
-            if session.steps == session.recursion_limit {
-                return Err(AgentError::RecursionLimit(session.recursion_limit));
+            if session.steps == session.terms.recursion_limit {
+                return Err(AgentError::RecursionLimit(session.terms.recursion_limit));
             }
             session.steps += 1;
             let step = |session: &Session<'_>| next_step(session.writer.state());
@@ -156,9 +113,9 @@ impl LeadAgent {
             }
             resumed = false;
             let Some(state) = session.writer.state() else { return Ok(ended) };
-            session.frames.committed(state)?;
-            if session.breakpoints.after.any_of(&next) && !state.next.is_empty() {
-                session.frames.interrupted(state)?;
+            session.observer.committed(state)?;
+            if session.terms.breakpoints.after.any_of(&next) && !state.next.is_empty() {
+                session.observer.interrupted(state)?;
                 return Ok(ended);
             }
         }
@@ -169,20 +126,19 @@ impl LeadAgent {
         let mut writes = Vec::new();
         for (channel, mut value) in input {
             if channel == "messages" {
-                stamp_run(&mut value, session.run_id);
+                stamp_run(&mut value, &session.terms.run_id);
             }
             writes.push(session.writer.write(&channel, value, false)?);
         }
         let humans: Vec<Json> = messages_of(&writes)?.into_iter().filter(|m| m["type"] == "human").collect();
         let task = session.writer.start_task(&INPUT.into(), 0);
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
-        session.writer.commit(Source::Input, vec![MODEL.into()], session.metadata.clone()).await?;
+        session.writer.commit(Source::Input, vec![MODEL.into()], session.terms.metadata.clone()).await?;
         for message in humans {
-            session.usage.message(&message);
-            session.journal.human_input(&message).await?;
+            session.added(Added::Human(&message)).await?;
         }
         if let Some(state) = session.writer.state() {
-            session.frames.committed(state)?;
+            session.observer.committed(state)?;
         }
         Ok(())
     }
@@ -201,19 +157,21 @@ impl LeadAgent {
         let Some(Cut { at, preserved }) = summarizer.cut(conversation, None) else { return Ok(true) };
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(&SUMMARIZATION.into(), 0);
-        session.frames.task_started(step, &task, || values(session.writer.state()))?;
+        session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;
         let earlier = earlier_summary(session.writer.state())?;
         let (text, answer) = tokio::select! {
             biased;
-            () = session.cancel.cancelled() => return Ok(false),
+            () = session.terms.cancel.cancelled() => return Ok(false),
             made = summarizer.summarize(earlier.as_deref(), &conversation[..at]) => made,
         };
         let model = summarizer.model.name();
-        session.journal.llm_error(&answer, model, summary::CALLER);
-        session.usage.record(model, summary::CALLER, &answer);
+        session.observer.model_answered(model, summary::CALLER, &answer);
         let Some(text) = text else {
-            tracing::warn!(run_id = session.run_id, "the conversation stays long: the model gave no summary");
-            session.frames.task_ended(step, &task, Err("the model gave no summary"));
+            tracing::warn!(
+                run_id = session.terms.run_id,
+                "the conversation stays long: the model gave no summary"
+            );
+            session.observer.task_ended(step, &task, Err("the model gave no summary"));
             return Ok(false);
         };
         let update = json!({ "messages": preserved, (summary::CHANNEL): text });
@@ -221,11 +179,11 @@ impl LeadAgent {
             session.writer.write("messages", json!(preserved), true)?,
             session.writer.write(summary::CHANNEL, json!(text), false)?,
         ];
-        session.frames.updates(SUMMARIZATION, &update);
-        session.frames.task_ended(step, &task, Ok(&update));
+        session.observer.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
-        let state = session.writer.commit(Source::Loop, next.to_vec(), session.metadata.clone()).await?;
-        session.frames.committed(state)?;
+        let state =
+            session.writer.commit(Source::Loop, next.to_vec(), session.terms.metadata.clone()).await?;
+        session.observer.committed(state)?;
         *conversation = preserved;
         Ok(true)
     }
@@ -239,7 +197,7 @@ impl LeadAgent {
     ) -> Result<Option<Stepped>, AgentError> {
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(node, 0);
-        session.frames.task_started(step, &task, || values(session.writer.state()))?;
+        session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;
         let asked = Instant::now();
         let Some(mut answer) = self.ask(session, step, &task, conversation).await? else { return Ok(None) };
         let latency = asked.elapsed();
@@ -259,19 +217,17 @@ impl LeadAgent {
         if let Some(title) = self.title(session, conversation, next.is_empty()).await {
             update.insert("title".to_owned(), json!(title));
         }
-        session.usage.message(&answer);
-        session.journal.llm_error(&answer, self.model.name(), CALLER);
-        session.journal.ai_response(&answer, CALLER, latency).await?;
-        session.journal.loop_detection(&verdict);
+        session.observer.model_answered(self.model.name(), CALLER, &answer);
+        session.added(Added::Answer { message: &answer, caller: CALLER, latency }).await?;
+        session.observer.loop_checked(&verdict);
         let mut writes = Vec::new();
         for (channel, value) in &update {
             writes.push(session.writer.write(channel, value.clone(), false)?);
         }
         let update = Json::Object(update);
-        session.frames.updates(MODEL, &update);
-        session.frames.task_ended(step, &task, Ok(&update));
+        session.observer.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
-        session.writer.commit(Source::Loop, next, session.metadata.clone()).await?;
+        session.writer.commit(Source::Loop, next, session.terms.metadata.clone()).await?;
         Ok(Some(Stepped { stop_reason, fallback }))
     }
 
@@ -306,16 +262,14 @@ impl LeadAgent {
         loop {
             let chunk = tokio::select! {
                 biased;
-                () = session.cancel.cancelled() => return Ok(None),
+                () = session.terms.cancel.cancelled() => return Ok(None),
                 chunk = chunks.next() => chunk,
             };
             let Some(chunk) = chunk else { break };
             let dictionary = assembler.push(&chunk);
-            session.frames.message(step, task, Some(&origin), &dictionary);
+            session.observer.message(step, task, Some(origin), &dictionary);
         }
-        let answer = assembler.finish();
-        session.usage.record(self.model.name(), CALLER, &answer);
-        Ok(Some(answer))
+        Ok(Some(assembler.finish()))
     }
 
     /// The title, if the thread gets one now: with the answer that ends its first exchange.
@@ -331,12 +285,11 @@ impl LeadAgent {
         }
         let Some(model) = &self.title_model else { return Some(title::local(config, conversation)) };
         let (title, answer) = tokio::select! {
-            () = session.cancel.cancelled() => return None,
+            () = session.terms.cancel.cancelled() => return None,
             made = title::by_model(config, model, conversation) => made,
         };
         if let Some(answer) = answer {
-            session.journal.llm_error(&answer, model.name(), title::CALLER);
-            session.usage.record(model.name(), title::CALLER, &answer);
+            session.observer.model_answered(model.name(), title::CALLER, &answer);
         }
         Some(title)
     }
@@ -365,26 +318,26 @@ impl LeadAgent {
                 continue;
             }
             let task = session.writer.start_task(node, index);
-            session.frames.task_started(step, &task, || Ok(Json::clone(call)))?;
+            session.observer.task_started(step, &task, TaskInput::Call(call))?;
             running.push(async move { (task, self.toolbox.run(&self.tool_context, call).await) });
         }
         let mut ends_run = false;
         loop {
             let (task, done) = tokio::select! {
                 biased;
-                () = session.cancel.cancelled() => return Ok(None),
+                () = session.terms.cancel.cancelled() => return Ok(None),
                 done = running.next() => match done {
                     Some(done) => done,
                     None => break,
                 },
             };
             ends_run |= done.ends_run;
-            session.journal.delivered(done.message["name"].as_str().unwrap_or_default(), &done.written);
+            let tool = done.message["name"].as_str().unwrap_or_default();
+            session.observer.files_written(tool, &done.written);
             let write = session.writer.write("messages", json!([done.message]), false)?;
             let result = messages_of(std::slice::from_ref(&write))?.pop().unwrap_or_default();
-            session.journal.tool_result(&result).await?;
-            session.usage.message(&result);
-            session.frames.message(step, &task, None, &result);
+            session.added(Added::ToolResult(&result)).await?;
+            session.observer.message(step, &task, None, &result);
             results[task.index as usize] = Some(result.clone());
             let mut writes = vec![write];
             let mut update = Map::from_iter([("messages".to_owned(), json!([result]))]);
@@ -398,14 +351,13 @@ impl LeadAgent {
                 update.insert("title".to_owned(), json!(title));
             }
             let update = Json::Object(update);
-            session.frames.updates(TOOLS, &update);
-            session.frames.task_ended(step, &task, Ok(&update));
+            session.observer.task_ended(step, &task, Ok(&update));
             let durability = if last { Durability::WithCommit } else { Durability::Now };
             session.writer.finish_task(task, writes, durability).await?;
         }
         drop(running);
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };
-        session.writer.commit(Source::Loop, next, session.metadata.clone()).await?;
+        session.writer.commit(Source::Loop, next, session.terms.metadata.clone()).await?;
         conversation.extend(results.into_iter().flatten());
         Ok(Some(Stepped::default()))
     }
@@ -418,10 +370,6 @@ fn calls(answer: &Json) -> Vec<&Json> {
 
 pub(super) fn next_step(state: Option<&StateSnapshot>) -> i64 {
     state.map_or(-1, |state| state.metadata.step + 1)
-}
-
-pub(super) fn values(state: Option<&StateSnapshot>) -> threadkeep::Result<Json> {
-    state.map(serialize::values).transpose().map(|values| Json::Object(values.unwrap_or_default()))
 }
 
 /// The summary of what was said before the conversation begins.

@@ -8,9 +8,9 @@ use crate::model::message::{fallback_reason, kind, text, turn_start};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
 
 /// Who asks the model for a summary.
-pub(crate) const CALLER: &str = "middleware:summarization";
+pub const CALLER: &str = "middleware:summarization";
 /// The channel of the summary.
-pub(crate) const CHANNEL: &str = "summary_text";
+pub const CHANNEL: &str = "summary_text";
 /// What the model is told unless the configuration says otherwise.
 const PROMPT: &str = "Summarize this conversation for the assistant that will go on with it: what the user wants, what was \
                       decided and found out, what is still to do. Answer with the summary alone.";
@@ -18,32 +18,32 @@ const PROMPT: &str = "Summarize this conversation for the assistant that will go
 const BYTES_PER_TOKEN: u64 = 4;
 
 /// About how many tokens a model takes a message for.
-pub(crate) fn tokens(message: &Json) -> u64 {
+pub fn tokens(message: &Json) -> u64 {
     let bytes = message["content"].to_string().len() + message["tool_calls"].to_string().len();
     u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
 }
 
 /// Shortens conversations, as the section `summarization` says.
-pub(crate) struct Summarizer {
+pub struct Summarizer {
     /// The model that writes the summary.
-    pub(crate) model: RetryingModel,
-    pub(crate) settings: Summarization,
+    pub model: RetryingModel,
+    pub settings: Summarization,
     /// The context of the model that goes on with the conversation, in tokens.
-    pub(crate) window: Option<u64>,
+    pub window: Option<u64>,
 }
 
 /// How a conversation is shortened.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Cut {
+pub struct Cut {
     /// The messages before this place are summarized.
-    pub(crate) at: usize,
+    pub at: usize,
     /// What stays: the user's message of the current turn and all from that place on.
-    pub(crate) preserved: Vec<Json>,
+    pub preserved: Vec<Json>,
 }
 
 impl Summarizer {
     /// Whether the conversation has reached what the configuration takes for long.
-    pub(crate) fn is_due(&self, messages: &[Json]) -> bool {
+    pub fn is_due(&self, messages: &[Json]) -> bool {
         let count: u64 = messages.iter().map(tokens).sum();
         #[allow(clippy::cast_precision_loss, reason = "an estimate")]
         let reached = |size: &ContextSize| match *size {
@@ -57,7 +57,7 @@ impl Summarizer {
     }
 
     /// The cut that leaves about `keep` of the conversation, or what is configured; none if that would remove nothing.
-    pub(crate) fn cut(&self, messages: &[Json], keep: Option<ContextSize>) -> Option<Cut> {
+    pub fn cut(&self, messages: &[Json], keep: Option<ContextSize>) -> Option<Cut> {
         let last = beside_calls(messages, messages.len().checked_sub(1)?);
         let at = start_of_tail(messages, keep.unwrap_or(self.settings.keep), self.window).min(last);
         let question = turn_start(messages).filter(|question| *question < at);
@@ -68,7 +68,7 @@ impl Summarizer {
 
     /// The summary of `messages`, of which the last ones are shown to the model if they are too many, after the summary
     /// of what was before them; `None` if the model gives none. With the model's answer, for the ledger.
-    pub(crate) async fn summarize(&self, earlier: Option<&str>, messages: &[Json]) -> (Option<String>, Json) {
+    pub async fn summarize(&self, earlier: Option<&str>, messages: &[Json]) -> (Option<String>, Json) {
         let most = ContextSize::Tokens(self.settings.trim_tokens_to_summarize);
         let shown = &messages[start_of_tail(messages, most, None)..];
         let earlier = earlier.map(|summary| format!("summary of what was before: {summary}"));

@@ -9,20 +9,20 @@ use crate::model::RetryingModel;
 use crate::model::message::{fallback_reason, invalid_tool_calls, is_from_user, kind, text, tool_calls};
 
 /// Who asks the model for a title.
-pub(crate) const CALLER: &str = "middleware:title";
+pub const CALLER: &str = "middleware:title";
 /// The longest title that is cut from the user's text, whatever `title.max_chars` says.
 const LOCAL_MAX_CHARS: usize = 50;
 /// The title of a conversation whose first message has no text.
 const EMPTY_TITLE: &str = "New Conversation";
 
 /// Whether the conversation has had its first exchange and nothing more: a question, and an answer.
-pub(crate) fn is_due(messages: &[Json]) -> bool {
+pub fn is_due(messages: &[Json]) -> bool {
     is_first_exchange(messages) && messages.iter().any(|message| kind(message) == "ai")
 }
 
 /// Whether the user has written, and nothing more since the first answer. A turn that stopped before its answer does
 /// not end the exchange: what the user writes then belongs to it.
-pub(crate) fn is_first_exchange(messages: &[Json]) -> bool {
+pub fn is_first_exchange(messages: &[Json]) -> bool {
     let answer = |message: &Json| {
         kind(message) == "ai" && tool_calls(message).is_empty() && invalid_tool_calls(message).is_empty()
     };
@@ -31,7 +31,7 @@ pub(crate) fn is_first_exchange(messages: &[Json]) -> bool {
 }
 
 /// The title made of the first human message, without a model.
-pub(crate) fn local(config: &Title, messages: &[Json]) -> String {
+pub fn local(config: &Title, messages: &[Json]) -> String {
     let first = messages.iter().find(|message| is_from_user(message)).map(text).unwrap_or_default();
     let first = first.split_whitespace().collect::<Vec<_>>().join(" ");
     let max = config.max_chars.min(LOCAL_MAX_CHARS);
@@ -45,11 +45,7 @@ pub(crate) fn local(config: &Title, messages: &[Json]) -> String {
 }
 
 /// The title that `model` gives, with its answer for the ledger; the local form if it gives none.
-pub(crate) async fn by_model(
-    config: &Title,
-    model: &RetryingModel,
-    messages: &[Json],
-) -> (String, Option<Json>) {
+pub async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) -> (String, Option<Json>) {
     let excerpt: Vec<String> = messages
         .iter()
         .filter(|m| m["type"] == "human" || m["type"] == "ai")

@@ -1,4 +1,4 @@
-//! What a turn shows, and how it is made of the frames of the agent.
+//! What a turn shows, and how it is made of what the agent reports.
 
 use std::collections::HashMap;
 
@@ -101,7 +101,7 @@ pub struct Usage {
     pub total_tokens: i64,
 }
 
-/// Makes events of the frames of one turn.
+/// Makes events of the reports of one turn.
 #[derive(Debug, Default)]
 pub(super) struct Translator {
     /// The text of each answer that was shown so far, by the answer's id.
@@ -109,22 +109,14 @@ pub(super) struct Translator {
 }
 
 impl Translator {
-    /// The events of a frame, in order.
-    pub(super) fn events(&mut self, frame: &str, data: &Json) -> Vec<Event> {
-        match frame {
-            "values" => data.as_object().cloned().map(Values::of).map(Event::Values).into_iter().collect(),
-            "messages" => self.message(&data[0]).into_iter().collect(),
-            "updates" => {
-                let answers = data[MODEL_NODE]["messages"].as_array().into_iter().flatten();
-                answers.flat_map(|answer| self.answered(answer)).collect()
-            }
-            "custom" => vec![Event::Custom(data.clone())],
-            _ => Vec::new(),
-        }
+    /// What a node wrote, by channel.
+    pub(super) fn written(&mut self, node: &str, update: &Json) -> Vec<Event> {
+        let answers = update["messages"].as_array().filter(|_| node == MODEL_NODE);
+        answers.into_iter().flatten().flat_map(|answer| self.answered(answer)).collect()
     }
 
     /// A chunk of an answer, or the result of a tool.
-    fn message(&mut self, message: &Json) -> Option<Event> {
+    pub(super) fn message(&mut self, message: &Json) -> Option<Event> {
         match message::kind(message) {
             "AIMessageChunk" => {
                 let text = message::text(message);
@@ -177,69 +169,68 @@ mod tests {
     use super::*;
 
     fn chunk(text: &str) -> Json {
-        json!([{"type": "AIMessageChunk", "content": text, "id": "a"}, {"langgraph_node": "model"}])
+        json!({"type": "AIMessageChunk", "content": text, "id": "a"})
     }
 
-    fn rendered(events: Vec<Event>) -> Json {
-        serde_json::to_value(events).unwrap()
+    fn rendered(events: impl IntoIterator<Item = Event>) -> Json {
+        serde_json::to_value(events.into_iter().collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
     fn texts_calls_and_results_have_the_form_of_the_service() {
         let mut translator = Translator::default();
         assert_eq!(
-            rendered(translator.events("messages", &chunk("Hel"))),
+            rendered(translator.message(&chunk("Hel"))),
             json!([{"type": "messages-tuple", "data": {"type": "ai", "content": "Hel", "id": "a"}}])
         );
-        assert_eq!(rendered(translator.events("messages", &chunk(""))), json!([]), "nothing was said");
+        assert_eq!(rendered(translator.message(&chunk(""))), json!([]), "nothing was said");
         let call = json!({"name": "ls", "args": {"path": "."}, "id": "c", "type": "tool_call"});
-        let answer = json!({"model": {"messages": [{"type": "ai", "id": "a", "content": "Hel", "tool_calls": [call]}]}});
+        let answer = json!({"messages": [{"type": "ai", "id": "a", "content": "Hel", "tool_calls": [call]}]});
         assert_eq!(
-            rendered(translator.events("updates", &answer)),
+            rendered(translator.written("model", &answer)),
             json!([{"type": "messages-tuple", "data": {"type": "ai", "content": "", "id": "a",
                 "tool_calls": [{"name": "ls", "args": {"path": "."}, "id": "c"}]}}])
         );
-        let result = json!([{"type": "tool", "content": "x", "name": "ls", "tool_call_id": "c", "id": "t",
-            "status": "success", "artifact": null}, {}]);
+        let result = json!({"type": "tool", "content": "x", "name": "ls", "tool_call_id": "c", "id": "t",
+            "status": "success", "artifact": null});
         assert_eq!(
-            rendered(translator.events("messages", &result)),
+            rendered(translator.message(&result)),
             json!([{"type": "messages-tuple",
                 "data": {"type": "tool", "content": "x", "name": "ls", "tool_call_id": "c", "id": "t"}}])
         );
         let values = json!({"messages": [1], "goal": null});
         assert_eq!(
-            rendered(translator.events("values", &values)),
+            rendered([Event::Values(Values::of(values.as_object().unwrap().clone()))]),
             json!([{"type": "values", "data": {"title": null, "messages": [1], "artifacts": []}}])
         );
         assert_eq!(
-            rendered(translator.events("custom", &json!({"type": "task_started"}))),
+            rendered([Event::Custom(json!({"type": "task_started"}))]),
             json!([{"type": "custom", "data": {"type": "task_started"}}])
         );
         let end = Event::End(End::default());
         let usage = json!({"input_tokens": 0, "output_tokens": 0, "total_tokens": 0});
-        assert_eq!(rendered(vec![end]), json!([{"type": "end", "data": {"usage": usage}}]));
+        assert_eq!(rendered([end]), json!([{"type": "end", "data": {"usage": usage}}]));
     }
 
     #[test]
     fn what_an_answer_says_beyond_what_was_streamed_is_shown_behind_it() {
         let mut translator = Translator::default();
-        translator.events("messages", &chunk("so far"));
-        let capped =
-            json!({"model": {"messages": [{"type": "ai", "id": "a", "content": "so far\n\n[capped]"}]}});
+        translator.message(&chunk("so far"));
+        let capped = json!({"messages": [{"type": "ai", "id": "a", "content": "so far\n\n[capped]"}]});
         assert_eq!(
-            rendered(translator.events("updates", &capped)),
+            rendered(translator.written("model", &capped)),
             json!([{"type": "messages-tuple", "data": {"type": "ai", "content": "\n\n[capped]", "id": "a"}}])
         );
-        let summary =
-            json!({"summarization": {"messages": [{"type": "ai", "id": "old", "content": "kept"}]}});
-        assert_eq!(rendered(translator.events("updates", &summary)), json!([]), "it was said before");
+        let summary = json!({"messages": [{"type": "ai", "id": "old", "content": "kept"}]});
+        assert_eq!(rendered(translator.written("summarization", &summary)), json!([]), "it was said before");
     }
 
     #[test]
     fn a_call_that_cannot_be_read_is_shown_as_the_model_wrote_it() {
         let call = json!({"name": "ls", "args": "{\"pa", "id": "c", "error": "cut"});
-        let answer = json!({"model": {"messages": [{"type": "ai", "id": "a", "content": "", "invalid_tool_calls": [call]}]}});
-        let events = rendered(Translator::default().events("updates", &answer));
+        let answer =
+            json!({"messages": [{"type": "ai", "id": "a", "content": "", "invalid_tool_calls": [call]}]});
+        let events = rendered(Translator::default().written("model", &answer));
         assert_eq!(events[0]["data"]["tool_calls"], json!([{"name": "ls", "args": "{\"pa", "id": "c"}]));
     }
 }

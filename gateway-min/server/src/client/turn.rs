@@ -1,13 +1,13 @@
 //! One turn: the task that has it, and the stream of what it shows.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures::{Stream, StreamExt as _};
 use serde_json::{Map, Value as Json, json};
-use threadkeep::state::StateAccessor;
-use threadkeep::step::StepWriter;
+use threadkeep::state::{StateAccessor, StateSnapshot};
+use threadkeep::step::{StepWriter, Task};
 use threadkeep_memory::MemorySaver;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -15,20 +15,16 @@ use uuid::Uuid;
 
 use super::agent::{Core, thread_id};
 use super::event::Translator;
-use super::{ClientError, End, Event, Message, TurnOptions, Usage};
-use crate::agent::{AgentSpec, Breakpoints, Session, UsageLedger};
+use super::{ClientError, End, Event, Message, TurnOptions, Usage, Values};
+use crate::agent::{
+    AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Observer, Origin, RunTerms, Session, Tokens,
+};
 use crate::http::fields::Pattern;
 use crate::model::message;
-use crate::runs::frames::{Frames, Outlet};
-use crate::runs::journal::Journal;
-use crate::runs::request::StreamMode;
-use crate::runs::worker::{AGENT_BINDING, DEFAULT_AGENT};
+use crate::serialize;
 
 /// The most supersteps of a turn that says nothing about it.
 const RECURSION_LIMIT: u64 = 100;
-/// What the agent is to show of itself.
-const SHOWN: [StreamMode; 4] =
-    [StreamMode::Values, StreamMode::MessagesTuple, StreamMode::Updates, StreamMode::Custom];
 
 /// What happens in a turn, in order: any number of events, and last either [`Event::End`] or an error.
 ///
@@ -116,18 +112,44 @@ pub(super) fn start(core: Arc<Core>, text: &str, thread: Option<&str>, options: 
     Turn { thread_id, events, cancel: stop.clone(), finished: false, _stop: stop.drop_guard() }
 }
 
-/// Sends the events of a turn.
-struct Sender {
-    events: UnboundedSender<Result<Event, ClientError>>,
-    translator: Mutex<Translator>,
+/// Sends the events of a turn, and adds up what it costs.
+struct Sender<'a> {
+    events: &'a UnboundedSender<Result<Event, ClientError>>,
+    translator: Translator,
+    tokens: Tokens,
 }
 
-impl Outlet for Sender {
-    fn publish(&self, event: &str, data: &Json) {
-        let mut translator = self.translator.lock().unwrap_or_else(PoisonError::into_inner);
-        for event in translator.events(event, data) {
+impl Sender<'_> {
+    fn send(&self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            // An error means that nobody listens any more.
             let _ = self.events.send(Ok(event));
         }
+    }
+}
+
+impl Observer for Sender<'_> {
+    fn message(&mut self, _: i64, _: &Task, _: Option<Origin<'_>>, message: &Json) {
+        let mut message = message.clone();
+        serialize::complete_message(&mut message);
+        let event = self.translator.message(&message);
+        self.send(event);
+    }
+
+    fn task_ended(&mut self, _: i64, task: &Task, outcome: threadkeep::Result<&Json, &str>) {
+        if let Ok(update) = outcome {
+            let events = self.translator.written(task.node.as_str(), update);
+            self.send(events);
+        }
+    }
+
+    fn committed(&mut self, state: &StateSnapshot) -> threadkeep::Result<()> {
+        self.send([Event::Values(Values::of(serialize::values(state)?))]);
+        Ok(())
+    }
+
+    fn model_answered(&mut self, _: &str, _: &str, answer: &Json) {
+        self.tokens += Tokens::of(answer);
     }
 }
 
@@ -164,30 +186,21 @@ async fn work(
     ]);
     metadata.extend(options.model_name.as_ref().map(|name| ("model_name".to_owned(), json!(name))));
     let mut writer = StepWriter::open(&accessor, &thread, None).await?;
-    let sender = Arc::new(Sender { events: events.clone(), translator: Mutex::default() });
-    let frames = Frames::new(sender, SHOWN.to_vec(), thread.as_str(), metadata.clone());
-    let (mut journal, mut usage) = (Journal::new(None, thread.as_str(), &run_id), UsageLedger::default());
+    let mut sender = Sender { events, translator: Translator::default(), tokens: Tokens::default() };
     let limit = options.recursion_limit.unwrap_or(RECURSION_LIMIT).max(1);
-    let mut session = Session {
-        run_id: &run_id,
-        writer: &mut writer,
-        frames: &frames,
-        journal: &mut journal,
-        usage: &mut usage,
-        cancel,
+    let terms = RunTerms {
+        run_id,
         metadata,
         recursion_limit: limit.min(u64::from(current.max_recursion_limit)),
-        steps: 0,
         breakpoints: Breakpoints::default(),
+        cancel: cancel.clone(),
     };
+    let mut session = Session::new(terms, &mut writer, &mut sender);
     let input = Map::from_iter([("messages".to_owned(), json!([input]))]);
-    agent.work(&mut session, Some(input), None).await?;
-    let totals = usage.totals();
-    Ok(Usage {
-        input_tokens: totals.total_input_tokens,
-        output_tokens: totals.total_output_tokens,
-        total_tokens: totals.total_tokens,
-    })
+    // Nobody else waits for the thread: there are no runs here.
+    agent.work(&mut session, Some(input), || async { Ok(false) }).await?;
+    let Tokens { input, output, total } = sender.tokens;
+    Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })
 }
 
 /// An accessor of a store that ends with the turn.

@@ -20,10 +20,10 @@ use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
 use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
+use crate::agent::binding;
 use crate::agent::summary::{self, Cut};
 use crate::app::App;
 use crate::config::{Config, ContextSize};
-use crate::runs::worker::binding;
 use crate::store::WriterKind;
 
 const FAILED: &str = "Failed to compact thread context.";

@@ -21,8 +21,8 @@ use super::fields::{Fields, Flaw, FromFields};
 use super::schema::Gated;
 use super::state::ThreadState;
 use super::turns;
+use crate::agent::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::app::App;
-use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::serialize;
 
 pub(super) const HISTORY_FAILED: &str = "Failed to get thread history";

@@ -24,8 +24,8 @@ use super::fields::{Fields, FromFields};
 use super::run_body::{SERVER_OWNED, selector};
 use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
+use crate::agent::binding;
 use crate::app::App;
-use crate::runs::worker::binding;
 use crate::serialize;
 use crate::store::WriterKind;
 

@@ -21,9 +21,9 @@ use tower::ServiceExt as _;
 
 use super::history::{Page, ReadHistory, page};
 use super::turns;
+use crate::agent::duration::RunNotes;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
-use crate::runs::duration::RunNotes;
 use crate::store::{
     MultitaskStrategy, NewEvent, NewRun, NewThread, RunEnd, RunStatus, RunTotals, ThreadStatus, WriterKind,
 };

@@ -26,10 +26,10 @@ use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields, Pattern};
 use super::schema::{ErrorBody, Gated};
+use crate::agent::AGENT_BINDING;
+use crate::agent::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::app::App;
 use crate::auth::Principal;
-use crate::runs::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
-use crate::runs::worker::AGENT_BINDING;
 use crate::serialize::{self, time};
 use crate::store::{NewThread, OperationKind, PINNED_KEY, StoreError, ThreadRow, ThreadStatus, WriterKind};
 

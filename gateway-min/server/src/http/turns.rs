@@ -16,8 +16,8 @@ use threadkeep::state::StateSnapshot;
 use super::error::ApiError;
 use super::exclusive::exclusively;
 use super::history::HISTORY_FAILED;
+use crate::agent::duration::{self, RunNotes};
 use crate::app::App;
-use crate::runs::duration::{self, RunNotes};
 use crate::store::{RunQuery, WriterKind};
 
 /// The field of a message, and the key of a human message's `additional_kwargs`, that names its run.

@@ -12,11 +12,11 @@ use uuid::Uuid;
 
 use super::bridge::Subscription;
 use super::delivery::persistently;
-use super::frames::{Frames, Outlet};
+use super::frames::Frames;
 use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
-use super::worker::{self, AGENT_BINDING, DEFAULT_AGENT, RunSpec};
-use crate::agent::Breakpoints;
+use super::worker::{self, RunSpec};
+use crate::agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT};
 use crate::app::App;
 use crate::auth::Principal;
 use crate::model::message;
@@ -185,8 +185,7 @@ impl App {
             metadata: metadata.clone(),
         };
         let publisher = Arc::new(publisher);
-        let outlet = Arc::clone(&publisher) as Arc<dyn Outlet>;
-        let frames = Frames::new(outlet, request.options.stream_modes, &thread_id, metadata);
+        let frames = Frames::new(Arc::clone(&publisher), request.options.stream_modes, &thread_id, metadata);
         worker::start(self, spec, publisher, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })

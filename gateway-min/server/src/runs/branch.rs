@@ -9,7 +9,7 @@ use threadkeep::id::{NodeName, ThreadId};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 
 use super::lineage::{PAGE, SCAN_ROWS, messages_only};
-use super::worker::binding;
+use crate::agent::binding;
 use crate::model::message::{is_from_user, is_hidden, kind};
 
 /// The node as which the checkpoints of a branch are written.

@@ -11,44 +11,27 @@ use threadkeep::step::Task;
 
 use super::bridge::Publisher;
 use super::request::StreamMode;
+use crate::agent::Origin;
 use crate::serialize;
-
-/// Where frames go.
-pub(crate) trait Outlet: Send + Sync {
-    /// Takes a frame; never waits.
-    fn publish(&self, event: &str, data: &Json);
-}
-
-impl Outlet for Publisher {
-    fn publish(&self, event: &str, data: &Json) {
-        Publisher::publish(self, event, data);
-    }
-}
 
 /// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
 /// nobody asked for.
 pub(crate) struct Frames {
-    outlet: Arc<dyn Outlet>,
+    publisher: Arc<Publisher>,
     modes: Vec<StreamMode>,
     thread: String,
     /// Scalar entries of the run's configuration; every message frame carries them.
     run_metadata: Map<String, Json>,
 }
 
-/// Who streams: the model behind a task, for the metadata of message frames.
-pub(crate) struct Origin<'a> {
-    pub(crate) provider: &'a str,
-    pub(crate) model: &'a str,
-}
-
 impl Frames {
     pub(crate) fn new(
-        outlet: Arc<dyn Outlet>,
+        publisher: Arc<Publisher>,
         modes: Vec<StreamMode>,
         thread: &str,
         run_metadata: Map<String, Json>,
     ) -> Self {
-        Self { outlet, modes, thread: thread.to_owned(), run_metadata }
+        Self { publisher, modes, thread: thread.to_owned(), run_metadata }
     }
 
     fn wants(&self, mode: StreamMode) -> bool {
@@ -57,12 +40,12 @@ impl Frames {
 
     /// The first frame of a run.
     pub(crate) fn metadata(&self, run_id: &str) {
-        self.outlet.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
+        self.publisher.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
     }
 
     /// The frame of an exception that ends the run.
     pub(crate) fn error(&self, name: &str, message: &str) {
-        self.outlet.publish("error", &json!({ "message": message, "name": name }));
+        self.publisher.publish("error", &json!({ "message": message, "name": name }));
     }
 
     /// A task starts. `input` is rendered only if somebody looks.
@@ -100,7 +83,7 @@ impl Frames {
 
     fn task(&self, kind: &str, step: i64, payload: &Json) {
         if self.wants(StreamMode::Tasks) {
-            self.outlet.publish("tasks", payload);
+            self.publisher.publish("tasks", payload);
         }
         self.debug(kind, step, payload);
     }
@@ -109,12 +92,12 @@ impl Frames {
         if self.wants(StreamMode::Debug) {
             let timestamp = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, false);
             let frame = json!({ "step": step, "timestamp": timestamp, "type": kind, "payload": payload });
-            self.outlet.publish("debug", &frame);
+            self.publisher.publish("debug", &frame);
         }
     }
 
     /// A message or a chunk of one, as a task makes it.
-    pub(crate) fn message(&self, step: i64, task: &Task, origin: Option<&Origin<'_>>, message: &Json) {
+    pub(crate) fn message(&self, step: i64, task: &Task, origin: Option<Origin<'_>>, message: &Json) {
         if !self.wants(StreamMode::MessagesTuple) {
             return;
         }
@@ -138,20 +121,20 @@ impl Frames {
             metadata.insert("ls_model_name".to_owned(), json!(origin.model));
             metadata.insert("ls_model_type".to_owned(), json!("chat"));
         }
-        self.outlet.publish("messages", &json!([message, metadata]));
+        self.publisher.publish("messages", &json!([message, metadata]));
     }
 
     /// What a node wrote.
     pub(crate) fn updates(&self, node: &str, writes: &Json) {
         if self.wants(StreamMode::Updates) {
-            self.outlet.publish("updates", &json!({ node: writes }));
+            self.publisher.publish("updates", &json!({ node: writes }));
         }
     }
 
     /// The whole state.
     pub(crate) fn values(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {
-            self.outlet.publish("values", &Json::Object(serialize::values(state)?));
+            self.publisher.publish("values", &Json::Object(serialize::values(state)?));
         }
         Ok(())
     }
@@ -162,7 +145,7 @@ impl Frames {
         if self.wants(StreamMode::Checkpoints) || self.wants(StreamMode::Debug) {
             let payload = self.checkpoint(state)?;
             if self.wants(StreamMode::Checkpoints) {
-                self.outlet.publish("checkpoints", &payload);
+                self.publisher.publish("checkpoints", &payload);
             }
             self.debug("checkpoint", state.metadata.step, &payload);
         }
@@ -175,7 +158,7 @@ impl Frames {
         if self.wants(StreamMode::Values) {
             let mut values = serialize::values(state)?;
             values.insert("__interrupt__".to_owned(), json!([]));
-            self.outlet.publish("values", &Json::Object(values));
+            self.publisher.publish("values", &Json::Object(values));
         }
         Ok(())
     }

@@ -11,8 +11,7 @@ use threadkeep::metadata::Source;
 use threadkeep::state::StateAccessor;
 use threadkeep::step::{Durability, StepWriter};
 
-use super::duration;
-use crate::agent::title;
+use crate::agent::{duration, title};
 use crate::config::Title;
 
 /// The node as which the title is written.
@@ -58,10 +57,10 @@ mod tests {
     use serde_json::Map;
     use threadkeep::state::StateSnapshot;
 
-    use super::super::duration::RunNotes;
     use super::super::request::{RunInput, RunRequest};
     use super::super::tests::{Gateway, ask};
     use super::*;
+    use crate::agent::duration::RunNotes;
     use crate::model::scripted::gate;
     use crate::store::{CancelAction, RunStatus};
 

@@ -16,8 +16,7 @@ const BATCH: usize = 20;
 
 /// Collects the events of one run.
 pub(crate) struct Journal {
-    /// None if nobody keeps the events: an embedded agent has no run.
-    store: Option<Store>,
+    store: Store,
     thread_id: String,
     run_id: String,
     pending: Vec<NewEvent>,
@@ -26,7 +25,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    pub(crate) fn new(store: Option<Store>, thread_id: &str, run_id: &str) -> Self {
+    pub(crate) fn new(store: Store, thread_id: &str, run_id: &str) -> Self {
         Self {
             store,
             thread_id: thread_id.to_owned(),
@@ -128,9 +127,8 @@ impl Journal {
             let (thread_id, run_id) = (&self.thread_id, &self.run_id);
             tracing::error!(thread_id, run_id, %error, "the last events of the run are lost");
         }
-        let Some(store) = &self.store else { return };
         let receipt = NewEvent::new("run.delivery", "outputs", self.delivery.receipt());
-        let (events, thread_id, run_id) = (store.events(), &self.thread_id, &self.run_id);
+        let (events, thread_id, run_id) = (self.store.events(), &self.thread_id, &self.run_id);
         let written = persistently(|| events.append_if_absent(thread_id, run_id, receipt.clone())).await;
         if let Err(error) = written {
             tracing::error!(thread_id, run_id, %error, "the receipt of the run is lost");
@@ -139,9 +137,7 @@ impl Journal {
 
     /// Takes an event of which nothing depends on being stored now: it is written with the next batch.
     fn hold(&mut self, event: NewEvent) {
-        if self.store.is_some() {
-            self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
-        }
+        self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
     }
 
     async fn add(&mut self, event: NewEvent) -> Result<(), StoreError> {
@@ -150,8 +146,10 @@ impl Journal {
     }
 
     async fn flush(&mut self) -> Result<(), StoreError> {
-        let Some(store) = self.store.as_ref().filter(|_| !self.pending.is_empty()) else { return Ok(()) };
-        store.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await?;
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        self.store.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await?;
         self.pending.clear();
         Ok(())
     }

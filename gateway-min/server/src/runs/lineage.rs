@@ -226,8 +226,8 @@ mod tests {
     use threadkeep::state::Update;
     use threadkeep_memory::MemorySaver;
 
-    use super::super::duration::{self, RunNotes};
     use super::*;
+    use crate::agent::duration::{self, RunNotes};
 
     /// A lineage that no saver would accept.
     struct Made {

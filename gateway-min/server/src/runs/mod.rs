@@ -1,4 +1,4 @@
-//! Runs: admission, the worker that lives one run, its stream, its events, its duration.
+//! Runs: admission, the worker that lives one run, its stream, its events.
 
 pub(crate) mod admission;
 pub(crate) mod branch;
@@ -6,7 +6,7 @@ pub mod bridge;
 mod cancel;
 pub(crate) mod control;
 pub(crate) mod delivery;
-pub(crate) mod duration;
+mod error;
 #[cfg(test)]
 mod faults;
 pub(crate) mod frames;
@@ -24,10 +24,12 @@ mod older;
 pub(crate) mod ownership;
 pub(crate) mod progress;
 pub(crate) mod relay;
+mod report;
 pub mod request;
 pub(crate) mod resume;
 #[cfg(test)]
 mod shape;
 #[cfg(test)]
 mod tests;
+mod usage;
 pub(crate) mod worker;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::NodeName;
 
+use crate::agent::Interrupts;
 use crate::store::MultitaskStrategy;
 
 /// A run to start, complete and checked.
@@ -121,29 +121,6 @@ impl StreamMode {
             Self::Tasks => "tasks",
             Self::Checkpoints => "checkpoints",
             Self::Custom => "custom",
-        }
-    }
-}
-
-/// Nodes before or after which a run stops for a person.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Interrupts {
-    /// Nowhere.
-    #[default]
-    None,
-    /// At every node (`"*"`).
-    All,
-    /// At these nodes.
-    Nodes(Vec<String>),
-}
-
-impl Interrupts {
-    /// Whether one of these nodes is among them.
-    pub fn any_of(&self, nodes: &[NodeName]) -> bool {
-        match self {
-            Self::None => false,
-            Self::All => !nodes.is_empty(),
-            Self::Nodes(names) => nodes.iter().any(|node| names.iter().any(|name| name == node.as_str())),
         }
     }
 }

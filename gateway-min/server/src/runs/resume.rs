@@ -20,8 +20,7 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::value::ChannelValue;
 
 use super::request::Resume;
-use crate::model::message::{kind, tool_calls};
-use crate::tools::ASK_CLARIFICATION;
+use crate::tools::asks;
 
 /// The node and the task under which a value that answers nothing is kept. There is one a checkpoint; a later value
 /// takes its place.
@@ -74,14 +73,6 @@ pub(crate) fn resolve<'a>(
     answer.map(Resumed::Answer).ok_or_else(|| ResumeError::NoAnswer(thread.clone()))
 }
 
-/// Whether a conversation ends with a question to the user.
-pub(crate) fn asks(messages: &[Json]) -> bool {
-    let Some(last) = messages.iter().rposition(|message| kind(message) != "tool") else { return false };
-    let results = &messages[last + 1..];
-    !tool_calls(&messages[last]).is_empty()
-        && results.iter().any(|result| result["name"] == ASK_CLARIFICATION && result["status"] != "error")
-}
-
 /// Keeps a value that answers nothing, on the checkpoint that the run goes on from.
 ///
 /// # Errors
@@ -101,36 +92,11 @@ pub(crate) async fn keep(
 mod tests {
     use serde_json::json;
 
-    use super::super::request::{Interrupts, RunInput, RunOptions, RunRequest, StreamMode};
+    use super::super::request::{RunInput, RunOptions, RunRequest, StreamMode};
     use super::super::tests::{Gateway, ask, options};
     use super::*;
+    use crate::agent::Interrupts;
     use crate::store::RunStatus;
-
-    fn call() -> Json {
-        json!({"type": "ai", "content": "", "tool_calls": [{"name": ASK_CLARIFICATION, "id": "c", "args": {}}]})
-    }
-
-    fn result(name: &str, status: &str) -> Json {
-        json!({"type": "tool", "name": name, "status": status, "tool_call_id": "c", "content": "?"})
-    }
-
-    fn human() -> Json {
-        json!({"type": "human", "content": "hi"})
-    }
-
-    #[test]
-    fn a_conversation_asks_if_it_ends_with_an_unanswered_question() {
-        let asked = result(ASK_CLARIFICATION, "success");
-        assert!(asks(&[human(), call(), asked.clone()]));
-        assert!(asks(&[human(), call(), asked.clone(), result("ls", "success")]), "beside another tool");
-        assert!(!asks(&[]));
-        assert!(!asks(&[human()]));
-        assert!(!asks(&[human(), call()]), "the question was not asked yet");
-        assert!(!asks(&[human(), call(), result(ASK_CLARIFICATION, "error")]));
-        assert!(!asks(&[human(), call(), asked.clone(), human()]), "answered");
-        assert!(!asks(&[human(), call(), result("ls", "success")]));
-        assert!(!asks(&[human(), asked]), "nobody called the tool");
-    }
 
     fn resuming(value: Json) -> RunRequest {
         let input = RunInput::Resume(Resume { messages: None, value });

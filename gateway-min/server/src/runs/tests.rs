@@ -13,9 +13,8 @@ use threadkeep_testing::Database;
 
 use super::admission::{CreateError, Created, Place};
 use super::bridge::Frame;
-use super::request::{
-    Interrupts, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode,
-};
+use super::request::{OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode};
+use crate::agent::Interrupts;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::model::scripted::gate;

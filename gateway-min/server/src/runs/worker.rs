@@ -17,15 +17,18 @@ use tracing::Instrument as _;
 use super::bridge::Publisher;
 use super::control::RunGuard;
 use super::delivery::persistently;
-use super::duration::{self, RunNotes};
+use super::error::RunError;
 use super::frames::Frames;
 use super::interrupted_title;
 use super::journal::Journal;
 use super::lineage;
 use super::progress;
+use super::report::Reporter;
 use super::request::RunInput;
 use super::resume::{self, Resumed};
-use crate::agent::{AgentError, AgentSpec, Breakpoints, Ended, Session, UsageLedger};
+use super::usage::UsageLedger;
+use crate::agent::duration::{self, RunNotes};
+use crate::agent::{AgentSpec, Breakpoints, Ended, RunTerms, Session, binding};
 use crate::app::App;
 use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
@@ -34,10 +37,6 @@ use crate::store::{
 use crate::telemetry::spans;
 use crate::tools::Snapshot;
 
-/// Metadata key of the agent that a checkpoint belongs to.
-pub(crate) const AGENT_BINDING: &str = "svc_agent_name";
-/// The binding of a run without an agent of its own.
-pub(crate) const DEFAULT_AGENT: &str = "__default__";
 /// The error text of a run that was rolled back by its user.
 const ROLLED_BACK: &str = "Rolled back by user";
 /// The error text of a run whose model failed without saying why.
@@ -121,14 +120,16 @@ async fn bury(store: &Store, run_id: &str) {
 /// Works on a run until everything of it is written.
 async fn work(app: Arc<App>, spec: RunSpec, publisher: Arc<Publisher>, frames: Frames, guard: RunGuard) {
     let mut run = Worker {
-        journal: Journal::new(Some(app.store.clone()), &spec.thread_id, &spec.run_id),
+        reporter: Reporter {
+            frames,
+            journal: Journal::new(app.store.clone(), &spec.thread_id, &spec.run_id),
+            usage: UsageLedger::default(),
+        },
         thread: ThreadId::from(spec.thread_id.as_str()),
-        usage: UsageLedger::default(),
         rollback: None,
         workspace: None,
         app: &app,
         spec: &spec,
-        frames: &frames,
         guard: &guard,
     };
     let abandoned = publisher.abandoned();
@@ -156,10 +157,8 @@ struct Worker<'a> {
     app: &'a Arc<App>,
     spec: &'a RunSpec,
     thread: ThreadId,
-    frames: &'a Frames,
     guard: &'a RunGuard,
-    journal: Journal,
-    usage: UsageLedger,
+    reporter: Reporter,
     /// The state before the run; none as long as it is not captured, or if that failed.
     rollback: Option<RollbackPoint>,
     /// The thread's files before the run; none as long as they were not looked at, or if that failed.
@@ -176,7 +175,7 @@ impl Worker<'_> {
         self.guard.control.begun();
         let started = Utc::now();
         self.app.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
-        self.journal.start().await?;
+        self.reporter.journal.start().await?;
         let accessor = match self.app.accessor_for_run().await {
             Ok(accessor) => accessor,
             Err(error) => {
@@ -237,13 +236,13 @@ impl Worker<'_> {
         }
     }
 
-    async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, AgentError> {
+    async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, RunError> {
         let (spec, thread) = (self.spec, &self.thread);
         accessor.check(thread, None).await?;
         if spec.checkpoint.is_some() {
             accessor.check(thread, spec.checkpoint).await?;
         }
-        self.frames.metadata(&spec.run_id);
+        self.reporter.frames.metadata(&spec.run_id);
         self.workspace = self.look_at_workspace().await;
         match accessor.capture(thread).await {
             Ok(point) => self.rollback = Some(point),
@@ -258,24 +257,23 @@ impl Worker<'_> {
         let mut writer = StepWriter::open(accessor, thread, at).await?;
         let input = self.input(accessor, writer.state()).await?;
         let (store, run_id) = (&self.app.store, &spec.run_id);
-        let progress = progress::report(self.usage.watch(), self.app.progress_every, |totals| async move {
-            store.runs().progress(run_id, &totals).await.map(|_| ())
-        });
-        let mut session = Session {
-            run_id: &spec.run_id,
-            writer: &mut writer,
-            frames: self.frames,
-            journal: &mut self.journal,
-            usage: &mut self.usage,
-            cancel: &self.guard.control.cancel,
+        let progress =
+            progress::report(self.reporter.usage.watch(), self.app.progress_every, |totals| async move {
+                store.runs().progress(run_id, &totals).await.map(|_| ())
+            });
+        let terms = RunTerms {
+            run_id: spec.run_id.clone(),
             metadata: spec.metadata.clone(),
             recursion_limit: spec.recursion_limit,
-            steps: 0,
             breakpoints: spec.breakpoints.clone(),
+            cancel: self.guard.control.cancel.clone(),
         };
+        let mut session = Session::new(terms, &mut writer, &mut self.reporter);
+        // A run that waits for the thread goes first, and looks at the goal after its own turn.
+        let yields = || async { Ok(store.runs().is_waited_for(&spec.thread_id).await?) };
         tokio::select! {
             biased;
-            ended = agent.work(&mut session, input, Some(store)) => ended,
+            ended = agent.work(&mut session, input, yields) => Ok(ended?),
             never = progress => match never {},
         }
     }
@@ -285,7 +283,7 @@ impl Worker<'_> {
         &self,
         accessor: &StateAccessor,
         state: Option<&StateSnapshot>,
-    ) -> Result<Option<Map<String, Json>>, AgentError> {
+    ) -> Result<Option<Map<String, Json>>, RunError> {
         let resume = match &self.spec.input {
             RunInput::Values(values) => return Ok(Some(values.clone())),
             RunInput::Continue => return Ok(None),
@@ -303,7 +301,7 @@ impl Worker<'_> {
     }
 
     /// The checkpoint to open: none if it is the head, be it because the selected state was put onto the head.
-    async fn linearized(&self, accessor: &StateAccessor) -> Result<Option<CheckpointId>, AgentError> {
+    async fn linearized(&self, accessor: &StateAccessor) -> Result<Option<CheckpointId>, RunError> {
         let Some(selected) = self.spec.checkpoint else { return Ok(None) };
         let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
         let extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
@@ -312,7 +310,7 @@ impl Worker<'_> {
             Err(error @ (Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. })) => {
                 let (run, checkpoint) = (self.spec.run_id.clone(), selected);
                 tracing::error!(run_id = run, %checkpoint, %error, "the checkpoint to resume from cannot be read");
-                Err(AgentError::NotMaterialized { run, checkpoint })
+                Err(RunError::NotMaterialized { run, checkpoint })
             }
             Err(error) => Err(error.into()),
         }
@@ -328,23 +326,23 @@ impl Worker<'_> {
         let mut end = match outcome {
             Outcome::Cancelled => self.cancelled(accessor).await?,
             Outcome::Failed { name, message } => {
-                self.frames.error(name, &message);
-                self.journal.error(name, &message);
+                self.reporter.frames.error(name, &message);
+                self.reporter.journal.error(name, &message);
                 End { error: Some(message), ..End::new(RunStatus::Error) }
             }
             Outcome::Ended { stop_reason, fallback: None } => {
-                self.journal.end();
+                self.reporter.journal.end();
                 End { stop_reason, ..End::new(RunStatus::Success) }
             }
             Outcome::Ended { stop_reason, fallback: Some(reason) } => {
                 let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
-                self.journal.error("LLMProviderError", &reason);
+                self.reporter.journal.error("LLMProviderError", &reason);
                 End { error: Some(reason), stop_reason, ..End::new(RunStatus::Error) }
             }
         };
         self.undo_edit(accessor, &mut end).await;
         self.note_workspace_changes().await;
-        self.journal.close().await;
+        self.reporter.journal.close().await;
         let mut decided = self.decide(&end).await?;
         if let DecideOutcome::CancelRequested(_) = decided {
             end = self.cancelled(accessor).await?;
@@ -382,7 +380,7 @@ impl Worker<'_> {
         let Some(before) = self.workspace.take() else { return };
         let Some(after) = self.look_at_workspace().await else { return };
         if let Some(changes) = before.changes(&after) {
-            self.journal.workspace_changes(&changes);
+            self.reporter.journal.workspace_changes(&changes);
         }
     }
 
@@ -420,7 +418,7 @@ impl Worker<'_> {
         let captured = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
         let restored = accessor.restore(&self.thread, point, captured.unwrap_or_default()).await;
         let shown = restored.and_then(|state| match state {
-            Some(state) if self.spec.edits => self.frames.values(&state),
+            Some(state) if self.spec.edits => self.reporter.frames.values(&state),
             _ => Ok(()),
         });
         shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok()
@@ -434,7 +432,7 @@ impl Worker<'_> {
             }
             CancelAction::Interrupt => End::new(RunStatus::Interrupted),
         };
-        self.journal.close().await;
+        self.reporter.journal.close().await;
         self.end_row(&end).await?;
         Ok(())
     }
@@ -467,7 +465,7 @@ impl Worker<'_> {
             status: end.status,
             error: end.error.clone(),
             stop_reason: end.stop_reason.clone(),
-            totals: self.usage.totals(),
+            totals: self.reporter.usage.totals(),
         }
     }
 
@@ -476,7 +474,7 @@ impl Worker<'_> {
         let (run_id, seconds) = (&self.spec.run_id, (Utc::now() - started).num_seconds());
         let notes = RunNotes {
             durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
-            messages: self.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
+            messages: self.reporter.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
         };
         if let Err(error) = duration::note(accessor, &self.thread, &notes).await {
             tracing::warn!(run_id, %error, "the duration of the run was not noted");
@@ -493,7 +491,7 @@ impl Worker<'_> {
                 let config = self.app.config.current_async().await;
                 interrupted_title::write(accessor, &self.thread, &config.title).await?;
             }
-            let state = accessor.get_loading(&self.thread, None, load).await.map_err(AgentError::from)?;
+            let state = accessor.get_loading(&self.thread, None, load).await?;
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
                 let (threads, id) = (self.app.store.threads(), &self.spec.thread_id);
                 let row = threads.get(id, None).await?;
@@ -502,7 +500,7 @@ impl Worker<'_> {
                     threads.set_display_name(id, Some(&title)).await?;
                 }
             }
-            Ok::<_, AgentError>(())
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         };
         if let Err(error) = settled.await {
             tracing::warn!(thread_id = self.spec.thread_id, %error, "the title was not settled");
@@ -530,12 +528,6 @@ fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String,
     let mut extra = binding(extra);
     extra.insert(lineage::RESTORED.to_owned(), checkpoint.to_string().into());
     extra
-}
-
-/// The agent binding in a checkpoint's metadata, to be stamped on what restores it.
-pub(crate) fn binding(extra: &Map<String, Json>) -> Map<String, Json> {
-    let binding = extra.get_key_value(AGENT_BINDING).filter(|(_, name)| name.is_string());
-    binding.into_iter().map(|(key, name)| (key.clone(), name.clone())).collect()
 }
 
 #[cfg(test)]

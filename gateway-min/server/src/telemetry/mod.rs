@@ -1,8 +1,8 @@
 //! What the gateway says of its work: the log on stderr and, if they are switched on, traces for an OpenTelemetry
 //! collector.
 //!
-//! What can be in a trace is in `spans.rs`, and nowhere else: only the spans made there are sent, with the attributes that
-//! are set there. Events of the log and spans of libraries are not, so no text that somebody wrote into an error gets out
+//! What can be in a trace is in `spans.rs`, here and in the agent, and nowhere else: only the spans made there are sent,
+//! with the attributes that are set there. Events of the log and spans of libraries are not, so no text that somebody wrote into an error gets out
 //! this way.
 //!
 //! A trace is a request, the run that it started, the run's supersteps, and in these the commits, model calls and tool
@@ -27,6 +27,7 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use crate::agent::TRACE_TARGET;
 use crate::config::{Environment, Secret, Traces as Settings};
 use export::Collector;
 pub(crate) use request::traced;
@@ -159,7 +160,7 @@ where
 }
 
 fn is_traced(metadata: &Metadata<'_>) -> bool {
-    metadata.target() == spans::TARGET
+    metadata.target() == TRACE_TARGET
 }
 
 #[cfg(test)]

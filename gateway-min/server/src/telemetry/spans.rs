@@ -1,22 +1,18 @@
-//! Every span of a trace, and all that may be in one: names from this list, ids of threads and runs, counts, outcomes.
-//! Never a message, an error's text, a key, or a value that a client or a model chose freely.
+//! The spans of requests, runs and commits, and all that may be in one: names from this list, ids of threads and runs,
+//! counts, outcomes. Never a message, an error's text, a key, or a value that a client or a model chose freely. The
+//! agent's own spans, under the same target and rule, are in its crate.
 //!
-//! Where no traces are wanted, making a span costs a look at a flag.
+//! Without an exporter, making a span costs a look at a flag.
 
 use axum::http::{Method, StatusCode};
 use threadkeep::saver::StepCommit;
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
-use crate::model::ModelChunk;
+use crate::agent::{TRACE_FAILED as FAILED, TRACE_TARGET as TARGET};
 use crate::store::RunStatus;
-use crate::tools::ToolStatus;
 
-/// The target of these spans, and of nothing else.
-pub(super) const TARGET: &str = "threadkeep::trace";
-/// What a span says whose work failed.
-const FAILED: &str = "ERROR";
-/// In the place of a word that is not one of those we know.
+/// The method of a request that is none of the known ones.
 const OTHER: &str = "_OTHER";
 
 /// A request; none of `route` is one that no route takes.
@@ -73,14 +69,6 @@ pub(crate) fn run_ended(status: RunStatus) {
     }
 }
 
-/// A superstep at this node, one of the graph's own; `step` is its number in the thread.
-pub(crate) fn superstep(node: &'static str, step: i64) -> Span {
-    info_span!(
-        target: TARGET, "superstep",
-        otel.name = %format_args!("superstep {node}"), threadkeep.node = node, threadkeep.step = step,
-    )
-}
-
 /// A checkpoint on its way to the store; `bytes` are those of its values and writes.
 pub(crate) fn commit(step: &StepCommit, bytes: u64) -> Span {
     info_span!(
@@ -94,45 +82,6 @@ pub(crate) fn commit(step: &StepCommit, bytes: u64) -> Span {
 pub(crate) fn committed(span: &Span, outcome: &'static str, failed: bool) {
     span.record("threadkeep.commit.outcome", outcome);
     if failed {
-        span.record("otel.status_code", FAILED);
-    }
-}
-
-/// A call of a model, with its retries. `model` is the name it is configured under.
-pub(crate) fn model_call(model: &str, provider: &str) -> Span {
-    info_span!(
-        target: TARGET, "chat",
-        otel.name = %format_args!("chat {model}"), otel.kind = "client", otel.status_code = Empty,
-        gen_ai.operation.name = "chat", gen_ai.request.model = model, gen_ai.provider.name = provider,
-        gen_ai.usage.input_tokens = Empty, gen_ai.usage.output_tokens = Empty, "error.type" = Empty,
-    )
-}
-
-/// A piece of the model's answer: of it only what it cost, and what kind of failure it stands for.
-pub(crate) fn model_answered(span: &Span, chunk: &ModelChunk) {
-    if let Some(usage) = &chunk.usage {
-        span.record("gen_ai.usage.input_tokens", usage.input_tokens);
-        span.record("gen_ai.usage.output_tokens", usage.output_tokens);
-    }
-    if let Some(fallback) = &chunk.fallback {
-        span.record("otel.status_code", FAILED);
-        span.record("error.type", fallback.error_type.as_str());
-    }
-}
-
-/// A call of a tool; none of `name` is one that there is not.
-pub(crate) fn tool_call(name: Option<&str>) -> Span {
-    let name = name.unwrap_or(OTHER);
-    info_span!(
-        target: TARGET, "tool",
-        otel.name = %format_args!("tool {name}"), otel.status_code = Empty, gen_ai.operation.name = "execute_tool",
-        gen_ai.tool.name = name,
-    )
-}
-
-/// The tool answered.
-pub(crate) fn tool_answered(span: &Span, status: ToolStatus) {
-    if status == ToolStatus::Error {
         span.record("otel.status_code", FAILED);
     }
 }

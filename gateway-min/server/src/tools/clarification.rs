@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, parse};
+use crate::model::message::{kind, tool_calls};
 
 /// The tool's name.
 pub(crate) const ASK_CLARIFICATION: &str = "ask_clarification";
@@ -54,9 +55,43 @@ impl Tool for AskClarification {
     }
 }
 
+/// Whether a conversation ends with a question to the user.
+pub fn asks(messages: &[Value]) -> bool {
+    let Some(last) = messages.iter().rposition(|message| kind(message) != "tool") else { return false };
+    let results = &messages[last + 1..];
+    !tool_calls(&messages[last]).is_empty()
+        && results.iter().any(|result| result["name"] == ASK_CLARIFICATION && result["status"] != "error")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn call() -> Value {
+        json!({"type": "ai", "content": "", "tool_calls": [{"name": ASK_CLARIFICATION, "id": "c", "args": {}}]})
+    }
+
+    fn result(name: &str, status: &str) -> Value {
+        json!({"type": "tool", "name": name, "status": status, "tool_call_id": "c", "content": "?"})
+    }
+
+    fn human() -> Value {
+        json!({"type": "human", "content": "hi"})
+    }
+
+    #[test]
+    fn a_conversation_asks_if_it_ends_with_an_unanswered_question() {
+        let asked = result(ASK_CLARIFICATION, "success");
+        assert!(asks(&[human(), call(), asked.clone()]));
+        assert!(asks(&[human(), call(), asked.clone(), result("ls", "success")]), "beside another tool");
+        assert!(!asks(&[]));
+        assert!(!asks(&[human()]));
+        assert!(!asks(&[human(), call()]), "the question was not asked yet");
+        assert!(!asks(&[human(), call(), result(ASK_CLARIFICATION, "error")]));
+        assert!(!asks(&[human(), call(), asked.clone(), human()]), "answered");
+        assert!(!asks(&[human(), call(), result("ls", "success")]));
+        assert!(!asks(&[human(), asked]), "nobody called the tool");
+    }
 
     async fn ask(args: Value) -> Result<ToolOutput, ToolError> {
         let context = ToolContext {

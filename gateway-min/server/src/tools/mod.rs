@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-pub(crate) use self::clarification::ASK_CLARIFICATION;
+pub use self::clarification::asks;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
 pub use toolbox::{ToolAnswer, Toolbox};

@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
+use crate::agent::Interrupts;
 use crate::http::fields::{Fields, Flaw};
-use crate::runs::request::{Interrupts, OnDisconnect, RunOptions, StreamMode};
+use crate::runs::request::{OnDisconnect, RunOptions, StreamMode};
 
 impl RunOptions {
     pub(super) fn from_fields(fields: &mut Fields<'_>) -> Self {

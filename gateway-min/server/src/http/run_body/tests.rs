@@ -2,8 +2,9 @@ use axum::body::to_bytes;
 use axum::response::IntoResponse;
 
 use super::*;
+use crate::agent::Interrupts;
 use crate::http::fields::Problems;
-use crate::runs::request::{Interrupts, OnDisconnect, RunConfig, Secrets, StreamMode};
+use crate::runs::request::{OnDisconnect, RunConfig, Secrets, StreamMode};
 use crate::store::MultitaskStrategy;
 use threadkeep::checkpoint::CheckpointKey;
 

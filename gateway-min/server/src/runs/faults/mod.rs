@@ -16,8 +16,9 @@ use threadkeep::value::ChannelValue;
 use tower::ServiceExt as _;
 
 use self::saver::{Fault, Faults, FaultySaver};
-use super::request::{Interrupts, Resume, RunInput, RunOptions, RunRequest, StreamMode};
+use super::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
 use super::tests::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
+use crate::agent::Interrupts;
 use crate::model::scripted::gate;
 use crate::store::{CancelAction, RunRow, RunStatus};
 

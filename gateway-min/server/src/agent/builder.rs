@@ -12,17 +12,17 @@ use crate::settings;
 use crate::tools::{ToolContext, ToolSettings, Toolbox};
 
 /// For what an agent is built.
-pub(crate) struct AgentSpec<'a> {
-    pub(crate) run_id: &'a str,
-    pub(crate) thread_id: &'a str,
+pub struct AgentSpec<'a> {
+    pub run_id: &'a str,
+    pub thread_id: &'a str,
     /// None means the first model.
-    pub(crate) model_name: Option<&'a str>,
-    pub(crate) thinking: Option<bool>,
-    pub(crate) reasoning_effort: Option<&'a str>,
+    pub model_name: Option<&'a str>,
+    pub thinking: Option<bool>,
+    pub reasoning_effort: Option<&'a str>,
 }
 
 /// Builds lead agents from the configuration as it is when each of them is asked for.
-pub(crate) struct AgentBuilder {
+pub struct AgentBuilder {
     config: ConfigHandle,
     /// Where tools run, as it was at the start.
     tool_settings: ToolSettings,
@@ -33,7 +33,7 @@ pub(crate) struct AgentBuilder {
 
 impl AgentBuilder {
     /// A builder that follows `config`, which is `current` at the start.
-    pub(crate) fn new(config: ConfigHandle, current: &Config) -> Self {
+    pub fn new(config: ConfigHandle, current: &Config) -> Self {
         Self {
             config,
             tool_settings: settings::tools(current),
@@ -43,12 +43,12 @@ impl AgentBuilder {
     }
 
     /// The directory in which a thread's tools work.
-    pub(crate) fn thread_dir(&self, thread_id: &str) -> PathBuf {
+    pub fn thread_dir(&self, thread_id: &str) -> PathBuf {
         self.threads_dir.join(thread_id)
     }
 
     /// The tools of every agent.
-    pub(crate) fn toolbox(&self) -> Toolbox {
+    pub fn toolbox(&self) -> Toolbox {
         Toolbox::builtin(&self.tool_settings)
     }
 
@@ -56,7 +56,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     /// [`AgentError::UnknownModel`], [`AgentError::Model`].
-    pub(crate) async fn lead(&self, spec: &AgentSpec<'_>) -> Result<LeadAgent, AgentError> {
+    pub async fn lead(&self, spec: &AgentSpec<'_>) -> Result<LeadAgent, AgentError> {
         let config = self.config.current_async().await;
         let model = self.model(&config, spec.model_name).await?;
         let title_model = match &config.title.model_name {
@@ -90,7 +90,7 @@ impl AgentBuilder {
 
     /// What shortens the conversations that `reader` goes on with, by summaries of `writer`; without a name, it is the
     /// first model.
-    pub(crate) async fn summarizer(
+    pub async fn summarizer(
         &self,
         config: &Arc<Config>,
         writer: Option<&str>,

@@ -15,9 +15,9 @@ use threadkeep::saver::{ListQuery, Load, Saver};
 use threadkeep::state::{StateAccessor, StateSnapshot};
 
 /// Metadata key: run id -> whole seconds.
-pub(crate) const RUN_DURATIONS: &str = "run_durations";
+pub const RUN_DURATIONS: &str = "run_durations";
 /// Metadata key: message id -> run id.
-pub(crate) const RUN_MESSAGE_IDS: &str = "run_message_ids";
+pub const RUN_MESSAGE_IDS: &str = "run_message_ids";
 /// How often a note is tried again on a head that moved.
 const ATTEMPTS: usize = 3;
 /// How far back the newest known maps are looked for, in checkpoints.
@@ -25,16 +25,16 @@ const LOOK_BACK: usize = 256;
 
 /// What is to be noted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct RunNotes {
+pub struct RunNotes {
     /// Run id -> whole seconds.
-    pub(crate) durations: BTreeMap<String, u64>,
+    pub durations: BTreeMap<String, u64>,
     /// Message id -> run id.
-    pub(crate) messages: BTreeMap<String, String>,
+    pub messages: BTreeMap<String, String>,
 }
 
 /// The maps of a checkpoint's metadata, shared with it: what a note carries forward does not cost its length.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct NotedMaps {
+pub struct NotedMaps {
     durations: Entries,
     messages: Entries,
 }
@@ -75,7 +75,7 @@ impl NotedMaps {
     }
 
     /// Puts them into the metadata of a checkpoint, without malformed entries; empty maps are left out.
-    pub(crate) fn carry_to(mut self, extra: &mut Extra) {
+    pub fn carry_to(mut self, extra: &mut Extra) {
         drop_entries(&mut self.durations, |run, seconds| duration(run, seconds).is_none());
         drop_entries(&mut self.messages, |message, run| message_run(message, run).is_none());
         for (key, entries) in [(RUN_DURATIONS, self.durations), (RUN_MESSAGE_IDS, self.messages)] {
@@ -123,7 +123,7 @@ impl RunNotes {
 ///
 /// # Errors
 /// The accessor's, except conflicts.
-pub(crate) async fn note(
+pub async fn note(
     accessor: &StateAccessor,
     thread: &ThreadId,
     notes: &RunNotes,
@@ -157,7 +157,7 @@ pub(crate) async fn note(
 }
 
 /// What [`newest_maps`] finds, as it is to be read.
-pub(crate) async fn newest_notes(
+pub async fn newest_notes(
     saver: &dyn Saver,
     head: &CheckpointKey,
     extra: &Extra,
@@ -167,7 +167,7 @@ pub(crate) async fn newest_notes(
 
 /// The maps of the newest checkpoint that has any, seen from `head` with the metadata `extra`: graph steps do not carry
 /// them, so they are on the note that the previous run left. Metadata is the same in both modes, so nothing is gated.
-pub(crate) async fn newest_maps(
+pub async fn newest_maps(
     saver: &dyn Saver,
     head: &CheckpointKey,
     extra: &Extra,

@@ -5,38 +5,31 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json, json};
 use tokio::sync::watch;
 
+use crate::agent::Tokens;
 use crate::store::RunTotals;
-
-/// More tokens than any answer takes: a larger number is a server's fault, and must not make the sums overflow.
-const MOST: i64 = 1 << 40;
 
 /// Adds up the usage of model calls.
 #[derive(Debug, Default)]
 pub(crate) struct UsageLedger {
     totals: RunTotals,
-    by_model: BTreeMap<String, [i64; 3]>,
+    by_model: BTreeMap<String, Tokens>,
     shown: watch::Sender<RunTotals>,
 }
 
 impl UsageLedger {
     /// Counts one answer of `model` to `caller` (`lead_agent`, `subagent...` or `middleware...`).
     pub(crate) fn record(&mut self, model: &str, caller: &str, answer: &Json) {
-        let tokens = |key: &str| answer["usage_metadata"][key].as_i64().unwrap_or(0).clamp(0, MOST);
-        let (input, output) = (tokens("input_tokens"), tokens("output_tokens"));
-        let total = tokens("total_tokens").max(input + output);
+        let tokens = Tokens::of(answer);
         self.totals.llm_call_count += 1;
-        self.totals.total_input_tokens += input;
-        self.totals.total_output_tokens += output;
-        self.totals.total_tokens += total;
+        self.totals.total_input_tokens += tokens.input;
+        self.totals.total_output_tokens += tokens.output;
+        self.totals.total_tokens += tokens.total;
         *match caller.split(':').next() {
             Some("subagent") => &mut self.totals.subagent_tokens,
             Some("middleware") => &mut self.totals.middleware_tokens,
             _ => &mut self.totals.lead_agent_tokens,
-        } += total;
-        let by_model = self.by_model.entry(model.to_owned()).or_default();
-        for (sum, more) in by_model.iter_mut().zip([input, output, total]) {
-            *sum += more;
-        }
+        } += tokens.total;
+        *self.by_model.entry(model.to_owned()).or_default() += tokens;
         self.shown.send_replace(self.totals());
     }
 
@@ -64,7 +57,7 @@ impl UsageLedger {
         let by_model: Map<String, Json> = self
             .by_model
             .iter()
-            .map(|(model, [input, output, total])| {
+            .map(|(model, Tokens { input, output, total })| {
                 (
                     model.clone(),
                     json!({ "input_tokens": input, "output_tokens": output, "total_tokens": total }),
@@ -107,8 +100,9 @@ mod tests {
         for _ in 0..3 {
             ledger.record("a", "lead_agent", &absurd);
         }
-        assert_eq!(ledger.totals().total_input_tokens, 3 * MOST);
-        assert_eq!(ledger.totals().total_tokens, 6 * MOST);
+        let maximum = 1_i64 << 40;
+        assert_eq!(ledger.totals().total_input_tokens, 3 * maximum);
+        assert_eq!(ledger.totals().total_tokens, 6 * maximum);
     }
 
     #[test]

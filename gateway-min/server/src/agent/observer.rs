@@ -1,0 +1,118 @@
+//! What an agent reports while it works.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value as Json;
+use threadkeep::Result;
+use threadkeep::state::StateSnapshot;
+use threadkeep::step::Task;
+
+use crate::tools::loop_detection::Verdict;
+
+/// Why an observer could not keep what it was shown. The run fails with it.
+pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Watches one run of an agent.
+///
+/// Every method has a default that ignores the report, so an observer implements only what it shows or keeps. The loop
+/// waits for each call: only [`message_added`](Self::message_added) may take time.
+#[async_trait]
+pub trait Observer: Send {
+    /// A task of superstep `step` starts.
+    ///
+    /// # Errors
+    /// If the input cannot be rendered.
+    fn task_started(&mut self, step: i64, task: &Task, input: TaskInput<'_>) -> Result<()> {
+        let _ = (step, task, input);
+        Ok(())
+    }
+
+    /// A task makes a message, or a chunk of one. `origin` is the model that it comes from, if it comes from one.
+    fn message(&mut self, step: i64, task: &Task, origin: Option<Origin<'_>>, message: &Json) {
+        let _ = (step, task, origin, message);
+    }
+
+    /// A task ended: with its writes, by channel, or with an error.
+    fn task_ended(&mut self, step: i64, task: &Task, outcome: Result<&Json, &str>) {
+        let _ = (step, task, outcome);
+    }
+
+    /// The state that a superstep left, or the one that a run without input goes on from.
+    ///
+    /// # Errors
+    /// If the state cannot be rendered.
+    fn committed(&mut self, state: &StateSnapshot) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
+
+    /// The run stops at a breakpoint, in this state.
+    ///
+    /// # Errors
+    /// If the state cannot be rendered.
+    fn interrupted(&mut self, state: &StateSnapshot) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
+
+    /// A model call ended, of the lead agent or of one of its helpers: `answer` says what it cost, and whether it failed.
+    fn model_answered(&mut self, model: &str, caller: &str, answer: &Json) {
+        let _ = (model, caller, answer);
+    }
+
+    /// A message joins the conversation.
+    ///
+    /// # Errors
+    /// If it could not be kept; this ends the run.
+    async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
+        let _ = message;
+        Ok(())
+    }
+
+    /// What loop detection makes of the last answer.
+    fn loop_checked(&mut self, verdict: &Verdict) {
+        let _ = verdict;
+    }
+
+    /// A call of `tool` wrote these files, relative to the thread's directory.
+    fn files_written(&mut self, tool: &str, paths: &[String]) {
+        let _ = (tool, paths);
+    }
+}
+
+/// What a task works on. It is rendered only if somebody wants to see it.
+#[derive(Debug, Clone, Copy)]
+pub enum TaskInput<'a> {
+    /// The whole state; none if the thread has no checkpoint.
+    State(Option<&'a StateSnapshot>),
+    /// One call of a tool.
+    Call(&'a Json),
+}
+
+/// The model that a message comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'a> {
+    /// The provider's short name.
+    pub provider: &'a str,
+    /// The name the model is configured under.
+    pub model: &'a str,
+}
+
+/// A message that joins the conversation.
+#[derive(Debug, Clone, Copy)]
+pub enum Added<'a> {
+    /// The user's.
+    Human(&'a Json),
+    /// The model's.
+    Answer {
+        /// The message.
+        message: &'a Json,
+        /// Who asked the model.
+        caller: &'a str,
+        /// How long the model took.
+        latency: Duration,
+    },
+    /// A tool's.
+    ToolResult(&'a Json),
+}

@@ -1,0 +1,90 @@
+//! One run of an agent: what it writes to, under which terms, and who watches.
+
+use serde_json::{Map, Value as Json};
+use threadkeep::id::NodeName;
+use threadkeep::step::StepWriter;
+use tokio_util::sync::CancellationToken;
+
+use super::{Added, AgentError, Observer};
+
+/// The terms of a run.
+#[derive(Debug, Clone)]
+pub struct RunTerms {
+    /// The run's id.
+    pub run_id: String,
+    /// Metadata of every checkpoint of the run.
+    pub metadata: Map<String, Json>,
+    /// The greatest number of supersteps, over all that the run does for its goal.
+    pub recursion_limit: u64,
+    /// Where the run stops for a person.
+    pub breakpoints: Breakpoints,
+    /// Stops the run at the next point where nothing is half-written.
+    pub cancel: CancellationToken,
+}
+
+/// A run at work.
+pub struct Session<'a> {
+    pub(super) terms: RunTerms,
+    pub(super) writer: &'a mut StepWriter,
+    pub(super) observer: &'a mut dyn Observer,
+    /// Supersteps taken so far.
+    pub(super) steps: u64,
+}
+
+impl<'a> Session<'a> {
+    /// A run that has not begun. It goes on from the state of `writer`.
+    pub fn new(terms: RunTerms, writer: &'a mut StepWriter, observer: &'a mut dyn Observer) -> Self {
+        Self { terms, writer, observer, steps: 0 }
+    }
+
+    /// Reports a message that joins the conversation.
+    pub(super) async fn added(&mut self, message: Added<'_>) -> Result<(), AgentError> {
+        self.observer.message_added(message).await.map_err(AgentError::Observer)
+    }
+}
+
+/// Where a run stops although the graph goes on.
+#[derive(Debug, Clone, Default)]
+pub struct Breakpoints {
+    /// Nodes to stop before.
+    pub before: Interrupts,
+    /// Nodes to stop after.
+    pub after: Interrupts,
+}
+
+/// Nodes before or after which a run stops for a person.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Interrupts {
+    /// Nowhere.
+    #[default]
+    None,
+    /// At every node (`"*"`).
+    All,
+    /// At these nodes.
+    Nodes(Vec<String>),
+}
+
+impl Interrupts {
+    /// Whether one of these nodes is among them.
+    pub fn any_of(&self, nodes: &[NodeName]) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => !nodes.is_empty(),
+            Self::Nodes(names) => nodes.iter().any(|node| names.iter().any(|name| name == node.as_str())),
+        }
+    }
+}
+
+/// How a run ended, if it did not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The graph has nothing more to run, or stops at a breakpoint.
+    Done {
+        /// Why it stopped early, for example `loop_capped`.
+        stop_reason: Option<String>,
+        /// The reason of the fallback answer, if the model failed.
+        fallback: Option<String>,
+    },
+    /// The run was cancelled; what was committed stays.
+    Cancelled,
+}

@@ -1,0 +1,51 @@
+//! Why a run failed.
+
+use threadkeep::id::CheckpointId;
+
+use super::resume::ResumeError;
+use crate::agent::AgentError;
+
+/// Why a run failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RunError {
+    /// The agent failed, or the state could not be read or written.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The state at the checkpoint to resume from cannot be read.
+    #[error("Run {run} could not materialize resume checkpoint {checkpoint}")]
+    NotMaterialized {
+        /// The run.
+        run: String,
+        /// The checkpoint.
+        checkpoint: CheckpointId,
+    },
+    /// The thread does not wait for the value that the run resumes with.
+    #[error(transparent)]
+    Resume(ResumeError),
+}
+
+impl From<threadkeep::Error> for RunError {
+    fn from(error: threadkeep::Error) -> Self {
+        Self::Agent(AgentError::Engine(error))
+    }
+}
+
+impl From<ResumeError> for RunError {
+    fn from(error: ResumeError) -> Self {
+        match error {
+            ResumeError::State(error) => error.into(),
+            refused => Self::Resume(refused),
+        }
+    }
+}
+
+impl RunError {
+    /// The class name that clients see in an `error` frame.
+    pub(super) fn class_name(&self) -> &'static str {
+        match self {
+            Self::Agent(error) => error.class_name(),
+            Self::NotMaterialized { .. } => "RuntimeError",
+            Self::Resume(_) => "ValueError",
+        }
+    }
+}

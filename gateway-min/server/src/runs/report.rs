@@ -1,0 +1,82 @@
+//! What becomes of an agent's reports in a run: frames for its stream, events for its feed, sums for its row.
+
+use async_trait::async_trait;
+use serde_json::Value as Json;
+use threadkeep::Result;
+use threadkeep::state::StateSnapshot;
+use threadkeep::step::Task;
+
+use super::frames::Frames;
+use super::journal::Journal;
+use super::usage::UsageLedger;
+use crate::agent::{Added, Observer, ObserverError, Origin, TaskInput};
+use crate::serialize;
+use crate::tools::loop_detection::Verdict;
+
+/// Shows and keeps what one run reports.
+pub(super) struct Reporter {
+    pub(super) frames: Frames,
+    pub(super) journal: Journal,
+    pub(super) usage: UsageLedger,
+}
+
+#[async_trait]
+impl Observer for Reporter {
+    fn task_started(&mut self, step: i64, task: &Task, input: TaskInput<'_>) -> Result<()> {
+        self.frames.task_started(step, task, || match input {
+            TaskInput::State(Some(state)) => Ok(Json::Object(serialize::values(state)?)),
+            TaskInput::State(None) => Ok(Json::Object(serde_json::Map::new())),
+            TaskInput::Call(call) => Ok(call.clone()),
+        })
+    }
+
+    fn message(&mut self, step: i64, task: &Task, origin: Option<Origin<'_>>, message: &Json) {
+        self.frames.message(step, task, origin, message);
+    }
+
+    fn task_ended(&mut self, step: i64, task: &Task, outcome: Result<&Json, &str>) {
+        if let Ok(update) = outcome {
+            self.frames.updates(task.node.as_str(), update);
+        }
+        self.frames.task_ended(step, task, outcome);
+    }
+
+    fn committed(&mut self, state: &StateSnapshot) -> Result<()> {
+        self.frames.committed(state)
+    }
+
+    fn interrupted(&mut self, state: &StateSnapshot) -> Result<()> {
+        self.frames.interrupted(state)
+    }
+
+    fn model_answered(&mut self, model: &str, caller: &str, answer: &Json) {
+        self.usage.record(model, caller, answer);
+        self.journal.llm_error(answer, model, caller);
+    }
+
+    async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
+        match message {
+            Added::Human(message) => {
+                self.usage.message(message);
+                self.journal.human_input(message).await?;
+            }
+            Added::Answer { message, caller, latency } => {
+                self.usage.message(message);
+                self.journal.ai_response(message, caller, latency).await?;
+            }
+            Added::ToolResult(message) => {
+                self.usage.message(message);
+                self.journal.tool_result(message).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn loop_checked(&mut self, verdict: &Verdict) {
+        self.journal.loop_detection(verdict);
+    }
+
+    fn files_written(&mut self, tool: &str, paths: &[String]) {
+        self.journal.delivered(tool, paths);
+    }
+}

@@ -1,4 +1,4 @@
 //! The events of a model's answer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| threadkeep_gateway::fuzzing::answer(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| threadkeep_agent::fuzzing::answer(data));

@@ -12,13 +12,13 @@ use threadkeep::id::IdSource;
 use threadkeep::mode::{ChannelMode, ModeRegister};
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
+use threadkeep_agent::AgentBuilder;
 use threadkeep_memory::MemorySaver;
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_redis::{InvalidUrl, RedisCache};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use tokio_util::task::TaskTracker;
 
-use crate::agent::AgentBuilder;
 use crate::auth::Authenticator;
 use crate::config::{
     Backend, CheckpointCacheType, Config, ConfigHandle, RunEventsBackend, SqliteSynchronous,

@@ -7,11 +7,6 @@ use serde_json::json;
 
 use crate::runs::bridge::{BridgeOptions, EventId, Frame, StreamBridge};
 
-/// The events of a model's answer.
-pub fn answer(data: &[u8]) {
-    crate::model::fuzz(data);
-}
-
 /// The file of an exported thread.
 pub fn archive(data: &[u8]) {
     crate::ops::archive::fuzz(data);
@@ -60,11 +55,6 @@ mod tests {
     #[test]
     fn the_corpus_of_event_ids_is_harmless() {
         replay("last_event_id", super::last_event_id);
-    }
-
-    #[test]
-    fn the_corpus_of_answers_is_harmless() {
-        replay("answer", super::answer);
     }
 
     #[test]

@@ -8,11 +8,11 @@ use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::mode::{ChannelMode, ModeRegister};
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
+use threadkeep_agent::AgentBuilder;
 use tokio_util::task::TaskTracker;
 
 use super::options::open_config;
 use super::{ClientError, Configuration, Turn, TurnOptions, turn};
-use crate::agent::AgentBuilder;
 use crate::config::{Config, ConfigHandle};
 use crate::http::fields::Pattern;
 use crate::settings;

@@ -1,6 +1,7 @@
 //! Why an embedded client could not do what it was asked to.
 
-use crate::agent::AgentError;
+use threadkeep_agent::AgentError;
+
 use crate::app::StartError;
 use crate::config::ConfigError;
 

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
-
-use crate::agent::MODEL_NODE;
-use crate::model::message;
+use threadkeep_agent::MODEL_NODE;
+use threadkeep_agent::model::message;
 
 /// Something that happened in a turn. As JSON it is `{"type": ..., "data": ...}`.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -28,6 +28,7 @@ mod agent;
 mod checkpointer;
 mod error;
 mod event;
+mod model;
 mod options;
 mod threads;
 mod turn;
@@ -40,19 +41,19 @@ use threadkeep::channel::Schema;
 use threadkeep::id::IdSource;
 use threadkeep::mode::ModeRegister;
 use threadkeep::state::StateAccessor;
+use threadkeep_agent::goal::CONTINUATIONS_MAX;
+use threadkeep_agent::goal_state::{self, EMPTY_OBJECTIVE, OBJECTIVE_MAX};
 
 pub use agent::Agent;
 pub use error::ClientError;
 pub use event::{End, Event, Message, ToolCall, Usage, Values};
+pub use model::ModelInfo;
 pub use options::{Checkpointer, ClientOptions, Configuration, TurnOptions};
 pub use threads::{PendingWrite, ThreadCheckpoint, ThreadHistory, ThreadList, ThreadSummary};
 pub(crate) use turn::Answer;
 pub use turn::Turn;
 
-use crate::agent::goal::CONTINUATIONS_MAX;
-use crate::agent::goal_state::{self, EMPTY_OBJECTIVE, OBJECTIVE_MAX};
 use crate::config::Config;
-use crate::model::ModelInfo;
 use crate::settings;
 use agent::{Core, Guard, thread_id};
 use checkpointer::Store;
@@ -146,7 +147,7 @@ impl Client {
     /// As [`Self::get_thread`].
     pub async fn get_values(&self, thread_id: &str) -> Result<Option<Values>, ClientError> {
         let state = self.accessor()?.get(&self::thread_id(thread_id)?, None).await?;
-        Ok(state.map(|state| crate::serialize::values(&state)).transpose()?.map(Values::of))
+        Ok(state.map(|state| threadkeep_agent::serialize::values(&state)).transpose()?.map(Values::of))
     }
 
     /// The goal of a thread, in either mode: an object with `objective`, `status` and how far it is pursued.

@@ -8,9 +8,9 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 use threadkeep::value::ChannelValue;
+use threadkeep_agent::serialize;
 
 use super::ClientError;
-use crate::serialize;
 
 /// So many ids of threads are asked for at once.
 const PAGE: usize = 256;

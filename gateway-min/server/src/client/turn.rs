@@ -8,6 +8,11 @@ use futures::{Stream, StreamExt as _};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::{StepWriter, Task};
+use threadkeep_agent::model::message;
+use threadkeep_agent::serialize;
+use threadkeep_agent::{
+    AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Observer, Origin, RunTerms, Session, Tokens,
+};
 use threadkeep_memory::MemorySaver;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -16,12 +21,7 @@ use uuid::Uuid;
 use super::agent::{Core, thread_id};
 use super::event::Translator;
 use super::{ClientError, End, Event, Message, TurnOptions, Usage, Values};
-use crate::agent::{
-    AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Observer, Origin, RunTerms, Session, Tokens,
-};
 use crate::http::fields::Pattern;
-use crate::model::message;
-use crate::serialize;
 
 /// The most supersteps of a turn that says nothing about it.
 const RECURSION_LIMIT: u64 = 100;

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use futures::StreamExt as _;
 use serde_json::json;
+use threadkeep_agent::model::message::{self, ERROR_TYPE};
 
 use super::{ChatArgs, NO_MESSAGE, complain, refuse, text_of};
 use crate::client::{Answer, Client, ClientError, Event, Turn, TurnOptions, Values};
-use crate::model::message::{self, ERROR_TYPE};
 
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,6 +11,8 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::ThreadId;
 use threadkeep::state::StateSnapshot;
 use threadkeep::{Error, deletion};
+use threadkeep_agent::serialize::time;
+use threadkeep_agent::tools;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -26,9 +28,7 @@ use crate::app::App;
 use crate::runs::admission::seed_runs;
 use crate::runs::branch::{self, TurnEnd};
 use crate::runs::lineage::{self, Base};
-use crate::serialize::time;
 use crate::store::{DISPLAY_NAME_MAX_CHARS, NewThread, ThreadRow, WriterKind};
-use crate::tools;
 
 const FIND_FAILED: &str = "Failed to find branch checkpoint";
 const INSPECT_FAILED: &str = "Failed to inspect checkpoint history";

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use threadkeep_agent::serialize::time;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -15,7 +16,6 @@ use super::extract::{ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::serialize::time;
 use crate::store::{EventQuery, EventRow};
 
 /// The routes of this file.

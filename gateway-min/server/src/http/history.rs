@@ -10,6 +10,8 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
+use threadkeep_agent::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
+use threadkeep_agent::serialize;
 use tokio::task::JoinHandle;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -21,9 +23,7 @@ use super::fields::{Fields, Flaw, FromFields};
 use super::schema::Gated;
 use super::state::ThreadState;
 use super::turns;
-use crate::agent::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use crate::app::App;
-use crate::serialize;
 
 pub(super) const HISTORY_FAILED: &str = "Failed to get thread history";
 /// The most entries of one answer; more are asked for in vain (service reference, "Limits").

@@ -14,7 +14,7 @@ use super::extract::ApiPath;
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::model::ModelInfo;
+use crate::config::Model;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -34,6 +34,38 @@ struct Models {
 #[derive(Debug, Serialize, ToSchema)]
 struct TokenUsageInfo {
     enabled: bool,
+}
+
+/// A model that runs can ask for. Credentials and addresses are not shown.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelInfo {
+    /// The name by which runs ask for it.
+    name: String,
+    /// The provider's name for it.
+    model: String,
+    /// The name to show.
+    #[schema(required = true)]
+    display_name: Option<String>,
+    /// One line about it.
+    #[schema(required = true)]
+    description: Option<String>,
+    /// Whether thinking can be switched on.
+    supports_thinking: bool,
+    /// Whether a reasoning effort can be asked for.
+    supports_reasoning_effort: bool,
+}
+
+impl From<&Model> for ModelInfo {
+    fn from(model: &Model) -> Self {
+        Self {
+            name: model.name.clone(),
+            model: model.model.clone(),
+            display_name: model.display_name.clone(),
+            description: model.description.clone(),
+            supports_thinking: model.supports_thinking,
+            supports_reasoning_effort: model.supports_reasoning_effort,
+        }
+    }
 }
 
 /// The path of a model.

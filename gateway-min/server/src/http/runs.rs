@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
+use threadkeep_agent::serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -25,7 +26,6 @@ use crate::runs::admission::{CreateError, Created, Place};
 use crate::runs::bridge::Subscription;
 use crate::runs::request::OnDisconnect;
 use crate::runs::resume::ResumeError;
-use crate::serialize;
 use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 
 /// At most so many runs are listed at once.

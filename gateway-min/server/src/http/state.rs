@@ -13,6 +13,8 @@ use threadkeep::checkpoint::{CheckpointKey, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, NodeName, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{StateAccessor, StateSnapshot, TaskView, Update};
+use threadkeep_agent::binding;
+use threadkeep_agent::serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -24,9 +26,7 @@ use super::fields::{Fields, FromFields};
 use super::run_body::{SERVER_OWNED, selector};
 use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
-use crate::agent::binding;
 use crate::app::App;
-use crate::serialize;
 use crate::store::WriterKind;
 
 const GET_FAILED: &str = "Failed to get thread state";

@@ -15,13 +15,13 @@ use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateSnapshot, Update};
 use threadkeep::step::StepWriter;
 use threadkeep::value::ChannelValue;
+use threadkeep_agent::duration::RunNotes;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
 
 use super::history::{Page, ReadHistory, page};
 use super::turns;
-use crate::agent::duration::RunNotes;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::store::{

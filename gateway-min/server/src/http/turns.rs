@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Load;
 use threadkeep::state::StateSnapshot;
+use threadkeep_agent::duration::{self, RunNotes};
 
 use super::error::ApiError;
 use super::exclusive::exclusively;
 use super::history::HISTORY_FAILED;
-use crate::agent::duration::{self, RunNotes};
 use crate::app::App;
 use crate::store::{RunQuery, WriterKind};
 

@@ -7,6 +7,8 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Load};
+use threadkeep_agent::model::message;
+use threadkeep_agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
@@ -16,10 +18,8 @@ use super::frames::Frames;
 use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
 use super::worker::{self, RunSpec};
-use crate::agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT};
 use crate::app::App;
 use crate::auth::Principal;
-use crate::model::message;
 use crate::store::{Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
 /// The key of a run's metadata that says which way it makes a turn again, and its value for another text of the user.

@@ -7,10 +7,10 @@ use serde_json::{Map, Value as Json};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{NodeName, ThreadId};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
+use threadkeep_agent::binding;
+use threadkeep_agent::model::message::{is_from_user, is_hidden, kind};
 
 use super::lineage::{PAGE, SCAN_ROWS, messages_only};
-use crate::agent::binding;
-use crate::model::message::{is_from_user, is_hidden, kind};
 
 /// The node as which the checkpoints of a branch are written.
 const BRANCH_NODE: &str = "branch";

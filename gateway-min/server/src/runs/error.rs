@@ -1,9 +1,9 @@
 //! Why a run failed.
 
 use threadkeep::id::CheckpointId;
+use threadkeep_agent::AgentError;
 
 use super::resume::ResumeError;
-use crate::agent::AgentError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]

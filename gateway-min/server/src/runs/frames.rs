@@ -8,11 +8,11 @@ use threadkeep::Result;
 use threadkeep::id::CheckpointId;
 use threadkeep::state::{StateSnapshot, TaskView};
 use threadkeep::step::Task;
+use threadkeep_agent::Origin;
+use threadkeep_agent::serialize;
 
 use super::bridge::Publisher;
 use super::request::StreamMode;
-use crate::agent::Origin;
-use crate::serialize;
 
 /// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
 /// nobody asked for.

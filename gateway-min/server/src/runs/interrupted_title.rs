@@ -10,8 +10,8 @@ use threadkeep::id::ThreadId;
 use threadkeep::metadata::Source;
 use threadkeep::state::StateAccessor;
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep_agent::{duration, title};
 
-use crate::agent::{duration, title};
 use crate::config::Title;
 
 /// The node as which the title is written.
@@ -60,9 +60,9 @@ mod tests {
     use super::super::request::{RunInput, RunRequest};
     use super::super::tests::{Gateway, ask};
     use super::*;
-    use crate::agent::duration::RunNotes;
-    use crate::model::scripted::gate;
     use crate::store::{CancelAction, RunStatus};
+    use threadkeep_agent::duration::RunNotes;
+    use threadkeep_agent::model::scripted::gate;
 
     fn script(gate: &str) -> Json {
         let waits = "until [ -e go ]; do sleep 0.01; done; echo slow";

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
+use threadkeep_agent::model::message;
+use threadkeep_agent::tools::Changes;
+use threadkeep_agent::tools::loop_detection::Verdict;
 
 use super::delivery::{Delivery, persistently};
-use crate::model::message;
 use crate::store::{NewEvent, Store, StoreError};
-use crate::tools::Changes;
-use crate::tools::loop_detection::Verdict;
 
 /// So many events are held back before they are written.
 const BATCH: usize = 20;
@@ -74,7 +74,7 @@ impl Journal {
     }
 
     /// What loop detection did about an answer of the lead agent, if anything. A warning is given once for what it is
-    /// about, because [`assess`](crate::tools::loop_detection::assess) gives it once.
+    /// about, because [`assess`](threadkeep_agent::tools::loop_detection::assess) gives it once.
     pub(crate) fn loop_detection(&mut self, verdict: &Verdict) {
         let (action, finding) = match verdict {
             Verdict::Proceed => return,

@@ -227,7 +227,7 @@ mod tests {
     use threadkeep_memory::MemorySaver;
 
     use super::*;
-    use crate::agent::duration::{self, RunNotes};
+    use threadkeep_agent::duration::{self, RunNotes};
 
     /// A lineage that no saver would accept.
     struct Made {

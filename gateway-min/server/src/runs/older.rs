@@ -4,11 +4,11 @@ use serde_json::{Map, json};
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::Namespace;
 use threadkeep::state::{StateSnapshot, Update};
+use threadkeep_agent::model::scripted::gate;
 
 use super::admission::Place;
 use super::request::RunRequest;
 use super::tests::{Gateway, MODES, ask, from, gated, kinds, script};
-use crate::model::scripted::gate;
 use crate::store::{CancelAction, RunStatus};
 
 #[tokio::test]

@@ -47,8 +47,8 @@ mod tests {
 
     use super::super::tests::{Gateway, ask};
     use super::*;
-    use crate::model::scripted::gate;
     use crate::store::RunStatus;
+    use threadkeep_agent::model::scripted::gate;
 
     fn totals(tokens: i64) -> RunTotals {
         RunTotals { total_tokens: tokens, ..RunTotals::default() }

@@ -10,12 +10,12 @@ use std::time::Duration;
 use chrono::Utc;
 use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
+use threadkeep_agent::serialize;
 use tokio::time::Instant;
 
 use super::bridge::{Publisher, Subscription};
 use super::mirror::decode;
 use crate::app::App;
-use crate::serialize;
 use crate::store::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RunRow, RunStatus, StoreError};
 
 /// How often the database is asked what has become of a run.

@@ -5,13 +5,13 @@ use serde_json::Value as Json;
 use threadkeep::Result;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
+use threadkeep_agent::serialize;
+use threadkeep_agent::tools::loop_detection::Verdict;
+use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput};
 
 use super::frames::Frames;
 use super::journal::Journal;
 use super::usage::UsageLedger;
-use crate::agent::{Added, Observer, ObserverError, Origin, TaskInput};
-use crate::serialize;
-use crate::tools::loop_detection::Verdict;
 
 /// Shows and keeps what one run reports.
 pub(super) struct Reporter {

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 use threadkeep::checkpoint::CheckpointKey;
+use threadkeep_agent::Interrupts;
 
-use crate::agent::Interrupts;
 use crate::store::MultitaskStrategy;
 
 /// A run to start, complete and checked.

@@ -18,9 +18,9 @@ use threadkeep::checkpoint::{RESUME_CHANNEL, TaskWrites, Write};
 use threadkeep::id::{TaskId, ThreadId};
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::value::ChannelValue;
+use threadkeep_agent::tools::asks;
 
 use super::request::Resume;
-use crate::tools::asks;
 
 /// The node and the task under which a value that answers nothing is kept. There is one a checkpoint; a later value
 /// takes its place.
@@ -95,8 +95,8 @@ mod tests {
     use super::super::request::{RunInput, RunOptions, RunRequest, StreamMode};
     use super::super::tests::{Gateway, ask, options};
     use super::*;
-    use crate::agent::Interrupts;
     use crate::store::RunStatus;
+    use threadkeep_agent::Interrupts;
 
     fn resuming(value: Json) -> RunRequest {
         let input = RunInput::Resume(Resume { messages: None, value });

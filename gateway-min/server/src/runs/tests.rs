@@ -9,15 +9,15 @@ use tempfile::TempDir;
 use threadkeep::id::ThreadId;
 use threadkeep::mode::ModeRegister;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
+use threadkeep_agent::Interrupts;
+use threadkeep_agent::model::scripted::gate;
 use threadkeep_testing::Database;
 
 use super::admission::{CreateError, Created, Place};
 use super::bridge::Frame;
 use super::request::{OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode};
-use crate::agent::Interrupts;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
-use crate::model::scripted::gate;
 use crate::store::{
     CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
 };

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
+use threadkeep_agent::Tokens;
 use tokio::sync::watch;
 
-use crate::agent::Tokens;
 use crate::store::RunTotals;
 
 /// Adds up the usage of model calls.
@@ -36,7 +36,7 @@ impl UsageLedger {
     /// Counts a message of the conversation, and keeps the last answer's text.
     pub(crate) fn message(&mut self, message: &Json) {
         self.totals.message_count += 1;
-        let text = || Some(crate::model::message::text(message)).filter(|text| !text.is_empty());
+        let text = || Some(threadkeep_agent::model::message::text(message)).filter(|text| !text.is_empty());
         match message["type"].as_str() {
             Some("ai") => self.totals.last_ai_message = text().or(self.totals.last_ai_message.take()),
             Some("human") if self.totals.first_human_message.is_none() => {

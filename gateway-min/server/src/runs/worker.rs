@@ -12,6 +12,9 @@ use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
+use threadkeep_agent::duration::{self, RunNotes};
+use threadkeep_agent::tools::Snapshot;
+use threadkeep_agent::{AgentSpec, Breakpoints, Ended, RunTerms, Session, binding};
 use tracing::Instrument as _;
 
 use super::bridge::Publisher;
@@ -27,15 +30,12 @@ use super::report::Reporter;
 use super::request::RunInput;
 use super::resume::{self, Resumed};
 use super::usage::UsageLedger;
-use crate::agent::duration::{self, RunNotes};
-use crate::agent::{AgentSpec, Breakpoints, Ended, RunTerms, Session, binding};
 use crate::app::App;
 use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
     StoreError, ThreadStatus,
 };
 use crate::telemetry::spans;
-use crate::tools::Snapshot;
 
 /// The error text of a run that was rolled back by its user.
 const ROLLED_BACK: &str = "Rolled back by user";

@@ -18,6 +18,7 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use threadkeep_agent::TRACE_TARGET;
 use tokio::runtime::Handle;
 use tracing::level_filters::LevelFilter;
 use tracing::{Metadata, Subscriber};
@@ -27,7 +28,6 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::agent::TRACE_TARGET;
 use crate::config::{Environment, Secret, Traces as Settings};
 use export::Collector;
 pub(crate) use request::traced;

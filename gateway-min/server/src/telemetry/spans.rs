@@ -6,10 +6,10 @@
 
 use axum::http::{Method, StatusCode};
 use threadkeep::saver::StepCommit;
+use threadkeep_agent::{TRACE_FAILED as FAILED, TRACE_TARGET as TARGET};
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
-use crate::agent::{TRACE_FAILED as FAILED, TRACE_TARGET as TARGET};
 use crate::store::RunStatus;
 
 /// The method of a request that is none of the known ones.

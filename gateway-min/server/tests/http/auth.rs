@@ -8,8 +8,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use serde_json::{Value, json};
+use threadkeep_agent::model::scripted::gate;
 use threadkeep_gateway::config::{KeyFile, Role};
-use threadkeep_gateway::model::scripted::gate;
 
 use crate::sse::Frames;
 use crate::support::{Answer, Gateway, MODES, Setup, question};

@@ -1,7 +1,7 @@
 //! Branching and copying threads.
 
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, Gateway, MODES, Setup, id, texts};
 

@@ -8,11 +8,11 @@ use serde_json::{Value as Json, json};
 use threadkeep::Error;
 use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Saver;
+use threadkeep_agent::model::scripted::gate;
 use threadkeep_gateway::client::{
     Agent, Checkpointer, Client, ClientError, ClientOptions, Configuration, Event, Message, Turn, TurnOptions,
 };
 use threadkeep_gateway::config::ConfigHandle;
-use threadkeep_gateway::model::scripted::gate;
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver};
 

@@ -1,7 +1,7 @@
 //! Compacting a conversation.
 
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, question, texts};
 

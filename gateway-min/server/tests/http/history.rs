@@ -1,7 +1,7 @@
 //! The history of a thread. (What is noted behind an answer is tested beside the code.)
 
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, Gateway, MODES, Setup, connect, id, question, texts};
 

@@ -42,7 +42,7 @@ async fn runs_commits_flushes_the_cache_and_bytes_are_counted() {
     assert_eq!(commits, u64::try_from(rows).unwrap(), "one a checkpoint");
 
     let run = gateway.start_run("secret-thread", "stop").await;
-    threadkeep_gateway::model::scripted::gate("metrics").reached().await;
+    threadkeep_agent::model::scripted::gate("metrics").reached().await;
     let mut queued = question("wait for it");
     queued["multitask_strategy"] = json!("enqueue");
     let waiting = gateway.post("/api/threads/secret-thread/runs", queued).await.ok();

@@ -1,7 +1,7 @@
 //! Preparing to run a turn again, and running it.
 
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 use uuid::Uuid;
 
 use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, texts};

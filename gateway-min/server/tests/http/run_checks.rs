@@ -1,7 +1,7 @@
 //! What is refused before a run comes to be, in which order, and that nothing is left of it.
 
 use serde_json::{Map, Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{Gateway, MODES, Setup, question};
 

@@ -1,7 +1,7 @@
 //! Cancelling many runs, deleting the record of one.
 
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, Gateway, MODES, Setup, texts};
 

@@ -2,7 +2,7 @@
 
 use axum::http::{Method, Request};
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::sse::{self, Frame, names};
 use crate::support::{ALL, Gateway, MODES, Setup, id, texts};

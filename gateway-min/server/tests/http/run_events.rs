@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{Gateway, MODES, Setup, question, texts};
 

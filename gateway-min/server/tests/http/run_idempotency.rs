@@ -8,7 +8,7 @@ use axum::http::{Request, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse as _;
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
 use crate::support::{ALL, Answer, Gateway, Setup, question, texts};

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{Method, Request, Response};
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::sse::{self, Frame, Frames};
 use crate::support::{ALL, Gateway, MODES, Setup, question, texts};

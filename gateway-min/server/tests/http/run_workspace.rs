@@ -3,7 +3,7 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{Gateway, MODES, Setup, connect};
 

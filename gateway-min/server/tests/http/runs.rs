@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::Request;
 use chrono::DateTime;
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::sse;
 use crate::support::{ALL, Gateway, MODES, Setup, question, texts};

@@ -9,7 +9,7 @@ use axum::http::{Method, Request};
 use futures::future::join_all;
 use reqwest::Client;
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 use threadkeep_testing::Postgres;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};

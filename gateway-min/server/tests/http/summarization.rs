@@ -6,7 +6,7 @@ use axum::http::{Method, header};
 use axum::routing::post;
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, Gateway, MODES, Setup, texts};
 

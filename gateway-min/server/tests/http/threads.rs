@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{Method, Request};
 use serde_json::{Value, json};
-use threadkeep_gateway::model::scripted::gate;
+use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, MODES, Setup, connect, question};
 

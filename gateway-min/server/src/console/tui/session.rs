@@ -166,7 +166,7 @@ impl Session {
     async fn choose(&mut self, name: Option<String>) -> Action {
         let models = self.client.models().await;
         let Some(name) = name else {
-            let line = |model: &crate::model::ModelInfo| {
+            let line = |model: &crate::client::ModelInfo| {
                 format!("{}  {}", model.name, model.description.as_deref().unwrap_or(&model.model))
             };
             return Action::Notice(models.iter().map(line).collect::<Vec<_>>().join("\n"));

@@ -2,6 +2,7 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value as Json;
+use threadkeep_agent::model::message;
 
 use super::command::{self, Command, Goal};
 use super::event::ViewEvent;
@@ -9,7 +10,6 @@ use super::input::Input;
 use super::text::clean;
 use super::view;
 use crate::client::{ThreadSummary, Usage, Values};
-use crate::model::message;
 
 /// What is refused while a turn is at work.
 const BUSY: &str = "a turn is at work; Esc stops it";

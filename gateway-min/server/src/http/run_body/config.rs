@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value};
 use threadkeep::metadata::COUNTERS_KEY;
+use threadkeep_agent::serialize::is_secret;
 
-use super::secrets::{is_secret, redact};
+use super::secrets::redact;
 use crate::http::fields::{Fields, Pattern};
 use crate::http::threads::OWN_PREFIX;
 use crate::runs::request::{RunConfig, Secrets};

@@ -21,7 +21,6 @@ use serde_json::{Map, Value, json};
 use threadkeep::id::{IdSource, ThreadId};
 
 pub(super) use input::{SERVER_OWNED, selector};
-pub(crate) use secrets::is_secret;
 
 use super::error::ApiError;
 use super::fields::{Fields, Flaw, FromFields, Pattern};

@@ -1,8 +1,8 @@
 //! The options of a run, read from the request.
 
 use serde_json::Value;
+use threadkeep_agent::Interrupts;
 
-use crate::agent::Interrupts;
 use crate::http::fields::{Fields, Flaw};
 use crate::runs::request::{OnDisconnect, RunOptions, StreamMode};
 

@@ -1,16 +1,10 @@
 //! Keeping credentials out of what is stored, logged and shown.
 
 use serde_json::Value;
+use threadkeep_agent::serialize::is_secret;
 
 /// Stands in stored requests where a secret was.
 const REDACTED: &str = "[redacted]";
-
-/// Whether a key names a credential.
-pub(crate) fn is_secret(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    let endings = ["secrets", "secret", "token", "password", "api_key", "apikey", "authorization"];
-    endings.iter().any(|ending| key.ends_with(ending))
-}
 
 /// The value with every secret in it replaced.
 pub(super) fn redact(value: &Value) -> Value {

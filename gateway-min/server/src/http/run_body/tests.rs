@@ -1,8 +1,8 @@
 use axum::body::to_bytes;
 use axum::response::IntoResponse;
+use threadkeep_agent::Interrupts;
 
 use super::*;
-use crate::agent::Interrupts;
 use crate::http::fields::Problems;
 use crate::runs::request::{OnDisconnect, RunConfig, Secrets, StreamMode};
 use crate::store::MultitaskStrategy;

@@ -13,13 +13,13 @@ use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::id::ThreadId;
 use threadkeep::state::{StateSnapshot, Update};
 use threadkeep::value::ChannelValue;
+use threadkeep_agent::Interrupts;
+use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
 use self::saver::{Fault, Faults, FaultySaver};
 use super::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
 use super::tests::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
-use crate::agent::Interrupts;
-use crate::model::scripted::gate;
 use crate::store::{CancelAction, RunRow, RunStatus};
 
 fn script(gate: &str) -> Json {

@@ -1,10 +1,11 @@
 //! The records of a run: what cannot be written, and what is written though nobody is told.
 
+use threadkeep_agent::model::scripted::gate;
+
 use super::super::admission::Place;
 use super::super::request::{RunOptions, RunRequest, StreamMode};
 use super::super::tests::{On, ask, everywhere, options};
 use super::{faulty, goes_on, said};
-use crate::model::scripted::gate;
 use crate::store::{CancelAction, MultitaskStrategy, RunStatus};
 
 /// Whatever of a run's record cannot be written at first, or is written and nobody is told, the run ends, and does not

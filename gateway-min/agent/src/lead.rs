@@ -12,14 +12,14 @@ use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::{Durability, Task};
+use threadkeep_config::{LoopDetection, Title};
 use tracing::Instrument as _;
 
-use super::summary::{self, Cut, Summarizer};
-use super::{Added, AgentError, Ended, Origin, Session, TaskInput, prompt, spans, title};
-use crate::config::{LoopDetection, Title};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
+use crate::summary::{self, Cut, Summarizer};
 use crate::tools::loop_detection::{self, STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
+use crate::{Added, AgentError, Ended, Origin, Session, TaskInput, prompt, spans, title};
 
 const INPUT: &str = "__input__";
 /// The node that asks the model.
@@ -30,17 +30,24 @@ const CALLER: &str = "lead_agent";
 
 /// The lead agent of one run: its model, its tools, its settings.
 pub struct LeadAgent {
+    /// The model that answers.
     pub model: RetryingModel,
-    /// The model that writes titles; none means that they are cut from the first message.
-    pub(crate) title_model: Option<RetryingModel>,
-    /// What shortens conversations that grow too long; none if they may grow.
-    pub(crate) summarizer: Option<Summarizer>,
-    pub(crate) toolbox: Arc<Toolbox>,
-    pub(crate) tool_context: ToolContext,
-    pub(crate) title: Title,
-    pub(crate) loop_detection: LoopDetection,
-    pub(crate) thinking: Option<bool>,
-    pub(crate) reasoning_effort: Option<String>,
+    /// The model that writes titles; without one they are cut from the first message.
+    pub title_model: Option<RetryingModel>,
+    /// What shortens conversations that grow too long; without one they grow.
+    pub summarizer: Option<Summarizer>,
+    /// What the model can call.
+    pub toolbox: Arc<Toolbox>,
+    /// Where its calls work.
+    pub tool_context: ToolContext,
+    /// Whether and how the thread gets a title.
+    pub title: Title,
+    /// When the model is going round in circles.
+    pub loop_detection: LoopDetection,
+    /// Whether the model is to think; none leaves it to the model.
+    pub thinking: Option<bool>,
+    /// Sent to the model as it is.
+    pub reasoning_effort: Option<String>,
 }
 
 /// What a superstep leaves to be known.
@@ -51,7 +58,23 @@ struct Stepped {
 }
 
 impl LeadAgent {
-    /// Runs until the graph has nothing more to run. Not cancel-safe: use [`RunTerms::cancel`](super::RunTerms::cancel), which stops it at the next
+    /// An agent of this model with these tools: titles from the first message, loop detection as configured by default, no
+    /// summaries.
+    pub fn new(model: RetryingModel, toolbox: Toolbox, tool_context: ToolContext) -> Self {
+        Self {
+            model,
+            title_model: None,
+            summarizer: None,
+            toolbox: Arc::new(toolbox),
+            tool_context,
+            title: Title::default(),
+            loop_detection: LoopDetection::default(),
+            thinking: None,
+            reasoning_effort: None,
+        }
+    }
+
+    /// Runs until the graph has nothing more to run. Not cancel-safe: use [`RunTerms::cancel`](crate::RunTerms::cancel), which stops it at the next
     /// point where nothing is half-written.
     ///
     /// # Errors
@@ -368,7 +391,7 @@ fn calls(answer: &Json) -> Vec<&Json> {
     message::tool_calls(answer).iter().chain(message::invalid_tool_calls(answer)).collect()
 }
 
-pub(super) fn next_step(state: Option<&StateSnapshot>) -> i64 {
+pub(crate) fn next_step(state: Option<&StateSnapshot>) -> i64 {
     state.map_or(-1, |state| state.metadata.step + 1)
 }
 
@@ -378,7 +401,7 @@ fn earlier_summary(state: Option<&StateSnapshot>) -> Result<Option<String>, Agen
     Ok(summary.and_then(|summary| summary.as_str().map(str::to_owned)))
 }
 
-pub(super) fn conversation(state: Option<&StateSnapshot>) -> Result<Vec<Json>, AgentError> {
+pub(crate) fn conversation(state: Option<&StateSnapshot>) -> Result<Vec<Json>, AgentError> {
     Ok(match state.map(|state| state.json("messages")).transpose()?.flatten() {
         Some(Json::Array(messages)) => messages,
         _ => Vec::new(),

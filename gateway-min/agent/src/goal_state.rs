@@ -10,8 +10,8 @@ use threadkeep::state::StateAccessor;
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 
-use super::duration;
-use super::goal::{CHANNEL, NO_PROGRESS_MAX};
+use crate::duration;
+use crate::goal::{CHANNEL, NO_PROGRESS_MAX};
 use crate::serialize::time;
 
 /// The longest objective, in characters.

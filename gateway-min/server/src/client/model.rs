@@ -1,22 +1,19 @@
-//! A configured model, as far as clients may know it.
+//! A configured model, as far as programs may know it.
 
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use crate::config::Model;
 
-/// A model that runs can ask for. Credentials and addresses are not shown.
-#[derive(Debug, Serialize, ToSchema)]
+/// A model that turns can ask for. Credentials and addresses are not shown.
+#[derive(Debug, Serialize)]
 pub struct ModelInfo {
-    /// The name by which runs ask for it.
+    /// The name by which turns ask for it.
     pub name: String,
     /// The provider's name for it.
     pub model: String,
     /// The name to show.
-    #[schema(required = true)]
     pub display_name: Option<String>,
     /// One line about it.
-    #[schema(required = true)]
     pub description: Option<String>,
     /// Whether thinking can be switched on.
     pub supports_thinking: bool,

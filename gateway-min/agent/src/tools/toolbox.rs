@@ -14,8 +14,8 @@ use super::{
     DEFAULT_OUTPUT_MAX_CHARS, Tool, ToolContext, ToolError, ToolOutput, ToolSettings, ToolSpec, ToolStatus,
     output, schema,
 };
-use crate::agent::spans;
 use crate::model::message::tool_result;
+use crate::spans;
 
 /// The tools of a run, by name, in the order they were added.
 #[derive(Clone, Default)]

@@ -31,8 +31,8 @@ pub use self::clarification::asks;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
 pub use toolbox::{ToolAnswer, Toolbox};
-pub(crate) use workspace::copy::copy as copy_workspace;
-pub(crate) use workspace::snapshot::{Changes, Snapshot};
+pub use workspace::copy::copy as copy_workspace;
+pub use workspace::snapshot::{Changes, Snapshot};
 
 /// How many characters of a tool's output go into the conversation, unless the tool has a limit of its own.
 pub const DEFAULT_OUTPUT_MAX_CHARS: usize = 12_000;

@@ -5,7 +5,7 @@ use threadkeep::id::NodeName;
 use threadkeep::step::StepWriter;
 use tokio_util::sync::CancellationToken;
 
-use super::{Added, AgentError, Observer};
+use crate::{Added, AgentError, Observer};
 
 /// The terms of a run.
 #[derive(Debug, Clone)]
@@ -22,13 +22,26 @@ pub struct RunTerms {
     pub cancel: CancellationToken,
 }
 
+impl RunTerms {
+    /// A run of at most `recursion_limit` supersteps, with nothing else to keep to.
+    pub fn new(run_id: impl Into<String>, recursion_limit: u64) -> Self {
+        Self {
+            run_id: run_id.into(),
+            metadata: Map::new(),
+            recursion_limit,
+            breakpoints: Breakpoints::default(),
+            cancel: CancellationToken::new(),
+        }
+    }
+}
+
 /// A run at work.
 pub struct Session<'a> {
-    pub(super) terms: RunTerms,
-    pub(super) writer: &'a mut StepWriter,
-    pub(super) observer: &'a mut dyn Observer,
+    pub(crate) terms: RunTerms,
+    pub(crate) writer: &'a mut StepWriter,
+    pub(crate) observer: &'a mut dyn Observer,
     /// Supersteps taken so far.
-    pub(super) steps: u64,
+    pub(crate) steps: u64,
 }
 
 impl<'a> Session<'a> {
@@ -38,7 +51,7 @@ impl<'a> Session<'a> {
     }
 
     /// Reports a message that joins the conversation.
-    pub(super) async fn added(&mut self, message: Added<'_>) -> Result<(), AgentError> {
+    pub(crate) async fn added(&mut self, message: Added<'_>) -> Result<(), AgentError> {
         self.observer.message_added(message).await.map_err(AgentError::Observer)
     }
 }

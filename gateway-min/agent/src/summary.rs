@@ -2,8 +2,8 @@
 
 use futures::StreamExt as _;
 use serde_json::{Value as Json, json};
+use threadkeep_config::{ContextSize, Summarization};
 
-use crate::config::{ContextSize, Summarization};
 use crate::model::message::{fallback_reason, kind, text, turn_start};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
 
@@ -27,6 +27,7 @@ pub fn tokens(message: &Json) -> u64 {
 pub struct Summarizer {
     /// The model that writes the summary.
     pub model: RetryingModel,
+    /// The section `summarization`.
     pub settings: Summarization,
     /// The context of the model that goes on with the conversation, in tokens.
     pub window: Option<u64>,
@@ -82,12 +83,12 @@ impl Summarizer {
 }
 
 /// A message as a line of a transcript that another model reads.
-pub(super) fn line(message: &Json) -> String {
+pub(crate) fn line(message: &Json) -> String {
     format!("{}: {}", kind(message), text(message))
 }
 
 /// Asks a model something beside the conversation, and waits for the whole answer.
-pub(super) async fn ask(model: &RetryingModel, caller: &str, system: &str, content: String) -> Json {
+pub(crate) async fn ask(model: &RetryingModel, caller: &str, system: &str, content: String) -> Json {
     let request = ModelRequest {
         system: Some(system.to_owned()),
         messages: vec![json!({ "type": "human", "content": content, "id": caller })],
@@ -104,7 +105,7 @@ pub(super) async fn ask(model: &RetryingModel, caller: &str, system: &str, conte
 
 /// Where the last messages begin that are about `keep` of the conversation. A tool result stays with its call.
 /// `window` is the model's context in tokens; without one, a share is one of the conversation.
-pub(super) fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> usize {
+pub(crate) fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> usize {
     let budget = match keep {
         ContextSize::Messages(count) => {
             let count = usize::try_from(count).unwrap_or(usize::MAX);

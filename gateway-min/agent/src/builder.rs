@@ -3,21 +3,27 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use super::summary::Summarizer;
-use super::{AgentError, LeadAgent};
-use crate::config::{Config, ConfigHandle};
-use crate::model::RetryingModel;
-use crate::settings;
+use serde_json::Value as Json;
+use threadkeep_config::{Config, ConfigHandle};
+
+use crate::model::{ModelKind, ModelSettings, RetryingModel};
+use crate::summary::Summarizer;
 use crate::tools::{ToolContext, ToolSettings, Toolbox};
+use crate::{AgentError, LeadAgent};
 
-/// For what an agent is built.
+/// What an agent is built for.
 pub struct AgentSpec<'a> {
+    /// The run.
     pub run_id: &'a str,
+    /// Its thread.
     pub thread_id: &'a str,
-    /// None means the first model.
+    /// The configured name of the model; none means the first one.
     pub model_name: Option<&'a str>,
+    /// Whether the model is to think; none leaves it to the model.
     pub thinking: Option<bool>,
+    /// Sent to the model as it is.
     pub reasoning_effort: Option<&'a str>,
 }
 
@@ -36,7 +42,7 @@ impl AgentBuilder {
     pub fn new(config: ConfigHandle, current: &Config) -> Self {
         Self {
             config,
-            tool_settings: settings::tools(current),
+            tool_settings: tool_settings(current),
             threads_dir: current.state_dir.join("threads"),
             models: Mutex::default(),
         }
@@ -118,11 +124,49 @@ impl AgentBuilder {
         if let Some(model) = built(&self.models.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(model);
         }
-        let making = settings::model(section);
+        let making = model_settings(section);
         let model = tokio::task::spawn_blocking(move || crate::model::build(making)).await;
         let model = RetryingModel::new(model.map_err(|_| AgentError::Stopping)??);
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         models.insert(section.name.clone(), (Arc::clone(config), model.clone()));
         Ok(model)
+    }
+}
+
+/// What the section `sandbox` says of the tools.
+fn tool_settings(config: &Config) -> ToolSettings {
+    let sandbox = &config.sandbox;
+    ToolSettings {
+        allow_host_bash: sandbox.allow_host_bash,
+        bash_output_max_chars: sandbox.bash_output_max_chars,
+        read_file_output_max_chars: sandbox.read_file_output_max_chars,
+        ls_output_max_chars: sandbox.ls_output_max_chars,
+        bash_command_timeout: Duration::from_secs(sandbox.bash_command_timeout),
+    }
+}
+
+/// What an entry of `models` says of its client.
+fn model_settings(config: &threadkeep_config::Model) -> ModelSettings {
+    let (kind, script) = match &config.kind {
+        threadkeep_config::ModelKind::Scripted { script } => (ModelKind::Scripted, script.clone()),
+        threadkeep_config::ModelKind::OpenAiCompatible => (ModelKind::OpenAiCompatible, None),
+    };
+    let mut extra = config.client_options.as_map().clone();
+    let known: [(&str, Option<Json>); 4] = [
+        ("max_tokens", config.max_tokens.map(Json::from)),
+        ("temperature", config.temperature.map(Json::from)),
+        ("request_timeout", config.request_timeout.map(Json::from)),
+        ("max_retries", config.max_retries.map(Json::from)),
+    ];
+    extra.extend(known.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
+    ModelSettings {
+        base_url: config.base_url.clone(),
+        api_key: config.api_key.clone(),
+        script,
+        extra,
+        when_thinking_enabled: config.when_thinking_enabled.as_map().clone(),
+        when_thinking_disabled: config.when_thinking_disabled.as_map().clone(),
+        stream_chunk_timeout: Duration::from_secs_f64(config.stream_chunk_timeout),
+        ..ModelSettings::new(config.name.clone(), kind, config.model.clone())
     }
 }

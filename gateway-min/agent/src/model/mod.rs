@@ -14,7 +14,6 @@
 mod assemble;
 mod chunk;
 mod error;
-mod info;
 pub mod message;
 mod openai;
 mod retry;
@@ -27,15 +26,14 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use serde_json::Value;
 
-pub use crate::config::Secret;
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};
-pub use info::ModelInfo;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use openai::fuzz;
 pub use retry::{RetryingModel, Sleeper};
 pub use settings::{ModelKind, ModelSettings};
+pub use threadkeep_config::Secret;
 
 /// The chunks of one answer, in order. The last one has a
 /// [`finish_reason`](ModelChunk::finish_reason); a stream that ends without it failed, and says so in its

@@ -1,6 +1,6 @@
 use super::*;
-use crate::config::ToolFrequency;
 use serde_json::json;
+use threadkeep_config::ToolFrequency;
 
 fn human() -> Value {
     json!({"type": "human", "content": "go"})

@@ -1,10 +1,10 @@
 //! The title of a thread, after its first exchange.
 
 use serde_json::Value as Json;
+use threadkeep_config::Title;
 
-use super::summary::ask;
+use crate::summary::ask;
 
-use crate::config::Title;
 use crate::model::RetryingModel;
 use crate::model::message::{fallback_reason, invalid_tool_calls, is_from_user, kind, text, tool_calls};
 

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-
-use crate::config::Secret;
+use threadkeep_config::Secret;
 
 /// One entry of the configuration's `models`, as far as the model itself needs it.
 #[derive(Clone)]

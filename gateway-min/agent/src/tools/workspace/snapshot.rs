@@ -24,7 +24,7 @@ const MAX_LISTED: usize = 200;
 
 /// The files of a thread's directory at one time, by their path in it. Links are not followed and do not count.
 #[derive(Debug, Default)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     files: BTreeMap<PathBuf, Print>,
     /// Directories that could not be looked into, or have too many entries.
     skipped: Vec<PathBuf>,
@@ -54,7 +54,7 @@ impl Print {
 /// What differs between two snapshots: the content of a `workspace_changes` event. Each list is sorted by path and has
 /// at most [`MAX_LISTED`] entries.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Changes {
+pub struct Changes {
     created: Vec<Change>,
     modified: Vec<Change>,
     deleted: Vec<Change>,
@@ -89,7 +89,7 @@ struct Limits {
 
 impl Snapshot {
     /// The files in `root` now; none if it does not exist. Blocks.
-    pub(crate) fn take(root: &Path) -> io::Result<Self> {
+    pub fn take(root: &Path) -> io::Result<Self> {
         let limits = Limits { files: MAX_FILES, entries: MAX_WALK_ENTRIES, hashed_total: MAX_HASHED_TOTAL };
         Self::take_within(root, &limits)
     }
@@ -130,7 +130,7 @@ impl Snapshot {
     }
 
     /// What `later` has that this one has not, and the other way round; `None` if they are alike.
-    pub(crate) fn changes(&self, later: &Self) -> Option<Changes> {
+    pub fn changes(&self, later: &Self) -> Option<Changes> {
         let end = [&self.end, &later.end].into_iter().flatten().min();
         let skipped: Vec<&PathBuf> = self.skipped.iter().chain(&later.skipped).collect();
         let comparable = |path: &Path| {

@@ -17,13 +17,13 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::metadata::Source;
 use threadkeep::step::Durability;
+use threadkeep_config::ContextSize;
 
-use super::lead::{conversation, next_step};
-use super::summary::{ask, line, start_of_tail};
-use super::{AgentError, Ended, LeadAgent, ObserverError, Session, TaskInput};
-use crate::config::ContextSize;
+use crate::lead::{conversation, next_step};
 use crate::model::message::{self, fallback_reason, kind, text};
+use crate::summary::{ask, line, start_of_tail};
 use crate::tools::asks;
+use crate::{AgentError, Ended, LeadAgent, ObserverError, Session, TaskInput};
 
 /// The channel of the goal, and the node as which it is written.
 pub const CHANNEL: &str = "goal";

@@ -1,6 +1,6 @@
 //! Why an agent's run failed.
 
-use super::ObserverError;
+use crate::ObserverError;
 use crate::model::ModelError;
 
 /// Why an agent's run failed.

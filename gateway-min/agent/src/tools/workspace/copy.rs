@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// What the file system says; then nothing of `to` is left.
-pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<bool> {
+pub fn copy(from: &Path, to: &Path) -> io::Result<bool> {
     if !from.try_exists()? {
         return Ok(false);
     }

@@ -9,8 +9,8 @@
 //! All of it is computed from the messages of the current turn, so a restart forgets nothing.
 
 use serde_json::{Map, Value};
+use threadkeep_config::LoopDetection;
 
-use crate::config::LoopDetection;
 use crate::model::message::{invalid_tool_calls, kind, tool_calls, turn_start};
 
 /// The stop reason of a run that ended because of a loop (service reference, "Status vocabularies").

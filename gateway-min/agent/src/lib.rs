@@ -1,20 +1,25 @@
-//! The lead agent: a loop of model call and parallel tool calls, one superstep each. Everything else that it does
-//! (titles, loop detection, repair of dangling tool calls) happens inside those supersteps and costs no checkpoint.
+#![doc = include_str!("../README.md")]
 
 mod binding;
 mod builder;
 pub mod duration;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod goal;
 pub mod goal_state;
 mod lead;
+pub mod model;
 mod observer;
 mod prompt;
+pub mod serialize;
 mod session;
-pub(crate) mod spans;
+mod spans;
 pub mod summary;
 pub mod title;
 mod tokens;
+pub mod tools;
 
 pub use binding::{AGENT_BINDING, DEFAULT_AGENT, binding};
 pub use builder::{AgentBuilder, AgentSpec};

@@ -5,10 +5,10 @@
 
 use futures::StreamExt;
 use serde_json::Value;
-use threadkeep_gateway::model::{
+use threadkeep_agent::model::{
     ChunkAssembler, ModelKind, ModelRequest, ModelSettings, RetryingModel, build, message,
 };
-use threadkeep_gateway::tools::{ToolContext, ToolSettings, Toolbox, dangling};
+use threadkeep_agent::tools::{ToolContext, ToolSettings, Toolbox, dangling};
 
 /// A conversation with the demo model in a directory of its own.
 struct Conversation {

@@ -10,7 +10,7 @@ use futures::stream::{self, BoxStream};
 use tracing::Instrument as _;
 
 use super::{ChatModel, ChunkStream, Fallback, ModelChunk, ModelError, ModelErrorKind, ModelRequest};
-use crate::agent::spans;
+use crate::spans;
 
 /// How often a call is tried in all.
 const ATTEMPTS: u32 = 3;

@@ -7,14 +7,13 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::metadata::Metadata;
 use threadkeep::state::StateSnapshot;
 
-use crate::http::run_body::is_secret;
 use crate::model::message::is_hidden;
 
 /// How the names of channels begin that belong to the graph runtime of another writer.
 const RUNTIME_CHANNEL_PREFIX: &str = "__pregel_";
 
 /// A time, ISO-8601 in UTC with microseconds.
-pub(crate) fn time(time: DateTime<Utc>) -> String {
+pub fn time(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, false)
 }
 
@@ -22,7 +21,7 @@ pub(crate) fn time(time: DateTime<Utc>) -> String {
 ///
 /// # Errors
 /// [`threadkeep::Error::Corrupt`] if stored bytes do not decode.
-pub(crate) fn values(state: &StateSnapshot) -> Result<Map<String, Value>> {
+pub fn values(state: &StateSnapshot) -> Result<Map<String, Value>> {
     let mut values = state.values()?;
     values.retain(|channel, _| !channel.starts_with(RUNTIME_CHANNEL_PREFIX));
     if let Some(Value::Array(messages)) = values.get_mut(MESSAGES_CHANNEL) {
@@ -32,10 +31,17 @@ pub(crate) fn values(state: &StateSnapshot) -> Result<Map<String, Value>> {
 }
 
 /// A checkpoint's metadata without credentials.
-pub(crate) fn metadata(metadata: &Metadata) -> Map<String, Value> {
+pub fn metadata(metadata: &Metadata) -> Map<String, Value> {
     let mut map = metadata.to_json();
     remove_secrets(&mut map);
     map
+}
+
+/// Whether a key names a credential.
+pub fn is_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    let endings = ["secrets", "secret", "token", "password", "api_key", "apikey", "authorization"];
+    endings.iter().any(|ending| key.ends_with(ending))
 }
 
 fn remove_secrets(map: &mut Map<String, Value>) {
@@ -44,7 +50,7 @@ fn remove_secrets(map: &mut Map<String, Value>) {
 }
 
 /// Gives a message every field of its type, and takes the image data out of a hidden one, which no client shows.
-pub(crate) fn complete_message(message: &mut Value) {
+pub fn complete_message(message: &mut Value) {
     let hidden = is_hidden(message);
     let Value::Object(fields) = message else { return };
     if let Some(Value::Array(blocks)) = fields.get_mut("content")

@@ -12,7 +12,8 @@ use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
 use threadkeep::id::ThreadId;
 
-use super::error::ApiError;
+use super::error::{ApiError, MAX_BODY_BYTES};
+use super::extract::collected;
 use super::threads::absent;
 use crate::app::App;
 use crate::auth::Principal;
@@ -48,19 +49,24 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
     if PUBLIC.contains(&route) {
         return next.run(request).await;
     }
-    let (mut parts, body) = request.into_parts();
-    match admitted(&app, &mut parts).await {
-        Ok(principal) => {
-            parts.extensions.insert(principal);
-            let key = key(&parts.headers).filter(|_| app.auth.is_on());
-            let answer = next.run(Request::from_parts(parts, body));
-            match key {
-                Some(key) => while_stands(app, key, answer).await,
-                None => answer.await,
-            }
-        }
-        Err(error) => error.into_response(),
+    let admitted = match admitted(&app, request).await {
+        Ok(admitted) => admitted,
+        Err(error) => return error.into_response(),
+    };
+    let Admitted { request, principal, unowned } = admitted;
+    let key = key(request.headers()).filter(|_| app.auth.is_on());
+    let answer = next.run(request);
+    let answer = match key {
+        Some(key) => while_stands(Arc::clone(&app), key, answer).await,
+        None => answer.await,
+    };
+    // Another user may have created the thread while the route worked.
+    if let Some(thread) = unowned
+        && let Err(error) = check_thread(&app, &principal, &thread).await
+    {
+        return error.into_response();
     }
+    answer
 }
 
 /// The answer, as long as the key stands.
@@ -88,15 +94,32 @@ async fn revoked(app: Arc<App>, key: Secret) {
     }
 }
 
-async fn admitted(app: &App, parts: &mut Parts) -> Result<Principal, ApiError> {
+/// A request that was let in.
+struct Admitted {
+    /// With its [`Principal`] as an extension.
+    request: Request,
+    principal: Principal,
+    /// The thread in its path, if that has no owner yet.
+    unowned: Option<ThreadId>,
+}
+
+/// Lets a request in. The owner is checked after the whole body has arrived: a client that sends a body slowly must not
+/// be judged by what was true of the thread when it began.
+async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
+    let (mut parts, mut body) = request.into_parts();
     let principal = principal(app, &parts.headers).await?;
-    // A path that is not to be read is the route's to refuse, and so is one that no route has.
-    if let Ok(params) = RawPathParams::from_request_parts(parts, &()).await
+    let mut unowned = None;
+    // A path that cannot be read is the route's to refuse, and so is one that no route has.
+    if principal.sees().is_some()
+        && let Ok(params) = RawPathParams::from_request_parts(&mut parts, &()).await
         && let Some((_, thread)) = params.iter().find(|(name, _)| *name == "thread_id")
     {
-        check_thread(app, &principal, &ThreadId::from(thread)).await?;
+        body = Body::from(collected(body, MAX_BODY_BYTES).await?);
+        let thread = ThreadId::from(thread);
+        unowned = check_thread(app, &principal, &thread).await?.is_none().then_some(thread);
     }
-    Ok(principal)
+    parts.extensions.insert(principal.clone());
+    Ok(Admitted { request: Request::from_parts(parts, body), principal, unowned })
 }
 
 async fn principal(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
@@ -108,19 +131,20 @@ async fn principal(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError
     found.ok_or_else(not_authenticated)
 }
 
-/// Whether the thread is one that the principal may know of: their own, one without an owner, or none at all.
+/// Whether the thread is one that the principal may know of: their own, one without an owner, or none at all. Returns its
+/// owner.
 ///
 /// # Errors
-/// 404 for another user's thread, 500 if that cannot be told.
+/// 404 for another user's thread, 500 if the owner cannot be read.
 pub(super) async fn check_thread(
     app: &App,
     principal: &Principal,
     thread: &ThreadId,
-) -> Result<(), ApiError> {
-    let Some(user) = principal.sees() else { return Ok(()) };
+) -> Result<Option<String>, ApiError> {
+    let Some(user) = principal.sees() else { return Ok(None) };
     let row = app.store.threads().get(thread.as_str(), None).await;
-    let row = row.map_err(|error| ApiError::internal(FAILED, &error))?;
-    if row.is_none_or(|row| row.visible_to(Some(user))) { Ok(()) } else { Err(absent(thread)) }
+    let Some(row) = row.map_err(|error| ApiError::internal(FAILED, &error))? else { return Ok(None) };
+    if row.visible_to(Some(user)) { Ok(row.user_id) } else { Err(absent(thread)) }
 }
 
 /// The key that a request carries: `x-api-key`, else a bearer token.

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::auth::{Caller, check_thread};
 use super::error::ApiError;
 use super::exclusive::refused;
 use super::extract::ApiPath;
@@ -18,6 +19,7 @@ use super::fields::{Fields, FromFields, Pattern};
 use super::schema::ErrorBody;
 use super::threads::{absent, has_checkpoint};
 use crate::app::App;
+use crate::auth::Principal;
 use crate::store::{Reservation, WriterKind};
 
 const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
@@ -57,16 +59,17 @@ impl FromFields for AnyThreadPath {
         (status = 409, description = "A run or another writer works on it", body = ErrorBody)))]
 async fn delete_thread(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiPath(AnyThreadPath { thread_id }): ApiPath<AnyThreadPath>,
 ) -> Result<Json<Deleted>, ApiError> {
     // A task of its own: a client that leaves does not stop it half-way.
     let background = app.background.clone();
-    let task = background.spawn(async move { delete(&app, &thread_id).await });
+    let task = background.spawn(async move { delete(&app, &caller, &thread_id).await });
     let message = task.await.map_err(|error| ApiError::internal(DELETE_FAILED, &error))??;
     Ok(Json(Deleted { success: true, message }))
 }
 
-async fn delete(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
+async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<String, ApiError> {
     let row = app.store.threads().get(thread.as_str(), None).await;
     let row = row.map_err(|error| ApiError::internal(DELETE_FAILED, &error))?;
     if row.is_none() && !has_checkpoint(app, thread, DELETE_FAILED).await? {
@@ -76,7 +79,12 @@ async fn delete(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
     let reservation = reserved.map_err(|error| refused(&error, BUSY, DELETE_FAILED))?;
     // Behind the last write of a run that has just ended.
     let _lock = app.locks.lock(thread.as_str()).await;
-    match delete_contents(app, thread).await {
+    let deleted = async {
+        // Under the reservation, no other user can come to own it any more.
+        check_thread(app, caller, thread).await?;
+        delete_contents(app, thread).await
+    };
+    match deleted.await {
         Ok(message) => delete_records(app, reservation).await.map(|()| message),
         Err(error) => {
             if let Err(error) = reservation.release().await {

@@ -92,7 +92,7 @@ impl<S: Send + Sync, T: FromFields> FromRequestParts<S> for ApiPath<T> {
 }
 
 /// The body, if it has at most `limit` bytes.
-async fn collected(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+pub(super) async fn collected(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     let mut chunks = body.into_data_stream();
     let mut collected = Vec::new();
     while let Some(chunk) = chunks.next().await {

@@ -369,10 +369,11 @@ impl FromFields for PatchThread {
         (status = 404, description = "No such thread", body = ErrorBody)))]
 async fn patch_thread(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<PatchThread>,
 ) -> Result<Json<Thread>, ApiError> {
-    let row = app.store.threads().patch_metadata(thread_id.as_str(), body.metadata).await;
+    let row = app.store.threads().patch_metadata(thread_id.as_str(), caller.sees(), body.metadata).await;
     row.map(|row| Json(row.into())).map_err(|error| {
         if error.is_not_found() { absent(&thread_id) } else { ApiError::internal(UPDATE_FAILED, &error) }
     })

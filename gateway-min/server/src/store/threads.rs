@@ -162,10 +162,18 @@ impl Threads {
     /// [`PINNED_KEY`] alone leaves `updated_at` as it is.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`].
-    pub async fn patch_metadata(&self, thread_id: &str, patch: JsonObject) -> Result<ThreadRow, StoreError> {
+    /// [`StoreError::NotFound`], also for a thread that `owner` may not see (`None` sees all).
+    pub async fn patch_metadata(
+        &self,
+        thread_id: &str,
+        owner: Option<&str>,
+        patch: JsonObject,
+    ) -> Result<ThreadRow, StoreError> {
         let mut tx = self.db.write(thread_id).await?;
         let mut row = self.row(&mut tx, thread_id).await?;
+        if !row.visible_to(owner) {
+            return Err(StoreError::thread_not_found(thread_id));
+        }
         if patch.len() != 1 || !patch.contains_key(PINNED_KEY) {
             row.updated_at = self.db.clock.now();
         }

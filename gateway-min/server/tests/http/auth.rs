@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
+use futures::SinkExt as _;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_gateway::config::{KeyFile, Role};
@@ -173,6 +174,53 @@ async fn another_users_thread_is_not_found_on_any_route() {
         bob.post("/api/runs/cancel", cancel).await.refused(404, "Thread t not found");
         assert_eq!(guarded.gateway.rows().await, before, "nothing was written");
         assert_eq!(ann.get("/api/threads/t/state").await.ok(), state);
+    }
+}
+
+/// A request judges by the thread that it touches, not by what was there when its first byte arrived.
+#[tokio::test]
+async fn a_body_that_arrives_slowly_does_not_open_a_thread_that_was_created_meanwhile() {
+    for mode in MODES {
+        let guarded = Guarded::start(Setup::on("sqlite", mode)).await;
+        let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::Admin));
+        let document = guarded.gateway.get("/openapi.json").await.ok();
+        let mut routes = Vec::new();
+        for (path, item) in document["paths"].as_object().unwrap() {
+            let methods =
+                item.as_object().unwrap().keys().map(|method| method.to_uppercase().parse().unwrap());
+            let with_body = methods.filter(|method| !matches!(*method, Method::GET));
+            routes.extend(
+                with_body.filter(|_| path.contains("{thread_id}")).map(|method| (path.clone(), method)),
+            );
+        }
+        assert!(routes.len() > 15, "{}", routes.len());
+        for (number, (path, method)) in routes.into_iter().enumerate() {
+            let thread = format!("t{number}");
+            let path =
+                path.replace("{thread_id}", &thread).replace("{run_id}", "r").replace("{checkpoint_id}", "c");
+            let (mut sent, body) = futures::channel::mpsc::channel::<Result<String, io::Error>>(1);
+            let request = Request::builder().method(method.clone()).uri(&path).header("x-api-key", &bob.1);
+            let request =
+                request.header("content-type", "application/json").body(Body::from_stream(body)).unwrap();
+            let text = question("mine").to_string();
+            let (first, rest) = text.split_at(1);
+            let answer = guarded.gateway.send(request);
+            let meanwhile = async {
+                sent.send(Ok(first.to_owned())).await.unwrap();
+                // The channel has room again when the byte was taken.
+                futures::future::poll_fn(|cx| sent.poll_ready(cx)).await.unwrap();
+                ann.post("/api/threads", json!({"thread_id": thread})).await.ok();
+                ann.post(&format!("/api/threads/{thread}/runs/wait"), question("secret")).await.ok();
+                let state = ann.get(&format!("/api/threads/{thread}/state")).await.ok();
+                sent.send(Ok(rest.to_owned())).await.unwrap();
+                drop(sent);
+                state
+            };
+            let (answer, state) = tokio::join!(answer, meanwhile);
+            assert_eq!(answer.status, 404, "{method} {path}: {}", answer.body);
+            assert!(!answer.body.to_string().contains("secret"), "{method} {path}: {}", answer.body);
+            assert_eq!(ann.get(&format!("/api/threads/{thread}/state")).await.ok(), state, "{method} {path}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The items of a 422 answer.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
 
 use serde::Serialize;
@@ -16,6 +17,15 @@ pub enum Loc {
     Key(String),
     /// A place in a list, from 0.
     Index(usize),
+}
+
+impl Loc {
+    fn shortened(self) -> Self {
+        match self {
+            Self::Key(key) => Self::Key(shortened(key)),
+            Self::Index(_) => self,
+        }
+    }
 }
 
 impl From<&str> for Loc {
@@ -137,7 +147,13 @@ impl fmt::Debug for Problem {
     }
 }
 
-/// What is wrong with a request. Serialises to the list of a 422 answer.
+/// The maximum number of items of a 422 answer. A request has at most a few fields, but lists of any length.
+const MAX_PROBLEMS: usize = 100;
+/// The maximum number of characters of each text that a 422 answer repeats from the request.
+const MAX_ECHOED: usize = 200;
+
+/// What is wrong with a request. Serialises to the list of a 422 answer, which has at most 100 items and repeats at most
+/// 200 characters of an input: an answer must not be larger than what provoked it.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(transparent)]
 pub struct Problems(Vec<Problem>);
@@ -150,14 +166,57 @@ impl Problems {
         problems
     }
 
-    /// Adds a problem: the value `input` at `loc` has this flaw.
+    /// Adds a problem: the value `input` at `loc` has this flaw. Beyond the first hundred, problems are dropped.
     pub fn add(&mut self, loc: Vec<Loc>, flaw: Flaw, input: Value) {
-        let Flaw { kind, msg, ctx } = flaw;
-        self.0.push(Problem { kind, loc, msg, input, ctx });
+        if self.0.len() < MAX_PROBLEMS {
+            let Flaw { kind, msg, ctx } = flaw;
+            let loc = loc.into_iter().map(Loc::shortened).collect();
+            self.0.push(Problem { kind, loc, msg, input: echoed(input), ctx });
+        }
     }
 
     /// Whether nothing is wrong.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// The input as an answer repeats it: as it is if its JSON is short, else the beginning of that as a text.
+fn echoed(input: Value) -> Value {
+    if let Value::String(text) = input {
+        return Value::String(shortened(text));
+    }
+    let mut json = Beginning(Vec::new());
+    match serde_json::to_writer(&mut json, &input) {
+        Ok(()) => input,
+        Err(_) => Value::String(shortened(String::from_utf8_lossy(&json.0).into_owned())),
+    }
+}
+
+/// The text, with what is beyond the bound replaced by an ellipsis.
+fn shortened(mut text: String) -> String {
+    if let Some((cut, _)) = text.char_indices().nth(MAX_ECHOED) {
+        text.truncate(cut);
+        text.push('\u{2026}');
+    }
+    text
+}
+
+/// Takes a little more than is shown, and fails on the rest, so that a large input is not written only to be cut.
+struct Beginning(Vec<u8>);
+
+impl Write for Beginning {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > 4 * MAX_ECHOED {
+            let room = 4 * MAX_ECHOED - self.0.len();
+            self.0.extend_from_slice(&bytes[..room]);
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

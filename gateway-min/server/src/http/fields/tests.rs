@@ -195,3 +195,29 @@ fn an_item_has_its_keys_in_the_order_of_the_reference_and_its_debug_form_keeps_t
     assert!(!format!("{problems:?}").contains("hunter2"), "{problems:?}");
     assert!(Problems::default().is_empty() && !problems.is_empty());
 }
+
+#[test]
+fn an_answer_is_not_larger_than_what_provoked_it() {
+    let bad = vec![json!(0); 100_000];
+    let long = "\u{e9}".repeat(1_000_000);
+    let nested = json!({"deep": vec![long.clone(); 3]});
+    let mut problems = Problems::default();
+    let values = json!({"ids": bad, "text": {"a": [long.clone()]}, long.clone(): 1, "nested": nested});
+    let mut fields = Fields::new(values.as_object().unwrap().clone(), vec!["body".into()], &mut problems);
+    fields.field("text").text();
+    fields.field("nested").integer(&(0..=1));
+    fields.refuse(&long, Flaw::extra_forbidden(), json!(long));
+    fields.field("ids").texts();
+    let answer = serde_json::to_value(&problems).unwrap();
+    let items = answer.as_array().unwrap();
+    assert_eq!(items.len(), 100);
+    assert!(answer.to_string().len() < 30_000, "{} bytes", answer.to_string().len());
+    let cut = format!("{}\u{2026}", "\u{e9}".repeat(200));
+    assert_eq!(items[2]["input"], json!(cut));
+    assert_eq!(items[2]["loc"], json!(["body", cut]));
+    assert!(items[0]["input"].as_str().unwrap().starts_with(r#"{"a":[""#), "{}", items[0]["input"]);
+    // What is short is repeated as it came.
+    let short = json!({"a": [1, 2.5, null, "x"]});
+    let one = Problems::one(vec!["body".into()], Flaw::no_object(), short.clone());
+    assert_eq!(serde_json::to_value(&one).unwrap()[0]["input"], short);
+}

@@ -90,7 +90,7 @@ async fn thread_changes() {
     .await;
     dropped_everywhere(
         async |store| create_thread(store, "t").await,
-        async |store| store.threads().patch_metadata("t", object(json!({"a": 1}))).await.map(drop),
+        async |store| store.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.map(drop),
     )
     .await;
 }

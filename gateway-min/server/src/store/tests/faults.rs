@@ -36,7 +36,8 @@ async fn threads() {
     every_statement_fails_once(&fixture.store, 2, async || threads.create(new()).await).await;
     fixture.clock.advance_micros(1);
     let patch = || object(json!({"a": 1}));
-    every_statement_fails_once(&fixture.store, 3, async || threads.patch_metadata("t", patch()).await).await;
+    every_statement_fails_once(&fixture.store, 3, async || threads.patch_metadata("t", None, patch()).await)
+        .await;
     every_statement_fails_once(&fixture.store, 2, async || {
         threads.set_status("t", ThreadStatus::Error).await
     })

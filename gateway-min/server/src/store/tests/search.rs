@@ -31,12 +31,12 @@ async fn pinned_then_updated_then_id() {
     }
     fixture.clock.advance_micros(1);
     store.threads().set_status("c", ThreadStatus::Idle).await.unwrap();
-    store.threads().patch_metadata("a", object(json!({ PINNED_KEY: true }))).await.unwrap();
+    store.threads().patch_metadata("a", None, object(json!({ PINNED_KEY: true }))).await.unwrap();
     // Only `true` pins.
-    store.threads().patch_metadata("b", object(json!({ PINNED_KEY: "true" }))).await.unwrap();
+    store.threads().patch_metadata("b", None, object(json!({ PINNED_KEY: "true" }))).await.unwrap();
     assert_eq!(ids(store, &query()).await, ["a", "c", "e", "d", "b"]);
 
-    store.threads().patch_metadata("a", object(json!({ PINNED_KEY: false }))).await.unwrap();
+    store.threads().patch_metadata("a", None, object(json!({ PINNED_KEY: false }))).await.unwrap();
     assert_eq!(ids(store, &query()).await, ["c", "e", "d", "b", "a"]);
     create(store, "0", json!({ PINNED_KEY: true })).await;
     assert_eq!(ids(store, &query()).await, ["0", "c", "e", "d", "b", "a"]);

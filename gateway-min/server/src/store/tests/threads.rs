@@ -42,7 +42,7 @@ async fn times_are_whole_microseconds() {
     let options = StoreOptions { clock: Clock::from_fn(move || nanos), ..StoreOptions::default() };
     let store = lone(options).await;
     create_thread(&store, "t").await;
-    let patched = store.threads().patch_metadata("t", object(json!({"a": 1}))).await.unwrap();
+    let patched = store.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.unwrap();
     assert_eq!(patched.updated_at.timestamp_subsec_nanos(), 123_456_000);
     assert_eq!(thread(&store, "t").await, patched);
 }
@@ -97,7 +97,7 @@ async fn patch_merges_at_the_top_level() {
     fixture.store.threads().create(named("t")).await.unwrap();
     fixture.clock.advance_micros(5);
     let patch = object(json!({"nested": {"c": 2}, "new": null}));
-    let patched = fixture.store.threads().patch_metadata("t", patch).await.unwrap();
+    let patched = fixture.store.threads().patch_metadata("t", None, patch).await.unwrap();
     assert_eq!(patched.metadata, object(json!({"a": 1, "nested": {"c": 2}, "new": null})));
     assert_eq!(patched.updated_at, fixture.clock.now());
     assert!(patched.created_at < patched.updated_at);
@@ -111,15 +111,15 @@ async fn patch_of_the_pin_alone_keeps_updated_at() {
     fixture.clock.advance_micros(5);
     let threads = fixture.store.threads();
     for pinned in [true, false] {
-        let patched = threads.patch_metadata("t", object(json!({ PINNED_KEY: pinned }))).await.unwrap();
+        let patched = threads.patch_metadata("t", None, object(json!({ PINNED_KEY: pinned }))).await.unwrap();
         assert_eq!(patched.updated_at, created.updated_at);
         assert_eq!(patched.metadata[PINNED_KEY], pinned);
         assert_eq!(patched.metadata["a"], 1);
     }
-    let both = threads.patch_metadata("t", object(json!({ PINNED_KEY: true, "a": 2 }))).await.unwrap();
+    let both = threads.patch_metadata("t", None, object(json!({ PINNED_KEY: true, "a": 2 }))).await.unwrap();
     assert_eq!(both.updated_at, fixture.clock.now());
     fixture.clock.advance_micros(5);
-    let empty = threads.patch_metadata("t", JsonObject::new()).await.unwrap();
+    let empty = threads.patch_metadata("t", None, JsonObject::new()).await.unwrap();
     assert_eq!(empty.updated_at, fixture.clock.now());
 }
 
@@ -155,7 +155,7 @@ async fn changing_an_unknown_thread_is_not_found() {
     let fixture = fixture().await;
     let threads = fixture.store.threads();
     let errors = [
-        threads.patch_metadata("t9", JsonObject::new()).await.unwrap_err(),
+        threads.patch_metadata("t9", None, JsonObject::new()).await.unwrap_err(),
         threads.set_status("t9", ThreadStatus::Idle).await.unwrap_err(),
         threads.set_display_name("t9", Some("x")).await.unwrap_err(),
     ];

@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+mod database;
+mod log;
 mod sum;
 mod vfs;
 
@@ -44,8 +46,8 @@ pub fn seal(conn: &Connection) -> rusqlite::Result<()> {
     if code == ffi::SQLITE_OK { Ok(()) } else { Err(vfs::failure(code)) }
 }
 
-/// Whether the pages of a database have checksums: whether this connection, which must be one of [`open`], writes and checks
-/// them.
+/// Whether the pages of a database have checksums, as this connection has seen. It must be one of [`open`], and have read from
+/// the database or written to it.
 ///
 /// It is asked of the connection and not read from the file: on Unix, closing any descriptor of a file drops all POSIX locks
 /// that the process holds on it, those of its SQLite connections too.
@@ -69,7 +71,8 @@ pub fn is_sealed(conn: &Connection) -> rusqlite::Result<bool> {
         return Err(vfs::failure(code));
     }
     // SAFETY: SQLite answered the connection's file, which is open as long as the connection is.
-    Ok(unsafe { vfs::is_ours(file) })
+    let pages = unsafe { vfs::pages_of(file) };
+    Ok(matches!(pages, Some(database::Pages::Sealed(_))))
 }
 
 /// Whether this is a page without its checksum.

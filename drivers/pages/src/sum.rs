@@ -6,6 +6,8 @@ use crate::PAGE_SIZE;
 
 /// Bytes of the pages that have checksums, these included: those of new databases, and those of older ones.
 const PAGES: [usize; 2] = [PAGE_SIZE as usize, LARGEST];
+/// What a database begins with.
+const MAGIC: &[u8] = b"SQLite format 3\0";
 /// Bytes of the largest of them.
 pub(crate) const LARGEST: usize = 16_384;
 /// Bytes of a checksum.
@@ -36,10 +38,20 @@ pub(crate) fn is_page(bytes: usize) -> bool {
     PAGES.contains(&bytes)
 }
 
+/// Whether these are the first bytes of a database.
+pub(crate) fn is_header(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
+/// Whether the first page says that its database has a write-ahead log.
+pub(crate) fn is_logged(page: &[u8]) -> bool {
+    is_header(page) && page.get(18..20) == Some(&[2, 2])
+}
+
 /// Bytes of a page of the database with this header, if its pages have room for a checksum.
 pub(crate) fn page_size(header: &[u8; HEADER]) -> Option<usize> {
     let size = usize::from(u16::from_be_bytes([header[16], header[17]]));
-    let sealed = header.starts_with(b"SQLite format 3\0") && header[20] == RESERVED;
+    let sealed = is_header(header) && header[20] == RESERVED;
     (sealed && is_page(size)).then_some(size)
 }
 

@@ -177,6 +177,221 @@ fn a_database_without_checksums_is_used_as_it_is() {
     assert_eq!(all(&Connection::open(place.path()).unwrap()).unwrap().len(), 2);
 }
 
+/// A database whose log is about to be moved into it: both files before and the database afterwards. All of it is flushed,
+/// so a loss of power meanwhile leaves a mixture of the two databases, and the log.
+struct Moving {
+    before: Vec<u8>,
+    log: Vec<u8>,
+    after: Vec<u8>,
+    rows: Vec<(i64, String)>,
+}
+
+impl Moving {
+    fn new(page: usize) -> Self {
+        let place = Place::new();
+        drop(place.fill_pages(page));
+        let conn = open(place.path(), OpenFlags::default()).unwrap();
+        // Changed, added, freed; the first page too, which has the size.
+        conn.execute_batch(
+            "DELETE FROM t WHERE key > 350; UPDATE t SET text = text || 'x' WHERE key % 5 = 0;
+             INSERT INTO t SELECT key + 1000, text FROM t; PRAGMA user_version = 7",
+        )
+        .unwrap();
+        let log = place.path().with_file_name("db-wal");
+        let (before, log) = (std::fs::read(place.path()).unwrap(), std::fs::read(log).unwrap());
+        let rows = all(&conn).unwrap();
+        drop(conn);
+        Self { before, log, after: std::fs::read(place.path()).unwrap(), rows }
+    }
+
+    /// Checks what a database holds that has this for its file.
+    #[track_caller]
+    fn opens(&self, database: &[u8], what: &str) {
+        let place = Place::new();
+        std::fs::write(place.path(), database).unwrap();
+        std::fs::write(place.path().with_file_name("db-wal"), &self.log).unwrap();
+        let conn = open(place.path(), OpenFlags::default()).unwrap();
+        assert_eq!(all(&conn).as_ref(), Ok(&self.rows), "{what}");
+        let verdict: String = conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+        assert_eq!(verdict, "ok", "{what}");
+        drop(conn);
+        assert_eq!(reopened(&place.path()).as_ref(), Ok(&self.rows), "{what}, moved");
+    }
+}
+
+const SECTOR: usize = 512;
+
+#[test]
+fn every_page_may_be_torn_while_the_log_is_moved() {
+    for page in [PAGE, LARGEST] {
+        let moving = Moving::new(page);
+        let pages = moving.after.len() / page;
+        assert_ne!(moving.before.get(..page), moving.after.get(..page), "the first page is moved too");
+        for number in 0..pages {
+            // The first page in every way, of the others some.
+            let sectors = if number == 0 { 0..page / SECTOR - 1 } else { number % 8..1 };
+            for cut in sectors {
+                for new_first in [true, false] {
+                    let mut torn = moving.before.clone();
+                    torn.resize(torn.len().max((number + 1) * page), 0);
+                    let middle = number * page + (cut + 1) * SECTOR;
+                    let written = if new_first { number * page..middle } else { middle..(number + 1) * page };
+                    torn[written.clone()].copy_from_slice(&moving.after[written]);
+                    moving.opens(&torn, &format!("page {number} of {page} bytes torn after sector {cut}"));
+                }
+            }
+        }
+    }
+}
+
+/// A sector that was being written may hold anything.
+#[test]
+fn every_sector_may_be_lost_while_the_log_is_moved() {
+    let moving = Moving::new(PAGE);
+    for at in (0..moving.after.len() / SECTOR).filter(|at| *at < PAGE / SECTOR || at % 71 == 0) {
+        for garbage in [0, 0xa5] {
+            let mut torn = moving.after.clone();
+            torn[at * SECTOR..(at + 1) * SECTOR].fill(garbage);
+            moving.opens(&torn, &format!("sector {at} is all {garbage:#x}"));
+        }
+    }
+}
+
+#[test]
+fn a_half_written_database_without_checksums_opens_too() {
+    let place = Place::new();
+    let plain = Connection::open(place.path()).unwrap();
+    plain.execute_batch("CREATE TABLE t (key INTEGER PRIMARY KEY, text TEXT)").unwrap();
+    plain.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
+    plain.execute_batch("INSERT INTO t VALUES (1, 'x'); PRAGMA user_version = 7").unwrap();
+    let copy = Place::new();
+    std::fs::copy(place.path().with_file_name("db-wal"), copy.path().with_file_name("db-wal")).unwrap();
+    let mut torn = std::fs::read(place.path()).unwrap();
+    torn[..SECTOR].fill(0);
+    std::fs::write(copy.path(), torn).unwrap();
+    let conn = open(copy.path(), OpenFlags::default()).unwrap();
+    assert_eq!(all(&conn).unwrap().len(), 1);
+    assert!(!is_sealed(&conn).unwrap());
+    conn.execute_batch("INSERT INTO t VALUES (2, 'y')").unwrap();
+    drop(conn);
+    assert_eq!(all(&Connection::open(copy.path()).unwrap()).unwrap().len(), 2);
+}
+
+/// A healthy file, opened again and again while another connection writes and moves the log.
+#[test]
+fn opening_while_the_log_is_moved_never_fails() {
+    let place = Place::new();
+    let keeper = place.fill();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let patient = |flags| {
+        let conn = open(place.path(), flags).unwrap();
+        conn.busy_timeout(std::time::Duration::from_mins(1)).unwrap();
+        conn
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let conn = patient(OpenFlags::default());
+            for number in 1.. {
+                conn.pragma_update(None, "user_version", number).unwrap();
+                conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).unwrap();
+                if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for round in 0..3_000 {
+            let flags = if round % 2 == 0 { OpenFlags::SQLITE_OPEN_READ_ONLY } else { OpenFlags::default() };
+            let read = patient(flags).query_row("SELECT text FROM t WHERE key = 7", [], |_| Ok(()));
+            assert_eq!(read, Ok(()), "round {round}");
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(all(&keeper).unwrap().len(), 400);
+}
+
+/// The same where the log comes and goes: the last to leave deletes it.
+#[test]
+fn opening_while_the_log_is_made_and_deleted_never_fails() {
+    let place = Place::new();
+    drop(place.fill());
+    std::thread::scope(|scope| {
+        for writer in 0..3 {
+            let path = place.path();
+            scope.spawn(move || {
+                for number in 0..150 {
+                    let conn = open(&path, OpenFlags::default()).unwrap();
+                    conn.busy_timeout(std::time::Duration::from_mins(1)).unwrap();
+                    let sql = "UPDATE t SET text = ?1 WHERE key = ?2";
+                    assert_eq!(
+                        conn.execute(sql, rusqlite::params!["x", writer]),
+                        Ok(usize::from(writer > 0))
+                    );
+                    if number % 2 == 0 {
+                        conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(reopened(&place.path()).unwrap().len(), 400);
+}
+
+/// No recovery looks at a log that is in use: a changed byte in it would be read as it is, and moved into the database.
+#[test]
+fn a_changed_byte_in_a_log_that_is_in_use_is_an_error_or_is_not_read() {
+    use std::os::unix::fs::FileExt;
+    let moving = Moving::new(PAGE);
+    let place = Place::new();
+    std::fs::write(place.path(), &moving.before).unwrap();
+    let path = place.path().with_file_name("db-wal");
+    std::fs::write(&path, &moving.log).unwrap();
+    let keeper = open(place.path(), OpenFlags::default()).unwrap();
+    assert_eq!(all(&keeper).unwrap(), moving.rows);
+    // SQLite locks the database and the index of the log, not the log: opening it drops no lock.
+    let log = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let (mut refused, mut unread) = (0, 0);
+    for at in (32..moving.log.len()).step_by(2_741) {
+        log.write_all_at(&[moving.log[at] ^ (1 << (at % 8))], at as u64).unwrap();
+        let conn = open(place.path(), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+        match all(&conn) {
+            Ok(rows) => {
+                assert_eq!(rows, moving.rows, "byte {at}");
+                unread += 1;
+            }
+            Err(error) => {
+                assert!(is_damage(&error), "byte {at}: {error}");
+                // It is not moved into the database either.
+                let moved = keeper.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+                assert!(moved.is_err_and(|error| is_damage(&error)), "byte {at}");
+                refused += 1;
+            }
+        }
+        log.write_all_at(&moving.log[at..=at], at as u64).unwrap();
+    }
+    assert!(refused > 3 * unread, "{refused} refused, {unread} not read");
+    assert_eq!(all(&keeper).unwrap(), moving.rows);
+    drop(keeper);
+    assert_eq!(reopened(&place.path()).unwrap(), moving.rows);
+}
+
+/// A transaction that does not fit into the cache writes some pages of the log twice before it has their checksums right.
+#[test]
+fn a_transaction_that_is_larger_than_the_cache_reads_what_it_wrote() {
+    let place = Place::new();
+    let conn = place.fill();
+    conn.execute_batch("PRAGMA cache_size = 10; BEGIN").unwrap();
+    for round in 0..5 {
+        let sql = "UPDATE t SET text = printf('%0400d', key * ?1) WHERE key % 400 BETWEEN ?1 * 50 AND 399";
+        conn.execute(sql, [round]).unwrap();
+        assert_eq!(all(&conn).unwrap().len(), 400);
+    }
+    conn.execute_batch("COMMIT").unwrap();
+    let after = all(&conn).unwrap();
+    assert_eq!(reopened(&place.path()).unwrap(), after);
+    drop(conn);
+    assert_eq!(reopened(&place.path()).unwrap(), after);
+}
+
 #[test]
 fn many_may_open_it_at_once() {
     let place = Place::new();

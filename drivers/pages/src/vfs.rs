@@ -1,16 +1,16 @@
-//! The VFS: SQLite's own, with two methods of database files exchanged.
+//! The VFS: SQLite's own, with some methods of database and log files exchanged.
 //!
-//! A file of the default VFS begins with a pointer to its methods. After it has opened a database with checksums, that pointer
-//! is set to a copy of the table in which `xRead` and `xWrite` are ours; everything else (locks, shared memory, logs and
-//! journals) is the default's and never passes here.
+//! A file of the default VFS begins with a pointer to its methods. After it has opened a database or its write-ahead log,
+//! that pointer is set to a copy of the table in which a few methods are ours; everything else (locks, journals, flushes) is
+//! the default's. What we know of a file is kept after the default's own part of it: see [`State`].
 
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::OnceLock;
 
 use rusqlite::ffi::{self, sqlite3_file, sqlite3_io_methods, sqlite3_vfs};
 
-use crate::sum::{self, HEADER, LARGEST};
+use crate::{database, log};
 
 const NAME: &CStr = c"threadkeep-pages";
 
@@ -24,23 +24,53 @@ unsafe impl Sync for Default {}
 
 static DEFAULT: OnceLock<Default> = OnceLock::new();
 
-/// The methods of the default VFS' files, and the same with ours.
-struct Methods {
+/// A table of methods of the default VFS, and its copy with ours.
+pub(crate) struct Methods {
     real: *const sqlite3_io_methods,
-    read: ReadFn,
-    write: WriteFn,
     ours: sqlite3_io_methods,
 }
 
-type ReadFn = unsafe extern "C" fn(*mut sqlite3_file, *mut c_void, c_int, i64) -> c_int;
-type WriteFn = unsafe extern "C" fn(*mut sqlite3_file, *const c_void, c_int, i64) -> c_int;
-
-// SAFETY: the table behind `real` is a constant of SQLite's, and only its address is looked at.
+// SAFETY: the table that `real` points to is a constant of SQLite's.
 unsafe impl Send for Methods {}
 // SAFETY: as above.
 unsafe impl Sync for Methods {}
 
-static METHODS: OnceLock<Methods> = OnceLock::new();
+/// What this crate knows of an open file. It follows the default's file in memory.
+pub(crate) struct State {
+    /// The methods of the default VFS.
+    pub(crate) real: &'static sqlite3_io_methods,
+    /// Of a database: what its pages are.
+    pub(crate) pages: database::Pages,
+    /// Of a database: whether this connection reads through a log, so that every read is of a moment that it has locked.
+    pub(crate) through_log: bool,
+    /// Of a database: the index of its log in shared memory, once it is mapped.
+    pub(crate) index: Option<NonNull<u8>>,
+    /// Of a log: its database.
+    pub(crate) database: Option<NonNull<sqlite3_file>>,
+}
+
+impl State {
+    /// What is known of a file.
+    ///
+    /// # Safety
+    /// The file was opened by [`open`] and has methods of ours. Nobody else uses the answer: SQLite calls the methods of a
+    /// file from one thread at a time.
+    pub(crate) unsafe fn of<'a>(file: *mut sqlite3_file) -> &'a mut Self {
+        // SAFETY: our VFS asked SQLite for this much more memory than the default.
+        let place = unsafe { file.byte_add(offset()) };
+        // SAFETY: `open` wrote it before it exchanged the methods.
+        unsafe { &mut *place.cast() }
+    }
+}
+
+/// Where a file's [`State`] is.
+fn offset() -> usize {
+    let own = DEFAULT.get().map_or(0, |&Default(vfs)| {
+        // SAFETY: the default VFS was there when we were registered, and stays.
+        usize::try_from(unsafe { (*vfs).szOsFile }).unwrap_or_default()
+    });
+    own.next_multiple_of(align_of::<State>().max(8))
+}
 
 /// Registers the VFS, once in a process. Answers its name.
 ///
@@ -56,11 +86,13 @@ pub(crate) fn register() -> rusqlite::Result<&'static CStr> {
 
 fn add() -> c_int {
     // SAFETY: may be called at any time; null asks for the default VFS.
-    let real = unsafe { ffi::sqlite3_vfs_find(std::ptr::null()) };
+    let real = unsafe { ffi::sqlite3_vfs_find(null()) };
     // SAFETY: SQLite answers null or a VFS that stays where it is.
     let Some(copy) = (unsafe { real.as_ref() }) else { return ffi::SQLITE_CANTOPEN };
-    let ours = sqlite3_vfs { pNext: null_mut(), zName: NAME.as_ptr(), xOpen: Some(open), ..*copy };
     DEFAULT.get_or_init(|| Default(real));
+    let Ok(size) = c_int::try_from(offset() + size_of::<State>()) else { return ffi::SQLITE_CANTOPEN };
+    let ours =
+        sqlite3_vfs { pNext: null_mut(), zName: NAME.as_ptr(), szOsFile: size, xOpen: Some(open), ..*copy };
     // SAFETY: the VFS is never freed, and from here on only SQLite writes to it.
     unsafe { ffi::sqlite3_vfs_register(Box::into_raw(Box::new(ours)), 0) }
 }
@@ -70,17 +102,19 @@ pub(crate) fn failure(code: c_int) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
 }
 
-/// Whether a file has our methods.
+/// What is known of a database file; none if it is not one of [`open`].
 ///
 /// # Safety
 /// The pointer is null or that of a file that stays open during the call.
-pub(crate) unsafe fn is_ours(file: *mut sqlite3_file) -> bool {
+pub(crate) unsafe fn pages_of(file: *mut sqlite3_file) -> Option<database::Pages> {
     // SAFETY: the file is open.
-    let table = unsafe { file.as_ref() }.map(|file| file.pMethods);
-    METHODS.get().is_some_and(|methods| table == Some(&raw const methods.ours))
+    let table = unsafe { file.as_ref() }?.pMethods;
+    let ours = database::METHODS.get().is_some_and(|methods| std::ptr::eq(table, &raw const methods.ours));
+    // SAFETY: it has our methods.
+    ours.then(|| unsafe { State::of(file) }.pages)
 }
 
-/// `xOpen`: opens as the default does, and exchanges the methods of a database with checksums.
+/// `xOpen`: opens as the default does, and exchanges the methods of a database or a log.
 unsafe extern "C" fn open(
     _: *mut sqlite3_vfs,
     name: ffi::sqlite3_filename,
@@ -91,74 +125,60 @@ unsafe extern "C" fn open(
     let Some(&Default(vfs)) = DEFAULT.get() else { return ffi::SQLITE_CANTOPEN };
     // SAFETY: it was there when we were registered, and stays.
     let Some(real) = (unsafe { (*vfs).xOpen }) else { return ffi::SQLITE_CANTOPEN };
-    // SAFETY: the arguments are SQLite's own; the file has the size that the default asks for, as our VFS is its copy.
+    // SAFETY: the arguments are SQLite's own; the file is larger than the default asks for.
     let code = unsafe { real(vfs, name, file, flags, out_flags) };
-    if code != ffi::SQLITE_OK || flags & ffi::SQLITE_OPEN_MAIN_DB == 0 {
+    if code != ffi::SQLITE_OK {
         return code;
     }
-    // SAFETY: the file was just opened and nobody else has it.
-    match unsafe { exchange(file) } {
-        Ok(()) => ffi::SQLITE_OK,
-        Err(code) => {
-            // SAFETY: as above; SQLite does not close a file that failed to open unless it has methods.
-            unsafe { close(file) };
-            code
-        }
+    let exchanged = if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 {
+        // SAFETY: the file was just opened and nobody else has it.
+        unsafe { exchange(file, None, &database::METHODS, database::methods) }
+    } else if flags & ffi::SQLITE_OPEN_WAL != 0 {
+        // SAFETY: the name is that of a log, as SQLite gives it to `xOpen`.
+        let database = NonNull::new(unsafe { ffi::sqlite3_database_file_object(name) });
+        // SAFETY: the file was just opened and nobody else has it.
+        unsafe { exchange(file, database, &log::METHODS, log::methods) }
+    } else {
+        Some(())
+    };
+    if exchanged.is_none() {
+        // SAFETY: as above; SQLite does not close a file that failed to open unless it has methods.
+        unsafe { close(file) };
+        return ffi::SQLITE_CANTOPEN;
     }
+    ffi::SQLITE_OK
 }
 
-/// Exchanges the methods of an open database file, if its pages have checksums.
+/// Exchanges the methods of an open file. None if that cannot be.
 ///
 /// # Safety
 /// The file is open, has the methods of the default VFS, and nobody else uses it.
-unsafe fn exchange(file: *mut sqlite3_file) -> Result<(), c_int> {
+unsafe fn exchange(
+    file: *mut sqlite3_file,
+    database: Option<NonNull<sqlite3_file>>,
+    methods: &'static OnceLock<Methods>,
+    ours: impl FnOnce(&sqlite3_io_methods) -> sqlite3_io_methods,
+) -> Option<()> {
     // SAFETY: the file is open.
     let table = unsafe { (*file).pMethods };
-    // SAFETY: an open file has methods, and they outlive it.
-    let real = unsafe { table.as_ref() }.ok_or(ffi::SQLITE_CANTOPEN)?;
-    let (Some(read_real), Some(write_real), Some(size)) = (real.xRead, real.xWrite, real.xFileSize) else {
-        return Err(ffi::SQLITE_CANTOPEN);
-    };
-    let mut header = [0; HEADER];
-    // SAFETY: the file is open, and there is room for so many bytes.
-    let code = unsafe { read_real(file, header.as_mut_ptr().cast(), length(&header), 0) };
-    let sealed = match code {
-        ffi::SQLITE_OK => sum::page_size(&header).is_some(),
-        ffi::SQLITE_IOERR_SHORT_READ => {
-            let mut bytes = 0;
-            // SAFETY: the file is open.
-            let code = unsafe { size(file, &raw mut bytes) };
-            if code != ffi::SQLITE_OK {
-                return Err(code);
-            }
-            bytes == 0
-        }
-        code => return Err(code),
-    };
-    if !sealed {
-        return Ok(());
-    }
-    let methods = METHODS.get_or_init(|| Methods {
-        real: table,
-        read: read_real,
-        write: write_real,
-        // Version 2 has no memory mapping, which would pass us by.
-        ours: sqlite3_io_methods {
-            iVersion: real.iVersion.min(2),
-            xRead: Some(read),
-            xWrite: Some(write),
-            xFetch: None,
-            xUnfetch: None,
-            ..*real
-        },
-    });
+    // SAFETY: an open file has methods; the default's tables are constants.
+    let real: &'static sqlite3_io_methods = unsafe { table.as_ref() }?;
+    // Version 2 has no memory mapping, which would pass us by.
+    let ours =
+        || sqlite3_io_methods { iVersion: real.iVersion.min(2), xFetch: None, xUnfetch: None, ..ours(real) };
+    let methods = methods.get_or_init(|| Methods { real: table, ours: ours() });
     // A file system with another way of locking has another table; there is none on the systems that we know.
     if !std::ptr::eq(methods.real, table) {
-        return Err(ffi::SQLITE_CANTOPEN);
+        return None;
     }
+    let state = State { real, pages: database::Pages::Unknown, through_log: false, index: None, database };
+    // SAFETY: our VFS asked SQLite for this much more memory than the default.
+    let place = unsafe { file.byte_add(offset()) };
+    // SAFETY: the memory is ours, large enough and aligned.
+    unsafe { place.cast::<State>().write(state) };
     // SAFETY: the file is open; the table stays for good.
     unsafe { (*file).pMethods = &raw const methods.ours };
-    Ok(())
+    Some(())
 }
 
 /// Closes a file of the default VFS.
@@ -174,100 +194,22 @@ unsafe fn close(file: *mut sqlite3_file) {
         unsafe { close(file) };
     }
     // SAFETY: the memory is still there; null tells SQLite that nothing is open.
-    unsafe { (*file).pMethods = std::ptr::null() };
+    unsafe { (*file).pMethods = null() };
 }
 
-/// The length of a small buffer as SQLite counts.
-fn length(buffer: &[u8]) -> c_int {
-    c_int::try_from(buffer.len()).unwrap_or_default()
-}
-
-/// Where a whole page is: its number and its length. None if it is none.
-fn whole(amount: c_int, offset: i64) -> Option<(u64, usize)> {
-    let (bytes, offset) = (usize::try_from(amount).ok()?, u64::try_from(offset).ok()?);
-    let page = bytes as u64;
-    (sum::is_page(bytes) && offset.is_multiple_of(page)).then(|| (offset / page, bytes))
-}
-
-/// `xRead` of a database with checksums.
-unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: c_int, offset: i64) -> c_int {
-    let Some(methods) = METHODS.get() else { return ffi::SQLITE_IOERR_READ };
-    let Some((number, bytes)) = whole(amount, offset) else {
-        // SAFETY: the arguments are SQLite's own.
-        return unsafe { read_part(methods, file, buffer, amount, offset) };
-    };
-    // SAFETY: the arguments are SQLite's own.
-    let code = unsafe { (methods.read)(file, buffer, amount, offset) };
-    if code != ffi::SQLITE_OK {
-        return code;
-    }
-    // SAFETY: the default's method has just filled so many bytes, and SQLite waits for us.
-    let page = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) };
-    if sum::is_whole(page, number) { ffi::SQLITE_OK } else { ffi::SQLITE_IOERR_DATA }
-}
-
-/// Reads a part of a page: the header, before SQLite knows how large a page is. The checksum is that of the page.
+/// Reads with the default's method.
 ///
 /// # Safety
-/// The file is open and there is room for `amount` bytes.
-unsafe fn read_part(
-    methods: &Methods,
+/// The file is open, and these are its methods.
+pub(crate) unsafe fn read(
+    real: &sqlite3_io_methods,
     file: *mut sqlite3_file,
-    buffer: *mut c_void,
-    amount: c_int,
+    room: &mut [u8],
     offset: i64,
 ) -> c_int {
-    let mut header = [0; HEADER];
-    // SAFETY: the file is open, and there is room for so many bytes.
-    let code = unsafe { (methods.read)(file, header.as_mut_ptr().cast(), length(&header), 0) };
-    if code == ffi::SQLITE_IOERR_SHORT_READ {
-        // There is no page yet: as the default answers it.
-        // SAFETY: the arguments are SQLite's own.
-        return unsafe { (methods.read)(file, buffer, amount, offset) };
-    }
-    let place = usize::try_from(amount).ok().zip(usize::try_from(offset).ok());
-    let (ffi::SQLITE_OK, Some((asked, offset))) = (code, place) else { return code };
-    let Some(size) = sum::page_size(&header) else { return ffi::SQLITE_IOERR_DATA };
-    let (number, start) = (offset / size, offset % size);
-    let mut room = [0; LARGEST];
-    let (Some(page), Ok(first)) = (room.get_mut(..size), i64::try_from(offset - start)) else {
+    let (Some(method), Ok(amount)) = (real.xRead, c_int::try_from(room.len())) else {
         return ffi::SQLITE_IOERR_READ;
     };
-    // SAFETY: the file is open, and there is room for a page.
-    let code = unsafe { (methods.read)(file, page.as_mut_ptr().cast(), length(page), first) };
-    let Some(part) = page.get(start..start + asked) else { return ffi::SQLITE_IOERR_READ };
-    match code {
-        ffi::SQLITE_OK if sum::is_whole(page, number as u64) => {
-            // SAFETY: SQLite has room for `amount` bytes, and the page is memory of our own.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer.cast(), asked) };
-            ffi::SQLITE_OK
-        }
-        ffi::SQLITE_OK | ffi::SQLITE_IOERR_SHORT_READ => ffi::SQLITE_IOERR_DATA,
-        code => code,
-    }
-}
-
-/// `xWrite` of a database with checksums.
-unsafe extern "C" fn write(
-    file: *mut sqlite3_file,
-    buffer: *const c_void,
-    amount: c_int,
-    offset: i64,
-) -> c_int {
-    let mut room = [0; LARGEST];
-    let (Some(methods), Some((number, bytes))) = (METHODS.get(), whole(amount, offset)) else {
-        // SQLite writes whole pages, and they have a size of ours, or the file would not have our methods.
-        return ffi::SQLITE_IOERR_WRITE;
-    };
-    let Some(page) = room.get_mut(..bytes) else { return ffi::SQLITE_IOERR_WRITE };
-    // The caller's page is its cache's: it is not ours to change.
-    // SAFETY: SQLite hands over a page, and ours is memory of our own.
-    unsafe { std::ptr::copy_nonoverlapping(buffer.cast::<u8>(), page.as_mut_ptr(), bytes) };
-    if number == 0 && page.first_chunk().and_then(sum::page_size) != Some(bytes) {
-        // No room was reserved: the checksum would stand in the place of something else.
-        return ffi::SQLITE_IOERR_WRITE;
-    }
-    sum::seal(page, number);
-    // SAFETY: the file is open and the page is as large as it says.
-    unsafe { (methods.write)(file, page.as_ptr().cast(), amount, offset) }
+    // SAFETY: the file is open, and there is room for so many bytes.
+    unsafe { method(file, room.as_mut_ptr().cast::<c_void>(), amount, offset) }
 }

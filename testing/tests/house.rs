@@ -1,9 +1,9 @@
-//! The house: links in pages lead somewhere, each citation of the reference is a heading of it, and what the configuration parses is
+//! The house: links in pages lead somewhere, the map names what there is, each citation of the reference is a heading of it, and what the configuration parses is
 //! read by somebody, or listed as not read.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -234,4 +234,42 @@ fn each_setting_is_read_by_somebody_or_listed_as_not_read() {
             assert!(!has_word(&readers, &place), "{path} is listed as not read, and is read as {place}");
         }
     }
+}
+
+/// What stands between backquotes in the tables of the map and looks like a path.
+fn paths(page: &str) -> BTreeSet<&str> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    quoted.filter(|text| text.contains('/') && !text.contains([' ', '<', '{', ':', '*', '=', '('])).collect()
+}
+
+#[test]
+fn each_path_in_the_map_exists() {
+    let page = read("ARCHITECTURE.md");
+    let missing: Vec<_> = paths(&page)
+        .into_iter()
+        .filter(|path| !path.starts_with('/') && !root().join(path).exists())
+        .collect();
+    assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there: {missing:?}");
+}
+
+#[test]
+fn each_folder_of_sources_is_in_the_map() {
+    let page = read("ARCHITECTURE.md");
+    let named = paths(&page);
+    let is_test =
+        |path: &Path| path.components().any(|part| part.as_os_str() == "tests") || path.ends_with("tests.rs");
+    let mut unnamed = BTreeSet::new();
+    for (path, _) in files(&root(), ".rs") {
+        let folder = path.parent().unwrap();
+        // Tests, examples and benches stand beside the sources that they are about.
+        if is_test(&path) || !folder.components().any(|part| part.as_os_str() == "src") {
+            continue;
+        }
+        let is_named =
+            named.iter().map(Path::new).any(|path| path == folder || path.parent() == Some(folder));
+        if !is_named {
+            unnamed.insert(folder.to_owned());
+        }
+    }
+    assert!(unnamed.is_empty(), "ARCHITECTURE.md does not name: {unnamed:#?}");
 }

@@ -1,6 +1,6 @@
 // The official LangGraph SDK for JavaScript against a live gateway: threads, runs, streams, state, history.
 //
-// Every check is named after what it shows; the output is a line each and a closing count.
+// Every check is named after what it shows; the output is one line per check and a final count.
 
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Starts a gateway in a directory of its own, runs a command against it, stops it.
+# Starts a gateway in its own directory, runs a command against it, stops it.
 #
 #   scripts/with-gateway.sh MODE COMMAND [ARGUMENT ...]
 #
 # MODE is the channel mode, full or delta. The command finds the gateway's address in GATEWAY_URL. With WITH_KEYS=1 the
-# gateway asks for an API key, which the command finds where SDK clients look for it. THREADKEEP_BINARY names a binary that
-# is built already.
+# gateway requires an API key, which the command finds where SDK clients look for it. THREADKEEP_BINARY names a binary that
+# is already built.
 set -euo pipefail
 if [ $# -lt 2 ]; then
     sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//' >&2

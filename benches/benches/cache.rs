@@ -1,5 +1,5 @@
-//! The history cache before SQLite: a head whose path is known, one whose path ends a few supersteps back, and one of which
-//! nothing is known.
+//! The history cache in front of SQLite: a head whose path is cached, one whose cached path ends a few supersteps
+//! earlier, and one that is not cached.
 //!
 //! ```text
 //! cargo bench -p threadkeep-benches --bench cache

@@ -4,7 +4,7 @@
 //! cargo bench -p threadkeep-benches --bench drivers -- 'sqlite/head'
 //! ```
 //!
-//! Postgres is a private server that flushes; SQLite flushes every commit, in a temporary directory.
+//! Postgres is a private server with fsync on; SQLite flushes every commit and keeps its file in a temporary directory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub, missing_docs)]
 
 mod shared;

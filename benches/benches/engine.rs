@@ -1,4 +1,4 @@
-//! The engine's steps, without a disk.
+//! The engine's steps, without I/O.
 //!
 //! ```text
 //! cargo bench -p threadkeep-benches --bench engine -- materialize

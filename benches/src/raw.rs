@@ -1,5 +1,5 @@
-//! The floor: one table, and one flushed insert of the same bytes for every checkpoint that a saver makes. It keeps nothing
-//! that a checkpoint store needs: no lineage, no state at older checkpoints, no fence, no checksums.
+//! The floor: one table, and one flushed insert of the same bytes per checkpoint. It keeps nothing that a checkpoint
+//! store needs: no lineage, no state at older checkpoints, no fence, no checksums.
 
 use anyhow::{Result, bail};
 use rusqlite::Connection;

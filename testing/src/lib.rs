@@ -33,8 +33,8 @@ pub fn postgres() -> Result<&'static Postgres> {
     })
 }
 
-/// The PgBouncer of this test process, in transaction mode before [`postgres`]: `THREADKEEP_PGBOUNCER_TEST_URL` if that
-/// is set, else a private one.
+/// The PgBouncer of this test process, in transaction mode in front of [`postgres`]: `THREADKEEP_PGBOUNCER_TEST_URL` if
+/// that is set, else a private one.
 ///
 /// # Errors
 /// As [`postgres`].

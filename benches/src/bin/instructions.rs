@@ -1,4 +1,4 @@
-//! Instructions of the hot paths, counted by callgrind: numbers that a busy machine does not change.
+//! Instruction counts of the hot paths under callgrind: numbers that a busy machine does not change.
 //!
 //! ```text
 //! scripts/instructions.sh              compares with benches/instructions.json, fails beyond the bound
@@ -6,8 +6,8 @@
 //! scripts/instructions.sh --update     writes that file
 //! ```
 //!
-//! Each path is run N and 2N times in a process of its own under callgrind; what the second run takes more, over N, is the
-//! count of one time. So whatever happens once (start, preparation, end) does not count.
+//! Each path runs N and 2N times, each in its own process under callgrind; the difference over N is the count of one
+//! run. So whatever happens once (start, setup, exit) does not count.
 
 use std::collections::BTreeMap;
 use std::env;

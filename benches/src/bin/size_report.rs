@@ -5,10 +5,10 @@
 //! cargo run --release -p threadkeep-benches --bin size_report -- postgres
 //! ```
 //!
-//! A turn is what the gateway does for one: open the head, one superstep for the question, one for the answer, and a
-//! duration-only checkpoint. `step` is the second superstep: the first one after opening also indexes the message ids of
-//! the head, once. Messages are realistic; raw bytes are theirs as compact JSON. SQLite bytes are those of the closed file,
-//! Postgres bytes those of all tables and their indexes, on a server that flushes.
+//! A turn does what the gateway does: open the head, one superstep for the question, one for the answer, and a
+//! checkpoint that only records the duration. `step` is the second superstep: the first one after opening also indexes
+//! the head's message ids, once. Messages are realistic; raw bytes are the messages as compact JSON. SQLite bytes are
+//! the size of the closed file, Postgres bytes the size of all tables and indexes on a server with fsync on.
 
 use std::io::{self, Write as _};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Manifests: which elements a list has, as runs of their numbers.
 //!
-//! A list that only grows is one run. A list whose elements were replaced again and again is thousands of runs; they
-//! are packed into *chunks*, which are stored as elements of their own, so that the manifest of a list of any length
-//! stays small and a change costs what it changes.
+//! A list that only grows is one run. A list whose elements are often replaced is thousands of runs; they are packed
+//! into *chunks*, which are stored like elements, so that the manifest of a list of any length stays small and a change
+//! costs only what it changes.
 
 use std::sync::Arc;
 

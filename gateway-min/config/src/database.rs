@@ -15,14 +15,13 @@ use super::find::Location;
 use super::node::{Node, Report};
 use super::secret::Secret;
 
-/// Steps between two full snapshots of the messages when nothing else is said (service reference, "Marker
-/// constants").
+/// Steps between two full snapshots of the messages, by default (service reference, "Marker constants").
 pub const DEFAULT_SNAPSHOT_FREQUENCY: u64 = 10;
-/// Cached accessor graphs when nothing usable is said.
+/// Cached accessor graphs, by default and if the setting is unusable.
 pub const DEFAULT_ACCESSOR_GRAPH_MAX: usize = 64;
-/// Where the history cache's Redis is when neither the file nor the environment says so.
+/// The history cache's Redis if neither the file nor the environment names one.
 pub const DEFAULT_REDIS_URL: &str = "redis://localhost:6379/0";
-/// The variables that name the history cache's Redis, the first one that is set wins.
+/// The variables that name the history cache's Redis; the first one that is set wins.
 pub const REDIS_URL_VARIABLES: [&str; 2] = ["SVC_CHECKPOINT_CACHE_REDIS_URL", "REDIS_URL"];
 
 pub(super) const SECTION: &str = "database";
@@ -30,10 +29,10 @@ pub(super) const FLAT_CADENCE_KEY: &str = "checkpoint_delta_snapshot_frequency";
 pub(super) const DELTA_KEY: &str = "checkpoint_delta";
 pub(super) const CADENCE_KEY: &str = "snapshot_frequency";
 
-/// What keeps the checkpoints.
+/// What stores the checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// This process; gone when it ends.
+    /// This process's memory; lost when it ends.
     Memory,
     /// Files in [`Database::sqlite_dir`].
     Sqlite,
@@ -62,12 +61,12 @@ pub enum SqliteSynchronous {
 pub enum CheckpointChannelMode {
     /// The whole value in every checkpoint.
     Full,
-    /// The writes of each step, and the whole value every so many of them.
+    /// The writes of each step, and the whole value every `snapshot_frequency` of them.
     Delta,
 }
 
 impl CheckpointChannelMode {
-    /// The word that stands in the configuration file.
+    /// The word in the configuration file.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -79,7 +78,7 @@ impl CheckpointChannelMode {
 /// `database.checkpoint_delta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointDelta {
-    /// A snapshot of `messages` is stored every so many per-step writes; at least 1, default 10.
+    /// A snapshot of `messages` is stored after this many per-step writes; at least 1, default 10.
     pub snapshot_frequency: u64,
 }
 
@@ -92,8 +91,8 @@ impl Default for CheckpointDelta {
 /// `database.checkpoint_graph_cache`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointGraphCache {
-    /// How many compiled thread-state accessors a process keeps; at least 1, default 64. An unusable value is
-    /// a warning and 64 is used, at start as on a re-read, because the cache never changes a result.
+    /// How many compiled thread-state accessors a process keeps; at least 1, default 64. An unusable value only causes
+    /// a warning and 64 is used, at start and on a reload, because the cache never changes a result.
     pub accessor_graph_max: usize,
 }
 
@@ -103,7 +102,7 @@ impl Default for CheckpointGraphCache {
     }
 }
 
-/// What the history cache lives in.
+/// Where the history cache is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointCacheType {
     /// This process.
@@ -115,16 +114,16 @@ pub enum CheckpointCacheType {
 /// `database.checkpoint_cache`: the cache of materialized history in delta mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointCache {
-    /// What it lives in; default memory.
+    /// Where it is; default memory.
     pub kind: CheckpointCacheType,
     /// Bound of the memory cache in entries; 0 disables the cache entirely; default 128.
     pub max_entries: usize,
     /// The Redis server: the key, else `SVC_CHECKPOINT_CACHE_REDIS_URL`, else `REDIS_URL`, else
     /// `redis://localhost:6379/0`.
     pub redis_url: Secret,
-    /// Life of a Redis entry in seconds; 0 disables expiry; default 86400.
+    /// Lifetime of a Redis entry in seconds; 0 disables expiry; default 86400.
     pub ttl_seconds: u64,
-    /// Put before every Redis key; empty means that a prefix is derived from the database's identity.
+    /// Prefix of every Redis key; empty derives a prefix from the database's identity.
     pub key_prefix: String,
 }
 
@@ -146,7 +145,7 @@ impl Default for CheckpointCache {
 /// `sqlite` (service reference, "Database checkpoint settings").
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Database {
-    /// What keeps the checkpoints.
+    /// What stores the checkpoints.
     pub backend: Backend,
     /// The directory of the SQLite files; default `data` in the state directory. A relative path resolves
     /// against the project root.
@@ -155,9 +154,9 @@ pub struct Database {
     pub sqlite_synchronous: SqliteSynchronous,
     /// The Postgres server; required by the `postgres` backend.
     pub postgres_url: Option<Secret>,
-    /// The Postgres schema; none is the role's own.
+    /// The Postgres schema; `None` uses the role's default.
     pub postgres_schema: Option<String>,
-    /// Connections in a pool; at least 1, default 5.
+    /// Connections per pool; at least 1, default 5.
     pub pool_size: u32,
     /// Whether the SQL statements of the gateway's records are logged; default false.
     pub echo_sql: bool,
@@ -165,7 +164,7 @@ pub struct Database {
     pub checkpoint_channel_mode: CheckpointChannelMode,
     /// Settings of the delta mode.
     pub checkpoint_delta: CheckpointDelta,
-    /// The accessor cache, re-read while running.
+    /// The accessor cache, reloaded while running.
     pub checkpoint_graph_cache: CheckpointGraphCache,
     /// The history cache.
     pub checkpoint_cache: CheckpointCache,
@@ -190,9 +189,9 @@ impl Default for Database {
 }
 
 impl Database {
-    /// Builds the section from free-form values around a delta section that is already typed, for a caller
-    /// that configures in code. The typed section wins over whatever `section` says about the cadence; a
-    /// deprecated flat key in it is ignored with a warning. Returns the warnings as well.
+    /// Builds the section from free-form values and a typed delta section, for a caller that configures in code. The
+    /// typed section overrides whatever `section` says about the cadence; a deprecated flat key in it is ignored with a
+    /// warning. Also returns the warnings.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] as for a file; errors of the project's `.env`.
@@ -253,9 +252,9 @@ impl Database {
 }
 
 impl CheckpointGraphCache {
-    /// Reads the section from the database section, without ever refusing it.
+    /// Reads the section from the database section; never refuses it.
     fn read(database: &Node<'_>) -> Self {
-        // A scratch report: what would be a problem elsewhere is a warning here.
+        // A scratch report, because problems are only warnings here.
         let scratch = Report::default();
         let read = database
             .reporting_to(&scratch)
@@ -284,8 +283,8 @@ impl CheckpointCache {
 }
 
 impl CheckpointCache {
-    /// Refuses what the embedded client and the console cannot use: their checkpoints are read synchronously, and only
-    /// the memory cache serves that (service reference, "Database checkpoint settings").
+    /// Refuses settings that the embedded client and the console do not support: they read checkpoints synchronously,
+    /// and only the memory cache serves that (service reference, "Database checkpoint settings").
     ///
     /// # Errors
     /// [`ConfigError::SyncRedisCache`].
@@ -311,8 +310,8 @@ impl CheckpointCacheType {
     }
 }
 
-/// Carries the deprecated flat cadence key of a `database` section onto the nested key, before anything is
-/// validated. An explicit nested key wins (service reference, "Validation of settings").
+/// Moves the deprecated flat cadence key of a `database` section to the nested key, before validation. An explicit
+/// nested key wins (service reference, "Validation of settings").
 pub(super) fn carry_flat_cadence(sections: &mut Map<String, Value>, report: &Report) {
     let Some(Value::Object(database)) = sections.get_mut(SECTION) else { return };
     let Some(flat) = database.remove(FLAT_CADENCE_KEY).filter(|flat| !flat.is_null()) else { return };
@@ -320,7 +319,7 @@ pub(super) fn carry_flat_cadence(sections: &mut Map<String, Value>, report: &Rep
     if delta.is_null() {
         *delta = Value::Object(Map::new());
     }
-    // Anything but a mapping is refused when the section is read.
+    // Reading the section refuses anything but a mapping.
     let Value::Object(delta) = delta else { return };
     if delta.get(CADENCE_KEY).is_some_and(|nested| !nested.is_null()) {
         report.warn(BOTH_CADENCE_KEYS.to_owned());
@@ -330,8 +329,8 @@ pub(super) fn carry_flat_cadence(sections: &mut Map<String, Value>, report: &Rep
     }
 }
 
-/// A scalar the way the reference's log shows it: `5`, `'5'`, `True`. Lists and mappings, which are no
-/// cadence anyway, are shown as JSON.
+/// A scalar as the reference's log shows it: `5`, `'5'`, `True`. Lists and mappings, which are never a cadence, are
+/// shown as JSON.
 fn python_repr(value: &Value) -> String {
     match value {
         Value::Bool(true) => "True".to_owned(),

@@ -288,7 +288,7 @@ fn an_unknown_cache_type_is_an_error_in_the_reference_words() {
     let error = load_error("database: {checkpoint_cache: {type: disk}}\n");
     assert!(error.contains("database.checkpoint_cache.type: Unknown checkpoint cache type: disk"), "{error}");
     let error = load_error("database: {checkpoint_cache: {type: 5}}\n");
-    assert!(error.contains("database.checkpoint_cache.type: must be a text"), "{error}");
+    assert!(error.contains("database.checkpoint_cache.type: must be a string"), "{error}");
 }
 
 #[test]
@@ -374,7 +374,7 @@ proptest! {
     // Each case writes a file.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The flat key means what the nested key means, for every integer.
+    /// The flat key means the same as the nested key, for every integer.
     #[test]
     fn flat_and_nested_cadence_agree(cadence in prop_oneof![any::<i64>(), -3..=3_i64]) {
         let read = |yaml: String| load(&yaml).ok().map(|loaded| loaded.config.snapshot_frequency());

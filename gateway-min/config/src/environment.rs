@@ -7,12 +7,12 @@ use std::path::Path;
 
 use super::error::ConfigError;
 
-/// A set of environment variables. `Debug` shows their number only, because they hold secrets.
+/// A set of environment variables. `Debug` shows only their number, because they hold secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
-    /// The variables of this process. Those whose name or value is not UTF-8 are left out.
+    /// The variables of this process, without those whose name or value is not UTF-8.
     pub fn of_process() -> Self {
         let variables = std::env::vars_os();
         Self(variables.filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))).collect())
@@ -28,8 +28,8 @@ impl Environment {
         self.get(name).filter(|value| !value.is_empty())
     }
 
-    /// Adds the variables of a `.env` file. Variables that are already set, even to nothing, keep their
-    /// value; a file that is not there adds nothing.
+    /// Adds the variables of a `.env` file. Variables that are already set, even to an empty value, keep their value; a
+    /// missing file adds nothing.
     ///
     /// # Errors
     /// [`ConfigError::Unreadable`], or [`ConfigError::BadDotEnv`] for an entry that is not `NAME=value`.

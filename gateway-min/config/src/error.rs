@@ -1,20 +1,20 @@
-//! What can go wrong while the configuration is found, read and validated, and every fixed text of it.
+//! Errors of finding, reading and validating the configuration, with all their fixed texts.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Logged when both spellings of the cadence are set. Text of the service reference, "Logged messages".
+/// Logged when both spellings of the cadence are set. Fixed by the service reference, "Logged messages".
 pub const BOTH_CADENCE_KEYS: &str = "Both database.checkpoint_delta_snapshot_frequency (deprecated) and \
      database.checkpoint_delta.snapshot_frequency are set; the nested key wins.";
 
-/// Logged when the flat key meets a delta section that is already built. Text of the service reference,
-/// "Logged messages".
+/// Logged when the flat key is set and a delta section is already built. Fixed by the service reference, "Logged
+/// messages".
 pub const FLAT_CADENCE_KEY_IGNORED: &str = "Ignoring deprecated database.checkpoint_delta_snapshot_frequency \
      because database.checkpoint_delta is already set.";
 
-/// The text that is logged when the flat key's value is carried onto the nested key. `value` is written the
-/// way the reference writes it (`5`, `'5'`). Text of the service reference, "Logged messages".
+/// Logged when the flat key's value is moved to the nested key. `value` is written as in the reference (`5`, `'5'`).
+/// Fixed by the service reference, "Logged messages".
 pub fn flat_cadence_key_carried(value: &str) -> String {
     format!(
         "database.checkpoint_delta_snapshot_frequency is deprecated; use \
@@ -22,17 +22,18 @@ pub fn flat_cadence_key_carried(value: &str) -> String {
     )
 }
 
-/// The text about a checkpoint cache type that does not exist. Text of the service reference, "Messages".
+/// The error for an unknown checkpoint cache type. Fixed by the service reference, "Messages".
 pub fn unknown_checkpoint_cache_type(name: &str) -> String {
     format!("Unknown checkpoint cache type: {name}")
 }
 
-/// The error for a Redis history cache where only the memory one is supported. Text of the service reference, "Messages".
+/// The error for a Redis history cache where only the memory cache is supported. Fixed by the service reference,
+/// "Messages".
 pub const SYNC_REDIS_CHECKPOINT_CACHE: &str = "database.checkpoint_cache.type 'redis' is not supported on the sync \
      checkpointer path (TUI/embedded); use 'memory'.";
 
-/// The warning that `accessor_graph_max` is unusable. The default is used instead, as the service reference
-/// says under "Database checkpoint settings".
+/// The warning for an unusable `accessor_graph_max`. The default is used instead (service reference, "Database
+/// checkpoint settings").
 pub(super) fn accessor_graph_max_unusable(default: usize) -> String {
     format!(
         "database.checkpoint_graph_cache.accessor_graph_max must be an integer >= 1; its value is unusable, \
@@ -51,9 +52,9 @@ pub(super) const AGENT_STORAGE_NEEDS_SQL: &str =
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The file was named, or was in use before, and is not there.
+    /// The file was named, or was in use before, and is missing.
     #[error(
-        "configuration file {} ({origin}) does not exist or is no file; create it, or name another one",
+        "configuration file {} ({origin}) does not exist or is not a file; create it, or name another one",
         path.display()
     )]
     Missing {
@@ -62,20 +63,20 @@ pub enum ConfigError {
         /// What named it.
         origin: Origin,
     },
-    /// A file is there but could not be read as UTF-8 text.
+    /// The file exists but cannot be read as UTF-8 text.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The working directory of the process is unknown.
     #[error(
-        "cannot tell the working directory: {source}; set SVC_PROJECT_ROOT and start in a directory that exists"
+        "cannot determine the working directory: {source}; set SVC_PROJECT_ROOT and start in an existing directory"
     )]
     NoWorkingDirectory {
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A line of the `.env` file is not `NAME=value`. The line is not shown, because it may hold a secret.
@@ -86,7 +87,7 @@ pub enum ConfigError {
         /// The entry's number, counted from 1; comments and blank lines do not count.
         entry: usize,
     },
-    /// The file is not YAML.
+    /// The file is not valid YAML.
     #[error("{} is not valid YAML: {detail}", path.display())]
     Syntax {
         /// The file.
@@ -94,7 +95,7 @@ pub enum ConfigError {
         /// What is wrong and where, without the file's content.
         detail: String,
     },
-    /// The file's top level is something other than a mapping.
+    /// The file's top level is not a mapping.
     #[error("{} must hold a mapping of sections at its top level (`database:`, `models:`, ...)", path.display())]
     NotAMapping {
         /// The file.
@@ -111,20 +112,20 @@ pub enum ConfigError {
         /// The dotted path of the key that uses it.
         key: String,
     },
-    /// The history cache is in Redis, and an embedded client is to use it.
+    /// The history cache is in Redis, which the embedded client does not support.
     #[error("{SYNC_REDIS_CHECKPOINT_CACHE}")]
     SyncRedisCache,
-    /// One or more values are not allowed.
+    /// One or more values are invalid.
     #[error("invalid configuration{}:\n  {}", in_file(path.as_deref()), listed(problems))]
     Invalid {
-        /// The file, if there was one.
+        /// The file, if there is one.
         path: Option<PathBuf>,
         /// Every problem found, in the order of the sections.
         problems: Vec<Problem>,
     },
 }
 
-/// What named the configuration file that is missing.
+/// What named the missing configuration file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
@@ -132,7 +133,7 @@ pub enum Origin {
     Argument,
     /// The environment variable `SVC_CONFIG_PATH`.
     Environment,
-    /// `config.yaml` of the project root, which was there before.
+    /// `config.yaml` of the project root, which existed before.
     ProjectRoot,
 }
 
@@ -141,12 +142,12 @@ impl fmt::Display for Origin {
         f.write_str(match self {
             Self::Argument => "named by the argument",
             Self::Environment => "named by SVC_CONFIG_PATH",
-            Self::ProjectRoot => "in use until now",
+            Self::ProjectRoot => "in use until it was removed",
         })
     }
 }
 
-/// One value that is not allowed.
+/// An invalid value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The dotted path of the key, for example `models[0].context_window`.

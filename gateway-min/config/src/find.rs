@@ -1,4 +1,4 @@
-//! Where things are: the project root, the state directory and the configuration file.
+//! Locates the project root, the state directory and the configuration file.
 
 use std::path::{Path, PathBuf};
 
@@ -8,30 +8,30 @@ use super::error::{ConfigError, Origin};
 
 /// Names the configuration file.
 pub const CONFIG_PATH_VARIABLE: &str = "SVC_CONFIG_PATH";
-/// Names the project root, where `config.yaml` and `.env` are looked for; else the working directory.
+/// Names the project root, which holds `config.yaml` and `.env`; defaults to the working directory.
 pub const PROJECT_ROOT_VARIABLE: &str = "SVC_PROJECT_ROOT";
-/// Names the state directory; else `.svc` in the project root.
+/// Names the state directory; defaults to `.svc` in the project root.
 pub const STATE_DIR_VARIABLE: &str = "SVC_HOME";
 
 const CONFIG_FILE: &str = "config.yaml";
 const DOT_ENV_FILE: &str = ".env";
 const STATE_DIR: &str = ".svc";
 
-/// The directories and variables that loading works with, settled once.
+/// The directories and variables used for loading, determined once.
 #[derive(Debug, Clone)]
 pub(super) struct Location {
     /// The project root. Relative paths of the configuration resolve against it.
     pub(super) root: PathBuf,
     /// Where the process keeps its data.
     pub(super) state_dir: PathBuf,
-    /// The variables given, completed by the root's `.env`.
+    /// The given variables, plus those of the root's `.env`.
     pub(super) environment: Environment,
     named: Option<(PathBuf, Origin)>,
 }
 
 impl Location {
-    /// Settles the root, reads its `.env`, then looks at the other variables (so `.env` may set them).
-    /// Relative paths in variables and in the argument resolve against the working directory.
+    /// Determines the root, reads its `.env`, then reads the other variables (so `.env` may set them). Relative paths
+    /// in variables and in the argument resolve against the working directory.
     pub(super) fn of(options: &LoadOptions) -> Result<Self, ConfigError> {
         let mut environment = options.environment.clone();
         let here = |path: &Path| options.working_dir.join(path);
@@ -50,10 +50,10 @@ impl Location {
         Ok(Self { root, state_dir, environment, named })
     }
 
-    /// The configuration file as things are now: the named one, else the root's `config.yaml`, else none.
+    /// The current configuration file: the named one, else the root's `config.yaml`, else none.
     ///
     /// # Errors
-    /// [`ConfigError::Missing`] when a file is named but not there.
+    /// [`ConfigError::Missing`] if the named file is missing.
     pub(super) fn config_file(&self) -> Result<Option<PathBuf>, ConfigError> {
         match &self.named {
             Some((path, _)) if path.is_file() => Ok(Some(path.clone())),
@@ -62,7 +62,7 @@ impl Location {
         }
     }
 
-    /// Where the configuration file is unless one is named.
+    /// The configuration file's path unless one is named.
     pub(super) fn default_file(&self) -> PathBuf {
         self.root.join(CONFIG_FILE)
     }

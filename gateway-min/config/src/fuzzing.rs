@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use super::{Config, Environment, LoadOptions, Location, SourceFile};
 
-/// A value that is in the environment and in no file.
+/// A value that is only in the environment.
 const HIDDEN: &str = "sk-of-the-environment";
 
-/// Reads any bytes as a configuration file. What is in the environment shows up nowhere.
+/// Reads any bytes as a configuration file. Values from the environment must not be shown anywhere.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     // It does not exist, so no other file is read.

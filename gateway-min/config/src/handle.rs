@@ -1,4 +1,4 @@
-//! Following the configuration file while the gateway runs.
+//! Follows the configuration file while the gateway runs.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,12 +8,12 @@ use super::find::Location;
 use super::stamp::Stamp;
 use super::{Config, LoadOptions, SourceFile};
 
-/// The configuration as the file has it now. Clones share one state.
+/// The current configuration. Clones share one state.
 ///
-/// Each access looks at the file's path, time stamp and size, and reads it only when one of them changed (or
-/// is too young to be trusted); unchanged content is never built again. An edit that cannot be loaded, and a
-/// file that vanishes, keep the last good configuration, are logged once, and show in
-/// [`ConfigHandle::last_error`] until they are mended. Variables and `.env` are those of the start.
+/// Each access checks the file's path, time stamp and size, and reads the file only if one of them changed (or is too
+/// recent to be trusted); unchanged content is never parsed again. If an edit cannot be loaded or the file disappears,
+/// the last good configuration stays in use; the error is logged once and returned by [`ConfigHandle::last_error`]
+/// until it is fixed. Variables and `.env` are those read at start.
 #[derive(Clone)]
 pub struct ConfigHandle {
     shared: Arc<Shared>,
@@ -26,13 +26,13 @@ struct Shared {
 
 struct State {
     current: Arc<Config>,
-    /// The first one, whose restart-only sections stay in use.
+    /// The first configuration, whose restart-only sections stay in use.
     first: Arc<Config>,
-    /// What `current` was built from; none is the built-in defaults.
+    /// What `current` was built from; `None` for the built-in defaults.
     good: Option<SourceFile>,
-    /// What was read last, good or broken; none if there was nothing to read.
+    /// What was read last, good or broken; `None` if there was nothing to read.
     last: Option<SourceFile>,
-    /// The stamp that vouches for `last`, once it is old enough.
+    /// The stamp of `last`, once it is old enough to be trusted.
     stamp: Option<Stamp>,
     last_error: Option<Arc<ConfigError>>,
 }
@@ -52,8 +52,8 @@ impl ConfigHandle {
         Ok(Self { shared: Arc::new(Shared { location, state: Mutex::new(state) }) })
     }
 
-    /// The configuration as the file has it now, or the last good one. Looks at the file system, so it
-    /// blocks for a moment; within async code use [`ConfigHandle::current_async`].
+    /// The current configuration, or the last good one. Reads from the file system, so it blocks briefly; in async code
+    /// use [`ConfigHandle::current_async`].
     pub fn current(&self) -> Arc<Config> {
         let mut state = self.state();
         state.refresh(&self.shared.location);
@@ -64,27 +64,27 @@ impl ConfigHandle {
     pub async fn current_async(&self) -> Arc<Config> {
         let handle = self.clone();
         let refreshed = tokio::task::spawn_blocking(move || handle.current()).await;
-        // The runtime is shutting down: what was good last is good enough.
+        // The runtime is shutting down; the last good configuration suffices.
         refreshed.unwrap_or_else(|_| self.last_known())
     }
 
-    /// The configuration as it was when the file was last looked at: for what must not wait for a look at it.
+    /// The configuration as of the last check of the file, without blocking.
     pub fn last_known(&self) -> Arc<Config> {
         Arc::clone(&self.state().current)
     }
 
-    /// Why the file as it was last looked at is not in use; none if it is.
+    /// Why the file, as last read, is not in use; `None` if it is.
     pub fn last_error(&self) -> Option<Arc<ConfigError>> {
         self.state().last_error.clone()
     }
 
-    /// The variables of the start, completed by the `.env` file.
+    /// The variables at start, plus those of the `.env` file.
     pub fn environment(&self) -> &Environment {
         &self.shared.location.environment
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock was held leaves a state that is complete, if perhaps not the newest.
+        // A panic while the lock was held leaves a complete state, if perhaps not the latest.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -104,7 +104,7 @@ impl State {
         }
     }
 
-    /// What stands in the file, unless it is what was read last.
+    /// The file's content, unless it equals what was read last.
     fn look(&mut self, location: &Location) -> Result<Option<SourceFile>, ConfigError> {
         let path = match (location.config_file()?, &self.good) {
             (Some(path), _) => path,
@@ -112,7 +112,7 @@ impl State {
                 return Err(ConfigError::Missing { path: good.path.clone(), origin: Origin::ProjectRoot });
             }
             (None, None) => {
-                // A broken file that came has gone again.
+                // A broken file was removed again.
                 (self.last, self.stamp, self.last_error) = (None, None, None);
                 return Ok(None);
             }
@@ -127,7 +127,7 @@ impl State {
         Ok(Some(read).filter(|read| self.last.as_ref() != Some(read)))
     }
 
-    /// Builds what was read, unless it is what is in use already.
+    /// Builds what was read, unless it is already in use.
     fn take(&mut self, read: SourceFile, location: &Location) {
         self.last = Some(read.clone());
         if self.good.as_ref() == Some(&read) {
@@ -142,7 +142,7 @@ impl State {
                     let sections = waiting.join(", ");
                     tracing::warn!(
                         sections,
-                        "edited sections that are read at start only; they count after a restart"
+                        "edited sections that are only read at start; restart to apply them"
                     );
                 }
                 (self.current, self.good, self.last_error) = (Arc::new(config), Some(read), None);

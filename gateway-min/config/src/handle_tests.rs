@@ -25,7 +25,7 @@ fn stamp(project: &Project, modified: SystemTime) {
     file.set_modified(modified).unwrap();
 }
 
-/// A time stamp so old that it vouches for the content.
+/// A time stamp old enough to be trusted.
 fn hours_ago(hours: u64) -> SystemTime {
     SystemTime::now() - Duration::from_hours(hours)
 }
@@ -55,7 +55,7 @@ fn the_cadence_and_the_accessor_limit_follow_an_edit() {
 #[test]
 fn an_edit_that_leaves_size_and_stamp_is_seen_while_the_stamp_is_young() {
     let (project, handle) = followed(10);
-    // A stamp from the future is never old enough to vouch, however slowly this test runs.
+    // A future stamp is never old enough to be trusted, however slowly this test runs.
     let young = SystemTime::now() + Duration::from_hours(1);
     stamp(&project, young);
     assert_eq!(limit(&handle), 10);
@@ -70,7 +70,7 @@ fn an_old_stamp_vouches_for_the_content() {
     let old = hours_ago(2);
     stamp(&project, old);
     let first = handle.current();
-    // Other content with the same size and stamp: only reading the file could tell.
+    // Other content with the same size and stamp: only reading the file would reveal it.
     project.write("config.yaml", &yaml(20));
     stamp(&project, old);
     assert!(Arc::ptr_eq(&first, &handle.current()), "the file was read although its stamp is unchanged");

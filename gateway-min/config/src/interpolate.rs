@@ -1,8 +1,8 @@
-//! `$VAR`: values that come from the environment.
+//! `$VAR`: values from the environment.
 //!
-//! A text that begins with `$` is replaced as a whole; everything after the `$` is the variable's name. There
-//! are no braces, no embedded form, no default and no escape. Mapping values and list items are replaced at
-//! any depth, keys never. The result is always a text.
+//! A string that begins with `$` is replaced as a whole; everything after the `$` is the variable's name. There are no
+//! braces, no embedded form, no default and no escape. Mapping values and list items are replaced at any depth, keys
+//! never. The result is always a string.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use super::environment::Environment;
 use super::error::ConfigError;
 use super::secret::{MASK, is_secret_path};
 
-/// Which variable the value at a dotted key path came from.
+/// The variable that each value came from, by dotted key path.
 pub(super) type FromEnvironment = BTreeMap<String, String>;
 
-/// Replaces every `$VAR` in the tree and says which values were replaced.
+/// Replaces every `$VAR` in the tree and returns which values were replaced.
 ///
 /// # Errors
-/// [`ConfigError::UnsetVariable`] for the first variable that is not set. One that is set to nothing is fine.
+/// [`ConfigError::UnsetVariable`] for the first variable that is not set. An empty variable is fine.
 pub(super) fn interpolate(
     sections: &mut Map<String, Value>,
     environment: &Environment,
@@ -70,7 +70,7 @@ pub(super) fn indexed(path: &str, index: usize) -> String {
     format!("{path}[{index}]")
 }
 
-/// The variable's name for an error. A password that happens to begin with `$` is no name: it is masked.
+/// The variable's name for an error. A password that happens to begin with `$` is not a valid name, and is masked.
 fn shown(variable: &str, path: &str) -> String {
     let is_name = variable.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
     if is_name || !is_secret_path(path) { variable.to_owned() } else { MASK.to_owned() }
@@ -146,7 +146,7 @@ mod tests {
         assert!(shown.contains("a.password"), "{shown}");
     }
 
-    /// Any tree whose texts come from `text`.
+    /// Any tree whose strings come from `text`.
     fn trees(text: impl Strategy<Value = String> + Clone + 'static) -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             text.prop_map(Value::from),
@@ -179,7 +179,7 @@ mod tests {
             let expected = tree.to_string().matches(":\"$X\"").count()
                 + tree.to_string().matches("[\"$X\"").count()
                 + tree.to_string().matches(",\"$X\"").count();
-            // A key after a comma looks like a list item in the text, so count those out.
+            // In the text, a key after a comma looks like a list item, so do not count those.
             let keys = tree.to_string().matches(",\"$X\":").count();
             prop_assert_eq!(replaced.len(), expected - keys);
             let undone = after.to_string().replace("\"value\"", "\"$X\"");

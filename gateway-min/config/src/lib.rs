@@ -10,12 +10,12 @@
 //!
 //! # What an edit changes
 //!
-//! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a
-//! later edit counts after a restart only: `auth` (the keys follow their file), `database` (save `checkpoint_graph_cache`), `run_events`,
-//! `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime`, `subagent_batches` and `telemetry`.
-//! Whoever builds something from them keeps what it was given. The others are read anew for each run:
-//! `models`, `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`,
-//! `token_usage`, `token_budget`, `tool_search`, `verification`, `max_recursion_limit`.
+//! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a later edit
+//! applies only after a restart: `auth` (the keys follow their file), `database` (save `checkpoint_graph_cache`),
+//! `run_events`, `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime`, `subagent_batches`
+//! and `telemetry`. What was built from them keeps their values. The others are read again for each run: `models`,
+//! `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`, `token_usage`,
+//! `token_budget`, `tool_search`, `verification`, `max_recursion_limit`.
 
 mod database;
 mod environment;
@@ -71,7 +71,7 @@ pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_war
 use find::Location;
 use node::{Node, Report};
 
-/// The top-level keys that are read here. All others are kept in [`Config::extra`], with a warning.
+/// The top-level keys that are read here. All others go to [`Config::extra`].
 const SECTIONS: [&str; 24] = [
     CONFIG_VERSION_KEY,
     "auth",
@@ -102,11 +102,11 @@ const SECTIONS: [&str; 24] = [
 /// Where to look for the configuration, and with which variables.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// The file that was named explicitly, for example on the command line.
+    /// The explicitly named file, for example on the command line.
     pub config_path: Option<PathBuf>,
     /// The environment variables; the `.env` file of the project root adds to them.
     pub environment: Environment,
-    /// What relative paths in the two above resolve against, and the project root unless one is named.
+    /// The base of relative paths in the two above, and the project root unless one is named.
     pub working_dir: PathBuf,
 }
 
@@ -122,23 +122,23 @@ impl LoadOptions {
     }
 }
 
-/// What [`Config::load`] found.
+/// The result of [`Config::load`].
 #[derive(Debug, Clone)]
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
-    /// The file it came from; none means that there is no file and the built-in defaults count.
+    /// The file it came from; `None` if there is no file and the built-in defaults apply.
     pub source: Option<PathBuf>,
-    /// The variables, completed by the `.env` file.
+    /// The variables, plus those of the `.env` file.
     pub environment: Environment,
-    /// The warnings, each of which was logged as well.
+    /// The warnings, each of which was also logged.
     pub warnings: Vec<String>,
 }
 
-/// A validated configuration. See the module documentation for which sections are read once and which live.
+/// A validated configuration. See the module documentation for which sections are read once and which are live.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The version of the schema that the file states; [`CONFIG_VERSION`] without a file.
+    /// The schema version that the file states; [`CONFIG_VERSION`] without a file.
     pub config_version: i64,
     /// The project root. Absolute if the working directory is.
     pub root: PathBuf,
@@ -160,7 +160,7 @@ pub struct Config {
     pub max_recursion_limit: u32,
     /// How a thread gets its title.
     pub title: Title,
-    /// When a conversation is shortened.
+    /// When a conversation is summarized.
     pub summarization: Summarization,
     /// When an agent that repeats itself is stopped.
     pub loop_detection: LoopDetection,
@@ -168,9 +168,9 @@ pub struct Config {
     pub token_usage: TokenUsage,
     /// The lead agent's token budget.
     pub token_budget: TokenBudget,
-    /// Deferred tool loading.
+    /// Deferred loading of tools.
     pub tool_search: ToolSearch,
-    /// The tools; none means the built-in set.
+    /// The tools; `None` means the built-in set.
     pub tools: Option<Vec<Tool>>,
     /// The groups of tools.
     pub tool_groups: Vec<ToolGroup>,
@@ -190,7 +190,7 @@ pub struct Config {
     pub verification: Verification,
     /// What is sent to an OpenTelemetry collector.
     pub telemetry: Telemetry,
-    /// The top-level keys that are not known here, as they are.
+    /// The unknown top-level keys, unchanged.
     pub extra: FreeForm,
 }
 
@@ -210,7 +210,7 @@ impl Config {
         Ok(Loaded { config, source, environment: location.environment, warnings })
     }
 
-    /// Builds the configuration from the text of a file, or the defaults without one.
+    /// Builds the configuration from a file's text, or the defaults if there is none.
     fn build(location: &Location, source: Option<&SourceFile>) -> Result<(Self, Vec<String>), ConfigError> {
         let Some(SourceFile { path, text }) = source else {
             let built_in = Map::from_iter([(CONFIG_VERSION_KEY.to_owned(), Value::from(CONFIG_VERSION))]);
@@ -219,7 +219,7 @@ impl Config {
             return Ok((config, report.finish(None)?));
         };
         let mut sections = yaml::parse(text, path)?;
-        // The version is compared first: an old file shall be called old even if it is broken otherwise.
+        // Compare the version first: an old file is reported as old even if it is otherwise broken.
         let early = Report::default();
         version::check(&sections, path, &early);
         let from_environment = interpolate::interpolate(&mut sections, &location.environment)?;
@@ -282,9 +282,9 @@ impl Config {
         }
     }
 
-    /// The sections that are read at start only and differ from those of `first`.
+    /// The sections that are only read at start and differ from those of `first`.
     fn restart_only_changes(&self, first: &Self) -> Vec<&'static str> {
-        // The one key of `database` that is live.
+        // The only key of `database` that is live.
         let live = CheckpointGraphCache::default;
         let database = |of: &Self| Database { checkpoint_graph_cache: live(), ..of.database.clone() };
         let changes = [
@@ -302,13 +302,13 @@ impl Config {
         changes.into_iter().filter_map(|(name, changed)| changed.then_some(name)).collect()
     }
 
-    /// How many per-step writes lie between two snapshots in delta mode. It may change under a
-    /// [`ConfigHandle`]: whoever starts a run compares it with the cadence frozen at start.
+    /// Per-step writes between two snapshots in delta mode. It may change under a [`ConfigHandle`], so a run that
+    /// starts compares it with the cadence frozen at start.
     pub fn snapshot_frequency(&self) -> u64 {
         self.database.checkpoint_delta.snapshot_frequency
     }
 
-    /// Of how many threads a process keeps the newest state ready, for the eviction check that re-reads it.
+    /// How many threads' newest states a process keeps ready, for the eviction check that re-reads it.
     pub fn accessor_graph_max(&self) -> usize {
         self.database.checkpoint_graph_cache.accessor_graph_max
     }
@@ -318,13 +318,13 @@ impl Config {
         self.models.iter().find(|model| model.name == name)
     }
 
-    /// The token budget of a subagent, given the summarization switch of this configuration.
+    /// The token budget of a subagent, depending on this configuration's summarization switch.
     pub fn subagent_token_budget(&self, name: &str) -> TokenBudget {
         self.subagents.token_budget_of(name, self.summarization.enabled)
     }
 }
 
-/// A configuration file as it was read.
+/// A configuration file's content.
 #[derive(Clone, PartialEq, Eq)]
 struct SourceFile {
     path: PathBuf,

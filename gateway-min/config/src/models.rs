@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use super::node::Node;
 use super::secret::{FreeForm, Secret};
 
-/// The name of the model that stands in when none is configured.
+/// The name of the model used when none is configured.
 pub const DEMO_MODEL: &str = "demo";
 /// The `use` of a scripted model.
 pub const SCRIPTED: &str = "scripted";
 /// The plain `use` of a model behind an OpenAI-compatible endpoint.
 pub const OPENAI: &str = "openai";
 
-/// Class names, and endings of them, that speak the OpenAI chat-completions protocol.
+/// The class name, or ending of one, for the OpenAI chat-completions protocol.
 const OPENAI_CLASS: &str = "ChatOpenAI";
-/// Ends like the class above, but has addresses and credentials of its own.
+/// Has the same ending as the class above, but its own addresses and credentials.
 const AZURE_CLASS: &str = "AzureChatOpenAI";
 
 /// Keys that are read here; all others go to the client.
@@ -45,13 +45,13 @@ const KNOWN: [&str; 22] = [
     "max_retries",
 ];
 
-/// What answers for a model.
+/// What implements a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelKind {
     /// Prepared answers, for demonstrations and tests.
     Scripted {
-        /// The file with the answers; none means the built-in demonstration. A relative path resolves
-        /// against the directory of the configuration file.
+        /// The file with the answers; `None` for the built-in demonstration. A relative path resolves against the
+        /// directory of the configuration file.
         script: Option<PathBuf>,
     },
     /// An endpoint that speaks the OpenAI chat-completions protocol.
@@ -65,7 +65,7 @@ pub struct Model {
     pub name: String,
     /// The `use` key as written.
     pub class: String,
-    /// What answers for it, taken from `use`.
+    /// What implements it, derived from `use`.
     pub kind: ModelKind,
     /// The provider's name for the model.
     pub model: String,
@@ -75,7 +75,7 @@ pub struct Model {
     pub description: Option<String>,
     /// Whether thinking can be switched on.
     pub supports_thinking: bool,
-    /// Whether a reasoning effort can be asked for.
+    /// Whether a reasoning effort can be requested.
     pub supports_reasoning_effort: bool,
     /// Whether images may be sent.
     pub supports_vision: bool,
@@ -87,28 +87,28 @@ pub struct Model {
     pub when_thinking_disabled: FreeForm,
     /// The short form of [`Model::when_thinking_enabled`]: the value of its `thinking` field.
     pub thinking: FreeForm,
-    /// Seconds without a chunk after which a stream counts as dead; more than 0, default 240.
+    /// Seconds without a chunk after which a stream is considered dead; more than 0, default 240.
     pub stream_chunk_timeout: f64,
-    /// What tokens cost, as shown to people.
+    /// Token prices, as shown to users.
     pub pricing: FreeForm,
     /// The credential sent to the endpoint.
     pub api_key: Option<Secret>,
-    /// The endpoint's base address; `api_base` means the same.
+    /// The endpoint's base URL; `api_base` is an alias.
     pub base_url: Option<String>,
-    /// The most tokens an answer may have; at least 1.
+    /// The maximum tokens of an answer; at least 1.
     pub max_tokens: Option<u64>,
     /// The sampling temperature; at least 0.
     pub temperature: Option<f64>,
     /// Seconds a request may take; more than 0.
     pub request_timeout: Option<f64>,
-    /// How often a failed request is repeated.
+    /// How often a failed request is retried.
     pub max_retries: Option<u32>,
-    /// All other keys, for the client to send as they are.
+    /// All other keys, which the client sends unchanged.
     pub client_options: FreeForm,
 }
 
 impl Model {
-    /// The model that stands in when none is configured: it plays the built-in demonstration.
+    /// The model used when none is configured: it plays the built-in demonstration.
     pub fn demo() -> Self {
         Self {
             name: DEMO_MODEL.to_owned(),
@@ -142,7 +142,7 @@ impl Model {
         let class = node.required_text("use");
         let (base_url, api_base) = (node.text("base_url"), node.text("api_base"));
         if base_url.is_some() && api_base.is_some() {
-            node.problem("api_base", "means the same as base_url; set only one of them");
+            node.problem("api_base", "is an alias of base_url; set only one of them");
         }
         Self {
             name: node.required_text("name"),
@@ -172,7 +172,7 @@ impl Model {
     }
 }
 
-/// Reads the section. No model at all gives the demo model alone; two of one name are a problem.
+/// Reads the section. Without any model, the demo model is the only one; a duplicate name is a problem.
 pub(super) fn read(root: &Node<'_>, config_dir: &Path) -> Vec<Model> {
     let mut names = HashSet::new();
     let mut models = Vec::new();
@@ -181,7 +181,7 @@ pub(super) fn read(root: &Node<'_>, config_dir: &Path) -> Vec<Model> {
         if !model.name.is_empty() && !names.insert(model.name.clone()) {
             node.problem(
                 "name",
-                format!("another model is called {} too; names must be unique", node.shown("name")),
+                format!("another model is also called {}; names must be unique", node.shown("name")),
             );
         }
         models.push(model);
@@ -198,7 +198,7 @@ fn read_kind(node: &Node<'_>, class: &str, config_dir: &Path) -> ModelKind {
         ModelKind::Scripted { script: node.text("script").map(|script| config_dir.join(script)) }
     } else {
         let speaks_openai = class == OPENAI || (name.ends_with(OPENAI_CLASS) && !name.ends_with(AZURE_CLASS));
-        // A `use` that is not there has its problem filed already.
+        // A missing `use` has already been reported.
         if !speaks_openai && !class.trim().is_empty() {
             node.problem(
                 "use",
@@ -349,7 +349,7 @@ mod tests {
     fn two_models_of_one_name_are_a_problem() {
         let entry = json!({"name": "m", "use": "openai", "model": "x"});
         let error = models(&json!([entry, entry])).unwrap_err();
-        assert!(error.contains("models[1].name: another model is called \"m\" too"), "{error}");
+        assert!(error.contains("models[1].name: another model is also called \"m\""), "{error}");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Reading typed settings from the value tree: defaults, coercion, ranges, and problems that name their key.
+//! Reads typed settings from the value tree: defaults, coercion, ranges, and problems that name their key.
 //!
-//! Every getter returns a usable value and files a [`Problem`] when the one in the file is not allowed, so
-//! that one load reports everything there is to mend. A key that is missing or null takes its default. After
-//! interpolation a value may be a text, so numbers and booleans are read from texts too; a boolean is never
-//! taken for a number, nor a number for a text.
+//! Every getter returns a usable value and reports a [`Problem`] if the value in the file is invalid, so that one load
+//! reports everything there is to fix. A missing or null key takes its default. After interpolation any value may be a
+//! string, so numbers and booleans are also read from strings; a boolean is never read as a number, nor a number as a
+//! string.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,10 +17,10 @@ use super::error::{ConfigError, Problem};
 use super::interpolate::{FromEnvironment, indexed, joined};
 use super::secret::{FreeForm, MASK, Secret, is_secret_path};
 
-/// How much of a text an error shows, in characters.
+/// How many characters of a string an error shows.
 const SHOWN_CHARS: usize = 80;
 
-/// What one load found out besides the values.
+/// What one load finds besides the values.
 #[derive(Default)]
 pub(super) struct Report {
     problems: RefCell<Vec<Problem>>,
@@ -29,7 +29,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// A report that knows which values came from the environment: those are not shown.
+    /// A report that knows which values came from the environment; those are not shown.
     pub(super) fn new(from_environment: FromEnvironment) -> Self {
         Self { from_environment, ..Self::default() }
     }
@@ -40,7 +40,7 @@ impl Report {
         self.warnings.borrow_mut().push(text);
     }
 
-    /// Files a problem with the value at a dotted key path, once.
+    /// Reports a problem with the value at a dotted key path, once.
     pub(super) fn problem(&self, key: impl Into<String>, message: impl Into<String>) {
         let problem = Problem { key: key.into(), message: message.into() };
         let mut problems = self.problems.borrow_mut();
@@ -49,7 +49,7 @@ impl Report {
         }
     }
 
-    /// The warnings, or every problem as one error.
+    /// The warnings, or all problems as one error.
     pub(super) fn finish(self, path: Option<PathBuf>) -> Result<Vec<String>, ConfigError> {
         let problems = self.problems.into_inner();
         if problems.is_empty() {
@@ -59,7 +59,7 @@ impl Report {
         }
     }
 
-    /// A value as an error may show it: masked if it is secret, by name only if it came from the environment.
+    /// A value as an error may show it: masked if secret, only the variable's name if it came from the environment.
     fn shown(&self, path: &str, value: &Value) -> String {
         if let Some(variable) = self.from_environment.get(path) {
             return format!("the value of ${variable}");
@@ -90,12 +90,12 @@ impl<'a> Node<'a> {
         Self { path: String::new(), map: Some(sections), report }
     }
 
-    /// A mapping that stands at `path`.
+    /// A mapping at `path`.
     pub(super) fn at(path: &str, map: &'a Map<String, Value>, report: &'a Report) -> Self {
         Self { path: path.to_owned(), map: Some(map), report }
     }
 
-    /// The same mapping, with its problems filed elsewhere.
+    /// The same mapping, reporting its problems to another report.
     pub(super) fn reporting_to<'b>(&self, report: &'b Report) -> Node<'b>
     where
         'a: 'b,
@@ -103,7 +103,7 @@ impl<'a> Node<'a> {
         Node { path: self.path.clone(), map: self.map, report }
     }
 
-    /// Whether the key is written at all, even with null.
+    /// Whether the key is present, even if null.
     pub(super) fn has(&self, key: &str) -> bool {
         self.map.is_some_and(|map| map.contains_key(key))
     }
@@ -113,7 +113,7 @@ impl<'a> Node<'a> {
         self.map?.get(key).filter(|value| !value.is_null())
     }
 
-    /// Files a problem with one key of this mapping.
+    /// Reports a problem with one key of this mapping.
     pub(super) fn problem(&self, key: &str, message: impl Into<String>) {
         self.report.problem(joined(&self.path, key), message);
     }
@@ -123,12 +123,12 @@ impl<'a> Node<'a> {
         self.report.warn(text);
     }
 
-    /// A mapping below this one; missing or null is an empty one.
+    /// A nested mapping; empty if missing or null.
     pub(super) fn section(&self, key: &str) -> Node<'a> {
         self.child(joined(&self.path, key), self.value(key))
     }
 
-    /// The mappings of a list; missing or null is an empty one.
+    /// The mappings of a list; empty if missing or null.
     pub(super) fn items(&self, key: &str) -> Vec<Node<'a>> {
         let path = joined(&self.path, key);
         match self.value(key) {
@@ -144,7 +144,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The mappings of a mapping whose keys are names the operator chose.
+    /// The mappings of a mapping whose keys are names chosen by the operator.
     pub(super) fn named(&self, key: &str) -> Vec<(&'a str, Node<'a>)> {
         let section = self.section(key);
         let entries = section.map.into_iter().flatten();
@@ -174,7 +174,7 @@ impl<'a> Node<'a> {
         self.opt_int(key, range).unwrap_or(default)
     }
 
-    /// An integer within a range, or nothing.
+    /// An integer within a range, or `None`.
     pub(super) fn opt_int<T>(&self, key: &str, range: impl RangeBounds<T>) -> Option<T>
     where
         T: TryFrom<i128> + PartialOrd + Display,
@@ -191,7 +191,7 @@ impl<'a> Node<'a> {
         number
     }
 
-    /// An integer that is moved into its range instead of being refused.
+    /// An integer that is clamped to its range instead of being refused.
     pub(super) fn clamped_int(&self, key: &str, default: u32, min: u32, max: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let Some(number) = integer(value) else {
@@ -206,7 +206,7 @@ impl<'a> Node<'a> {
         self.opt_float(key, range).unwrap_or(default)
     }
 
-    /// A number within a range, or nothing.
+    /// A number within a range, or `None`.
     pub(super) fn opt_float(&self, key: &str, range: impl RangeBounds<f64>) -> Option<f64> {
         let value = self.value(key)?;
         let number = number(value).filter(|n| range.contains(n));
@@ -221,7 +221,7 @@ impl<'a> Node<'a> {
         self.opt_bool(key).unwrap_or(default)
     }
 
-    /// A boolean, or nothing.
+    /// A boolean, or `None`.
     pub(super) fn opt_bool(&self, key: &str) -> Option<bool> {
         let value = self.value(key)?;
         let truth = boolean(value);
@@ -231,24 +231,24 @@ impl<'a> Node<'a> {
         truth
     }
 
-    /// A text, or nothing.
+    /// A string, or `None`.
     pub(super) fn text(&self, key: &str) -> Option<String> {
         match self.value(key)? {
             Value::String(text) => Some(text.clone()),
             other => {
-                self.refuse(key, "a text (put it in quotes)", other);
+                self.refuse(key, "a string (put it in quotes)", other);
                 None
             }
         }
     }
 
-    /// A text that must be there and not be blank. The empty text stands in for one that is not.
+    /// A string that must be present and not blank. An empty string stands in for an invalid one.
     pub(super) fn required_text(&self, key: &str) -> String {
         if self.value(key).is_none() {
             self.problem(key, "is required");
             return String::new();
         }
-        // A value of another type has its problem filed already.
+        // A value of another type has already been reported.
         self.text(key)
             .inspect(|text| {
                 if text.trim().is_empty() {
@@ -258,11 +258,11 @@ impl<'a> Node<'a> {
             .unwrap_or_default()
     }
 
-    /// A text that is never shown, or nothing; an empty text counts as nothing.
+    /// A string that is never shown, or `None`; an empty string counts as `None`.
     pub(super) fn secret(&self, key: &str) -> Option<Secret> {
         let Value::String(text) = self.value(key)? else {
-            // What stands there is not shown, whatever the key is called.
-            self.problem(key, "must be a text (put it in quotes)");
+            // The value is not shown, whatever the key's name.
+            self.problem(key, "must be a string (put it in quotes)");
             return None;
         };
         Some(text.as_str()).filter(|text| !text.is_empty()).map(Secret::new)
@@ -279,20 +279,19 @@ impl<'a> Node<'a> {
         chosen.map_or(default, |(_, choice)| *choice)
     }
 
-    /// A list of texts, or nothing.
+    /// A list of strings, or `None`.
     pub(super) fn texts(&self, key: &str) -> Option<Vec<String>> {
         let value = self.value(key)?;
         let texts = value.as_array().and_then(|items| {
             items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
         });
         if texts.is_none() {
-            self.refuse(key, "a list of texts", value);
+            self.refuse(key, "a list of strings", value);
         }
         texts
     }
 
-    /// A mapping of names to texts that may be secrets, as environments are. Numbers and booleans are written
-    /// out.
+    /// A mapping of names to strings that may be secrets, such as an environment. Numbers and booleans become strings.
     pub(super) fn variables(&self, key: &str) -> BTreeMap<String, Secret> {
         let section = self.section(key);
         let mut variables = BTreeMap::new();
@@ -303,7 +302,7 @@ impl<'a> Node<'a> {
                 Value::Bool(truth) => truth.to_string(),
                 Value::Null => String::new(),
                 Value::Array(_) | Value::Object(_) => {
-                    section.problem(name, "must be a text");
+                    section.problem(name, "must be a string");
                     continue;
                 }
             };
@@ -312,7 +311,7 @@ impl<'a> Node<'a> {
         variables
     }
 
-    /// A mapping that is handed on as it is.
+    /// A mapping that is passed on unchanged.
     pub(super) fn free_form(&self, key: &str) -> FreeForm {
         self.section(key).rest(&[])
     }
@@ -340,7 +339,7 @@ fn integer(value: &Value) -> Option<i128> {
         Value::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
             (Some(n), _, _) => Some(n.into()),
             (_, Some(n), _) => Some(n.into()),
-            // `1e6` is a whole number as well.
+            // `1e6` is an integer, too.
             (_, _, Some(n)) if n.fract() == 0.0 => format!("{n:.0}").parse().ok(),
             _ => None,
         },

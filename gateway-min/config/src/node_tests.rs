@@ -3,14 +3,14 @@ use serde_json::json;
 
 use super::*;
 
-/// Reads a tree with `read` and returns what came out, or the problems as text.
+/// Reads a tree with `read` and returns the result, or the problems as text.
 fn read<T>(tree: &Value, read: impl FnOnce(&Node<'_>) -> T) -> Result<T, String> {
     let report = Report::default();
     let value = read(&Node::root(tree.as_object().unwrap(), &report));
     report.finish(None).map(|_| value).map_err(|error| error.to_string())
 }
 
-/// The one problem that reading `{"key": value}` files.
+/// The problem reported when reading `{"key": value}`.
 fn refused<T: std::fmt::Debug>(value: &Value, getter: impl FnOnce(&Node<'_>) -> T) -> String {
     let error = read(&json!({"key": value}), getter).unwrap_err();
     error.strip_prefix("invalid configuration:\n  ").unwrap().to_owned()
@@ -106,13 +106,13 @@ fn booleans_are_read_from_the_usual_words() {
 fn texts_are_not_guessed_from_numbers() {
     assert_eq!(read(&json!({"key": "no"}), |n| n.text("key")), Ok(Some("no".to_owned())));
     let message = refused(&json!(4.1), |n| n.text("key"));
-    assert_eq!(message, "key: must be a text (put it in quotes), got 4.1");
+    assert_eq!(message, "key: must be a string (put it in quotes), got 4.1");
     assert_eq!(refused(&json!(null), |n| n.required_text("key")), "key: is required");
     assert_eq!(refused(&json!(" "), |n| n.required_text("key")), "key: must not be blank");
-    assert!(refused(&json!(5), |n| n.required_text("key")).contains("must be a text"));
+    assert!(refused(&json!(5), |n| n.required_text("key")).contains("must be a string"));
     assert_eq!(read(&json!({"key": ["a", "b"]}), |n| n.texts("key")), Ok(Some(vec!["a".into(), "b".into()])));
     assert_eq!(read(&json!({"key": []}), |n| n.texts("key")), Ok(Some(vec![])));
-    assert!(refused(&json!(["a", 1]), |n| n.texts("key")).contains("must be a list of texts"));
+    assert!(refused(&json!(["a", 1]), |n| n.texts("key")).contains("must be a list of strings"));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn variables_are_written_out_and_never_shown() {
     let plain: Vec<(&str, &str)> = variables.iter().map(|(k, v)| (k.as_str(), v.expose())).collect();
     assert_eq!(plain, [("A", "x"), ("B", "12"), ("C", "true"), ("D", "")]);
     assert!(!format!("{variables:?}").contains("12"));
-    assert_eq!(refused(&json!({"A": ["x"]}), |n| n.variables("key")), "key.A: must be a text");
+    assert_eq!(refused(&json!({"A": ["x"]}), |n| n.variables("key")), "key.A: must be a string");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn the_rest_is_what_is_not_known() {
 fn secrets_and_values_from_the_environment_are_not_shown() {
     assert_eq!(read(&json!({"key": "s"}), |n| n.secret("key")), Ok(Some(Secret::new("s"))));
     assert_eq!(read(&json!({"key": ""}), |n| n.secret("key")), Ok(None));
-    assert_eq!(refused(&json!(1234), |n| n.secret("key")), "key: must be a text (put it in quotes)");
+    assert_eq!(refused(&json!(1234), |n| n.secret("key")), "key: must be a string (put it in quotes)");
 
     let tree = json!({"api_key": 1234, "size": "hidden"});
     let report = Report::new([("size".to_owned(), "SIZE".to_owned())].into());
@@ -180,7 +180,7 @@ fn secrets_and_values_from_the_environment_are_not_shown() {
     assert_eq!(
         error.to_string(),
         "invalid configuration:\
-         \n  api_key: must be a text (put it in quotes), got ***\
+         \n  api_key: must be a string (put it in quotes), got ***\
          \n  size: must be an integer >= 1, got the value of $SIZE"
     );
     assert!(!format!("{error:?}").contains("1234"));
@@ -202,7 +202,7 @@ fn warnings_are_kept_in_order() {
 }
 
 proptest! {
-    /// A number means the same whether it is written as a number or arrives as a text.
+    /// A number means the same whether it is a number or a string.
     #[test]
     fn a_text_is_the_number_it_spells(number in any::<i64>(), low in any::<i64>()) {
         let get = |value: Value| read(&json!({"key": value}), |n| n.opt_int::<i64>("key", low..)).ok();

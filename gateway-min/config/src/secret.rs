@@ -9,15 +9,14 @@ use serde_json::{Map, Value};
 /// What is shown in place of a secret.
 pub const MASK: &str = "***";
 
-/// Keys that hold a secret whatever stands before them, with or without a prefix (`api_key`,
-/// `openai_api_key`).
+/// Keys that hold a secret, with or without a prefix (`api_key`, `openai_api_key`).
 const SECRET_SUFFIXES: [&str; 7] =
     ["api_key", "token", "secret", "password", "authorization", "credentials", "private_key"];
 
-/// Keys that hold a connection address, which usually carries a password.
+/// Keys that hold a connection URL, which usually contains a password.
 const SECRET_URLS: [&str; 2] = ["postgres_url", "redis_url"];
 
-/// Sections whose every value may be a secret, because their keys are the operator's own.
+/// Sections in which every value may be a secret, because the operator chooses the keys.
 const SECRET_SECTIONS: [&str; 4] = ["env", "environment", "headers", "default_headers"];
 
 /// A text that `Debug`, `Display` and `Serialize` show as `***`.
@@ -30,12 +29,12 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The text itself, for the one place that sends it where it belongs.
+    /// The text itself, for the one place that sends it to its destination.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// `text` with every occurrence of the secret replaced: an endpoint may quote the key it refuses.
+    /// `text` with every occurrence of the secret masked: an endpoint may quote the key it refuses.
     pub fn redact(&self, text: &str) -> String {
         if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, MASK) }
     }
@@ -59,8 +58,7 @@ impl Serialize for Secret {
     }
 }
 
-/// Free-form settings that are handed on as they are. `Debug` shows the keys only, because any value may
-/// hold a credential.
+/// Free-form settings that are passed on unchanged. `Debug` shows only the keys, because any value may be a credential.
 #[derive(Clone, Default, PartialEq)]
 pub struct FreeForm(Map<String, Value>);
 
@@ -70,7 +68,7 @@ impl FreeForm {
         &self.0
     }
 
-    /// One setting, if it is there.
+    /// One setting, if present.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.0.get(key)
     }

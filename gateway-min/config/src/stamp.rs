@@ -1,11 +1,11 @@
-//! Telling whether a file has changed without reading it.
+//! Detects whether a file has changed without reading it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
-/// How old a file's time stamp must be, when the file is read, for it to vouch for the content. Two edits
-/// within the clock's grain may leave the same stamp and size, so a younger file is read again.
+/// How old a file's time stamp must be, when the file is read, to be trusted. Two edits within the clock's resolution
+/// can leave the same stamp and size, so a younger file is read again.
 const TRUSTED_AGE: Duration = Duration::from_secs(2);
 
 /// A file's path, time stamp and size.
@@ -17,7 +17,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of the file as it is now.
+    /// The file's current stamp.
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         Ok(Self { path: path.to_owned(), modified: metadata.modified()?, len: metadata.len() })

@@ -1,4 +1,4 @@
-//! A project directory for tests, and a look at what was logged.
+//! A project directory for tests, and a capture of the log.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Config, ConfigError, LoadOptions, Loaded};
 
-/// A project root of its own. It lies so deep that the search for an example file stays inside.
+/// A private project root. It is nested deep enough that the search for an example file stays inside.
 pub(super) struct Project {
     _dir: tempfile::TempDir,
     pub(super) root: PathBuf,
@@ -48,12 +48,12 @@ impl Project {
     }
 }
 
-/// Loads a file with this content, without variables.
+/// Loads a file with this content, without environment variables.
 pub(super) fn load(yaml: &str) -> Result<Loaded, ConfigError> {
     Project::with_config(yaml).load_with(&[])
 }
 
-/// The text of the error that a file with this content gives.
+/// The text of the error that this content causes.
 pub(super) fn load_error(yaml: &str) -> String {
     match load(yaml) {
         Ok(loaded) => panic!("{yaml:?} was accepted: {loaded:?}"),
@@ -61,7 +61,7 @@ pub(super) fn load_error(yaml: &str) -> String {
     }
 }
 
-/// What `action` logs, one line an event.
+/// What `action` logs, one line per event.
 pub(super) fn logged<T>(action: impl FnOnce() -> T) -> (T, String) {
     let log = Log::default();
     let writer = log.clone();

@@ -176,7 +176,7 @@ fn the_subagent_budget_follows_the_summarization_section() {
     assert_eq!(budget("summarization: {enabled: true}\n"), 1_000_000);
     let explicit = "summarization: {enabled: true}\nsubagents: {token_budget: {max_tokens: 2000000}}\n";
     assert_eq!(budget(explicit), 2_000_000);
-    // The thresholds are checked on the budget that results.
+    // The thresholds of the resulting budget are checked.
     let error = load_error("subagents: {token_budget: {hard_stop_threshold: 0.65}}\n");
     assert!(error.contains("subagents.token_budget.hard_stop_threshold"), "{error}");
 }
@@ -255,7 +255,7 @@ fn the_shipped_example_shows_every_section_and_its_version() {
     assert_eq!(shown, expected);
 }
 
-/// Every path to a value in the tree that is not a mapping with entries.
+/// The paths of all values in the tree except non-empty mappings.
 fn leaves(value: &Value, path: &mut Vec<String>, found: &mut Vec<Vec<String>>) {
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -269,8 +269,8 @@ fn leaves(value: &Value, path: &mut Vec<String>, found: &mut Vec<Vec<String>>) {
     }
 }
 
-/// A key that is misspelt in the example, or that nothing reads, would go unnoticed: so each value in turn is
-/// replaced by one that no key accepts, and the load must object.
+/// A misspelt or unread key in the example would go unnoticed, so replace each value in turn by one that no key
+/// accepts; the load must object.
 #[test]
 fn every_key_of_the_shipped_example_is_read() {
     let example = example();
@@ -281,7 +281,7 @@ fn every_key_of_the_shipped_example_is_read() {
         let mut broken = Value::Object(example.clone());
         let slot = path.iter().fold(&mut broken, |value, key| &mut value[key.as_str()]);
         *slot = json!([[]]);
-        // JSON is YAML.
+        // JSON is valid YAML.
         let result = load(&broken.to_string());
         // A warning that nothing reads it says nothing of whether it is checked.
         let objects = |warning: &String| !UNREAD.iter().any(|path| *warning == no_effect_warning(path));
@@ -290,7 +290,7 @@ fn every_key_of_the_shipped_example_is_read() {
     }
 }
 
-/// Whatever stands under a secret key, in whatever section and shape, neither error nor `Debug` shows it.
+/// Neither an error nor `Debug` shows a secret key's value, whatever the section or shape.
 #[test]
 fn a_secret_key_is_never_shown_wherever_it_stands() {
     for section in SECTIONS.into_iter().chain(["unknown"]) {
@@ -315,7 +315,7 @@ proptest! {
     // Each case writes a file.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any bytes whatever give a configuration or an error, never a panic.
+    /// Any text yields a configuration or an error, never a panic.
     #[test]
     fn any_text_is_loaded_or_refused(text in "(.|\\n){0,200}") {
         let project = Project::with_config(&text);

@@ -9,23 +9,23 @@ use serde_json::{Map, Value};
 use super::node::Report;
 use super::yaml;
 
-/// The version of the schema that this build knows, and of the example file it ships.
+/// The schema version of this build and of the example file it ships.
 pub const CONFIG_VERSION: i64 = 49;
 /// The key that states a file's version.
 pub const CONFIG_VERSION_KEY: &str = "config_version";
-/// The file whose version is the latest, looked for beside the configuration and above it.
+/// The file that states the latest version, searched next to the configuration and above it.
 pub const EXAMPLE_FILE: &str = "config.example.yaml";
 
 /// How many directories above the configuration's own are searched for the example file.
 const PARENTS_SEARCHED: usize = 5;
 
-/// The version a file states. Missing, or anything but an integer, is 0; so is a `$VAR`, because the version
-/// is looked at before variables are.
+/// The version a file states. 0 if it is missing or not an integer, including a `$VAR`, because the version is read
+/// before variables are replaced.
 pub fn stated_version(sections: &Map<String, Value>) -> i64 {
     sections.get(CONFIG_VERSION_KEY).and_then(Value::as_i64).unwrap_or(0)
 }
 
-/// The text that is logged, on each load, for a file older than the example.
+/// The text logged on each load of a file older than the example.
 pub fn outdated_warning(version: i64, latest: i64) -> String {
     format!(
         "Your config.yaml (version {version}) is outdated; the latest version is {latest}. \
@@ -33,8 +33,7 @@ pub fn outdated_warning(version: i64, latest: i64) -> String {
     )
 }
 
-/// Warns if the example file near the configuration is newer. No example file, or one that cannot be read,
-/// means no warning.
+/// Warns if the example file near the configuration is newer. Without a readable example file there is no warning.
 pub(super) fn check(sections: &Map<String, Value>, config_file: &Path, report: &Report) {
     let Some(latest) = latest_version(config_file) else { return };
     let version = stated_version(sections);
@@ -116,7 +115,7 @@ mod tests {
 
     #[test]
     fn no_example_or_a_broken_one_means_no_warning() {
-        // So deep that the search does not leave the test's own directory.
+        // Deep enough that the search does not leave the test's own directory.
         assert!(warnings(None, 6, 0).is_empty());
         for example in [": : :", "- 49\n", "config_version: x\n"] {
             assert!(warnings(Some(example), 0, 0).is_empty(), "{example:?}");

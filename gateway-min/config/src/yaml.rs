@@ -1,4 +1,4 @@
-//! YAML text to a value tree.
+//! Parses YAML into a value tree.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::error::ConfigError;
 
 /// Parses the text of a configuration file. An empty file is an empty mapping.
 ///
-/// Only `true` and `false` are booleans here: `on`, `yes` and the like stay texts, which boolean keys accept
-/// as well. A duplicate key is an error. Error details never quote the file's content beyond a key.
+/// Only `true` and `false` are booleans here: `on`, `yes` and the like stay strings, which boolean keys also accept. A
+/// duplicate key is an error. Error details never quote the file's content beyond a key.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Map<String, Value>, ConfigError> {
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
     match serde_saphyr::from_str_with_options(text, options) {

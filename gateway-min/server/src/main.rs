@@ -21,13 +21,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tracing::level_filters::LevelFilter;
 
-/// How long clients have to take what was sent to them before the gateway stopped.
+/// How long clients have to read what was sent to them before the gateway exits.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// Keeps the state of agent conversations as checkpoints, and serves agents that run on them.
+/// Stores the state of agent conversations as checkpoints, and serves the agents that run on them.
 ///
-/// Without a configuration file everything has a default: an embedded SQLite below `.svc`, and a demo model that needs
-/// no API key. `config.example.yaml` shows every setting.
+/// Works without a configuration file: with SQLite files in `.svc`, and a demo model that needs no API key.
+/// `config.example.yaml` shows every setting.
 #[derive(Debug, Parser)]
 #[command(
     name = "threadkeep",
@@ -35,24 +35,24 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
     after_help = "\
 Examples:
   threadkeep serve                              serve on http://127.0.0.1:8001
-  threadkeep serve --config prod.yaml --port 80 with a configuration of your own
-  RUST_LOG=debug threadkeep serve               say more on stderr
+  threadkeep serve --config prod.yaml --port 80 with your own configuration
+  RUST_LOG=debug threadkeep serve               log more on stderr
   threadkeep chat                               talk with the agent at this terminal
   git diff | threadkeep chat --print            one turn, the answer on stdout
   threadkeep keys create --user ann             a key for a gateway with auth.enabled: true
-  threadkeep config upgrade                     add what is new in this version to config.yaml
+  threadkeep config upgrade                     add the settings new in this version to config.yaml
   threadkeep threads list                       the threads in the gateway's store
-  threadkeep prune plan --all --keep since:30d  what would go, and why
+  threadkeep prune plan --all --keep since:30d  what would be removed, and why
 
-The commands on threads work on the store of the configuration (--config) or on one that is named (--sqlite), whether a
-gateway runs or not. Each has a --help of its own, with examples.
+The commands on threads work on the configured store (--config) or on a named one (--sqlite), whether a gateway runs
+or not. Each has its own --help, with examples.
 
 Exit codes:
-  0  done; what was looked at is clean
-  1  an error; each thread was changed whole or not at all
-  2  a wrong command line
+  0  success; what was checked is clean
+  1  an error; each thread was changed completely or not at all
+  2  an invalid command line
   3  verify found violations
-  4  nothing was changed, because nobody confirmed it"
+  4  nothing was changed, because the change was not confirmed"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -63,16 +63,16 @@ struct Cli {
 enum Command {
     /// Serve the HTTP gateway until interrupted.
     Serve {
-        /// The configuration file; else SVC_CONFIG_PATH, else config.yaml in the project root.
+        /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// The address to listen on.
         #[arg(long, env = "GATEWAY_HOST", default_value = "127.0.0.1")]
         host: IpAddr,
-        /// The port to listen on; 0 takes a free one and says which.
+        /// The port to listen on; 0 picks a free port, which is logged.
         #[arg(long, env = "GATEWAY_PORT", default_value_t = 8001)]
         port: u16,
-        /// Serve other machines, and under any host name, although there is no authentication.
+        /// Listen beyond this machine and accept any host name without authentication.
         #[arg(long, env = "GATEWAY_ALLOW_UNAUTHENTICATED")]
         allow_unauthenticated: bool,
     },
@@ -83,8 +83,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // The results of a command are its output; a server's log is what it has to say; a conversation says what went wrong
-    // itself.
+    // Operator commands print their results, so log only warnings. The server's log is its output. The chat shows
+    // errors itself.
     let level = match &cli.command {
         Command::Serve { .. } => LevelFilter::INFO,
         Command::Ops(_) => LevelFilter::WARN,
@@ -93,21 +93,21 @@ fn main() -> ExitCode {
     match run(cli, level) {
         Ok(code) => code,
         Err(error) => {
-            // It may be one from before there was a log.
+            // The error may have occurred before the log was set up.
             tracing::subscriber::with_default(telemetry::log(level), || tracing::error!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Lets the process have as many open files as it may: a client that follows a run is one, and the usual limit of 1,024 is
-/// there for programs that could not use more.
+/// Raises the soft limit of open files to the hard limit: each client that follows a run needs one, and the usual soft
+/// limit of 1,024 only protects programs that use select(2).
 fn raise_open_files() {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let limit = getrlimit(Resource::Nofile);
-        // Without it, fewer clients are served at once.
+        // If this fails, the gateway serves fewer clients at once.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
 }
@@ -130,7 +130,7 @@ fn run(cli: Cli, level: LevelFilter) -> anyhow::Result<ExitCode> {
             Ok(runtime.block_on(ops::run(&command)).into())
         }
         Command::Chat(args) => {
-            // In the terminal UI nothing else may write.
+            // The terminal UI owns the screen, so nothing else may write.
             if !args.is_tui() {
                 telemetry::install(level, None);
             }
@@ -139,13 +139,13 @@ fn run(cli: Cli, level: LevelFilter) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Reads the configuration. It says where traces go, so what it has to say itself is logged before there are any.
+/// Loads the configuration. It decides where traces go, so its own messages are logged before tracing starts.
 fn configured(path: Option<PathBuf>, level: LevelFilter) -> anyhow::Result<ConfigHandle> {
     let options = LoadOptions::from_process(path)?;
     Ok(tracing::subscriber::with_default(telemetry::log(level), || ConfigHandle::open(&options))?)
 }
 
-/// Starts the log, and the traces if there are to be any.
+/// Starts the log, and the traces if they are enabled.
 fn start_telemetry(
     config: &ConfigHandle,
     level: LevelFilter,
@@ -163,16 +163,16 @@ async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated:
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
     let app = App::start(config, Arc::new(ModeRegister::new())).await?;
     let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
-        format!("cannot listen on {address}; is another gateway running? --port chooses another port")
+        format!("cannot listen on {address}; is another gateway running? choose another port with --port")
     })?;
     let address = listener.local_addr()?;
     if settings.enabled {
         warn_without_keys(&settings).await?;
     } else if !address.ip().is_loopback() {
-        tracing::warn!(%address, "listening beyond this machine without authentication: whoever reaches the port is the administrator");
+        tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
     tracing::info!(
-        "serving on http://{address}, API at http://{address}/api, description at http://{address}/openapi.json"
+        "serving on http://{address}, API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"
     );
     let router = http::router_for(Arc::clone(&app), reach);
     let drained = Arc::new(Notify::new());
@@ -180,7 +180,7 @@ async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated:
         let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
         async move {
             interrupted().await;
-            tracing::info!("stopping: runs are interrupted, their last writes awaited");
+            tracing::info!("stopping: interrupting runs and waiting for their last writes");
             app.stop_runs().await;
             drained.notify_one();
         }
@@ -188,7 +188,7 @@ async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated:
     let served = axum::serve(listener, router).with_graceful_shutdown(stopping);
     tokio::select! {
         served = served.into_future() => served?,
-        // Clients had the end of their streams; one that does not read it must not hold up the stop.
+        // Every stream has ended; a client that does not read its end must not delay the exit.
         () = async { drained.notified().await; tokio::time::sleep(LAST_WORDS).await } => {}
     }
     app.close().await;
@@ -196,12 +196,12 @@ async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated:
     Ok(())
 }
 
-/// Points out that nobody can get in yet; a file of keys that cannot be read stops the start.
+/// Warns that no client can log in yet. An unreadable key file stops the start.
 async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
     let file = KeyFile::new(&settings.keys_file);
     if tokio::task::spawn_blocking(move || file.list()).await??.is_empty() {
         tracing::warn!(
-            "there is no API key yet, so every request is refused; `threadkeep keys create` makes one"
+            "there is no API key yet, so every request is refused; create one with `threadkeep keys create`"
         );
     }
     Ok(())
@@ -220,6 +220,6 @@ async fn interrupted() {
             return;
         }
     }
-    // Without a handler the process ends as the system decides.
+    // Without a handler, the default action of the signal ends the process.
     let _ = tokio::signal::ctrl_c().await;
 }

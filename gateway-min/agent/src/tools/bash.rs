@@ -1,7 +1,7 @@
 //! `bash`: commands on the machine the gateway runs on.
 //!
-//! This is no sandbox: a command can reach whatever the gateway's user can. It therefore exists only where
-//! `sandbox.allow_host_bash` is set. What is kept from it is the gateway's environment, which may hold keys.
+//! This is not a sandbox: a command can do whatever the gateway's user can. It therefore exists only if
+//! `sandbox.allow_host_bash` is set. Commands do not see the gateway's environment, which may contain keys.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -20,8 +20,8 @@ use super::output::HeadAndTail;
 use super::workspace::Workspace;
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSettings, ToolSpec, ToolStatus, blocking, parse};
 
-/// How long to read on after a command has ended and its process group was killed. Only a process that left
-/// the group can still hold the output open, and that one is not waited for.
+/// How long to keep reading after a command has ended and its process group was killed. Only a process that left the
+/// group can still hold the output open, and it is not waited for.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
@@ -47,7 +47,7 @@ impl Tool for Bash {
         ToolSpec {
             name: "bash".to_owned(),
             description: format!(
-                "Runs a bash command in the working directory and returns what it printed. It has no \
+                "Runs a bash command in the working directory and returns its output. It has no \
                  terminal and no input, and is stopped after {} seconds. Processes it leaves behind are \
                  stopped too.",
                 self.timeout.as_secs()
@@ -69,7 +69,7 @@ impl Tool for Bash {
         let root = context.root.clone();
         let root = blocking(move || Ok(Workspace::open(&root)?.root().to_owned())).await?;
         let mut child = spawn(&command, &root)
-            .map_err(|error| ToolError::Failed(format!("the command could not be started: {error}")))?;
+            .map_err(|error| ToolError::Failed(format!("cannot start the command: {error}")))?;
         let group = ProcessGroup::of(&child);
         let mut output = HeadAndTail::new(self.max_chars.saturating_sub(ENDING_CHARS));
         let status = self.watch(&mut child, group, &mut output).await;
@@ -78,8 +78,7 @@ impl Tool for Bash {
 }
 
 impl Bash {
-    /// Collects output until the command has ended, or its time is over, and nothing of it is left. `None`
-    /// if its time was over.
+    /// Collects output until the command and its process group have ended, or its time is up. `None` if its time is up.
     async fn watch(
         &self,
         child: &mut Child,
@@ -102,7 +101,7 @@ impl Bash {
         }
         match status {
             Ok(Ok(status)) => Ok(Some(status)),
-            Ok(Err(error)) => Err(ToolError::Failed(format!("the command could not be watched: {error}"))),
+            Ok(Err(error)) => Err(ToolError::Failed(format!("cannot wait for the command: {error}"))),
             Err(_) => Ok(None),
         }
     }
@@ -115,7 +114,7 @@ fn spawn(command: &str, directory: &Path) -> std::io::Result<Child> {
         .current_dir(directory)
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))
-        // The user's own home has keys too.
+        // The user's real home may contain keys, too.
         .env("HOME", directory)
         .env("LANG", "C.UTF-8")
         .stdin(Stdio::null())
@@ -126,7 +125,7 @@ fn spawn(command: &str, directory: &Path) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// Reads both streams to their ends, in the order in which parts arrive.
+/// Reads both streams to their ends, in order of arrival.
 async fn collect(
     stdout: Option<impl AsyncRead + Unpin>,
     stderr: Option<impl AsyncRead + Unpin>,
@@ -148,7 +147,7 @@ async fn collect(
     }
 }
 
-/// Reads what is there; 0 at the end, which a failure is as well. Waits forever without a stream.
+/// Reads available data; 0 at the end or after an error. Without a stream, waits forever.
 async fn read(stream: &mut Option<impl AsyncRead + Unpin>, buffer: &mut [u8]) -> usize {
     match stream {
         Some(stream) => stream.read(buffer).await.unwrap_or_default(),
@@ -156,8 +155,8 @@ async fn read(stream: &mut Option<impl AsyncRead + Unpin>, buffer: &mut [u8]) ->
     }
 }
 
-/// The processes a command has started. They are killed when this is dropped: at the command's end, when its
-/// time is over, and when the run is cancelled.
+/// The processes started by a command. They are killed when this is dropped: at the end of the command, when its time
+/// is up, and when the run is cancelled.
 struct ProcessGroup(Option<Pid>);
 
 impl ProcessGroup {
@@ -169,23 +168,23 @@ impl ProcessGroup {
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if let Some(leader) = self.0 {
-            // Fails if all have ended, which is what we want. The id cannot have been given to others while
-            // one of the group lives.
+            // Fails if all have ended, which is the goal. The process group's id cannot be reused while one of its
+            // processes lives.
             let _ = kill_process_group(leader, Signal::KILL);
         }
     }
 }
 
-/// Room for the line about how the command ended.
+/// Space reserved for the line about how the command ended.
 const ENDING_CHARS: usize = 80;
 
 fn result(mut text: String, status: Option<ExitStatus>, limit: Duration) -> ToolOutput {
     let ending = match status {
-        None => Some(format!("[stopped: it took longer than {} seconds]", limit.as_secs_f64())),
+        None => Some(format!("[stopped after {} seconds]", limit.as_secs_f64())),
         Some(status) => match (status.code(), status.signal()) {
             (Some(0), _) => None,
             (Some(code), _) => Some(format!("[exit code {code}]")),
-            (None, signal) => Some(format!("[ended by signal {}]", signal.unwrap_or_default())),
+            (None, signal) => Some(format!("[killed by signal {}]", signal.unwrap_or_default())),
         },
     };
     if let Some(ending) = ending {
@@ -234,8 +233,8 @@ mod tests {
             Bash::new(settings).call(&self.context(), json!({"command": command})).await.unwrap()
         }
 
-        /// A pipe that commands write to and tests read. Its end, as the reader sees it, is the death of the
-        /// last process that had it open.
+        /// A pipe that commands write to and tests read. The reader sees its end when the last process that had it open
+        /// dies.
         fn pipe(&self) -> PathBuf {
             let path = self.0.path().join("pipe");
             rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -246,7 +245,7 @@ mod tests {
     /// Waits until a writer has opened the pipe and all writers are gone.
     async fn end_of(pipe: PathBuf) {
         let reading = tokio::task::spawn_blocking(move || std::fs::read(pipe));
-        let read = timeout(Duration::from_mins(1), reading).await.expect("a process was left alive");
+        let read = timeout(Duration::from_mins(1), reading).await.expect("a process is still alive");
         read.unwrap().unwrap();
     }
 
@@ -271,7 +270,7 @@ mod tests {
         assert_eq!((output.status, output.artifact), (ToolStatus::Success, json!({"exit_code": 3})));
 
         assert_eq!(place.run("true").await.content, "(no output)");
-        assert_eq!(place.run("kill -9 $$").await.content, "[ended by signal 9]");
+        assert_eq!(place.run("kill -9 $$").await.content, "[killed by signal 9]");
     }
 
     #[tokio::test]
@@ -283,7 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_sees_nothing_of_the_environment_but_the_path() {
-        // The last three are bash's own.
+        // bash sets the last three itself.
         let known = ["HOME", "LANG", "PATH", "PWD", "SHLVL", "_"];
         assert!(std::env::vars().any(|(name, _)| !known.contains(&name.as_str())), "nothing to hide");
         let place = Place::new();
@@ -302,7 +301,7 @@ mod tests {
         assert!(output.content.chars().count() <= 1000);
         assert!(output.content.starts_with("first\n1\n2\n"), "{}", output.content);
         assert!(output.content.ends_with("100000\nlast\n[exit code 7]"), "{}", output.content);
-        assert!(output.content.contains("bytes left out here]"), "{}", output.content);
+        assert!(output.content.contains("bytes omitted]"), "{}", output.content);
     }
 
     #[tokio::test]
@@ -312,22 +311,22 @@ mod tests {
         let settings =
             ToolSettings { bash_command_timeout: Duration::from_millis(300), ..ToolSettings::default() };
         let output = place.run_with(&settings, "exec 3<>pipe; echo begun; sleep 1000").await;
-        assert!(output.content.ends_with("[stopped: it took longer than 0.3 seconds]"), "{}", output.content);
+        assert!(output.content.ends_with("[stopped after 0.3 seconds]"), "{}", output.content);
         assert_eq!((output.status, output.artifact), (ToolStatus::Error, json!({"exit_code": null})));
-        // A killed process closes its files a moment after the kill.
+        // A killed process closes its files shortly after the kill.
         let closed = async {
             while has_writer(&pipe) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(Duration::from_mins(1), closed).await.expect("the command was left alive");
+        timeout(Duration::from_mins(1), closed).await.expect("the command is still alive");
     }
 
     #[tokio::test]
     async fn what_a_command_leaves_in_the_background_is_killed() {
         let place = Place::new();
         let pipe = place.pipe();
-        // Without the killing, the call would wait for the end of the output as well.
+        // If the background process were not killed, the call would wait for the end of its output.
         let (output, ()) = tokio::join!(place.run("exec 3>pipe; sleep 1000 & echo done"), end_of(pipe));
         assert_eq!(output.content, "done\n");
     }
@@ -352,7 +351,7 @@ mod tests {
         assert!(call.await.unwrap_err().is_cancelled());
         let rest =
             tokio::task::spawn_blocking(move || std::io::Read::read_to_end(&mut pipe, &mut Vec::new()));
-        let rest = timeout(Duration::from_mins(1), rest).await.expect("a process was left alive");
+        let rest = timeout(Duration::from_mins(1), rest).await.expect("a process is still alive");
         assert_eq!(rest.unwrap().unwrap(), 0);
     }
 }

@@ -25,7 +25,7 @@ impl Tool for AskClarification {
         ToolSpec {
             name: ASK_CLARIFICATION.to_owned(),
             description: "Asks the user a question and ends your work until they answer. Use it when you \
-                          cannot go on without information only the user has, not to ask for approval of \
+                          cannot continue without information that only the user has, not to ask for approval of \
                           obvious steps."
                 .to_owned(),
             parameters: json!({

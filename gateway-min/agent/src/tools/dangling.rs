@@ -1,29 +1,29 @@
 //! Tool calls that an interruption left without a result.
 //!
-//! Providers refuse a conversation in which a call has no result, so a result that says what happened is put
-//! in for each before the model is asked again.
+//! Providers refuse a conversation in which a call has no result, so each such call gets a result that reports the
+//! interruption before the next model call.
 
 use serde_json::Value;
 
 use crate::model::message::{ToolStatus, invalid_tool_calls, kind, tool_calls, tool_result};
 
-/// What the model reads in the place of the missing result.
+/// The result shown to the model in place of the missing one.
 pub const INTERRUPTED: &str =
-    "Error: the tool call was interrupted and gave no result. Make it again if you still need it.";
+    "Error: the tool call was interrupted and returned no result. Repeat it if you still need it.";
 
-/// A result to put into the conversation.
+/// A result to insert into the conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Repair {
-    /// Before which message of the original list it belongs: right after the message that made the call.
-    /// Repairs with the same index follow each other in the order of the calls.
+    /// The index in the original list before which it belongs: right after the message that made the call. Repairs with
+    /// the same index are in the order of the calls.
     pub index: usize,
-    /// The tool message, with status `error`. Its id follows from the call, so that repairing twice gives
-    /// the same message.
+    /// The tool message, with status `error`. Its id is derived from the call, so that repairing twice yields the same
+    /// message.
     pub message: Value,
 }
 
-/// The repairs `messages` need, in order. A result counts for a call only up to the next assistant message,
-/// as providers repeat call ids.
+/// The repairs that `messages` needs, in order. A result only counts for a call up to the next assistant message,
+/// because providers reuse call ids.
 pub fn repairs(messages: &[Value]) -> Vec<Repair> {
     let mut repairs = Vec::new();
     for (position, message) in messages.iter().enumerate().filter(|(_, message)| kind(message) == "ai") {
@@ -41,7 +41,7 @@ pub fn repairs(messages: &[Value]) -> Vec<Repair> {
     repairs
 }
 
-/// `messages` with their repairs put in: what the model is to see.
+/// `messages` with their repairs inserted, as sent to the model.
 pub fn repaired(messages: &[Value]) -> Vec<Value> {
     let mut result = Vec::with_capacity(messages.len());
     let mut repairs = repairs(messages).into_iter().peekable();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::workspace::Workspace;
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, blocking, parse};
 
-/// `read_file`: the text of a file, or some lines of it.
+/// `read_file`: the text of a file, or a range of its lines.
 pub(super) struct ReadFile {
     max_chars: usize,
 }
@@ -30,9 +30,10 @@ impl Tool for ReadFile {
     fn spec(&self) -> ToolSpec {
         ToolSpec {
             name: "read_file".to_owned(),
-            description: "Reads a text file in the working directory. Long files are cut; the notice at the \
-                          end says at which line to go on."
-                .to_owned(),
+            description:
+                "Reads a text file in the working directory. Long files are truncated; the notice at the \
+                          end says at which line to continue."
+                    .to_owned(),
             parameters: json!({
                 "type": "object",
                 "required": ["path"],
@@ -67,9 +68,9 @@ impl Tool for ReadFile {
     }
 }
 
-/// The asked lines of `text`, as many whole ones as fit into `max_chars`, and a notice if some do not.
+/// The requested lines of `text`, as many whole lines as fit into `max_chars`, and a notice if some do not fit.
 fn lines(text: &str, args: &ReadArgs, max_chars: usize) -> Result<String, ToolError> {
-    /// Room for the notice.
+    /// Space reserved for the notice.
     const NOTICE_CHARS: usize = 120;
     let total = text.lines().count() as u64;
     let (start, end) = (args.start_line.unwrap_or(1).max(1), args.end_line.unwrap_or(total).min(total));
@@ -87,11 +88,11 @@ fn lines(text: &str, args: &ReadArgs, max_chars: usize) -> Result<String, ToolEr
         let length = line.chars().count();
         if used + length > limit {
             let next = if number == start {
-                // Not even one line fits: its beginning is better than nothing.
+                // Not even one line fits; its beginning is better than nothing.
                 shown.extend(line.chars().take(limit));
                 format!("in the middle of line {start} of {total}; the next one is start_line {}", start + 1)
             } else {
-                format!("before line {number} of {total}; go on with start_line {number}")
+                format!("before line {number} of {total}; continue with start_line {number}")
             };
             shown.extend(["\n[output cut ", &next, "]"]);
             break;
@@ -102,7 +103,7 @@ fn lines(text: &str, args: &ReadArgs, max_chars: usize) -> Result<String, ToolEr
     Ok(shown)
 }
 
-/// `content` as text; what is not UTF-8 in it becomes U+FFFD.
+/// `content` as text; invalid UTF-8 becomes U+FFFD.
 fn text(content: Vec<u8>, path: &str) -> Result<String, ToolError> {
     if is_binary(&content) {
         return Err(ToolError::Failed(format!("`{path}` is not a text file")));
@@ -111,12 +112,12 @@ fn text(content: Vec<u8>, path: &str) -> Result<String, ToolError> {
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// Whether a file is no text: as usual, whether a NUL byte is near its beginning.
+/// Whether a file is binary: it has a NUL byte near its beginning.
 pub(super) fn is_binary(content: &[u8]) -> bool {
     content.iter().take(8192).any(|byte| *byte == 0)
 }
 
-/// `write_file`: makes or replaces a file.
+/// `write_file`: creates or replaces a file.
 pub(super) struct WriteFile;
 
 #[derive(Deserialize)]
@@ -130,9 +131,10 @@ impl Tool for WriteFile {
     fn spec(&self) -> ToolSpec {
         ToolSpec {
             name: "write_file".to_owned(),
-            description: "Writes a text file in the working directory, replacing it if it exists and making \
+            description:
+                "Writes a text file in the working directory, replacing it if it exists and creating \
                           its directories."
-                .to_owned(),
+                    .to_owned(),
             parameters: json!({
                 "type": "object",
                 "required": ["path", "content"],
@@ -183,9 +185,9 @@ impl Tool for StrReplace {
                     "path": {"type": "string", "description": "The file, relative to the working directory."},
                     "old_str": {
                         "type": "string",
-                        "description": "The text to replace, exactly as it stands in the file.",
+                        "description": "The text to replace, exactly as it is in the file.",
                     },
-                    "new_str": {"type": "string", "description": "What to put in its place."},
+                    "new_str": {"type": "string", "description": "The new text."},
                     "replace_all": {
                         "type": "boolean",
                         "description": "Replace every occurrence. Default: false.",
@@ -322,7 +324,7 @@ mod tests {
             };
             all.push_str(content);
             next = notice.split(' ').next().unwrap().parse().unwrap();
-            assert_eq!(notice, format!("{next} of 100; go on with start_line {next}]"));
+            assert_eq!(notice, format!("{next} of 100; continue with start_line {next}]"));
         }
         assert_eq!(all, lines.concat());
 

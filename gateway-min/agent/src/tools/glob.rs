@@ -1,23 +1,23 @@
-//! File patterns, as regular expressions.
+//! File patterns, translated to regular expressions.
 
 use regex::Regex;
 
-/// A pattern for paths below a directory: `*` and `?` within a name, `**` over directories, `[a-z]`,
-/// `[!a-z]` and `{one,two}`. A pattern without a slash is for the file's name, at any depth.
+/// A pattern for paths below a directory: `*` and `?` within a name, `**` across directories, `[a-z]`, `[!a-z]` and
+/// `{one,two}`. A pattern without a slash matches file names at any depth.
 pub(super) struct Pattern {
     regex: Regex,
     names_only: bool,
 }
 
 impl Pattern {
-    /// Reads `pattern`; the error says what is wrong with it.
+    /// Parses `pattern`; the error says what is wrong with it.
     pub(super) fn new(pattern: &str) -> Result<Self, String> {
         let regex = Regex::new(&translate(pattern)?)
             .map_err(|error| format!("`{pattern}` is not a file pattern: {error}"))?;
         Ok(Self { regex, names_only: !pattern.contains('/') })
     }
 
-    /// Whether `path`, relative to where the search starts, fits.
+    /// Whether `path`, relative to the start of the search, matches.
     pub(super) fn matches(&self, path: &str) -> bool {
         let name = path.rsplit('/').next().unwrap_or(path);
         self.regex.is_match(if self.names_only { name } else { path })
@@ -31,7 +31,7 @@ fn translate(pattern: &str) -> Result<String, String> {
     while let Some(char) = rest.next() {
         match char {
             '*' if rest.next_if_eq(&'*').is_some() => {
-                // `**/` also stands for no directory at all.
+                // `**/` also matches no directory at all.
                 regex.push_str(if rest.next_if_eq(&'/').is_some() { "(?:.*/)?" } else { ".*" });
             }
             '*' => regex.push_str("[^/]*"),

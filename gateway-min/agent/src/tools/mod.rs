@@ -1,12 +1,11 @@
 //! The tools the lead agent works with, and the guards around their use.
 //!
-//! A [`Tool`] has a [`ToolSpec`] for the model and a call. A [`Toolbox`] holds the tools of a run and runs
-//! the model's calls: whatever goes wrong becomes a tool message that tells the model, never an error of the
-//! run. The built-in tools work on files in the thread's own directory and cannot leave it;
-//! `bash` can, and exists only where the configuration allows it.
+//! A [`Tool`] has a [`ToolSpec`] for the model and a call. A [`Toolbox`] holds the tools of a run and runs the model's
+//! calls: any failure becomes a tool message for the model, never an error of the run. The built-in tools work on files
+//! in the thread's own directory and cannot leave it; `bash` can, and exists only if the configuration allows it.
 //!
-//! [`loop_detection`] and [`dangling`] are pure functions of the conversation: when the model goes round in
-//! circles, and which of its calls were left without a result by an interruption.
+//! [`loop_detection`] and [`dangling`] are pure functions of the conversation: they detect that the model is going
+//! round in circles, and calls that an interruption left without a result.
 
 mod bash;
 mod clarification;
@@ -34,28 +33,27 @@ pub use toolbox::{ToolAnswer, Toolbox};
 pub use workspace::copy::copy as copy_workspace;
 pub use workspace::snapshot::{Changes, Snapshot};
 
-/// How many characters of a tool's output go into the conversation, unless the tool has a limit of its own.
+/// The default maximum of a tool's output in the conversation, in characters.
 pub const DEFAULT_OUTPUT_MAX_CHARS: usize = 12_000;
 
 /// Something the model can call.
 #[async_trait]
 pub trait Tool: Send + Sync {
-    /// What the model is told about the tool.
+    /// The tool's description for the model.
     fn spec(&self) -> ToolSpec;
 
-    /// How many characters of the output may go into the conversation; the rest is cut off.
+    /// The maximum number of output characters in the conversation; the rest is cut off.
     fn output_max_chars(&self) -> usize {
         DEFAULT_OUTPUT_MAX_CHARS
     }
 
-    /// Does the work. `args` have the schema's required arguments, and arguments of its types.
+    /// Executes the call. `args` contains the required arguments, with types as in the schema.
     ///
-    /// Must not block, and must leave nothing running when its future is dropped: that is how a run is
-    /// cancelled.
+    /// Must not block, and must leave nothing running when its future is dropped: that is how a run is cancelled.
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError>;
 }
 
-/// Where a call comes from and where it may work.
+/// The origin of a call and its working directory.
 #[derive(Debug, Clone)]
 pub struct ToolContext {
     /// The thread of the run.
@@ -64,16 +62,16 @@ pub struct ToolContext {
     pub run_id: String,
     /// The call's id; set by [`Toolbox::run`].
     pub tool_call_id: String,
-    /// The thread's own directory; made when a tool first needs it.
+    /// The thread's own directory; created when a tool first needs it.
     pub root: PathBuf,
 }
 
-/// What a call gives back.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolOutput {
     /// The text for the model.
     pub content: String,
-    /// Whether the tool did what it was asked.
+    /// Whether the tool succeeded.
     pub status: ToolStatus,
     /// Data for the program, which the model does not see: the message's `artifact`.
     pub artifact: Value,
@@ -81,7 +79,7 @@ pub struct ToolOutput {
     pub additional_kwargs: Map<String, Value>,
     /// The files that the call wrote, relative to the thread's directory.
     pub written: Vec<String>,
-    /// Whether the run ends with this call, because a person must act next.
+    /// Whether the run ends with this call because it waits for the user.
     pub ends_run: bool,
 }
 
@@ -99,14 +97,14 @@ impl ToolOutput {
     }
 }
 
-/// Why a call did not work. The model reads the text and can try something else, so it says what to do and
-/// names paths as the model gave them.
+/// Why a call failed. The model reads the text and can try something else, so it says what to do and names paths as the
+/// model gave them.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// The arguments do not fit the tool.
+    /// The arguments are invalid.
     #[error("{0}")]
     Arguments(String),
-    /// The path leads out of the thread's directory, or may.
+    /// The path leads outside the thread's directory, or might.
     #[error("`{path}` is not allowed: {reason}. Use a path relative to the working directory, inside it")]
     Path {
         /// The path as given.
@@ -117,23 +115,22 @@ pub enum ToolError {
     /// A file operation failed.
     #[error("cannot {action} `{path}`: {source}")]
     File {
-        /// What was to be done.
+        /// The action that failed.
         action: &'static str,
         /// The path as given.
         path: String,
-        /// The system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("{0}")]
     Failed(String),
 }
 
-/// The built-in tools' settings: the part of the configuration's `sandbox` section that concerns them.
+/// The settings of the built-in tools, from the configuration's `sandbox` section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToolSettings {
-    /// Whether there is a `bash` tool. Its commands run as the gateway's own user and can reach whatever
-    /// that user can.
+    /// Whether there is a `bash` tool. Its commands run as the gateway's user and can do whatever that user can.
     pub allow_host_bash: bool,
     /// The limit of `bash`'s output, in characters.
     pub bash_output_max_chars: usize,

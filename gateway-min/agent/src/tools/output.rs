@@ -1,9 +1,9 @@
-//! Cutting output to what may go into a conversation.
+//! Cuts output to what may go into a conversation.
 
-/// `text` if it has at most `max_chars` characters, else its beginning and a notice, together at most that
-/// long (or the notice alone, where not even that fits).
+/// `text` if it has at most `max_chars` characters, else its beginning and a notice, together at most that long (or
+/// only the notice if not even that fits).
 pub(super) fn cut(text: String, max_chars: usize) -> String {
-    // Every character has at least one byte: no need to count.
+    // Every character has at least one byte, so there is no need to count.
     if text.len() <= max_chars {
         return text;
     }
@@ -16,7 +16,7 @@ pub(super) fn cut(text: String, max_chars: usize) -> String {
     text.chars().take(kept).chain(notice.chars()).collect()
 }
 
-/// Collects bytes, keeping the first and the last ones when there are too many.
+/// Collects bytes, keeping the first and the last ones if there are too many.
 pub(super) struct HeadAndTail {
     head: Vec<u8>,
     tail: std::collections::VecDeque<u8>,
@@ -25,9 +25,9 @@ pub(super) struct HeadAndTail {
 }
 
 impl HeadAndTail {
-    /// Keeps so many bytes that the text has at most `max_chars` characters, notice included.
+    /// Keeps enough bytes that the text has at most `max_chars` characters, including the notice.
     pub(super) fn new(max_chars: usize) -> Self {
-        /// Room for the notice.
+        /// Space reserved for the notice.
         const NOTICE_CHARS: usize = 80;
         let half = max_chars.saturating_sub(NOTICE_CHARS) / 2;
         Self { head: Vec::new(), tail: std::collections::VecDeque::new(), half, dropped: 0 }
@@ -42,7 +42,7 @@ impl HeadAndTail {
         self.dropped += excess;
     }
 
-    /// The text, with a notice in the place of what was dropped. Bytes that are no text become U+FFFD.
+    /// The text, with a notice in place of what was dropped. Invalid UTF-8 becomes U+FFFD.
     pub(super) fn into_text(mut self) -> String {
         let tail = self.tail.make_contiguous();
         if self.dropped == 0 {
@@ -50,7 +50,7 @@ impl HeadAndTail {
             return String::from_utf8_lossy(&self.head).into_owned();
         }
         format!(
-            "{}\n[output cut: {} bytes left out here]\n{}",
+            "{}\n[output cut: {} bytes omitted]\n{}",
             String::from_utf8_lossy(&self.head),
             self.dropped,
             String::from_utf8_lossy(tail)
@@ -79,7 +79,7 @@ mod tests {
         for byte in b'a'..=b'z' {
             kept.push(&[byte]);
         }
-        assert_eq!(kept.into_text(), "abcdefghij\n[output cut: 6 bytes left out here]\nqrstuvwxyz");
+        assert_eq!(kept.into_text(), "abcdefghij\n[output cut: 6 bytes omitted]\nqrstuvwxyz");
     }
 
     proptest! {

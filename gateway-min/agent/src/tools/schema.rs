@@ -1,10 +1,9 @@
-//! Checking a call's arguments against the tool's schema.
+//! Checks a call's arguments against the tool's schema.
 
 use serde_json::Value;
 
-/// Checks the required arguments and the types of those given, by the JSON schema's `required`, `type`,
-/// `enum`, `items` and `properties`. Null stands for an optional argument that is not given. The error names
-/// the argument and what it should be.
+/// Checks required arguments and the types of given ones, by the JSON schema's `required`, `type`, `enum`, `items` and
+/// `properties`. Null means that an optional argument is omitted. The error names the argument and its expected type.
 pub(super) fn check(schema: &Value, args: &Value) -> Result<(), String> {
     check_value(schema, args, "")
 }

@@ -13,15 +13,15 @@ use super::glob::Pattern;
 use super::workspace::{MAX_WALK_ENTRIES, Workspace};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, blocking, parse};
 
-/// How deep `ls` looks.
+/// How deep `ls` descends.
 const LS_DEPTH: usize = 2;
-/// The most files `glob` names.
+/// The maximum number of files that `glob` lists.
 const MAX_FILES: usize = 200;
-/// The most lines `grep` shows.
+/// The maximum number of lines that `grep` shows.
 const MAX_LINES: usize = 100;
-/// The most characters of a line that `grep` shows.
+/// The maximum number of characters of a line that `grep` shows.
 const MAX_LINE_CHARS: usize = 300;
-/// The most bytes of files that one `grep` reads.
+/// The maximum number of bytes that one `grep` reads.
 const MAX_SEARCHED_BYTES: usize = 256 * 1024 * 1024;
 
 fn directory_property() -> Value {
@@ -31,7 +31,7 @@ fn directory_property() -> Value {
     })
 }
 
-/// `ls`: what is in a directory.
+/// `ls`: lists a directory.
 pub(super) struct Ls {
     max_chars: usize,
 }
@@ -83,7 +83,7 @@ impl Tool for Ls {
     }
 }
 
-/// `glob`: files by a pattern.
+/// `glob`: finds files by a pattern.
 pub(super) struct Glob;
 
 #[derive(Deserialize)]
@@ -98,8 +98,8 @@ impl Tool for Glob {
         ToolSpec {
             name: "glob".to_owned(),
             description: format!(
-                "Finds files by a pattern: `*` and `?` within a name, `**` over directories, `[a-z]`, \
-                 `{{one,two}}`. A pattern without a slash is for the file's name at any depth. Names at most \
+                "Finds files by a pattern: `*` and `?` within a name, `**` across directories, `[a-z]`, \
+                 `{{one,two}}`. A pattern without a slash matches file names at any depth. Lists at most \
                  {MAX_FILES} files."
             ),
             parameters: json!({
@@ -131,13 +131,13 @@ impl Tool for Glob {
             if !complete && lines.len() <= MAX_FILES {
                 lines.push(walk_ended());
             }
-            Ok(listing(&lines, "(no file fits)"))
+            Ok(listing(&lines, "(no matching files)"))
         })
         .await
     }
 }
 
-/// `grep`: lines by a regular expression.
+/// `grep`: finds lines by a regular expression.
 pub(super) struct Grep;
 
 #[derive(Deserialize)]
@@ -168,7 +168,7 @@ impl Tool for Grep {
                     },
                     "glob": {
                         "type": "string",
-                        "description": "Only files that fit this pattern, such as `*.md`. Default: all.",
+                        "description": "Only files that match this pattern, such as `*.md`. Default: all.",
                     },
                 },
             }),
@@ -179,28 +179,27 @@ impl Tool for Grep {
         let GrepArgs { pattern, path, glob } = parse(args)?;
         let root = context.root.clone();
         blocking(move || {
-            let regex = Regex::new(&pattern).map_err(|error| {
-                ToolError::Arguments(format!("argument `pattern` is not usable: {error}"))
-            })?;
+            let regex = Regex::new(&pattern)
+                .map_err(|error| ToolError::Arguments(format!("argument `pattern` is invalid: {error}")))?;
             let glob = glob.map(|glob| Pattern::new(&glob)).transpose().map_err(ToolError::Arguments)?;
             let workspace = Workspace::open(&root)?;
             let mut search =
                 Search { regex, lines: Vec::new(), bytes_left: MAX_SEARCHED_BYTES, stopped: false };
             let complete = each_file(&workspace, path.as_deref(), glob.as_ref(), |file| {
-                // What cannot be read, or is no text, has no lines to show.
+                // Skip unreadable and binary files.
                 let content = workspace.read_resolved(file).unwrap_or_default();
                 search.file(&workspace.shown(file), &content)
             })?;
             if !complete && !search.stopped {
                 search.lines.push(walk_ended());
             }
-            Ok(listing(&search.lines, "(no line fits)"))
+            Ok(listing(&search.lines, "(no matching lines)"))
         })
         .await
     }
 }
 
-/// A search under way.
+/// A search in progress.
 struct Search {
     regex: Regex,
     lines: Vec<String>,
@@ -211,7 +210,8 @@ struct Search {
 impl Search {
     fn file(&mut self, name: &str, content: &[u8]) -> ControlFlow<()> {
         if content.len() > self.bytes_left {
-            return self.stop(format!("[stopped at {name} after {MAX_SEARCHED_BYTES} bytes: search less]"));
+            return self
+                .stop(format!("[stopped at {name} after {MAX_SEARCHED_BYTES} bytes: search fewer files]"));
         }
         self.bytes_left -= content.len();
         if is_binary(content) {
@@ -238,7 +238,7 @@ impl Search {
     }
 }
 
-/// Visits the files at `path` whose path, relative to it, fits `pattern`. Returns whether it saw all of them.
+/// Visits the files at `path` whose path, relative to it, matches `pattern`. Returns whether it saw all of them.
 fn each_file(
     workspace: &Workspace,
     path: Option<&str>,
@@ -249,7 +249,7 @@ fn each_file(
     let start = workspace.resolve(path)?;
     workspace.walk(path, |entry| {
         let relative = entry.path.strip_prefix(&start).unwrap_or(&entry.path);
-        // A file that is the start itself is asked for by name.
+        // If the start is itself a file, match it by name.
         let relative = if relative.as_os_str().is_empty() { &entry.path } else { relative };
         let fits = pattern.is_none_or(|pattern| pattern.matches(&relative.to_string_lossy()));
         if entry.kind.is_file() && fits {
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(place.lines(&Glob, json!({"pattern": "*.rs"})).await, ["src/a/b.rs", "src/main.rs"]);
         let below = json!({"pattern": "a/*.rs", "path": "src"});
         assert_eq!(place.lines(&Glob, below).await, ["src/a/b.rs"]);
-        assert_eq!(place.lines(&Glob, json!({"pattern": "*.py"})).await, ["(no file fits)"]);
+        assert_eq!(place.lines(&Glob, json!({"pattern": "*.py"})).await, ["(no matching files)"]);
         assert!(place.call(&Glob, json!({"pattern": "["})).await.unwrap_err().contains("file pattern"));
     }
 
@@ -356,9 +356,9 @@ mod tests {
             grep(json!({"pattern": "o", "path": "b/c.txt", "glob": "*.txt"})).await,
             ["b/c.txt:1: two"]
         );
-        assert_eq!(grep(json!({"pattern": "four"})).await, ["(no line fits)"]);
+        assert_eq!(grep(json!({"pattern": "four"})).await, ["(no matching lines)"]);
         let error = place.call(&Grep, json!({"pattern": "("})).await.unwrap_err();
-        assert!(error.starts_with("argument `pattern` is not usable"), "{error}");
+        assert!(error.starts_with("argument `pattern` is invalid"), "{error}");
     }
 
     #[tokio::test]
@@ -372,7 +372,7 @@ mod tests {
         let mut search = Search { regex, lines: Vec::new(), bytes_left: 3, stopped: false };
         assert!(search.file("a", b"x").is_continue());
         assert!(search.file("b", b"xxx").is_break());
-        assert_eq!(search.lines, ["a:1: x", "[stopped at b after 268435456 bytes: search less]"]);
+        assert_eq!(search.lines, ["a:1: x", "[stopped at b after 268435456 bytes: search fewer files]"]);
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! The tools of a run, and how a call of the model becomes a tool message.
+//! The tools of a run, and how a model's call becomes a tool message.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Toolbox {
     tools: Vec<(ToolSpec, Arc<dyn Tool>)>,
 }
 
-/// What comes of a call.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolAnswer {
     /// The tool message for the conversation.
@@ -41,12 +41,12 @@ impl fmt::Debug for Toolbox {
 }
 
 impl Toolbox {
-    /// A toolbox with nothing in it.
+    /// An empty toolbox.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The built-in tools: files, `ask_clarification` and, where `settings` allow it, `bash`.
+    /// The built-in tools: files, `ask_clarification` and, if `settings` allow it, `bash`.
     pub fn builtin(settings: &ToolSettings) -> Self {
         let mut toolbox = Self::new();
         if settings.allow_host_bash {
@@ -62,7 +62,7 @@ impl Toolbox {
         toolbox
     }
 
-    /// Adds `tool`, in the place of one with the same name if there is one.
+    /// Adds `tool`, replacing one with the same name.
     pub fn add(&mut self, tool: Arc<dyn Tool>) {
         let spec = tool.spec();
         match self.tools.iter_mut().find(|(known, _)| known.name == spec.name) {
@@ -71,7 +71,7 @@ impl Toolbox {
         }
     }
 
-    /// Keeps only the tools whose names `keep` holds for.
+    /// Keeps only the tools for whose names `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
         self.tools.retain(|(spec, _)| keep(&spec.name));
     }
@@ -81,15 +81,15 @@ impl Toolbox {
         self.tools.iter().map(|(spec, _)| spec.name.as_str())
     }
 
-    /// What the model is told about the tools.
+    /// The descriptions of the tools for the model.
     pub fn specs(&self) -> Vec<ToolSpec> {
         self.tools.iter().map(|(spec, _)| spec.clone()).collect()
     }
 
-    /// Runs `call`, an entry of an assistant message's `tool_calls` or `invalid_tool_calls`, and answers it.
+    /// Runs `call`, an entry of an assistant message's `tool_calls` or `invalid_tool_calls`, and returns its result.
     ///
-    /// An unknown tool, unreadable or unfitting arguments and a failing tool give a message with status
-    /// `error` that tells the model what to do instead. Output beyond the tool's limit is cut off.
+    /// An unknown tool, invalid arguments and a failing tool yield a message with status `error` that tells the model
+    /// what to do instead. Output beyond the tool's limit is cut off.
     pub async fn run(&self, context: &ToolContext, call: &Value) -> ToolAnswer {
         let name = call["name"].as_str().unwrap_or_default();
         let found = self.tools.iter().find(|(spec, _)| spec.name == name);
@@ -126,7 +126,7 @@ async fn attempt(
 ) -> Result<ToolOutput, ToolError> {
     if call["type"] == "invalid_tool_call" {
         let why = call["error"].as_str().unwrap_or("they could not be read");
-        return Err(ToolError::Arguments(format!("the call was not made: {why}. Make it again")));
+        return Err(ToolError::Arguments(format!("the call was not executed: {why}. Repeat it")));
     }
     schema::check(&spec.parameters, &call["args"]).map_err(ToolError::Arguments)?;
     let tool_call_id = call["id"].as_str().unwrap_or_default().to_owned();
@@ -139,7 +139,7 @@ mod tests {
     use async_trait::async_trait;
     use serde_json::json;
 
-    /// Answers with what it was given, as its arguments ask.
+    /// Returns its arguments, as they request.
     struct Probe;
 
     #[async_trait]
@@ -218,7 +218,7 @@ mod tests {
             (call("probe", &json!({"say": "fail"})), "Error: it failed"),
             (
                 invalid,
-                "Error: the call was not made: the arguments are not a JSON object: EOF. Make it again",
+                "Error: the call was not executed: the arguments are not a JSON object: EOF. Repeat it",
             ),
         ];
         for (call, error) in cases {

@@ -1,4 +1,4 @@
-//! Sections about what an agent does within a run, read live: a change counts from the next run on.
+//! Sections about what an agent does within a run. Read live: a change applies from the next run on.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,11 +10,11 @@ use crate::node::Node;
 pub struct Title {
     /// Whether threads get titles; default true.
     pub enabled: bool,
-    /// The most words of a title made by a model; at least 1, default 6.
+    /// The maximum number of words of a title written by a model; at least 1, default 6.
     pub max_words: usize,
     /// The longest title in characters; at least 1, default 60.
     pub max_chars: usize,
-    /// The model that writes it; none means that it is cut from the first message.
+    /// The model that writes it; `None` cuts the title from the first message.
     pub model_name: Option<String>,
 }
 
@@ -48,7 +48,7 @@ pub struct ToolFrequency {
 /// `loop_detection`: stops an agent that repeats itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoopDetection {
-    /// Whether repetition is looked for; default true.
+    /// Whether repetition is detected; default true.
     pub enabled: bool,
     /// Identical sets of calls after which the model is warned; at least 1, default 3.
     pub warn_threshold: usize,
@@ -56,11 +56,11 @@ pub struct LoopDetection {
     pub hard_limit: usize,
     /// How many responses back are compared; at least 1, default 20.
     pub window_size: usize,
-    /// How many runs are kept track of; at least 1, default 100.
+    /// How many runs are tracked; at least 1, default 100.
     pub max_tracked_threads: usize,
-    /// Limits for every tool without one of its own; default 30 and 50.
+    /// The limits of tools without their own; default 30 and 50.
     pub tool_frequency: ToolFrequency,
-    /// Limits of single tools.
+    /// Limits of individual tools.
     pub tool_freq_overrides: BTreeMap<String, ToolFrequency>,
 }
 
@@ -117,7 +117,7 @@ fn limits(node: &Node<'_>, warn: (&str, usize), hard: (&str, usize)) -> (usize, 
 /// `token_usage`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenUsage {
-    /// Whether clients are told to show token counts; default true.
+    /// Whether clients should show token counts; default true.
     pub enabled: bool,
 }
 
@@ -133,10 +133,10 @@ impl TokenUsage {
     }
 }
 
-/// A budget of tokens for one run. The section `token_budget` is the one of the lead agent.
+/// A token budget for one run. The section `token_budget` is that of the lead agent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenBudget {
-    /// Whether the budget counts; default false.
+    /// Whether the budget applies; default false.
     pub enabled: bool,
     /// Tokens in and out together; at least 1000, default 200000.
     pub max_tokens: u64,
@@ -171,7 +171,7 @@ impl TokenBudget {
         budget
     }
 
-    /// Files a problem when the warning would come after the stop.
+    /// Reports a problem if the warning would come after the stop.
     pub(super) fn check(&self, node: &Node<'_>) {
         if self.hard_stop_threshold < self.warn_threshold {
             node.problem(
@@ -188,16 +188,16 @@ impl TokenBudget {
 /// An amount of context.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ContextSize {
-    /// So many messages; at least 1.
+    /// A number of messages; at least 1.
     Messages(u64),
-    /// So many tokens; at least 1.
+    /// A number of tokens; at least 1.
     Tokens(u64),
     /// A share of the model's context; more than 0, at most 1.
     Fraction(f64),
 }
 
 impl ContextSize {
-    /// Reads `{type, value}`; `None` stands for one that is not usable, with its problem filed.
+    /// Reads `{type, value}`; `None` if unusable, with its problem reported.
     fn read(node: &Node<'_>) -> Option<Self> {
         for key in ["type", "value"] {
             if node.value(key).is_none() {
@@ -220,22 +220,22 @@ impl ContextSize {
     }
 }
 
-/// `summarization`: shortens the conversation when it grows too long. Shared by the lead agent and subagents.
+/// `summarization`: summarizes the older part of a long conversation. Shared by the lead agent and subagents.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summarization {
-    /// Whether conversations are shortened; default false.
+    /// Whether conversations are summarized; default false.
     pub enabled: bool,
-    /// The model that writes the summary; none is the run's own.
+    /// The model that writes the summary; `None` for the run's own.
     pub model_name: Option<String>,
-    /// When to shorten: at the first amount that is reached. The file may hold one amount or a list.
+    /// When to summarize: as soon as one of these is reached. The file may hold one amount or a list.
     pub trigger: Vec<ContextSize>,
-    /// How much stays as it is; default 20 messages.
+    /// How much stays unchanged; default 20 messages.
     pub keep: ContextSize,
-    /// The most tokens given to the summarizing model; at least 1, default 4000.
+    /// The maximum tokens sent to the summarizing model; at least 1, default 4000.
     pub trim_tokens_to_summarize: u64,
-    /// The prompt of the summarizing model; none is the built-in one.
+    /// The prompt of the summarizing model; `None` for the built-in one.
     pub summary_prompt: Option<String>,
-    /// The tools whose reads of skill files survive; none is the built-in list.
+    /// The tools whose reads of skill files survive; `None` for the built-in list.
     pub skill_file_read_tool_names: Option<Vec<String>>,
 }
 
@@ -278,12 +278,12 @@ impl Summarization {
     }
 }
 
-/// `tool_search`: tools that are loaded only when they are looked for.
+/// `tool_search`: tools that are loaded only after a search for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolSearch {
     /// Whether loading is deferred; default false.
     pub enabled: bool,
-    /// How many of the tools found are loaded at once; moved into 1 to 5, default 3.
+    /// How many of the tools found are loaded at once; clamped to 1 to 5, default 3.
     pub auto_promote_top_k: u32,
 }
 
@@ -303,7 +303,7 @@ impl ToolSearch {
     }
 }
 
-/// Where a subagent's tool receipts are written out.
+/// Where a subagent's tool receipts are rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiptsRenderMode {
     /// For delegated work only.
@@ -317,7 +317,7 @@ pub enum ReceiptsRenderMode {
 pub struct Verification {
     /// Whether tools leave receipts and citations are checked against them; default true.
     pub receipts_enabled: bool,
-    /// Where receipts are written out; default for delegated work only.
+    /// Where receipts are rendered; default for delegated work only.
     pub receipts_render_mode: ReceiptsRenderMode,
 }
 

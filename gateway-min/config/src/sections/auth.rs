@@ -10,15 +10,15 @@ use crate::node::Node;
 pub struct Auth {
     /// Whether requests need an API key; default false.
     pub enabled: bool,
-    /// The file of the keys' hashes; default `api-keys.json` in the state directory. A relative path resolves against
+    /// The file with the keys' hashes; default `api-keys.json` in the state directory. A relative path resolves against
     /// the project root.
     pub keys_file: PathBuf,
-    /// Without keys, whether to serve other machines, and under any host name; default false.
+    /// Whether to serve other machines, under any host name, without keys; default false.
     pub allow_unauthenticated: bool,
 }
 
 impl Auth {
-    /// The default of this state directory.
+    /// The defaults for this state directory.
     pub fn at(state_dir: &Path) -> Self {
         Self { enabled: false, keys_file: state_dir.join("api-keys.json"), allow_unauthenticated: false }
     }
@@ -57,6 +57,6 @@ mod tests {
         assert_eq!(auth.keys_file, project.path("secret/keys.json"));
         let error = load_error("auth: {enabled: maybe, keys_file: 5}\n");
         assert!(error.contains("auth.enabled: must be true or false"), "{error}");
-        assert!(error.contains("auth.keys_file: must be a text"), "{error}");
+        assert!(error.contains("auth.keys_file: must be a string"), "{error}");
     }
 }

@@ -1,12 +1,12 @@
-//! Sections about the machinery of delegation: process capacity, durable batches, external agents, and where
-//! managed subagents are stored.
+//! Sections about delegation: process capacity, durable batches, external agents, and where managed subagents are
+//! stored.
 
 use std::collections::BTreeMap;
 
 use crate::node::Node;
 use crate::secret::Secret;
 
-/// What happens to a delegation when every place is taken.
+/// What happens to a delegation when all slots are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdmissionPolicy {
     /// It waits.
@@ -22,9 +22,9 @@ pub struct SubagentRuntime {
     pub max_running: u32,
     /// Subagents that wait; 0 to 10,000, default 64.
     pub max_queued: u32,
-    /// What happens when every place is taken; default queue.
+    /// What happens when all slots are taken; default queue.
     pub admission_policy: AdmissionPolicy,
-    /// Seconds a subagent waits at most; 1 to 86,400, default 300.
+    /// The maximum seconds a subagent waits; 1 to 86,400, default 300.
     pub queue_timeout_seconds: u64,
 }
 
@@ -61,19 +61,19 @@ impl SubagentRuntime {
 pub struct SubagentBatches {
     /// Whether this process works on batches; needs a SQL database; default false.
     pub enabled: bool,
-    /// Seconds between two looks for work; 0.1 to 60, default 1.
+    /// Seconds between two polls for work; 0.1 to 60, default 1.
     pub poll_interval_seconds: f64,
     /// Seconds for which a worker owns an item; 10 to 3600, default 120.
     pub lease_seconds: u64,
     /// Items of one batch; 1 to 100,000, default 5000.
     pub max_items_per_batch: u32,
-    /// Live items of a batch that asks for no number; 1 to 10,000, default 100.
+    /// Live items of a batch that does not request a number; 1 to 10,000, default 100.
     pub default_max_live_items: u32,
-    /// The most live items a batch may ask for; 1 to 100,000, default 1000.
+    /// The maximum live items a batch may request; 1 to 100,000, default 1000.
     pub max_live_items_per_batch: u32,
-    /// Running items of a batch that asks for no number; 1 to 64, default 3.
+    /// Running items of a batch that does not request a number; 1 to 64, default 3.
     pub default_max_running_items: u32,
-    /// The most running items a batch may ask for; 1 to 1000, default 64.
+    /// The maximum running items a batch may request; 1 to 1000, default 64.
     pub max_running_items_per_batch: u32,
     /// How often an item is tried; 1 to 10, default 3.
     pub max_attempts: u32,
@@ -157,7 +157,7 @@ impl SubagentBatches {
     }
 }
 
-/// One entry of `acp_agents`: an external agent that is called as a child process.
+/// One entry of `acp_agents`: an external agent that runs as a child process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcpAgent {
     /// The program.
@@ -166,9 +166,9 @@ pub struct AcpAgent {
     pub args: Vec<String>,
     /// Variables added to its environment.
     pub env: BTreeMap<String, Secret>,
-    /// What the agent is good for, as the model is told.
+    /// What the agent is good for; shown to the model.
     pub description: String,
-    /// The model it is asked to use.
+    /// The model it should use.
     pub model: Option<String>,
     /// Whether its requests for permission are granted; default false.
     pub auto_approve_permissions: bool,
@@ -198,7 +198,7 @@ impl AcpAgent {
 /// Where managed subagents are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentStorageBackend {
-    /// One file each in the state directory.
+    /// One file per subagent in the state directory.
     File,
     /// The gateway's database, which must be a SQL database.
     Db,

@@ -1,8 +1,8 @@
-//! The sections besides `database` and `models`: one struct a section, whose `Default` is what a section that
-//! is missing or null means.
+//! The sections besides `database` and `models`: one struct per section, whose `Default` applies if the section is
+//! missing or null.
 //!
-//! Defaults are those of the service reference (Subagent settings, Limits). Where it names no range, the
-//! range given here is the widest that makes sense.
+//! Defaults are those of the service reference (Subagent settings, Limits). Where it names no range, the range here is
+//! the widest sensible one.
 
 mod agent;
 mod auth;

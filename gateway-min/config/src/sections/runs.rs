@@ -3,23 +3,23 @@
 use crate::node::Node;
 use crate::secret::Secret;
 
-/// Where run events are kept.
+/// Where run events are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEventsBackend {
-    /// This process; gone when it ends.
+    /// This process's memory; lost when it ends.
     Memory,
     /// The gateway's database.
     Db,
-    /// Files of one JSON document a line.
+    /// Files with one JSON document per line.
     Jsonl,
 }
 
 /// `run_events`, read once at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunEvents {
-    /// Where they are kept; default memory.
+    /// Where they are stored; default memory.
     pub backend: RunEventsBackend,
-    /// The longest content kept of one event, in characters; default 10240.
+    /// The maximum content stored per event, in characters; default 10240.
     pub max_trace_content: usize,
     /// Whether token usage is counted per run; default true.
     pub track_token_usage: bool,
@@ -50,7 +50,7 @@ impl RunEvents {
 /// What carries the frames of a stream to its subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamBridgeType {
-    /// This process.
+    /// This process's memory.
     Memory,
     /// A Redis server, for several processes.
     Redis,
@@ -65,9 +65,9 @@ pub struct StreamBridge {
     pub redis_url: Option<Secret>,
     /// How many frames of a run are kept for subscribers that reconnect; at least 1, default 256.
     pub queue_maxsize: usize,
-    /// The most connections to the Redis server; at least 1.
+    /// The maximum connections to the Redis server; at least 1.
     pub max_connections: Option<u32>,
-    /// Life of a stream in Redis, in seconds; at least 1, default 86400.
+    /// Lifetime of a stream in Redis, in seconds; at least 1, default 86400.
     pub stream_ttl_seconds: u64,
     /// Seconds until the stream of a recovered run is removed; default 60.
     pub recovered_stream_cleanup_delay_seconds: u64,
@@ -110,9 +110,9 @@ impl StreamBridge {
 pub struct RunOwnership {
     /// Seconds for which a process owns a run without a heartbeat; at least 1, default 30.
     pub lease_seconds: u64,
-    /// Seconds past the lease before another process takes over; default 10.
+    /// Seconds after the lease before another process takes over; default 10.
     pub grace_seconds: u64,
-    /// Whether rows have leases that are renewed, which several processes on one database need; by default with the
+    /// Whether processes renew leases on their rows, which several processes on one database need; by default with the
     /// backend `postgres` only.
     pub heartbeat_enabled: Option<bool>,
 }

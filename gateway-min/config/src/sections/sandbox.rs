@@ -9,7 +9,7 @@ use crate::secret::{FreeForm, Secret};
 const LOCAL: &str = "local";
 const LOCAL_CLASS: &str = "LocalSandboxProvider";
 
-/// Says how many shells a sandbox image keeps open.
+/// How many shells a sandbox image keeps open.
 const MAX_SHELL_SESSIONS: &str = "MAX_SHELL_SESSIONS";
 
 const KNOWN: [&str; 7] = [
@@ -26,29 +26,28 @@ const KNOWN: [&str; 7] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SandboxProvider {
-    /// Directories of this machine.
+    /// Directories on this machine.
     Local,
 }
 
-/// The `sandbox` section. Without it, tools run in the local sandbox; where the section is written, its `use`
-/// is required.
+/// The `sandbox` section. Without it, tools run in the local sandbox; if the section is present, its `use` is required.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sandbox {
-    /// What tools run in, taken from `use`.
+    /// What tools run in, derived from `use`.
     pub provider: SandboxProvider,
-    /// Whether commands may run on this machine under the local sandbox; default false.
+    /// Whether commands may run on this machine in the local sandbox; default false.
     pub allow_host_bash: bool,
-    /// Variables of the commands.
+    /// Environment variables of the commands.
     pub environment: BTreeMap<String, Secret>,
-    /// The longest output of a command that is kept, in characters; default 20000.
+    /// The maximum output kept of a command, in characters; default 20000.
     pub bash_output_max_chars: usize,
-    /// The longest part of a file that is read at once, in characters; default 50000.
+    /// The maximum part of a file read at once, in characters; default 50000.
     pub read_file_output_max_chars: usize,
-    /// The longest listing, in characters; default 20000.
+    /// The maximum length of a listing, in characters; default 20000.
     pub ls_output_max_chars: usize,
     /// Seconds a command may take; at least 1, default 600.
     pub bash_command_timeout: u64,
-    /// All other keys (`image`, `port`, `replicas`, `mounts`, ...), as they are.
+    /// All other keys (`image`, `port`, `replicas`, `mounts`, ...), unchanged.
     pub provider_options: FreeForm,
 }
 
@@ -68,7 +67,7 @@ impl Default for Sandbox {
 }
 
 impl Sandbox {
-    /// Reads the section; `max_running` is `subagent_runtime.max_running`, which the shells must suffice for.
+    /// Reads the section; `max_running` is `subagent_runtime.max_running`, for which the shells must suffice.
     pub(crate) fn read(root: &Node<'_>, max_running: u32) -> Self {
         let default = Self::default();
         if !root.has("sandbox") {
@@ -77,12 +76,12 @@ impl Sandbox {
         let node = root.section("sandbox");
         let class = node.required_text("use");
         let is_local = class == LOCAL || class.ends_with(LOCAL_CLASS);
-        // A `use` that is not there has its problem filed already. Falling back to the local sandbox would
-        // run on this machine what was meant for a container.
+        // A missing `use` has already been reported. Do not fall back to the local sandbox: it would run on this
+        // machine what was meant for a container.
         if !is_local && !class.trim().is_empty() {
             node.problem(
                 "use",
-                format!("no sandbox {} in this build; it has `use: {LOCAL}`", node.shown("use")),
+                format!("no sandbox {} in this build; it supports `use: {LOCAL}`", node.shown("use")),
             );
         }
         let environment = node.variables("environment");

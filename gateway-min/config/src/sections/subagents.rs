@@ -11,14 +11,14 @@ pub const INHERIT_MODEL: &str = "inherit";
 /// Tools that no configured subagent gets unless its definition says so.
 const DISALLOWED_TOOLS: [&str; 3] = ["task", "ask_clarification", "present_files"];
 
-/// A subagent's tokens, unless summarization is on (service reference, "Subagent settings").
+/// A subagent's token limit, unless summarization is on (service reference, "Subagent settings").
 const MAX_TOKENS: u64 = 2_000_000;
-/// A subagent's tokens when summarization is on.
+/// A subagent's token limit when summarization is on.
 const MAX_TOKENS_WITH_SUMMARIZATION: u64 = 1_000_000;
 /// The share of a subagent's budget at which it is warned.
 const WARN_THRESHOLD: f64 = 0.7;
 
-/// The keys of a token budget that are set; the others come from the budget it stands over.
+/// The keys of a token budget that are set; the others come from the budget it overrides.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TokenBudgetOverride {
     /// See [`TokenBudget::enabled`].
@@ -47,7 +47,7 @@ impl TokenBudgetOverride {
         }
     }
 
-    /// The budget `base` with the keys that are set here.
+    /// The budget `base`, overridden with the keys that are set here.
     pub fn over(&self, base: TokenBudget) -> TokenBudget {
         TokenBudget {
             enabled: self.enabled.unwrap_or(base.enabled),
@@ -60,7 +60,7 @@ impl TokenBudgetOverride {
     }
 }
 
-/// One entry of `subagents.agents`: what is set here replaces the definition's own, wherever that comes from.
+/// One entry of `subagents.agents`: what is set here overrides the definition, wherever that comes from.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SubagentOverride {
     /// Seconds it may take; at least 1.
@@ -69,7 +69,7 @@ pub struct SubagentOverride {
     pub max_turns: Option<u32>,
     /// Its model, or [`INHERIT_MODEL`].
     pub model: Option<String>,
-    /// Its skills: none given inherits all, an empty list allows none.
+    /// Its skills: `None` inherits all, an empty list allows none.
     pub skills: Option<Vec<String>>,
     /// Its token budget.
     pub token_budget: TokenBudgetOverride,
@@ -78,15 +78,15 @@ pub struct SubagentOverride {
 /// One entry of `subagents.custom_agents`: a subagent defined in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CustomAgent {
-    /// When to delegate to it, as the lead agent is told.
+    /// When to delegate to it; shown to the lead agent.
     pub description: String,
     /// Its system prompt.
     pub system_prompt: String,
-    /// Its tools; none given means all of the parent's.
+    /// Its tools; `None` means all of the parent's.
     pub tools: Option<Vec<String>>,
     /// Tools it never gets; default `task`, `ask_clarification`, `present_files`.
     pub disallowed_tools: Vec<String>,
-    /// Its skills: none given inherits all, an empty list allows none.
+    /// Its skills: `None` inherits all, an empty list allows none.
     pub skills: Option<Vec<String>>,
     /// Its model; default [`INHERIT_MODEL`].
     pub model: String,
@@ -101,11 +101,11 @@ pub struct CustomAgent {
 pub struct Subagents {
     /// Seconds a built-in subagent may take; at least 1, default 1800.
     pub timeout_seconds: u64,
-    /// Turns a built-in subagent may take instead of its own number; at least 1.
+    /// Turns a built-in subagent may take instead of its own limit; at least 1.
     pub max_turns: Option<u32>,
     /// Delegations of one run; 1 to 50, default 6.
     pub max_total_per_run: u32,
-    /// What is set of the budget that counts for every subagent; see [`Subagents::token_budget_of`].
+    /// The budget keys set for all subagents; see [`Subagents::token_budget_of`].
     pub token_budget: TokenBudgetOverride,
     /// Overrides by subagent name.
     pub agents: BTreeMap<String, SubagentOverride>,
@@ -149,8 +149,8 @@ impl Subagents {
         subagents
     }
 
-    /// The token budget of one subagent: its own keys, then those of `subagents.token_budget`, then the
-    /// defaults: enabled, 2,000,000 tokens (1,000,000 when `summarization` is on), warning at 0.7.
+    /// The token budget of one subagent: its own keys, then those of `subagents.token_budget`, then the defaults:
+    /// enabled, 2,000,000 tokens (1,000,000 if `summarization` is on), warning at 0.7.
     pub fn token_budget_of(&self, name: &str, summarization: bool) -> TokenBudget {
         let general = self.general_budget(summarization);
         self.agents.get(name).map_or(general, |agent| agent.token_budget.over(general))
@@ -307,7 +307,7 @@ mod tests {
             let budget = budget(&explicit, summarization);
             assert_eq!((budget.max_tokens, budget.enabled, budget.warn_threshold), (2_000_000, true, 0.7));
         }
-        // Another key of the section leaves the coupling alone.
+        // Setting another key of the section does not change the coupling.
         let partial = subagents(&json!({"token_budget": {"warn_threshold": 0.5}})).unwrap();
         assert_eq!(budget(&partial, true).max_tokens, 1_000_000);
         assert_eq!(budget(&partial, true).warn_threshold.to_bits(), 0.5_f64.to_bits());

@@ -1,4 +1,4 @@
-//! `telemetry`: what the gateway tells about itself.
+//! `telemetry`: traces.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ pub struct Telemetry {
 /// `telemetry.traces`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traces {
-    /// Whether any are sent; default false.
+    /// Whether traces are sent; default false.
     pub enabled: bool,
-    /// The collector's base address, `http` or `https`; none means what the `OTEL_EXPORTER_OTLP_*` variables say.
+    /// The collector's base URL, `http` or `https`; `None` uses the `OTEL_EXPORTER_OTLP_*` variables.
     pub endpoint: Option<String>,
-    /// The name of this gateway at the collector; none means `OTEL_SERVICE_NAME`, then `threadkeep`.
+    /// The name of this gateway at the collector; `None` uses `OTEL_SERVICE_NAME`, then `threadkeep`.
     pub service_name: Option<String>,
     /// The share of new traces that are sent, from 0 to 1; default 1.
     pub sample_ratio: f64,
@@ -51,8 +51,8 @@ impl Telemetry {
         let headers = node.variables("headers");
         for (name, value) in &headers {
             if HeaderName::try_from(name).is_err() || HeaderValue::try_from(value.expose()).is_err() {
-                // What stands there is not shown: it may be a key.
-                node.problem(&format!("headers.{name}"), "is no header that HTTP can carry");
+                // The value is not shown, because it may be a key.
+                node.problem(&format!("headers.{name}"), "is not a valid HTTP header");
             }
         }
         Self {
@@ -67,15 +67,15 @@ impl Telemetry {
     }
 }
 
-/// Why nothing can be sent to an address, or should not. It is not repeated: it may hold a password.
+/// Why an address is unusable. It is not repeated, because it may contain a password.
 fn problem_of_address(address: &str) -> Option<&'static str> {
     match url::Url::parse(address) {
         Ok(url) if !matches!(url.scheme(), "http" | "https") => Some("must begin with http:// or https://"),
         Ok(url) if !url.username().is_empty() || url.password().is_some() => {
-            Some("must not hold a user or a password; put them into headers")
+            Some("must not contain a user or a password; put them into headers")
         }
         Ok(_) => None,
-        Err(_) => Some("must be an address, as http://localhost:4318"),
+        Err(_) => Some("must be a URL such as http://localhost:4318"),
     }
 }
 

@@ -67,7 +67,7 @@ fn refuse_duplicates<'a>(named: impl Iterator<Item = (&'a Node<'a>, &'a str)>) {
         if !name.is_empty() && !names.insert(name) {
             node.problem(
                 "name",
-                format!("another entry is called {} too; names must be unique", node.shown("name")),
+                format!("another entry is also called {}; names must be unique", node.shown("name")),
             );
         }
     }
@@ -116,6 +116,6 @@ mod tests {
             assert!(tools.contains(&format!("tools{problem}")), "{tools}");
         }
         let groups = read(&tree, read_tool_groups).unwrap_err();
-        assert!(groups.contains("tool_groups[1].name: another entry is called \"g\" too"), "{groups}");
+        assert!(groups.contains("tool_groups[1].name: another entry is also called \"g\""), "{groups}");
     }
 }

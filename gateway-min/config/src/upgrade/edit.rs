@@ -1,4 +1,4 @@
-//! Changes to a YAML text that leave the rest of it as it is.
+//! Edits a YAML text and leaves the rest unchanged.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::outline::{Entry, Mapping, Node, Style, line_start, next_line};
 
-/// Changes to a text, carried out together.
+/// Changes to a text, applied together.
 pub(super) struct Edits<'a> {
     text: &'a str,
     changes: Vec<(Range<usize>, String)>,
@@ -17,12 +17,12 @@ impl<'a> Edits<'a> {
         Self { text, changes: Vec::new() }
     }
 
-    /// The text with every change made; of several at one place, the first that was asked for comes first.
+    /// The text with all changes applied; changes at the same place apply in the order they were requested.
     pub(super) fn apply(mut self) -> String {
         self.changes.sort_by_key(|(place, _)| place.start);
         let (mut new, mut done) = (String::with_capacity(self.text.len()), 0);
         for (place, with) in self.changes {
-            // Changes that overlap are a mistake that the comparison with the meaning finds.
+            // Overlapping changes are a bug, which the comparison of meanings finds.
             new.push_str(self.text.get(done..place.start).unwrap_or_default());
             new.push_str(&with);
             done = place.end.max(done);
@@ -31,7 +31,7 @@ impl<'a> Edits<'a> {
         new
     }
 
-    /// The value of an entry as it is written.
+    /// An entry's value as written.
     pub(super) fn value(&self, entry: &Entry) -> Option<&'a str> {
         match &entry.value {
             Node::Other(at) => self.text.get(at.clone()).filter(|text| !text.is_empty()),
@@ -39,7 +39,7 @@ impl<'a> Edits<'a> {
         }
     }
 
-    /// Gives an entry another scalar as its value.
+    /// Replaces an entry's value with another scalar.
     pub(super) fn set(&mut self, entry: &Entry, value: &str) {
         match &entry.value {
             Node::Other(at) if !at.is_empty() => self.changes.push((at.clone(), value.to_owned())),
@@ -51,7 +51,7 @@ impl<'a> Edits<'a> {
         }
     }
 
-    /// Puts an entry's value one level deeper: `old: v` becomes `outer: {inner: v}`.
+    /// Nests an entry's value one level deeper: `old: v` becomes `outer: {inner: v}`.
     pub(super) fn nest(&mut self, within: &Mapping, entry: &Entry, outer: &str, inner: &str) {
         match within.style {
             Style::Block { indent } => {
@@ -65,7 +65,7 @@ impl<'a> Edits<'a> {
         }
     }
 
-    /// Takes an entry out, with its line or its comma.
+    /// Removes an entry, with its line or its comma.
     pub(super) fn remove(&mut self, within: &Mapping, entry: &Entry) {
         let place = match within.style {
             Style::Block { .. } => line_start(self.text, entry.at.start)..next_line(self.text, entry.end),
@@ -82,8 +82,8 @@ impl<'a> Edits<'a> {
         self.changes.push((place, String::new()));
     }
 
-    /// Adds lines at the end of a mapping in block style: behind its last value and the comments that go on from there. At
-    /// the top that is the end of the text.
+    /// Adds lines at the end of a block-style mapping: after its last value and the comments that follow it. At the top
+    /// level that is the end of the text.
     fn add_lines(&mut self, to: &Mapping, is_top: bool, indent: usize, lines: &[String]) {
         let end = match to.entries.last() {
             Some(last) if !is_top => self.behind_comments(next_line(self.text, last.end), indent),
@@ -91,7 +91,7 @@ impl<'a> Edits<'a> {
         };
         let newline = self.newline();
         let mut new = String::new();
-        // At one place, only the first addition can meet an unfinished line.
+        // Only the first addition at a place can follow an unfinished line.
         let met = self.changes.iter().any(|(place, _)| place.start == end);
         if !met && !self.text[..end].is_empty() && !self.text[..end].ends_with('\n') {
             new.push_str(newline);
@@ -106,7 +106,7 @@ impl<'a> Edits<'a> {
         self.changes.push((end..end, new));
     }
 
-    /// Adds entries at the end of a mapping in flow style.
+    /// Adds entries at the end of a flow-style mapping.
     fn add_flow(&mut self, to: &Mapping, open: usize, entries: &[(&str, String)]) {
         let quoted = to.entries.first().is_some_and(|entry| self.text[entry.at.clone()].starts_with('"'));
         let written = entries.iter().map(|(key, value)| {
@@ -119,7 +119,7 @@ impl<'a> Edits<'a> {
         }
     }
 
-    /// Adds an entry with a scalar value, as it is to be written.
+    /// Adds an entry with a scalar value, already formatted.
     pub(super) fn add(&mut self, to: &Mapping, key: &str, value: &str) {
         match to.style {
             Style::Block { indent } => self.add_lines(to, false, indent, &[format!("{key}: {value}")]),
@@ -127,7 +127,7 @@ impl<'a> Edits<'a> {
         }
     }
 
-    /// The beginning of the first line from `at` on that is no comment of at least this indentation.
+    /// The start of the first line from `at` on that is not a comment of at least this indentation.
     fn behind_comments(&self, mut at: usize, indent: usize) -> usize {
         loop {
             let line = &self.text[at..next_line(self.text, at)];
@@ -144,7 +144,7 @@ impl<'a> Edits<'a> {
     }
 }
 
-/// A text to take entries from, with their comments.
+/// A text from which entries are copied, with their comments.
 pub(super) struct Example<'a> {
     pub(super) text: &'a str,
     pub(super) values: &'a Map<String, Value>,
@@ -152,7 +152,7 @@ pub(super) struct Example<'a> {
 }
 
 impl Example<'_> {
-    /// Adds what `mapping`, which has `values`, lacks, and what the mappings in it lack.
+    /// Adds what `mapping`, whose values are `values`, lacks, recursively.
     pub(super) fn add_missing(
         &self,
         edits: &mut Edits<'_>,
@@ -198,7 +198,7 @@ impl Example<'_> {
         }
     }
 
-    /// The lines of an entry with the comment above it, without its indentation.
+    /// The lines of an entry and the comment above it, without their indentation.
     fn lines(&self, entry: &Entry) -> Vec<String> {
         let key_line = line_start(self.text, entry.at.start);
         let indent = entry.at.start - key_line;

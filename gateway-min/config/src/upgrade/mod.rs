@@ -1,8 +1,8 @@
-//! Bringing a configuration file to the newest schema (service reference, "Versioning"): every key that the example file
-//! has and the file has not, the deprecated cadence key moved to its place, and the version.
+//! Upgrades a configuration file to the newest schema (service reference, "Versioning"): adds every key that only the
+//! example file has, moves the deprecated cadence key, and sets the version.
 //!
-//! The text is edited and not written anew, so comments and layout stay; new keys bring the example's comments along.
-//! What comes out is parsed and compared with what it should mean before anything is written.
+//! The text is edited, not rewritten, so comments and layout stay; new keys bring the example's comments. Before
+//! anything is written, the result is parsed and compared with what it should mean.
 
 mod edit;
 mod outline;
@@ -25,20 +25,20 @@ use threadkeep_files as files;
 
 /// The example file of this build.
 pub(super) const EXAMPLE: &str = include_str!("../../../../config.example.yaml");
-/// The permissions of a file that is made anew: it may come to hold secrets.
+/// The permissions of a newly created file: it may come to hold secrets.
 const MODE: u32 = 0o600;
 
-/// What [`upgrade`] did.
+/// The result of [`upgrade`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Upgrade {
-    /// There was no file; now there is the example.
+    /// The file was missing and now holds the example.
     Created {
         /// The file.
         path: PathBuf,
         /// Its version.
         version: i64,
     },
-    /// The file is as new as the example, and was left as it is.
+    /// The file is as new as the example, and is unchanged.
     UpToDate {
         /// The file.
         path: PathBuf,
@@ -49,9 +49,9 @@ pub enum Upgrade {
     Upgraded {
         /// The file.
         path: PathBuf,
-        /// What it was before, beside it.
+        /// A copy of the old file, next to it.
         backup: PathBuf,
-        /// The version before and now.
+        /// The version before and after.
         versions: (i64, i64),
         /// The dotted paths of the keys that were added, in the order of the example.
         added: Vec<String>,
@@ -60,16 +60,16 @@ pub enum Upgrade {
     },
 }
 
-/// What became of `database.checkpoint_delta_snapshot_frequency`.
+/// What happened to `database.checkpoint_delta_snapshot_frequency`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cadence {
-    /// Its value now stands at `database.checkpoint_delta.snapshot_frequency`.
+    /// Its value is now at `database.checkpoint_delta.snapshot_frequency`.
     Moved,
     /// That key was set, and wins as it did before.
     Dropped,
 }
 
-/// Why a file was not upgraded. It is as it was.
+/// Why a file was not upgraded. It is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
     /// Finding or reading it.
@@ -80,12 +80,12 @@ pub enum UpgradeError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// Its layout cannot be edited without changing what it means.
+    /// The file's layout cannot be edited without changing its meaning.
     #[error(
-        "{} is laid out in a way that cannot be edited safely (anchors, for one); nothing was changed. Add by hand \
+        "{} has a layout that cannot be edited safely (for example anchors); nothing was changed. Add by hand \
          what it lacks: {}", path.display(), added.join(", ")
     )]
     Layout {
@@ -94,7 +94,7 @@ pub enum UpgradeError {
         /// The keys that it lacks.
         added: Vec<String>,
     },
-    /// Somebody else wrote it meanwhile.
+    /// Another process changed it meanwhile.
     #[error("{} was changed while it was upgraded; try again", path.display())]
     Changed {
         /// The file.
@@ -102,11 +102,10 @@ pub enum UpgradeError {
     },
 }
 
-/// Upgrades the configuration file: the named one, else that of the project root, which is made where it is missing.
-/// Blocks.
+/// Upgrades the configuration file: the named one, else that of the project root, which is created if missing. Blocks.
 ///
 /// # Errors
-/// [`UpgradeError`]; then the file is as it was.
+/// [`UpgradeError`]; the file is then unchanged.
 pub fn upgrade(options: &LoadOptions) -> Result<Upgrade, UpgradeError> {
     let location = Location::of(options)?;
     let Some(path) = location.config_file()? else {
@@ -115,7 +114,7 @@ pub fn upgrade(options: &LoadOptions) -> Result<Upgrade, UpgradeError> {
         files::replace(&path, EXAMPLE.as_bytes(), MODE).map_err(|source| write_failed(&path, source))?;
         return Ok(Upgrade::Created { path, version });
     };
-    // A link stays one; what it points to is replaced.
+    // Keep a symbolic link; replace what it points to.
     let unreadable = |source| ConfigError::Unreadable { path: path.clone(), source };
     let path = fs::canonicalize(&path).map_err(unreadable)?;
     let text = read(&path)?;
@@ -155,7 +154,7 @@ fn mode(path: &Path) -> u32 {
     MODE
 }
 
-/// A new text, and what is new in it.
+/// A new text, and what changed in it.
 #[derive(Debug)]
 struct Upgraded {
     text: String,
@@ -164,7 +163,7 @@ struct Upgraded {
     cadence: Option<Cadence>,
 }
 
-/// The text brought to the version of the example; none if it has that, or a newer one.
+/// The text upgraded to the example's version; `None` if it has that version or a newer one.
 fn upgraded(text: &str, example: &str, path: &Path) -> Result<Option<Upgraded>, UpgradeError> {
     let mut meant = yaml::parse(text, path)?;
     let wanted = yaml::parse(example, path)?;
@@ -179,7 +178,7 @@ fn upgraded(text: &str, example: &str, path: &Path) -> Result<Option<Upgraded>, 
     meant.insert(CONFIG_VERSION_KEY.to_owned(), versions.1.into());
 
     let new = moved.map(|text| with_missing(&text, example, &wanted, path)).transpose();
-    // What cannot be edited may come out as no YAML at all.
+    // An edit of an unsupported layout may not even be valid YAML.
     let new = new.ok().flatten().filter(|text| yaml::parse(text, path).is_ok_and(|values| values == meant));
     match new {
         Some(text) => Ok(Some(Upgraded { text, versions, added, cadence })),
@@ -191,7 +190,7 @@ fn outline_of(text: &str, path: &Path) -> Result<Option<Mapping>, ConfigError> {
     outline(text).map_err(|error| ConfigError::Syntax { path: path.to_owned(), detail: error.to_string() })
 }
 
-/// Moves the cadence in the values as loading them does.
+/// Moves the cadence in the values as loading does.
 fn move_cadence(values: &mut Map<String, Value>) -> Option<Cadence> {
     let Some(Value::Object(database)) = values.get_mut(SECTION) else { return None };
     if database.get(FLAT_CADENCE_KEY)?.is_null() {
@@ -215,7 +214,7 @@ fn move_cadence(values: &mut Map<String, Value>) -> Option<Cadence> {
     }
 }
 
-/// Adds what `wanted` has and `values` has not, mapping by mapping. What is there stays, whatever it is.
+/// Adds what `wanted` has and `values` lacks, recursively. Existing values stay.
 fn add_missing(
     values: &mut Map<String, Value>,
     wanted: &Map<String, Value>,
@@ -235,8 +234,7 @@ fn add_missing(
     }
 }
 
-/// The text with the cadence at its new place, as [`move_cadence`] does it to the values; none if it is laid out in a way
-/// that is not understood.
+/// The text with the cadence moved, as [`move_cadence`] does it for the values; `None` if its layout is not supported.
 fn with_moved_cadence(
     text: &str,
     values: &Map<String, Value>,
@@ -264,14 +262,14 @@ fn with_moved_cadence(
             let Some(nested) = mapping.entry(CADENCE_KEY) else { return Ok(None) };
             edits.set(nested, &cadence);
         }
-        // It is set already.
+        // Already set.
         (Some(_), Some(_)) => {}
     }
     edits.remove(database, flat);
     Ok(Some(edits.apply()))
 }
 
-/// The text with what it lacks of the example, and the example's version.
+/// The text with the keys it lacks from the example, and the example's version.
 fn with_missing(
     text: &str,
     example: &str,

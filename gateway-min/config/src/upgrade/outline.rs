@@ -1,10 +1,10 @@
-//! Where things stand in a YAML text: the mappings of a document with the places of their keys and values.
+//! The structure of a YAML text: the mappings of a document with the positions of their keys and values.
 
 use std::ops::Range;
 
 use granit_parser::{Event, Parser, ScanError, Span, StructureStyle};
 
-/// A mapping and its entries, in the order of the text.
+/// A mapping and its entries, in text order.
 #[derive(Debug, PartialEq)]
 pub(super) struct Mapping {
     pub(super) style: Style,
@@ -14,9 +14,9 @@ pub(super) struct Mapping {
 /// How a mapping is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
-    /// A key a line, each this many columns from the left.
+    /// One key per line, indented by this many columns.
     Block { indent: usize },
-    /// In braces; `open` is the place behind the first one.
+    /// In braces; `open` is the position after the opening one.
     Flow { open: usize },
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Entry {
     /// The bytes of the key.
     pub(super) at: Range<usize>,
     pub(super) value: Node,
-    /// Where its last byte is, exclusive.
+    /// The end of its last byte, exclusive.
     pub(super) end: usize,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Entry {
 #[derive(Debug, PartialEq)]
 pub(super) enum Node {
     Mapping(Mapping),
-    /// A scalar, a list, a reference: the bytes of it, none for a value that is left out.
+    /// A scalar, a list or a reference: its bytes, empty for an omitted value.
     Other(Range<usize>),
 }
 
@@ -54,7 +54,7 @@ impl Entry {
     }
 }
 
-/// The mapping at the top of the document; none if it is empty or something else.
+/// The top-level mapping; `None` if the document is empty or something else.
 pub(super) fn outline(text: &str) -> Result<Option<Mapping>, ScanError> {
     let mut events = Vec::new();
     for next in Parser::new_from_str(text) {
@@ -78,7 +78,7 @@ pub(super) fn outline(text: &str) -> Result<Option<Mapping>, ScanError> {
     })
 }
 
-/// A text has byte offsets throughout.
+/// The input is a string, so byte offsets are always known.
 fn bytes(span: Span) -> Range<usize> {
     span.byte_range().unwrap_or(0..0)
 }
@@ -89,7 +89,7 @@ struct Reader<'a, I: Iterator<Item = (Event<'a>, Range<usize>)>> {
 }
 
 impl<'a, I: Iterator<Item = (Event<'a>, Range<usize>)>> Reader<'a, I> {
-    /// The next node and where it ends.
+    /// The next node and its end.
     fn node(&mut self) -> Option<(Node, usize)> {
         let (event, at) = self.events.next()?;
         match event {
@@ -107,7 +107,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Range<usize>)>> Reader<'a, I> {
                 Some((Node::Other(at.start..end), end))
             }
             Event::Scalar(..) | Event::Alias(..) => {
-                // Of a scalar over several lines, the line breaks behind it are no part.
+                // The line breaks after a multi-line scalar do not belong to it.
                 let end = at.start + self.text[at.clone()].trim_end().len();
                 Some((Node::Other(at.start..end), end))
             }
@@ -132,7 +132,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Range<usize>)>> Reader<'a, I> {
                     end = value_end.max(place.end);
                     entries.push(Entry { key, at: place, value, end });
                 }
-                // A key that is no scalar is none of ours.
+                // Configuration keys are scalars; skip any other.
                 Some(_) => {
                     if self.node().is_none() || self.node().is_none() {
                         break;
@@ -152,12 +152,12 @@ impl<'a, I: Iterator<Item = (Event<'a>, Range<usize>)>> Reader<'a, I> {
     }
 }
 
-/// Where the line of this byte begins.
+/// The start of the line that contains this byte.
 pub(super) fn line_start(text: &str, at: usize) -> usize {
     text[..at].rfind('\n').map_or(0, |newline| newline + 1)
 }
 
-/// Where the next line begins, or the text ends.
+/// The start of the next line, or the end of the text.
 pub(super) fn next_line(text: &str, at: usize) -> usize {
     text[at..].find('\n').map_or(text.len(), |newline| at + newline + 1)
 }

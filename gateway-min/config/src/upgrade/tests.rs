@@ -2,7 +2,7 @@ use super::super::Config;
 use super::super::testing::Project;
 use super::*;
 
-/// A small example: what a newer version has.
+/// A small example: the content of a newer version.
 const NEW: &str = "\
 # Head.
 
@@ -149,7 +149,7 @@ fn files_of_every_layout_are_upgraded() {
         "database:\n  \"backend\": 'sqlite'\n  list:\n  - a\n  - b\n",
     ] {
         let found = new(old);
-        // That the new text means what it should is checked before it is returned.
+        // `upgraded` checks the meaning of the new text before it returns it.
         assert!(upgraded_with(&found.text, NEW).unwrap().is_none(), "{old}\n---\n{}", found.text);
         for line in old.lines().filter(|line| line.trim_start().starts_with('#')) {
             assert!(found.text.contains(line), "{line}\n---\n{}", found.text);
@@ -232,7 +232,7 @@ fn a_layout_that_cannot_be_edited_is_refused_and_told() {
         let error = upgraded_with(old, NEW).unwrap_err();
         let UpgradeError::Layout { added, .. } = &error else { panic!("{old}: {error}") };
         assert!(added.iter().any(|key| key.starts_with("database")), "{old}: {added:?}");
-        assert!(error.to_string().contains("config.yaml is laid out"), "{error}");
+        assert!(error.to_string().contains("config.yaml has a layout"), "{error}");
     }
     for broken in ["a: [", "- a\n", "a: 1\na: 2\n"] {
         let error = upgraded_with(broken, NEW).unwrap_err();

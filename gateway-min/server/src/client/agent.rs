@@ -1,4 +1,4 @@
-//! What every embedded agent is made of, and the factory for agents without a client around them.
+//! What all embedded agents share, and the factory for agents without a client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::config::{Config, ConfigHandle};
 use crate::http::fields::Pattern;
 use crate::settings;
 
-/// What turns are made with.
+/// What turns run with.
 pub(super) struct Core {
     pub(super) config: ConfigHandle,
     pub(super) agents: AgentBuilder,
     pub(super) table: Arc<ChannelTable>,
     pub(super) ids: Arc<IdSource>,
-    /// None if nothing is kept between turns.
+    /// `None` if nothing is stored between turns.
     pub(super) accessor: Option<StateAccessor>,
     pub(super) defaults: TurnOptions,
     pub(super) turns: TaskTracker,
-    /// None for an agent that was built past the client.
+    /// `None` for an agent built without a client.
     pub(super) guard: Option<Guard>,
 }
 
@@ -50,7 +50,7 @@ impl Core {
 pub(super) struct Guard(pub(super) &'static ModeRegister);
 
 impl Guard {
-    /// Freezes what a client is constructed with.
+    /// Freezes the mode and cadence of a new client.
     pub(super) fn freeze(self, config: &Config) -> threadkeep::Result<()> {
         self.0.freeze_mode(settings::mode(config))?;
         self.check_cadence(config)
@@ -62,18 +62,18 @@ impl Guard {
     }
 }
 
-/// The id of a thread, checked: it names a directory too.
+/// A validated thread id, which also names a directory.
 pub(super) fn thread_id(text: &str) -> Result<ThreadId, ClientError> {
     if !Pattern::THREAD_ID.matches(text) {
         let rule = Pattern::THREAD_ID.text;
-        return Err(ClientError::Invalid(format!("'{text}' is no thread id: it must match {rule}")));
+        return Err(ClientError::Invalid(format!("'{text}' is not a valid thread id: it must match {rule}")));
     }
     Ok(ThreadId::from(text))
 }
 
-/// An agent that is built directly: nothing is frozen, and its only store is the one that it is given.
+/// An agent that is built directly: nothing is frozen, and its only store is the one it is given.
 ///
-/// It is for tests and for agents whose threads are nobody else's. [`Client`](super::Client) is what programs want.
+/// For tests, and for agents that share their threads with no one. Programs should use [`Client`](super::Client).
 pub struct Agent {
     core: Arc<Core>,
 }
@@ -85,7 +85,7 @@ impl fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// Builds an agent. Without a checkpointer each turn begins anew.
+    /// Builds an agent. Without a checkpointer each turn starts empty.
     ///
     /// # Errors
     /// [`ClientError::DeltaWithCheckpointer`] in delta mode with a checkpointer (service reference, "Other rules" 3);

@@ -1,4 +1,4 @@
-//! The checkpointer that all embedded clients of a process share.
+//! The checkpointer shared by all embedded clients of a process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -24,24 +24,24 @@ impl Store {
     }
 }
 
-/// The open stores of this process, by what names them.
+/// The open stores of this process, by the settings that identify them.
 static STORES: Mutex<Option<Stores>> = Mutex::const_new(None);
 
 #[derive(Default)]
 struct Stores {
-    /// Ends with the process: what it holds is nowhere else.
+    /// Kept until the process ends, because its contents exist nowhere else.
     memory: Option<Arc<Store>>,
-    /// The durable ones, each open as long as a client uses it.
+    /// Durable stores, each open while a client uses it.
     durable: HashMap<String, Weak<Store>>,
 }
 
-/// The store that `config` names, opened by the first client that asks for it. Its history cache is that client's.
+/// The store that `config` names, opened by the first client that needs it, with that client's history cache.
 ///
 /// # Errors
 /// [`crate::config::ConfigError::SyncRedisCache`], [`crate::app::StartError`].
 pub(super) async fn process_wide(config: &Config) -> Result<Arc<Store>, ClientError> {
     config.database.checkpoint_cache.check_sync()?;
-    // Held while a store is opened, so that no two clients open one.
+    // Locked while a store is opened, so that two clients do not open the same one.
     let mut stores = STORES.lock().await;
     let stores = stores.get_or_insert_default();
     stores.durable.retain(|_, store| store.strong_count() > 0);
@@ -84,7 +84,7 @@ async fn open(config: &Config) -> Result<Store, ClientError> {
     Ok(Store { checkpoints, saver })
 }
 
-/// Gives a store back, and closes it if nobody else has it. A client that opens it meanwhile waits.
+/// Releases a store, and closes it if no other client uses it. A client that opens it meanwhile waits.
 pub(super) async fn close(store: Arc<Store>) {
     let _opening = STORES.lock().await;
     if let Some(last) = Arc::into_inner(store) {

@@ -1,16 +1,16 @@
-//! Why an embedded client could not do what it was asked to.
+//! The errors of an embedded client.
 
 use threadkeep_agent::AgentError;
 
 use crate::app::StartError;
 use crate::config::ConfigError;
 
-/// Text of the rejection by the factory for agents (service reference, "Other rules" 3).
+/// The error of the factory for agents (service reference, "Other rules" 3).
 pub(super) const DELTA_WITH_CHECKPOINTER: &str = "checkpoint_channel_mode 'delta' cannot be combined with a persistent checkpointer here, because such an \
      agent bypasses marker injection and the compatibility gate; use the embedded client for a persistent delta \
-     agent, or leave the checkpointer out";
+     agent, or omit the checkpointer";
 
-/// Why an embedded client could not do what it was asked to.
+/// An error of an embedded client.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -20,35 +20,35 @@ pub enum ClientError {
     /// The store cannot be opened.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The engine or the saver refused. Among others: [`ModeMismatch`](threadkeep::Error::ModeMismatch) for a thread that
-    /// needs delta mode, [`Reconfiguration`](threadkeep::Error::Reconfiguration) for an edited cadence,
-    /// [`Conflict`](threadkeep::Error::Conflict) if somebody else wrote to the thread meanwhile.
+    /// An error of the engine or the saver. Among others: [`ModeMismatch`](threadkeep::Error::ModeMismatch) for a
+    /// thread that needs delta mode, [`Reconfiguration`](threadkeep::Error::Reconfiguration) for an edited cadence,
+    /// [`Conflict`](threadkeep::Error::Conflict) if another process wrote to the thread meanwhile.
     #[error(transparent)]
     Engine(#[from] threadkeep::Error),
-    /// An argument is wrong; nothing was changed.
+    /// An argument is invalid; nothing was changed.
     #[error("{0}")]
     Invalid(String),
     /// The client has no checkpointer, so there are no threads.
-    #[error("this client keeps no threads: it was made without a checkpointer")]
+    #[error("this client stores no threads: it was created without a checkpointer")]
     Stateless,
-    /// An agent with a persistent checkpointer was to be built in delta mode, past the client.
+    /// An agent with a persistent checkpointer was requested in delta mode without a client.
     #[error("{DELTA_WITH_CHECKPOINTER}")]
     DeltaWithCheckpointer,
     /// The agent failed; what it had committed stays.
     #[error("{message}")]
     Agent {
-        /// The class of the error, as clients of the gateway see it.
+        /// The class of the error, as in the gateway's responses.
         name: &'static str,
-        /// What went wrong.
+        /// The error message.
         message: String,
     },
-    /// The task of the turn died.
-    #[error("the agent's task ended without saying why")]
+    /// The turn's task panicked.
+    #[error("the agent's task ended unexpectedly")]
     Died,
 }
 
 impl ClientError {
-    /// The class name of the service's clients.
+    /// The class name in the service's client library.
     pub fn class_name(&self) -> &'static str {
         match self {
             Self::Engine(error) | Self::Start(StartError::Checkpoints(error)) => error.class_name(),

@@ -1,4 +1,4 @@
-//! What a turn shows, and how it is made of what the agent reports.
+//! The events of a turn, and how they are derived from the agent's frames.
 
 use std::collections::HashMap;
 
@@ -7,28 +7,28 @@ use serde_json::{Map, Value as Json};
 use threadkeep_agent::MODEL_NODE;
 use threadkeep_agent::model::message;
 
-/// Something that happened in a turn. As JSON it is `{"type": ..., "data": ...}`.
+/// An event of a turn. As JSON it is `{"type": ..., "data": ...}`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "kebab-case")]
 pub enum Event {
-    /// What the thread holds after a superstep.
+    /// The thread's values after a superstep.
     Values(Values),
-    /// A piece of the conversation, as it is made.
+    /// A part of the conversation, as it is produced.
     MessagesTuple(Message),
-    /// What a tool or a node says of its own accord.
+    /// Custom output of a tool or node.
     Custom(Json),
     /// The turn has ended; nothing follows.
     End(End),
 }
 
-/// What a thread holds.
+/// The values of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Values {
-    /// Null as long as the thread has none.
+    /// Null until the thread has a title.
     pub title: Option<String>,
-    /// The conversation, serialised as the gateway does it.
+    /// The conversation, serialised as by the gateway.
     pub messages: Vec<Json>,
-    /// What was made for the user.
+    /// What was produced for the user.
     pub artifacts: Vec<Json>,
 }
 
@@ -44,27 +44,28 @@ impl Values {
     }
 }
 
-/// A piece of the conversation.
+/// A part of the conversation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Message {
-    /// Of an answer: either more of its text, or the tools that it calls. The texts of one id add up to its text.
+    /// Part of an answer: either more of its text, or its tool calls. The texts with one id add up to the answer's
+    /// text.
     Ai {
         /// More of its text; empty if it calls tools.
         content: String,
         /// The id of the answer.
         id: String,
-        /// What it calls.
+        /// Its tool calls.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tool_calls: Vec<ToolCall>,
     },
-    /// What a tool answered.
+    /// The result of a tool.
     Tool {
-        /// The answer.
+        /// The result.
         content: String,
         /// The tool.
         name: String,
-        /// The call that this answers.
+        /// The id of the call.
         tool_call_id: String,
         /// The id of the message.
         id: String,
@@ -76,20 +77,20 @@ pub enum Message {
 pub struct ToolCall {
     /// The tool.
     pub name: String,
-    /// Its arguments; the text of the model where that is no JSON object, and the call is refused.
+    /// Its arguments; the model's raw text if that is not a JSON object, in which case the call is refused.
     pub args: Json,
-    /// The id that the answer refers to.
+    /// The id to which the result refers.
     pub id: String,
 }
 
 /// The end of a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct End {
-    /// What the turn cost.
+    /// The usage of the turn.
     pub usage: Usage,
 }
 
-/// Tokens of every model call of a turn.
+/// Tokens of all model calls of a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Tokens of the requests.
@@ -100,15 +101,15 @@ pub struct Usage {
     pub total_tokens: i64,
 }
 
-/// Makes events of the reports of one turn.
+/// Converts the frames of one turn to events.
 #[derive(Debug, Default)]
 pub(super) struct Translator {
-    /// The text of each answer that was shown so far, by the answer's id.
+    /// The text shown so far of each answer, by its id.
     shown: HashMap<String, String>,
 }
 
 impl Translator {
-    /// What a node wrote, by channel.
+    /// The events for a frame, in order.
     pub(super) fn written(&mut self, node: &str, update: &Json) -> Vec<Event> {
         let answers = update["messages"].as_array().filter(|_| node == MODEL_NODE);
         answers.into_iter().flatten().flat_map(|answer| self.answered(answer)).collect()
@@ -131,7 +132,7 @@ impl Translator {
         }
     }
 
-    /// A complete answer: what of its text was not streamed, and its calls.
+    /// A complete answer: the part of its text that was not streamed, and its calls.
     fn answered(&mut self, answer: &Json) -> Vec<Event> {
         let id = text_of(answer, "id");
         let shown = self.shown.get(&id).map_or("", String::as_str);

@@ -12,17 +12,16 @@
 //! # }
 //! ```
 //!
-//! It runs the same agent as the gateway's runs, on the same store, and leaves out what makes a run: there are no run
-//! rows, no event feed, no duration-only checkpoints, no rollback, no degraded reader. A thread that both use is one
-//! thread, and neither waits for the other: whoever commits on a head that the other has moved gets
-//! [`threadkeep::Error::Conflict`] as the error of its turn. What the turn had committed before stays on the thread, and the
-//! next turn goes on from what the other wrote.
+//! It runs the same agent as the gateway, on the same store, but without runs: no run rows, no event feed, no
+//! duration-only checkpoints, no rollback, no degraded reader. A thread that both use is one thread, and neither waits
+//! for the other: a commit on a head that the other has moved fails the turn with [`threadkeep::Error::Conflict`]. What
+//! the turn committed before stays on the thread, and the next turn continues from what the other wrote.
 //!
 //! A thread that needs delta mode is refused in full mode before the agent is built, with
 //! [`threadkeep::Error::ModeMismatch`] as the only item of the turn's stream.
 //!
-//! What the service's client has and this one does not, because this gateway has nothing behind it: delegation
-//! (`subagent_enabled`), plan mode, skills, memory, uploads, artifacts, MCP servers and further middlewares.
+//! Features of the service's client that this gateway does not have: delegation (`subagent_enabled`), plan mode,
+//! skills, memory, uploads, artifacts, MCP servers and further middlewares.
 
 mod agent;
 mod checkpointer;
@@ -73,12 +72,12 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Reads the configuration, freezes mode and cadence from it, and opens the store.
+    /// Loads the configuration, freezes mode and cadence from it, and opens the store.
     ///
     /// # Errors
-    /// [`ClientError::Config`], also for a history cache in Redis, which is the gateway's only;
-    /// [`threadkeep::Error::Reconfiguration`] if the process has frozen another mode or cadence; [`ClientError::Start`] if the
-    /// store cannot be opened.
+    /// [`ClientError::Config`], also for a history cache in Redis, which only the gateway supports;
+    /// [`threadkeep::Error::Reconfiguration`] if the process has frozen another mode or cadence; [`ClientError::Start`]
+    /// if the store cannot be opened.
     pub async fn open(options: ClientOptions) -> Result<Self, ClientError> {
         let config = open_config(options.config).await?;
         let current = config.current_async().await;
@@ -103,18 +102,18 @@ impl Client {
         Ok(Self { core: Arc::new(core), store })
     }
 
-    /// Starts a turn: `message` is said on the thread, and what comes of it is streamed.
+    /// Starts a turn: adds `message` to the thread and streams what follows.
     ///
-    /// Without `thread_id` it is a new thread, whose id is [`Turn::thread_id`]. The work goes on in a task of its own, so the
-    /// caller may read slowly; dropping the [`Turn`] stops it at the next point where nothing is half-written.
+    /// Without `thread_id` the turn creates a thread, whose id is [`Turn::thread_id`]. The turn runs in its own task,
+    /// so the caller may read slowly; dropping the [`Turn`] stops it at the next point where nothing is half-written.
     pub fn stream(&self, message: &str, thread_id: Option<&str>, options: TurnOptions) -> Turn {
         turn::start(Arc::clone(&self.core), message, thread_id, options)
     }
 
-    /// Has a turn, and returns the text of its last answer.
+    /// Runs a turn, and returns the text of its last answer.
     ///
     /// # Errors
-    /// What the stream of the turn ends with. A model that fails is no error: the fallback answer says so.
+    /// The error that ends the turn's stream. A failing model is not an error: the fallback answer reports it.
     pub async fn chat(
         &self,
         message: &str,
@@ -124,8 +123,8 @@ impl Client {
         self.stream(message, thread_id, options).answer().await
     }
 
-    /// The newest `limit` threads of the store, the one that was written last first. The limit counts threads, however
-    /// many checkpoints each of them has. Reads the head of every thread, whatever its mode.
+    /// The `limit` threads of the store that were written last, newest first. Reads the head of every thread, in either
+    /// mode.
     ///
     /// # Errors
     /// [`ClientError::Stateless`], and the saver's.
@@ -133,7 +132,7 @@ impl Client {
         threads::list(self.accessor()?, limit).await
     }
 
-    /// Every checkpoint of a thread with its values, the oldest first; `None` if there is no such thread.
+    /// Every checkpoint of a thread with its values, oldest first; `None` if the thread does not exist.
     ///
     /// # Errors
     /// [`ClientError::Stateless`], [`threadkeep::Error::ModeMismatch`], and the saver's.
@@ -141,7 +140,7 @@ impl Client {
         threads::get(self.accessor()?, &self::thread_id(thread_id)?).await
     }
 
-    /// What the thread holds now, as [`Event::Values`] shows it; `None` if there is no such thread.
+    /// The thread's current values, as in [`Event::Values`]; `None` if the thread does not exist.
     ///
     /// # Errors
     /// As [`Self::get_thread`].
@@ -150,7 +149,7 @@ impl Client {
         Ok(state.map(|state| threadkeep_agent::serialize::values(&state)).transpose()?.map(Values::of))
     }
 
-    /// The goal of a thread, in either mode: an object with `objective`, `status` and how far it is pursued.
+    /// The goal of a thread, in either mode: an object with `objective`, `status` and progress.
     ///
     /// # Errors
     /// [`ClientError::Stateless`], and the saver's.
@@ -159,11 +158,12 @@ impl Client {
         Ok(Some(goal).filter(|goal| !goal.is_null()))
     }
 
-    /// Sets the goal of a thread, which is created if it does not exist: at the end of each turn a model is asked whether it
-    /// is reached, and if not, the agent goes on by itself, at most `max_continuations` times (0 to 8; without it, 8).
+    /// Sets the goal of a thread, which is created if it does not exist: at the end of each turn a model judges whether
+    /// the goal is reached, and if not, the agent continues by itself, at most `max_continuations` times (0 to 8;
+    /// default 8).
     ///
     /// # Errors
-    /// [`ClientError::Invalid`] for an objective without a text or of more than 4,000 characters, or a number out of range;
+    /// [`ClientError::Invalid`] for an empty objective or one of more than 4,000 characters, or a number out of range;
     /// [`ClientError::Stateless`]; [`threadkeep::Error::Conflict`], and the saver's.
     pub async fn set_goal(
         &self,
@@ -200,7 +200,7 @@ impl Client {
         Ok(goal_state::clear(self.accessor()?, &self::thread_id(thread_id)?).await?)
     }
 
-    /// The configured models, without credentials and addresses; the first is the default.
+    /// The configured models, without credentials and URLs; the first is the default.
     pub async fn models(&self) -> Vec<ModelInfo> {
         self.core.config.current_async().await.models.iter().map(ModelInfo::from).collect()
     }
@@ -210,13 +210,13 @@ impl Client {
         self.core.config.current_async().await.model(name).map(ModelInfo::from)
     }
 
-    /// The tools of the agent: name and what the model is told of it.
+    /// The agent's tools: their names and the descriptions shown to the model.
     pub fn tools(&self) -> Vec<(String, String)> {
         self.core.agents.toolbox().specs().into_iter().map(|spec| (spec.name, spec.description)).collect()
     }
 
-    /// Waits for the last writes of turns that are at work, and closes the store if no other client of the process
-    /// has it open. Without it nothing is lost that was acknowledged.
+    /// Waits for the last writes of running turns, and closes the store if no other client of the process uses it.
+    /// Without this call, nothing acknowledged is lost either.
     pub async fn close(self) {
         self.core.turns.close();
         self.core.turns.wait().await;
@@ -227,7 +227,7 @@ impl Client {
         }
     }
 
-    /// The configuration that the client follows.
+    /// The client's current configuration.
     pub(crate) async fn config(&self) -> Arc<Config> {
         self.core.config.current_async().await
     }

@@ -1,4 +1,4 @@
-//! What a client and each of its turns can be told.
+//! Options of a client and of its turns.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,41 +10,41 @@ use threadkeep::saver::Saver;
 use super::ClientError;
 use crate::config::{ConfigHandle, LoadOptions};
 
-/// How a [`Client`](super::Client) is made. The default is what the gateway of this directory would use.
+/// Options of a [`Client`](super::Client). The defaults match a gateway in this directory.
 #[derive(Debug, Default)]
 pub struct ClientOptions {
     /// Where the configuration comes from.
     pub config: Configuration,
-    /// What keeps the threads.
+    /// Where threads are stored.
     pub checkpointer: Checkpointer,
-    /// What its turns are told, unless they say otherwise.
+    /// Defaults for its turns.
     pub turn: TurnOptions,
-    /// Where mode and cadence are frozen; none means for the whole process, which is what a program wants. Two registers
-    /// stand for two processes, for example in a test of both modes.
+    /// Where mode and cadence are frozen; `None` for the whole process, which is what programs want. Two registers
+    /// simulate two processes, for example to test both modes.
     pub frozen_in: Option<&'static ModeRegister>,
 }
 
 /// Where a configuration comes from.
 #[derive(Debug, Clone, Default)]
 pub enum Configuration {
-    /// It is found as the gateway finds it: `SVC_CONFIG_PATH`, else `config.yaml` in the project root, else the defaults.
+    /// Found as by the gateway: `SVC_CONFIG_PATH`, else `config.yaml` in the project root, else the defaults.
     #[default]
     Found,
-    /// This file.
+    /// In this file.
     File(PathBuf),
-    /// This one.
+    /// This configuration.
     Given(ConfigHandle),
 }
 
-/// What keeps a client's threads.
+/// Where a client's threads are stored.
 #[derive(Clone, Default)]
 pub enum Checkpointer {
-    /// The store that the configuration names, which all clients of the process share. Its history cache is in memory.
+    /// In the configured store, which all clients of the process share. Its history cache is in memory.
     #[default]
     ProcessWide,
-    /// This one, as it is.
+    /// In this saver.
     Own(Arc<dyn Saver>),
-    /// Nothing: each turn begins anew.
+    /// Nowhere: each turn starts empty.
     Stateless,
 }
 
@@ -58,23 +58,23 @@ impl fmt::Debug for Checkpointer {
     }
 }
 
-/// How a turn is to go. What is none is as the client was told, and else as said here.
+/// Options of a turn. Unset options take the client's, then the defaults below.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TurnOptions {
-    /// The model; else the first one of the configuration.
+    /// The model; default the first configured one.
     pub model_name: Option<String>,
-    /// Whether the model thinks before it answers, if it can; else it does.
+    /// Whether the model thinks before it answers, if it can; default true.
     pub thinking_enabled: Option<bool>,
-    /// How much; else as the model likes.
+    /// The reasoning effort; default the model's own.
     pub reasoning_effort: Option<String>,
-    /// The custom agent that the thread's checkpoints are bound to (letters, digits, `-`); else the default agent.
+    /// The custom agent to which the thread's checkpoints are bound (letters, digits, `-`); default the default agent.
     pub agent_name: Option<String>,
-    /// The most supersteps, up to `max_recursion_limit` of the configuration; else 100.
+    /// The maximum number of supersteps, up to the configured `max_recursion_limit`; default 100.
     pub recursion_limit: Option<u64>,
 }
 
 impl TurnOptions {
-    /// These, completed by `defaults`.
+    /// These options, with unset ones taken from `defaults`.
     pub(super) fn or(self, defaults: &Self) -> Self {
         Self {
             model_name: self.model_name.or_else(|| defaults.model_name.clone()),
@@ -86,7 +86,7 @@ impl TurnOptions {
     }
 }
 
-/// Reads the configuration and starts to follow it.
+/// Loads the configuration and starts to follow it.
 pub(super) async fn open_config(source: Configuration) -> Result<ConfigHandle, ClientError> {
     let path = match source {
         Configuration::Given(handle) => return Ok(handle),

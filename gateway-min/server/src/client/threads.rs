@@ -1,4 +1,4 @@
-//! Looking at threads through the checkpointer.
+//! Reads threads through the checkpointer.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Serialize;
@@ -12,16 +12,16 @@ use threadkeep_agent::serialize;
 
 use super::ClientError;
 
-/// So many ids of threads are asked for at once.
+/// Thread ids per page.
 const PAGE: usize = 256;
-/// So many heads are read at the same time.
+/// Heads read concurrently.
 const AT_ONCE: usize = 16;
 const TITLE: &str = "title";
 
 /// The threads of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ThreadList {
-    /// The one that was written last first.
+    /// The most recently written thread first.
     pub thread_list: Vec<ThreadSummary>,
 }
 
@@ -30,9 +30,9 @@ pub struct ThreadList {
 pub struct ThreadSummary {
     /// Its id.
     pub thread_id: String,
-    /// When its oldest checkpoint was made, ISO-8601 in UTC.
+    /// When its oldest checkpoint was created, ISO-8601 in UTC.
     pub created_at: String,
-    /// When its newest checkpoint was made.
+    /// When its newest checkpoint was created.
     pub updated_at: String,
     /// Its newest checkpoint.
     pub latest_checkpoint_id: String,
@@ -40,12 +40,12 @@ pub struct ThreadSummary {
     pub title: Option<String>,
 }
 
-/// A thread with every checkpoint.
+/// A thread with all its checkpoints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ThreadHistory {
     /// Its id.
     pub thread_id: String,
-    /// The oldest first.
+    /// Oldest first.
     pub checkpoints: Vec<ThreadCheckpoint>,
 }
 
@@ -54,15 +54,15 @@ pub struct ThreadHistory {
 pub struct ThreadCheckpoint {
     /// Its id.
     pub checkpoint_id: String,
-    /// The checkpoint that it was made from; null for the first.
+    /// The checkpoint's parent; null for the first.
     pub parent_checkpoint_id: Option<String>,
-    /// When it was made, ISO-8601 in UTC.
+    /// When it was created, ISO-8601 in UTC.
     pub ts: String,
     /// Its metadata, without credentials.
     pub metadata: Map<String, Json>,
     /// Every channel.
     pub values: Map<String, Json>,
-    /// What tasks that ran from it wrote.
+    /// The writes of tasks that ran from it.
     pub pending_writes: Vec<PendingWrite>,
 }
 
@@ -71,13 +71,13 @@ pub struct ThreadCheckpoint {
 pub struct PendingWrite {
     /// The task.
     pub task_id: String,
-    /// Where it wrote.
+    /// The channel.
     pub channel: String,
-    /// What.
+    /// The value.
     pub value: Json,
 }
 
-/// The head of a thread, as far as lists need it.
+/// The parts of a thread's head that lists need.
 pub(crate) struct Head {
     pub(crate) thread: ThreadId,
     pub(crate) tuple: CheckpointTuple,
@@ -91,7 +91,7 @@ impl Head {
     }
 }
 
-/// The heads of all threads, the newest first. It looks at no mode, as the gateway's search does not.
+/// The heads of all threads, newest first. Ignores the mode, like the gateway's search.
 pub(crate) async fn heads(accessor: &StateAccessor) -> threadkeep::Result<Vec<Head>> {
     let saver = accessor.saver();
     let (mut heads, mut after) = (Vec::new(), None);
@@ -101,7 +101,7 @@ pub(crate) async fn heads(accessor: &StateAccessor) -> threadkeep::Result<Vec<He
         after = Some(last.clone());
         let found = stream::iter(page).map(async |thread| {
             let load = Load::Only([TITLE.into()].into());
-            // One that was deleted meanwhile, or has nested graphs only, is none.
+            // A thread that was deleted meanwhile, or that only has nested graphs, has no head.
             let tuple = saver.get(&CheckpointSelector::head(&thread).loading(load)).await?;
             Ok::<_, threadkeep::Error>(tuple.map(|tuple| Head { thread, tuple }))
         });

@@ -1,4 +1,4 @@
-//! One turn: the task that has it, and the stream of what it shows.
+//! A turn: the task that runs it, and the stream of its events.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use super::event::Translator;
 use super::{ClientError, End, Event, Message, TurnOptions, Usage, Values};
 use crate::http::fields::Pattern;
 
-/// The most supersteps of a turn that says nothing about it.
+/// The default maximum number of supersteps of a turn.
 const RECURSION_LIMIT: u64 = 100;
 
-/// What happens in a turn, in order: any number of events, and last either [`Event::End`] or an error.
+/// The events of a turn, in order: any number of events, and finally either [`Event::End`] or an error.
 ///
 /// Dropping it stops the turn at the next point where nothing is half-written; what it had committed stays.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The thread on which it is.
+    /// The turn's thread.
     pub fn thread_id(&self) -> &str {
         &self.thread_id
     }
@@ -52,7 +52,7 @@ impl Turn {
     /// Waits for the end of the turn, and returns the text of its last answer.
     ///
     /// # Errors
-    /// What the stream ends with.
+    /// The error that ends the stream.
     pub async fn answer(mut self) -> Result<String, ClientError> {
         let mut answer = Answer::default();
         while let Some(event) = self.next().await {
@@ -62,7 +62,7 @@ impl Turn {
     }
 }
 
-/// The text of the last answer in a turn, out of its events.
+/// Collects the text of a turn's last answer from its events.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     id: String,
@@ -70,7 +70,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Takes the next event.
+    /// Adds the next event.
     pub(crate) fn hear(&mut self, event: &Event) {
         if let Event::MessagesTuple(Message::Ai { content, id, .. }) = event {
             if *id != self.id {
@@ -89,7 +89,7 @@ impl Stream for Turn {
         if this.finished {
             return Poll::Ready(None);
         }
-        // The task says how it ended, unless it died.
+        // The task sends how the turn ended, unless it panicked.
         let item = ready!(this.events.poll_recv(context)).unwrap_or(Err(ClientError::Died));
         this.finished = matches!(item, Ok(Event::End(_)) | Err(_));
         Poll::Ready(Some(item))
@@ -106,7 +106,7 @@ pub(super) fn start(core: Arc<Core>, text: &str, thread: Option<&str>, options: 
     tracker.spawn(async move {
         let options = options.or(&core.defaults);
         let ended = Box::pin(work(&core, &thread, input, &options, &sender, &cancel)).await;
-        // An error means that nobody listens any more.
+        // An error means that the receiver is gone.
         let _ = sender.send(ended.map(|usage| Event::End(End { usage })));
     });
     Turn { thread_id, events, cancel: stop.clone(), finished: false, _stop: stop.drop_guard() }
@@ -203,18 +203,20 @@ async fn work(
     Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })
 }
 
-/// An accessor of a store that ends with the turn.
+/// An accessor of a store that lasts for one turn.
 fn forgetful(core: &Core) -> StateAccessor {
     StateAccessor::new(Arc::new(MemorySaver::default()), Arc::clone(&core.table), Arc::clone(&core.ids))
 }
 
-/// The agent that the thread's checkpoints are bound to.
+/// The agent to which the thread's checkpoints are bound.
 fn binding(options: &TurnOptions) -> Result<String, ClientError> {
     let Some(name) = &options.agent_name else { return Ok(DEFAULT_AGENT.to_owned()) };
     let normalised = name.to_ascii_lowercase().replace('_', "-");
     if !Pattern::AGENT_NAME.matches(&normalised) {
         let rule = Pattern::AGENT_NAME.text;
-        return Err(ClientError::Invalid(format!("'{name}' is no name of an agent: it must match {rule}")));
+        return Err(ClientError::Invalid(format!(
+            "'{name}' is not a valid agent name: it must match {rule}"
+        )));
     }
     Ok(normalised)
 }

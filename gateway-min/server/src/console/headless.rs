@@ -13,17 +13,17 @@ use crate::client::{Answer, Client, ClientError, Event, Turn, TurnOptions, Value
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// The answer.
+    /// The answer's text.
     Text,
     /// Every event, as a line of JSON.
     Json,
 }
 
-/// Why the turn was no success.
+/// Why the turn failed.
 enum Failure {
-    /// Nobody reads stdout any more; nothing is left to be said.
+    /// The reader of stdout is gone, so there is nothing left to do.
     Deaf,
-    /// This went wrong.
+    /// An error with this message.
     Said(String),
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn run(args: &ChatArgs, form: Form, message: Option<String>) ->
         Err(Failure::Deaf) => ExitCode::FAILURE,
         Err(Failure::Said(text)) => {
             if form == Form::Json {
-                // What stdout is for is over, whether this is read or not.
+                // Ignore the result: stdout is no longer useful either way.
                 let _ = put(&json!({"type": "error", "data": {"message": text}}).to_string());
             }
             complain(text);
@@ -66,7 +66,7 @@ pub(super) async fn run(args: &ChatArgs, form: Form, message: Option<String>) ->
     }
 }
 
-/// What standard input has, unless it is a terminal; without the line break at its end.
+/// The text on standard input, unless it is a terminal; without the trailing line break.
 fn piped() -> io::Result<String> {
     let (mut stdin, mut text) = (io::stdin(), String::new());
     if !stdin.is_terminal() {
@@ -76,7 +76,7 @@ fn piped() -> io::Result<String> {
     Ok(text)
 }
 
-/// Has the turn. The client is closed however it ends.
+/// Runs the turn, and closes the client however the turn ends.
 async fn have(args: &ChatArgs, form: Form, message: &str) -> Result<(), Failure> {
     let client = Client::open(args.client_options()).await?;
     let done = async {
@@ -107,7 +107,7 @@ async fn show(form: Form, mut turn: Turn) -> Result<(), Failure> {
     fallback.map_or(Ok(()), |failed| Err(Failure::Said(failed)))
 }
 
-/// What the conversation ends with, if that stands for a failed call of the model.
+/// The error, if the conversation ends with a fallback for a failed model call.
 pub(super) fn failed_call(values: &Values) -> Option<String> {
     let last = values.messages.iter().rfind(|it| message::kind(it) == "ai" || message::is_from_user(it))?;
     let reason = message::fallback_reason(last)?;
@@ -115,7 +115,7 @@ pub(super) fn failed_call(values: &Values) -> Option<String> {
     Some(format!("LLM request failed (error_type={kind}, error_reason={reason})"))
 }
 
-/// Prints a line, at once.
+/// Prints a line and flushes.
 fn put(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(line.as_bytes())?;
@@ -137,7 +137,7 @@ mod tests {
         let told = "LLM request failed (error_type=rate_limited, error_reason=slow down)";
         assert_eq!(failed_call(&values(vec![fallback.clone()])).as_deref(), Some(told));
         let asked = json!({"type": "human", "content": "again"});
-        assert_eq!(failed_call(&values(vec![fallback, asked])), None, "of an earlier turn");
+        assert_eq!(failed_call(&values(vec![fallback, asked])), None, "it belongs to an earlier turn");
         assert_eq!(failed_call(&values(vec![])), None);
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! | Exit code | Means |
 //! |---|---|
-//! | 0 | the turn came to its end, or the user left the terminal UI |
-//! | 1 | an error, which stderr names; or the reader of stdout went away, quietly |
-//! | 2 | a wrong command line, or no message |
+//! | 0 | the turn finished, or the user left the terminal UI |
+//! | 1 | an error, printed on stderr; or the reader of stdout is gone |
+//! | 2 | an invalid command line, or no message |
 
 mod headless;
 mod threads;
@@ -21,74 +21,74 @@ use clap::Args;
 use crate::client::{Client, ClientError, ClientOptions, Configuration, TurnOptions};
 use headless::Form;
 
-/// The answer to a headless call without a message.
+/// The error for a headless call without a message.
 const NO_MESSAGE: &str = "No message provided.";
-/// The answer to `--recursion-limit` for the terminal UI.
+/// The error for `--recursion-limit` with the terminal UI.
 const LIMIT_IS_HEADLESS: &str = "--recursion-limit needs --print or --json";
-/// The answer to a forced terminal UI without a terminal.
-const NO_TERMINAL: &str = "the terminal UI needs a terminal; --print and --json do without";
-/// How a wrong command line ends.
+/// The error for a forced terminal UI without a terminal.
+const NO_TERMINAL: &str = "the terminal UI needs a terminal; --print and --json do not";
+/// The exit code for an invalid command line.
 const USAGE: u8 = 2;
 
-/// Talk with the agent of this directory's configuration, without a gateway.
+/// Talk to the agent of this directory's configuration, without a gateway.
 ///
-/// At a terminal this opens the terminal UI, where /help lists the commands. With --print or --json, or where there is no
-/// terminal, it has one turn and ends.
+/// At a terminal this opens the terminal UI, where /help lists the commands. With --print or --json, or without a
+/// terminal, it runs one turn and exits.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   threadkeep chat                               the terminal UI
-  threadkeep chat --continue                    ... on the thread that was written last
+  threadkeep chat --continue                    ... on the thread written last
   threadkeep chat --print 'What is in here?'    the answer on stdout, errors on stderr
   git diff | threadkeep chat --print            the message from standard input
   threadkeep chat --json 'Hi' | jq .type        every event as a line of JSON
   threadkeep chat --resume 'Plan a trip' --print 'And then?'
 
-Threads are kept in the store of the configuration, which a gateway may serve at the same time. Should both write to one
-thread at the same moment, one of them is told that there was a conflict, and nothing is lost.
+Threads are in the configured store, which a gateway may serve at the same time. If both write to one thread at the
+same time, one of them fails with a conflict, and nothing is lost.
 
 Exit codes:
-  0  done
-  1  an error, named on stderr; or nobody read stdout any more
-  2  a wrong command line, or no message")]
+  0  success
+  1  an error, printed on stderr; or the reader of stdout is gone
+  2  an invalid command line, or no message")]
 pub struct ChatArgs {
-    /// The message; in the terminal UI the first one. Without it, standard input is read unless that is a terminal.
+    /// The message; in the terminal UI the first one. If omitted, standard input is read unless it is a terminal.
     message: Option<String>,
-    /// Have one turn and print the answer.
+    /// Run one turn and print the answer.
     #[arg(long, value_name = "MESSAGE", num_args = 0..=1, conflicts_with = "json")]
-    #[allow(clippy::option_option)] // How clap says that the value may be left out.
+    #[allow(clippy::option_option)] // How clap models an optional value.
     print: Option<Option<String>>,
-    /// Have one turn and print what happens as lines of JSON: {"type": ..., "data": ...}.
+    /// Run one turn and print its events as lines of JSON: {"type": ..., "data": ...}.
     #[arg(long, value_name = "MESSAGE", num_args = 0..=1)]
     #[allow(clippy::option_option)]
     json: Option<Option<String>>,
     /// Open the terminal UI.
     #[arg(long, conflicts_with_all = ["cli", "print", "json"])]
     tui: bool,
-    /// Do without the terminal UI, as --print does. SVC_TUI=1 or SVC_TUI=0 says which of the two is the default.
+    /// Do not open the terminal UI, as with --print. SVC_TUI=1 or SVC_TUI=0 sets the default.
     #[arg(long)]
     cli: bool,
-    /// Leave the background of the terminal as it is.
+    /// Keep the terminal's background.
     #[arg(long, env = "SVC_TUI_TRANSPARENT", value_parser = clap::builder::FalseyValueParser::new())]
     tui_transparent: bool,
-    /// Go on with the thread that was written last.
+    /// Continue the thread that was written last.
     #[arg(long = "continue", conflicts_with = "resume")]
     go_on: bool,
-    /// Go on with this thread: its id, or its title.
+    /// Continue this thread, by id or title.
     #[arg(long, value_name = "THREAD")]
     resume: Option<String>,
-    /// The most supersteps of the turn.
+    /// Maximum supersteps of the turn.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     recursion_limit: Option<u64>,
-    /// The model; else the first one of the configuration.
+    /// The model [default: the first configured one].
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The configuration file; else SVC_CONFIG_PATH, else config.yaml in the project root.
+    /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// What the user sees.
+/// How the conversation is displayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Surface {
     Headless(Form),
@@ -96,7 +96,7 @@ enum Surface {
 }
 
 impl ChatArgs {
-    /// Whether the terminal UI is asked for, so that nothing else may write to the terminal.
+    /// Whether the terminal UI will run, so that nothing else may write to the terminal.
     pub fn is_tui(&self) -> bool {
         self.surface() == Surface::Tui
     }
@@ -106,7 +106,7 @@ impl ChatArgs {
         self.surface_on(terminal, std::env::var("SVC_TUI").ok().as_deref())
     }
 
-    /// Flags count before the variable, and that before what standard input and output are.
+    /// Flags take precedence over the variable, and that over whether standard input and output are a terminal.
     fn surface_on(&self, terminal: bool, variable: Option<&str>) -> Surface {
         let plain = Surface::Headless(Form::Text);
         if self.json.is_some() {
@@ -147,7 +147,7 @@ impl ChatArgs {
         }
     }
 
-    /// The thread to go on with; none for a new one.
+    /// The thread to continue; `None` for a new one.
     async fn thread(&self, client: &Client) -> Result<Option<String>, ClientError> {
         match &self.resume {
             Some(named) => threads::named(client, named).await.map(Some),
@@ -180,18 +180,18 @@ pub async fn run(args: ChatArgs) -> ExitCode {
     }
 }
 
-/// Says on stderr what went wrong. Nobody is left to be told if that fails.
+/// Prints an error on stderr. If that fails, there is nobody to report it to.
 fn complain(error: impl Display) {
     let _ = writeln!(std::io::stderr(), "Error: {error}");
 }
 
-/// Ends a call with a wrong command line.
+/// Exits because of an invalid command line.
 fn refuse(problem: &str) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "{problem}");
     ExitCode::from(USAGE)
 }
 
-/// What an error says, or at least what it is.
+/// The error's message, or at least its class.
 fn text_of(error: &ClientError) -> String {
     Some(error.to_string())
         .filter(|text| !text.trim().is_empty())

@@ -1,8 +1,8 @@
-//! Which thread the user means.
+//! Finds the thread that the user means.
 
 use crate::client::{Client, ClientError, ThreadSummary};
 
-/// The thread that was written last.
+/// The thread written last.
 ///
 /// # Errors
 /// [`ClientError::Invalid`] if there is none, and the client's.

@@ -1,4 +1,4 @@
-//! Assistants, as far as SDK clients ask for them: there is one, the lead agent.
+//! Assistants, as far as SDK clients need them: the lead agent is the only one.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::app::App;
 
 /// The id of the assistant, and of its graph.
 const LEAD_AGENT: &str = "lead_agent";
-/// The assistant comes with the program; it has no time of its own.
+/// The assistant is built in and has no creation time.
 const CREATED_AT: &str = "1970-01-01T00:00:00.000000+00:00";
 
 /// The routes of this file.
@@ -41,17 +41,17 @@ fn lead_agent() -> Value {
 /// Which assistants to find. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct AssistantFilter {
-    /// Only those of this graph.
+    /// Only those with this graph.
     graph_id: Option<String>,
-    /// Only those whose name has this in it.
+    /// Only those whose name contains this.
     name: Option<String>,
     /// Exact values of metadata keys.
     #[schema(value_type = Object, required = false)]
     metadata: Map<String, Value>,
-    /// At most so many.
+    /// Maximum number of results.
     #[schema(minimum = 1, default = 10, required = false)]
     limit: i64,
-    /// After so many.
+    /// Number of results to skip.
     #[schema(minimum = 0, default = 0, required = false)]
     offset: i64,
 }
@@ -120,10 +120,10 @@ async fn get_assistant(ApiPath(path): ApiPath<AssistantPath>) -> Result<Json<Val
     path.check().map(|()| Json(lead_agent()))
 }
 
-/// Read the graph of an assistant, which is not drawn.
+/// Read the graph of an assistant. Nodes and edges are not listed.
 #[utoipa::path(get, path = "/api/assistants/{assistant_id}/graph", tag = "assistants",
     params(("assistant_id" = String, Path)),
-    responses((status = 200, description = "Without nodes and edges", body = Value),
+    responses((status = 200, description = "The graph, without nodes and edges", body = Value),
         (status = 404, description = "No such assistant", body = ErrorBody)))]
 async fn get_assistant_graph(ApiPath(path): ApiPath<AssistantPath>) -> Result<Json<Value>, ApiError> {
     path.check().map(|()| Json(json!({"graph_id": LEAD_AGENT, "nodes": [], "edges": []})))

@@ -1,4 +1,4 @@
-//! Who asks, on every route: the key of a request, and whose threads it may name.
+//! Authentication on every route: the key of a request, and the threads it may access.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::config::Secret;
 
 /// The header of SDK clients.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// The routes that need no key.
+/// Routes that need no key.
 const PUBLIC: [&str; 2] = ["/health", "/openapi.json"];
-/// How often it is looked whether the key of a long answer still stands.
+/// How often a streaming response rechecks its API key.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const NOT_AVAILABLE: &str = "Authentication is not available";
 const FAILED: &str = "Failed to read thread";
 
-/// Who a request comes from.
+/// Who sent a request.
 #[derive(Debug, Clone)]
 pub(super) struct Caller(pub(super) Principal);
 
@@ -41,9 +41,9 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The layer around all routes: lets in who has a key, and notes who that is. Another user's thread in the path is not
-/// found, whatever the route would do with it. An answer that takes its time, as a stream does, ends when its key is
-/// revoked: for the run it is as if the client had left.
+/// The layer around all routes: admits requests with a valid key and records the caller. Another user's thread in the
+/// path is not found, whatever the route. A long response, such as a stream, ends when its key is revoked; the run
+/// treats this like a client that disconnects.
 pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     if PUBLIC.contains(&route) {
@@ -69,7 +69,7 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
     answer
 }
 
-/// The answer, as long as the key stands.
+/// Runs `answer` while the key is valid.
 async fn while_stands(app: Arc<App>, key: Secret, answer: impl Future<Output = Response>) -> Response {
     let mut revoked = Box::pin(revoked(app, key));
     let answer = tokio::select! {
@@ -84,7 +84,7 @@ async fn while_stands(app: Arc<App>, key: Secret, answer: impl Future<Output = R
     Response::from_parts(parts, Body::from_stream(body.into_data_stream().take_until(revoked)))
 }
 
-/// Waits until the key is revoked. A file that cannot be read revokes nothing: it lets nobody in, and stops no work.
+/// Waits until the key is revoked. An unreadable key file revokes nothing: it admits no new request, and stops no work.
 async fn revoked(app: Arc<App>, key: Secret) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
@@ -125,17 +125,16 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
 async fn principal(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
     let found = app.auth.authenticate(key(headers)).await;
     let found = found.map_err(|error| {
-        tracing::error!(%error, "nobody can be let in");
+        tracing::error!(%error, "cannot authenticate requests");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, NOT_AVAILABLE)
     })?;
     found.ok_or_else(not_authenticated)
 }
 
-/// Whether the thread is one that the principal may know of: their own, one without an owner, or none at all. Returns its
-/// owner.
+/// Checks that the principal may know of the thread: it is theirs, has no owner, or does not exist.
 ///
 /// # Errors
-/// 404 for another user's thread, 500 if the owner cannot be read.
+/// 404 for another user's thread, 500 if the check fails.
 pub(super) async fn check_thread(
     app: &App,
     principal: &Principal,
@@ -147,7 +146,7 @@ pub(super) async fn check_thread(
     if row.visible_to(Some(user)) { Ok(row.user_id) } else { Err(absent(thread)) }
 }
 
-/// The key that a request carries: `x-api-key`, else a bearer token.
+/// The request's key: `x-api-key`, else a bearer token.
 fn key(headers: &HeaderMap) -> Option<Secret> {
     let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
     if let Some(key) = headers.get(API_KEY) {

@@ -39,12 +39,12 @@ const COPY_BUSY: &str = "Thread has work in flight. Copy it after the work finis
 const TURN_GONE: &str = "This turn can no longer be branched from.";
 const SIDECAR_ONLY: &str = "Branching is only available in the main conversation.";
 
-/// Metadata of a thread that goes with another one and has no turns of its own to branch from. A client says so when it
-/// creates the thread, and never again.
+/// Metadata of a thread that accompanies another one and has no turns of its own to branch from. Only the client that
+/// creates the thread can set it.
 pub(super) const SIDECAR_KEY: &str = "svc_sidecar";
-/// Metadata of a thread that is a branch, and of its two first checkpoints.
+/// Metadata of a branch, and of its first two checkpoints.
 const BRANCH_KEY: &str = "svc_branch";
-/// Metadata of a branch that says where it comes from.
+/// Metadata of a branch that names its source.
 pub(super) const PARENTAGE_KEYS: [&str; 4] = [PARENT_THREAD, PARENT_CHECKPOINT, PARENT_MESSAGE, BRANCHED_AT];
 const PARENT_THREAD: &str = "branch_parent_thread_id";
 const PARENT_CHECKPOINT: &str = "branch_parent_checkpoint_id";
@@ -59,13 +59,13 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 /// Where to branch. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct BranchThread {
-    /// The answer with which a turn ended.
+    /// The last answer of the turn.
     #[schema(min_length = 1)]
     message_id: String,
     /// All answers of that turn.
     #[schema(required = false)]
     message_ids: Vec<String>,
-    /// The title of the branch; without one, that of the turn's state.
+    /// The title of the branch [default: the turn's title].
     #[schema(max_length = 256)]
     title: Option<String>,
 }
@@ -88,20 +88,20 @@ struct Branch {
     thread_id: String,
     /// Its source.
     parent_thread_id: String,
-    /// The checkpoint of the source whose state the branch begins with.
+    /// The checkpoint of the source whose state the branch starts with.
     parent_checkpoint_id: String,
-    /// The answer that was asked for.
+    /// The requested answer.
     branched_from_message_id: String,
-    /// `current_thread_best_effort` if the files of the thread were copied, `not_found` if it has none, `failed`, or
-    /// `skipped_historical_turn`: files are kept as they are now only.
+    /// `current_thread_best_effort` if the thread's files were copied, `not_found` if it has none, `failed`, or
+    /// `skipped_historical_turn`, because only the current files are stored.
     workspace_clone_mode: &'static str,
-    /// Whether the events of the branch show what was said before: `seeded`, `skipped_empty` or `failed`.
+    /// Whether the branch's events contain the conversation so far: `seeded`, `skipped_empty` or `failed`.
     history_seed_mode: &'static str,
 }
 
 /// Branch a thread at the end of a turn.
 ///
-/// The branch is a thread of its own: what becomes of the source later does not touch it. The source is not changed.
+/// The branch is a separate thread: later changes to the source do not affect it. The source is not changed.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/branches", tag = "threads", params(("thread_id" = String, Path)),
     request_body = BranchThread,
     responses((status = 200, description = "The branch", body = Branch),
@@ -121,7 +121,7 @@ async fn branch_thread(
     exclusively(&app, &thread_id, WriterKind::Branch, BUSY.to_owned(), CREATE_FAILED, work).await.map(Json)
 }
 
-/// The states that a branch begins with: before the turn, if the source has that, and after it.
+/// The states that a branch starts with: before the turn, if the source has that, and after it.
 struct Found {
     base: Option<StateSnapshot>,
     end: StateSnapshot,
@@ -159,7 +159,7 @@ async fn make(
     };
     let workspace_clone_mode =
         if found.latest { copy_files(&app, &source, &branch).await } else { "skipped_historical_turn" };
-    // Last, so that nobody finds a branch that is not whole.
+    // Last, so that no client finds an incomplete branch.
     let new = NewThread {
         thread_id: branch.to_string(),
         assistant_id: row.assistant_id,
@@ -180,7 +180,7 @@ async fn make(
     })
 }
 
-/// Looks for the states, in the source as it is now.
+/// Finds the states in the source as it is now.
 async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found, ApiError> {
     let accessor = app.accessor();
     let mut answers = body.message_ids.clone();
@@ -194,7 +194,7 @@ async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found
         Ok(Base::At(base)) => Some(base),
         Ok(Base::Nothing | Base::Unknown) => None,
         Err(error) if error.is_integrity() => {
-            tracing::warn!(thread = %source, %error, "a turn cannot be branched from");
+            tracing::warn!(thread = %source, %error, "cannot branch from a turn");
             return Err(ApiError::conflict(TURN_GONE));
         }
         Err(error) => return Err(ApiError::internal(INSPECT_FAILED, &error)),
@@ -211,20 +211,20 @@ async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found
     Ok(Found { base, end: whole(state.key.id).await?, latest })
 }
 
-/// Takes back what there is of a branch that could not be made; returns why it could not.
+/// Removes what was created of a failed branch; returns the original error.
 async fn undone(app: &App, branch: &ThreadId, error: ApiError) -> ApiError {
     if let Err(error) = app.accessor().saver().delete_thread(branch).await {
-        tracing::warn!(thread = %branch, %error, "checkpoints of a branch that was not made are left");
+        tracing::warn!(thread = %branch, %error, "checkpoints of a failed branch remain");
     }
     if let Err(error) = tokio::fs::remove_dir_all(app.agents.thread_dir(branch.as_str())).await
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!(thread = %branch, %error, "files of a branch that was not made are left");
+        tracing::warn!(thread = %branch, %error, "files of a failed branch remain");
     }
     error
 }
 
-/// Copies the thread's files and says how that went.
+/// Copies the thread's files and returns the outcome.
 async fn copy_files(app: &App, from: &ThreadId, to: &ThreadId) -> &'static str {
     let (source, target) = (app.agents.thread_dir(from.as_str()), app.agents.thread_dir(to.as_str()));
     match tokio::task::spawn_blocking(move || tools::copy_workspace(&source, &target)).await {
@@ -232,13 +232,13 @@ async fn copy_files(app: &App, from: &ThreadId, to: &ThreadId) -> &'static str {
         Ok(Ok(false)) => "not_found",
         failed => {
             let error = failed.map_or_else(|error| error.to_string(), |copied| format!("{copied:?}"));
-            tracing::warn!(thread = %to, error, "the files of a thread were not copied");
+            tracing::warn!(thread = %to, error, "could not copy the files of a thread");
             "failed"
         }
     }
 }
 
-/// Fills the event feed with what was said before the branch, and says how that went.
+/// Fills the event feed with the conversation before the branch, and returns the outcome.
 async fn seed(app: &App, branch: &ThreadId, head: &StateSnapshot) -> &'static str {
     let runs = match head.json(MESSAGES_CHANNEL) {
         Ok(Some(Value::Array(messages))) => seed_runs(&format!("branch-seed-{branch}"), messages),
@@ -250,7 +250,7 @@ async fn seed(app: &App, branch: &ThreadId, head: &StateSnapshot) -> &'static st
     match app.store.events().seed(branch.as_str(), runs).await {
         Ok(_) => "seeded",
         Err(error) => {
-            tracing::warn!(thread = %branch, %error, "the event feed of a branch was not filled");
+            tracing::warn!(thread = %branch, %error, "could not fill the event feed of a branch");
             "failed"
         }
     }
@@ -258,8 +258,8 @@ async fn seed(app: &App, branch: &ThreadId, head: &StateSnapshot) -> &'static st
 
 /// Copy a thread, with its whole history.
 ///
-/// The copy is a thread of its own with the same checkpoints, and with the files as they are now. Runs and their events
-/// stay with the source.
+/// The copy is a separate thread with the same checkpoints, and with the current files. Runs and their events stay with
+/// the source.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/copy", tag = "threads", params(("thread_id" = String, Path)),
     responses((status = 200, description = "The copy", body = Thread),
         (status = 404, description = "No such thread", body = ErrorBody), Gated))]

@@ -1,4 +1,4 @@
-//! Compaction: the beginning of a conversation makes place for a summary of it.
+//! Compaction: a summary replaces the beginning of a conversation.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ const BUSY: &str = "Thread has a run in flight. Compact after the run finishes."
 const DISABLED: &str = "Context compaction is disabled.";
 const NOT_ENOUGH: &str = "not_enough_messages";
 const NODE: &str = "manual_compaction";
-/// The longest name of an agent or model, in characters.
+/// Maximum length of an agent or model name, in characters.
 const NAME_MAX: usize = 128;
 
 /// The routes of this file.
@@ -42,13 +42,13 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 /// How to compact. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct CompactThread {
-    /// Also where the conversation has not reached what the configuration takes for long.
+    /// Compact even if the conversation has not reached the configured length.
     #[schema(default = true, required = false)]
     force: bool,
-    /// How much stays: `{type: "messages" | "tokens" | "fraction", value}`; without it, as configured.
+    /// How much to keep: `{type: "messages" | "tokens" | "fraction", value}` [default: as configured].
     #[schema(value_type = Option<Object>)]
     keep: Option<ContextSize>,
-    /// A hint, without meaning here: the binding of the thread stays.
+    /// Accepted for compatibility and ignored: the thread keeps its agent.
     #[schema(max_length = 128)]
     #[allow(dead_code, reason = "described and checked only")]
     agent_name: Option<String>,
@@ -82,7 +82,7 @@ fn keep(sent: Value) -> Result<ContextSize, (Flaw, Value)> {
     size.ok_or_else(|| (Flaw::new("value_error", rule), sent))
 }
 
-/// What a compaction did.
+/// The result of a compaction.
 #[derive(Debug, Serialize, ToSchema)]
 #[allow(clippy::struct_field_names, reason = "the names are those of the service")]
 struct Compacted {
@@ -95,17 +95,17 @@ struct Compacted {
     removed_message_count: usize,
     preserved_message_count: usize,
     summary_updated: bool,
-    /// The head.
+    /// The head's checkpoint.
     #[schema(required = true)]
     checkpoint_id: Option<String>,
-    /// About how many tokens the messages that stay have.
+    /// Estimated tokens of the remaining messages.
     total_tokens: u64,
 }
 
-/// Put a summary in the place of the beginning of a conversation.
+/// Replace the beginning of a conversation by a summary.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/compact", tag = "state", params(("thread_id" = String, Path)),
     request_body = Option<CompactThread>,
-    responses((status = 200, description = "What was done", body = Compacted),
+    responses((status = 200, description = "The result", body = Compacted),
         (status = 404, description = "No such thread, or it has no checkpoint", body = ErrorBody), Gated))]
 async fn compact_thread(
     State(app): State<Arc<App>>,
@@ -150,8 +150,8 @@ async fn compact(
     let earlier = head.json(summary::CHANNEL).map_err(engine)?;
     let earlier = earlier.as_ref().and_then(Value::as_str);
     let (text, _) = summarizer.summarize(earlier, &messages[..at]).await;
-    let text =
-        text.ok_or_else(|| ApiError::internal(FAILED, &std::io::Error::other("the model gave no summary")))?;
+    let text = text
+        .ok_or_else(|| ApiError::internal(FAILED, &std::io::Error::other("the model returned no summary")))?;
     let writes = vec![
         accessor.write(MESSAGES_CHANNEL, json!(preserved), true).map_err(engine)?,
         accessor.write(summary::CHANNEL, json!(text), false).map_err(engine)?,
@@ -168,7 +168,7 @@ async fn compact(
     })
 }
 
-/// The answer for a head that stays, with these messages.
+/// The answer if the head stays unchanged.
 fn unchanged(head: &StateSnapshot, messages: &[Value]) -> Compacted {
     Compacted {
         thread_id: head.key.thread.to_string(),

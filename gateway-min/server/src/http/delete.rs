@@ -1,4 +1,4 @@
-//! Deleting a thread, with everything that belongs to it.
+//! Deletes a thread and everything that belongs to it.
 
 use std::io;
 use std::sync::Arc;
@@ -30,16 +30,16 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(delete_thread))
 }
 
-/// What was deleted.
+/// The result of a deletion.
 #[derive(Debug, Serialize, ToSchema)]
 struct Deleted {
     /// Always true.
     success: bool,
-    /// What became of the thread's working directory.
+    /// What happened to the thread's working directory.
     message: String,
 }
 
-/// The path of a thread, also of one whose id this gateway would not accept for a new one.
+/// The path of a thread, including ids that this gateway would not accept for a new one.
 struct AnyThreadPath {
     thread_id: ThreadId,
 }
@@ -52,17 +52,17 @@ impl FromFields for AnyThreadPath {
 
 /// Delete a thread.
 ///
-/// Its working directory, its checkpoints, its runs, their events and its record are gone. Mode does not matter.
+/// Deletes its working directory, its checkpoints, its runs with their events, and its record, in either mode.
 #[utoipa::path(delete, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
-    responses((status = 200, description = "It is gone", body = Deleted),
+    responses((status = 200, description = "Deleted", body = Deleted),
         (status = 404, description = "No such thread", body = ErrorBody),
-        (status = 409, description = "A run or another writer works on it", body = ErrorBody)))]
+        (status = 409, description = "A run or another writer is active on it", body = ErrorBody)))]
 async fn delete_thread(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
     ApiPath(AnyThreadPath { thread_id }): ApiPath<AnyThreadPath>,
 ) -> Result<Json<Deleted>, ApiError> {
-    // A task of its own: a client that leaves does not stop it half-way.
+    // A separate task, so that a client that disconnects does not stop it half-way.
     let background = app.background.clone();
     let task = background.spawn(async move { delete(&app, &caller, &thread_id).await });
     let message = task.await.map_err(|error| ApiError::internal(DELETE_FAILED, &error))??;
@@ -77,7 +77,7 @@ async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<Stri
     }
     let reserved = app.store.runs().reserve(thread.as_str(), WriterKind::Delete).await;
     let reservation = reserved.map_err(|error| refused(&error, BUSY, DELETE_FAILED))?;
-    // Behind the last write of a run that has just ended.
+    // Wait for the last write of a run that has just ended.
     let _lock = app.locks.lock(thread.as_str()).await;
     let deleted = async {
         // Under the reservation, no other user can come to own it any more.
@@ -88,7 +88,7 @@ async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<Stri
         Ok(message) => delete_records(app, reservation).await.map(|()| message),
         Err(error) => {
             if let Err(error) = reservation.release().await {
-                tracing::warn!(%thread, %error, "the thread is given back in the background");
+                tracing::warn!(%thread, %error, "releasing the thread's reservation in the background");
             }
             Err(error)
         }
@@ -105,7 +105,7 @@ async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiErro
             Err(error) => return Err(ApiError::internal(DELETE_FAILED, &error)),
         }
     } else {
-        // Such an id could name a directory outside.
+        // Such an id could name a directory outside the state directory.
         "Skipped local data cleanup for legacy thread ID".to_owned()
     };
     let deleted = app.accessor().delete_thread(thread).await;

@@ -1,4 +1,4 @@
-//! Answers that say what went wrong.
+//! Error responses.
 
 use std::time::Duration;
 
@@ -13,16 +13,17 @@ use threadkeep::id::ThreadId;
 use super::fields::Problems;
 use crate::store::StoreError;
 
-/// The greatest request body, in bytes. The reference names no limit; this one leaves room for a conversation with
+/// The maximum size of a request body. The reference names no limit; this one leaves room for a conversation with
 /// images, and keeps a stray upload from filling the memory.
 pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
 
-/// When to come back to a gateway whose database is away.
+/// When to retry while the database is unavailable.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// An answer with an error status and a JSON body (service reference, "Error bodies").
+/// A response with an error status and a JSON body (service reference, "Error bodies").
 ///
-/// The body is `{"detail": "<text>"}` and nothing else. The validation of a request gives the list of its problems as `detail`, authentication an object with `code` and `message`.
+/// The body is `{"detail": "<text>"}` and nothing else. Request validation puts the list of problems in `detail`,
+/// authentication an object with `code` and `message`.
 #[derive(Debug, thiserror::Error)]
 #[error("HTTP {}: {}", status.as_u16(), body.text())]
 pub struct ApiError {
@@ -56,34 +57,34 @@ impl Body {
 }
 
 impl ApiError {
-    /// An error of this status with this text.
+    /// An error with this status and text.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, body: Body::Text { detail: detail.into() }, retry_after: None }
     }
 
-    /// 400: the request is well-formed, but means nothing here.
+    /// 400: the request is well-formed, but cannot be served.
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// 401, in the form that authentication errors have.
+    /// 401, in the form of authentication errors.
     pub fn unauthorized(code: &'static str, message: impl Into<String>) -> Self {
         let detail = Coded { code, message: message.into() };
         Self { status: StatusCode::UNAUTHORIZED, body: Body::Coded { detail }, retry_after: None }
     }
 
-    /// 404: the thing named in the request is not there.
+    /// 404: what the request names does not exist.
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, detail)
     }
 
-    /// 409: the request conflicts with what is going on.
+    /// 409: the request conflicts with the current state.
     pub fn conflict(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, detail)
     }
 
-    /// 500 with the route's own text; 503 if the cause is a database that is away, which may be back in a moment. The
-    /// cause is logged and kept from the client.
+    /// 500 with the route's own text; 503 if the database is unavailable, which may pass soon. The cause is logged and
+    /// not sent to the client.
     pub fn internal(detail: &'static str, cause: &(dyn std::error::Error + 'static)) -> Self {
         tracing::error!(%cause, "{detail}");
         Self::caused(detail, cause)
@@ -126,7 +127,7 @@ impl ApiError {
     }
 }
 
-/// Whether the error is a database that is away.
+/// Whether the error means that the database is unavailable.
 fn is_unavailable(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(Error::Unavailable { .. } | Error::InDoubt { .. }))
         || error.downcast_ref().is_some_and(StoreError::is_unavailable)
@@ -154,8 +155,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Gives a router the conventions of the whole surface: unknown paths and methods answer with JSON. Call it when every
-/// route is there.
+/// Adds the conventions of all routes: unknown paths and methods get JSON responses. Call it after all routes are
+/// added.
 pub fn with_conventions<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router.fallback(|| async { ApiError::not_found("Not Found") }).method_not_allowed_fallback(|| async {
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
@@ -239,7 +240,7 @@ mod tests {
         }
     }
 
-    /// What an engine error of thread `t-1` becomes, and what was logged.
+    /// The response to an engine error of thread `t-1`, and what was logged.
     async fn mapped(error: &Error) -> (u16, String, String) {
         let log = Log::default();
         let writer = log.clone();

@@ -27,14 +27,14 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Query)]
 struct EventParams {
-    /// Only these types: names with commas between them, matched exactly.
+    /// Only these types: comma-separated names, matched exactly.
     event_types: Option<String>,
     /// Only events of this delegated task (`metadata.task_id`); the limit counts these.
     task_id: Option<String>,
-    /// At most so many.
+    /// Maximum number of events.
     #[param(minimum = 1, maximum = 2000, default = 500)]
     limit: u32,
-    /// Only events behind this place of the thread's feed.
+    /// Only events after this position in the thread's feed.
     #[param(minimum = 1)]
     after_seq: Option<i64>,
 }
@@ -43,7 +43,7 @@ impl FromFields for EventParams {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
         let limit = fields.field("limit").integer(&(1..=EventQuery::MAX_LIMIT.into()));
         Self {
-            // Nothing between the commas of an empty text: no condition.
+            // An empty string means no condition.
             event_types: fields.field("event_types").text().filter(|types| !types.is_empty()),
             task_id: fields.field("task_id").text(),
             limit: limit.and_then(|n| n.try_into().ok()).unwrap_or(EventQuery::DEFAULT_LIMIT),
@@ -59,15 +59,15 @@ struct RunEvent {
     thread_id: String,
     /// The run, or the synthetic run of a seeded feed.
     run_id: String,
-    /// The place in the thread's feed, from 1.
+    /// Its position in the thread's feed, from 1.
     seq: i64,
     /// For example `llm.ai.response`.
     event_type: String,
     /// For example `message`.
     category: String,
-    /// What happened.
+    /// The event's content.
     content: Value,
-    /// About the event.
+    /// Its metadata.
     #[schema(value_type = Object)]
     metadata: Map<String, Value>,
     /// When it happened, ISO-8601 in UTC.
@@ -91,7 +91,7 @@ impl From<EventRow> for RunEvent {
 
 /// List the events of a run, oldest first.
 ///
-/// A run that does not exist has none.
+/// The list is empty for a run that does not exist.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/events", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path), EventParams),
     responses((status = 200, description = "The events", body = Vec<RunEvent>),

@@ -1,4 +1,4 @@
-//! Writing to a thread's checkpoints from a route.
+//! Exclusive access to a thread's checkpoints for routes that write.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use super::error::ApiError;
 use crate::app::App;
 use crate::store::{StoreError, WriterKind};
 
-/// Runs `work` while nothing else writes to the thread, in this process or another: under a reservation in the
-/// database, and behind the last write of a run that has just ended.
+/// Runs `work` while no other writer, in this process or another, writes to the thread: under a reservation in the
+/// database, and after the last write of a run that has just ended.
 ///
-/// The work is a task of its own, so that a client that leaves does not stop it half-way. The thread is free again
+/// The work is a separate task, so that a client that disconnects does not stop it half-way. The thread is released
 /// when this returns.
 ///
 /// # Errors
-/// 409 with `busy` if a run or another writer holds the thread, 500 with `failed` if that cannot be told, and what
-/// `work` returns.
+/// 409 with `busy` if a run or another writer holds the thread, 500 with `failed` if the reservation fails, and
+/// errors of `work`.
 pub(crate) async fn exclusively<T: Send + 'static>(
     app: &Arc<App>,
     thread: &ThreadId,
@@ -34,14 +34,14 @@ pub(crate) async fn exclusively<T: Send + 'static>(
             work.await
         };
         if let Err(error) = reservation.release().await {
-            tracing::warn!(%thread, %error, "the thread is given back in the background");
+            tracing::warn!(%thread, %error, "releasing the thread's reservation in the background");
         }
         result
     });
     task.await.map_err(|error| ApiError::internal(failed, &error))?
 }
 
-/// What a failed reservation is answered with.
+/// The response to a failed reservation.
 pub(crate) fn refused(error: &StoreError, busy: impl Into<String>, failed: &'static str) -> ApiError {
     if error.is_conflict() { ApiError::conflict(busy) } else { ApiError::internal(failed, error) }
 }

@@ -1,4 +1,4 @@
-//! Extractors whose refusals are the service's error bodies.
+//! Extractors that refuse invalid requests with the service's error bodies.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use threadkeep::id::ThreadId;
 use super::error::{ApiError, MAX_BODY_BYTES};
 use super::fields::{Fields, Flaw, FromFields, Loc, Pattern, Problems};
 
-/// How much of a body that is too large is taken from the client and dropped.
+/// How much of an oversized body is read from the client and discarded.
 const MAX_DISCARDED_BYTES: usize = 256 * 1024 * 1024;
 /// For how long.
 const MAX_DISCARDING: Duration = Duration::from_secs(30);
 
-/// The JSON body of a request. A missing `Content-Type` is taken for JSON, another one is refused.
+/// The JSON body of a request. Without a `Content-Type` it is read as JSON; any other content type is refused.
 #[derive(Debug, Clone, Copy)]
 pub struct ApiJson<T>(pub T);
 
-/// The query of a request. Of a repeated parameter the last one counts.
+/// The query of a request. If a parameter is repeated, the last one counts.
 #[derive(Debug, Clone, Copy)]
 pub struct ApiQuery<T>(pub T);
 
@@ -33,7 +33,7 @@ pub struct ApiPath<T>(pub T);
 /// The path of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadPath {
-    /// `{thread_id}`, which keeps to [`Pattern::THREAD_ID`].
+    /// `{thread_id}`, which matches [`Pattern::THREAD_ID`].
     pub thread_id: ThreadId,
 }
 
@@ -47,9 +47,9 @@ impl FromFields for ThreadPath {
 /// The path of a run of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunPath {
-    /// `{thread_id}`, which keeps to [`Pattern::THREAD_ID`].
+    /// `{thread_id}`, which matches [`Pattern::THREAD_ID`].
     pub thread_id: ThreadId,
-    /// `{run_id}`: any text.
+    /// `{run_id}`: any string.
     pub run_id: String,
 }
 
@@ -108,8 +108,8 @@ pub(super) async fn collected(body: Body, limit: usize) -> Result<Vec<u8>, ApiEr
     Ok(collected)
 }
 
-/// Takes what else the client sends, within bounds: one that is cut off while it sends finds a broken connection and not
-/// the answer.
+/// Reads the rest of what the client sends, within bounds: a client that is cut off while sending sees a broken
+/// connection instead of the response.
 async fn discard(mut chunks: BodyDataStream) {
     let mut left = MAX_DISCARDED_BYTES;
     let discarding = async {
@@ -119,7 +119,7 @@ async fn discard(mut chunks: BodyDataStream) {
             left -= chunk.len();
         }
     };
-    // A client that is too slow is cut off after all.
+    // A client that is too slow is cut off anyway.
     let _ = tokio::time::timeout(MAX_DISCARDING, discarding).await;
 }
 
@@ -149,7 +149,7 @@ fn whole(body: &[u8], json: bool, optional: bool) -> Result<Map<String, Value>, 
     }
 }
 
-/// Where in the body the error is, in bytes from its start.
+/// The byte offset of the error in the body.
 fn offset(body: &[u8], error: &serde_json::Error) -> usize {
     let before = body.split_inclusive(|byte| *byte == b'\n').take(error.line().saturating_sub(1));
     before.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1)
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(collected(body, 100).await.unwrap().len(), 100);
         let (sent, body) = chunks(5);
         let refused = tokio::spawn(collected(body, 100));
-        // It is answered when the client has sent what it had to send.
+        // The response comes after the client has sent everything.
         while !sent.is_empty() {
             tokio::task::yield_now().await;
         }

@@ -44,10 +44,10 @@ struct Goal {
 /// A goal to set. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct SetGoal {
-    /// What is to be reached; runs of white space count as one space.
+    /// What to reach; white space is normalised.
     #[schema(min_length = 1, max_length = 4000)]
     objective: String,
-    /// How often the agent may go on by itself.
+    /// How often the agent may continue by itself.
     #[schema(minimum = 0, maximum = 8, default = 8, required = false)]
     max_continuations: i64,
 }
@@ -76,11 +76,11 @@ async fn get_goal(
     goal.map(|goal| Json(Goal { goal })).map_err(|error| ApiError::internal(READ_FAILED, &error))
 }
 
-/// Set the goal of a thread, which is created if it does not exist.
+/// Set the goal of a thread; creates the thread if it does not exist.
 #[utoipa::path(put, path = "/api/threads/{thread_id}/goal", tag = "threads", params(("thread_id" = String, Path)),
     request_body = SetGoal,
     responses((status = 200, description = "The goal", body = Goal),
-        (status = 409, description = "A run or another writer works on the thread", body = ErrorBody),
+        (status = 409, description = "A run or another writer is active on the thread", body = ErrorBody),
         (status = 422, description = "The request is not valid", body = ErrorBody)))]
 async fn put_goal(
     State(app): State<Arc<App>>,
@@ -102,8 +102,8 @@ async fn put_goal(
 
 /// Clear the goal of a thread.
 #[utoipa::path(delete, path = "/api/threads/{thread_id}/goal", tag = "threads", params(("thread_id" = String, Path)),
-    responses((status = 200, description = "There is no goal", body = Goal),
-        (status = 409, description = "A run or another writer works on the thread", body = ErrorBody)))]
+    responses((status = 200, description = "The goal is cleared", body = Goal),
+        (status = 409, description = "A run or another writer is active on the thread", body = ErrorBody)))]
 async fn delete_goal(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,

@@ -1,4 +1,4 @@
-//! Whether the gateway answers.
+//! The health check.
 
 use axum::Json;
 use serde::Serialize;
@@ -11,17 +11,17 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> OpenApiRouter<S> {
     OpenApiRouter::new().routes(routes!(health))
 }
 
-// Without mode and cadence, as the service reference wants it ("Thread, checkpoint and run records").
-/// That the gateway answers.
+// Without mode and cadence, as the service reference requires ("Thread, checkpoint and run records").
+/// The health of the gateway.
 #[derive(Debug, Serialize, ToSchema)]
 struct Health {
     /// Always `healthy`.
     status: &'static str,
-    /// Which service this is.
+    /// The name of the service.
     service: &'static str,
 }
 
-/// Tell whether the gateway answers.
+/// Check that the gateway answers.
 #[utoipa::path(get, path = "/health", tag = "service", responses((status = 200, description = "It does", body = Health)))]
 async fn health() -> Json<Health> {
     Json(Health { status: "healthy", service: "threadkeep" })

@@ -26,13 +26,13 @@ use super::turns;
 use crate::app::App;
 
 pub(super) const HISTORY_FAILED: &str = "Failed to get thread history";
-/// The most entries of one answer; more are asked for in vain (service reference, "Limits").
+/// The maximum number of entries in a response (service reference, "Limits").
 const LIMIT_MAX: usize = 100;
 const LIMIT_DEFAULT: usize = 10;
 
-/// The channels that an entry shows; the first one has the messages too.
+/// The channels shown in an entry; the first entry also has the messages.
 const SHOWN_CHANNELS: [&str; 2] = ["title", "thread_data"];
-/// Metadata that an entry does not show.
+/// Metadata not shown in an entry.
 const INTERNAL_KEYS: [&str; 7] =
     ["created_at", "updated_at", "source", "writes", "parents", RUN_DURATIONS, RUN_MESSAGE_IDS];
 
@@ -44,10 +44,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 /// Which part of the history to read. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 pub(super) struct ReadHistory {
-    /// At most so many entries; above 100 counts as 100.
+    /// Maximum number of entries; values above 100 count as 100.
     #[schema(minimum = 1, default = 10, required = false)]
     pub(super) limit: usize,
-    /// The newest checkpoint to show: its id, or an object with its `checkpoint_id`. It is part of the answer.
+    /// The newest checkpoint to return, inclusive: its id, or an object with its `checkpoint_id`.
     #[schema(value_type = Value, required = false)]
     pub(super) before: Option<CheckpointId>,
     /// Only checkpoints whose metadata has these values.
@@ -69,8 +69,8 @@ impl FromFields for ReadHistory {
     }
 }
 
-/// A checkpoint id out of the forms in which clients send it: `"<id>"`, `{"checkpoint_id": "<id>"}`,
-/// `{"configurable": {"checkpoint_id": "<id>"}}`. An object without an id means no bound.
+/// A checkpoint id in the forms that clients send: `"<id>"`, `{"checkpoint_id": "<id>"}`, `{"configurable":
+/// {"checkpoint_id": "<id>"}}`. An object without an id sets no bound.
 fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
     let id = match &value {
         Value::Object(checkpoint) => {
@@ -91,8 +91,8 @@ fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
 
 /// Read the history of a thread, newest checkpoint first.
 ///
-/// Entries show the title only; the first one has the messages, each with the run that made it, and the last answer
-/// of each run with the seconds the run took.
+/// Entries show only the title; the first one also has the messages, each with the run that created it, and the last
+/// answer of each run with the run's duration in seconds.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/history", tag = "state", params(("thread_id" = String, Path)),
     request_body = Option<ReadHistory>,
     responses((status = 200, description = "The entries; none for a thread without checkpoints", body = Vec<ThreadState>), Gated))]
@@ -101,12 +101,12 @@ async fn get_history(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<ReadHistory>,
 ) -> Result<Json<Vec<ThreadState>>, ApiError> {
-    // Nobody has to wait for the note.
+    // The response need not wait for the note.
     let Page { entries, note: _running } = page(&app, &thread_id, body).await?;
     Ok(Json(entries))
 }
 
-/// A page of history, and the writing of the note that its reading caused.
+/// A page of history, and the note that reading it caused, being written.
 pub(super) struct Page {
     pub(super) entries: Vec<ThreadState>,
     pub(super) note: Option<JoinHandle<()>>,
@@ -115,7 +115,7 @@ pub(super) struct Page {
 pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -> Result<Page, ApiError> {
     let engine = |error: Error| ApiError::from_engine(thread, HISTORY_FAILED, &error);
     let accessor = app.accessor();
-    // The gate looks at the head, also where the page begins at an older checkpoint.
+    // The gate checks the head even if the page starts at an older checkpoint.
     let head = accessor.get_loading(thread, None, Load::None).await.map_err(engine)?;
     let Some(head) = head else { return Ok(Page { entries: Vec::new(), note: None }) };
     let query = HistoryQuery {
@@ -138,14 +138,14 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     };
     let missing = turns::attribute(app, thread, &head, &mut messages).await?;
     first.values.insert(MESSAGES_CHANNEL.to_owned(), Value::Array(messages));
-    // The note can wait for a later reader; a stopping gateway cannot.
+    // A later reader can write the note; a stopping gateway cannot wait for it.
     let missing = missing.filter(|_| !app.is_stopping());
     let note =
         missing.map(|missing| app.background.spawn(turns::note(Arc::clone(app), thread.clone(), missing)));
     Ok(Page { entries, note })
 }
 
-/// The least id that is greater: the savers' bound is exclusive, the clients' is inclusive.
+/// The next greater id: the savers' bound is exclusive, the clients' is inclusive.
 fn successor(id: CheckpointId) -> CheckpointId {
     CheckpointId::from_bytes(u128::from_be_bytes(*id.as_bytes()).saturating_add(1).to_be_bytes())
 }

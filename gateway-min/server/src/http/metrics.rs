@@ -1,4 +1,4 @@
-//! What is counted, for a Prometheus server.
+//! The counters, for Prometheus.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(read_metrics))
 }
 
-/// Read the counters of this gateway. For administrators.
+/// Read the gateway's counters. For administrators only.
 #[utoipa::path(get, path = "/metrics", tag = "service",
     responses((status = 200, description = "The counters as OpenMetrics text", content_type = "application/openmetrics-text", body = String),
-        (status = 403, description = "The caller is no administrator", body = ErrorBody)))]
+        (status = 403, description = "The caller is not an administrator", body = ErrorBody)))]
 async fn read_metrics(State(app): State<Arc<App>>, Caller(caller): Caller) -> Result<Response, ApiError> {
     require_admin(&caller, ADMINS_ONLY)?;
     let text = app.metrics().await;

@@ -44,21 +44,21 @@ use crate::app::App;
 use crate::auth::Reach;
 use crate::telemetry;
 
-/// Where the API is.
+/// The prefix of the API.
 const API: &str = "/api/";
-/// Where clients that are made for a reverse proxy look for it.
+/// Where clients configured for a reverse proxy look for it.
 const PROXIED_API: &str = "/api/langgraph/";
 
-/// Every route of the gateway, and at `/openapi.json` their description, for whom the configuration says.
+/// All routes of the gateway, and their description at `/openapi.json`, reachable as configured.
 ///
 /// Each route below `/api/` also answers below `/api/langgraph/`. Pages of other origins may use it if
-/// `GATEWAY_CORS_ORIGINS` names them.
+/// `GATEWAY_CORS_ORIGINS` lists them.
 pub fn router(app: Arc<App>) -> Router {
     let reach = app.auth.reach();
     router_for(app, reach)
 }
 
-/// [`router`] for whom the operator says in another way than in the configuration.
+/// [`router`] with a reach other than the configured one.
 pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
     let (routes, document) = OpenApiRouter::with_openapi(schema::document())
         .merge(health::routes())
@@ -89,28 +89,28 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
     let has_keys = app.auth.is_on();
     let mut routes =
         error::with_conventions(routes).layer(middleware::from_fn_with_state(app, auth::authenticate));
-    // With keys, a page has to have one, and no browser adds it by itself.
+    // With keys, a page needs a key, which no browser adds by itself.
     if !has_keys {
         routes = routes.layer(middleware::from_fn_with_state(guard, origins::guard));
     }
     if let Some(cors) = cors {
         routes = routes.layer(cors);
     }
-    // A layer of the routes, so that it sees the template of the one that was chosen; around all others.
+    // A layer of the routes, so that it sees the matched route's template; around all others.
     let routes = routes.layer(middleware::from_fn(telemetry::traced));
-    // A layer of the router itself would see requests only after their route was chosen.
+    // A layer of the router itself would only see requests after routing.
     let service = routes.map_request(|request: Request| without_proxy_prefix(request));
     Router::new().fallback_service(service)
 }
 
-/// The request with its path as the reverse proxy of the service would rewrite it.
+/// The request with the path that the service's reverse proxy would forward.
 fn without_proxy_prefix(mut request: Request) -> Request {
     let Some(rest) = request.uri().path_and_query().and_then(|path| path.as_str().strip_prefix(PROXIED_API))
     else {
         return request;
     };
     let mut parts = request.uri().clone().into_parts();
-    // A part of an address is an address.
+    // A suffix of a valid path is a valid path.
     parts.path_and_query = PathAndQuery::try_from(format!("{API}{rest}")).ok();
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;

@@ -1,4 +1,4 @@
-//! The configured models, as far as clients may know them.
+//! The configured models, as shown to clients.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(list_models)).routes(routes!(get_model))
 }
 
-/// Every model, and what goes with showing them.
+/// Every model, and display settings.
 #[derive(Debug, Serialize, ToSchema)]
 struct Models {
-    /// In the order of the configuration; the first is the default.
+    /// In configuration order; the first is the default.
     models: Vec<ModelInfo>,
     /// Whether token counts are shown.
     token_usage: TokenUsageInfo,
@@ -79,7 +79,7 @@ impl FromFields for ModelPath {
     }
 }
 
-/// List the models of the configuration as it is now.
+/// List the currently configured models.
 #[utoipa::path(get, path = "/api/models", tag = "models", responses((status = 200, description = "The models", body = Models)))]
 async fn list_models(State(app): State<Arc<App>>) -> Json<Models> {
     let config = app.config.current_async().await;

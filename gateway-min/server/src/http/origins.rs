@@ -1,8 +1,8 @@
 //! Which web pages may use the API.
 //!
-//! A browser sends what any page asks it to send, so a gateway that asks for no key must tell pages apart: those of other
-//! origins change nothing unless they are allowed, and no name but this machine's reaches it. With keys a page has to have
-//! one, and a browser adds none by itself.
+//! A browser sends what any page asks it to, so a gateway without keys must distinguish pages: those of other origins
+//! cannot change anything unless they are allowed, and only this machine's host names are accepted. With keys, a page
+//! needs a key, which no browser adds by itself.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use super::error::ApiError;
 use crate::config::Environment;
 
-/// The variable with the origins whose pages may use the API, with commas between them; `*` for all.
+/// The variable with the comma-separated origins whose pages may use the API; `*` allows all.
 const VARIABLE: &str = "GATEWAY_CORS_ORIGINS";
-/// Where a browser says which site a request comes from.
+/// In which browsers say which site a request comes from.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const CROSS_SITE: &str =
-    "Cross-site request denied. GATEWAY_CORS_ORIGINS names the origins whose pages may use the API.";
+    "Cross-site request denied. List the origins whose pages may use the API in GATEWAY_CORS_ORIGINS.";
 const UNKNOWN_HOST: &str = "Without authentication the gateway answers only to localhost and to IP addresses. \
      See auth.enabled and auth.allow_unauthenticated in the configuration.";
 
@@ -33,7 +33,7 @@ pub(super) struct Origins {
 }
 
 impl Origins {
-    /// Those that the operator allowed.
+    /// The origins that the operator allowed.
     pub(super) fn of(environment: &Environment) -> Self {
         let origins = environment.non_empty(VARIABLE).unwrap_or_default();
         let origins = origins.split(',').map(str::trim).filter(|origin| !origin.is_empty());
@@ -42,7 +42,7 @@ impl Origins {
             match origin.parse() {
                 Ok(_) if origin == "*" => any = true,
                 Ok(origin) => listed.push(origin),
-                Err(_) => tracing::warn!("{VARIABLE}: an entry is not an origin and is left out"),
+                Err(_) => tracing::warn!("{VARIABLE}: ignoring an entry that is not an origin"),
             }
         }
         Self { any, listed: listed.into() }
@@ -52,7 +52,8 @@ impl Origins {
         self.any || self.listed.contains(origin)
     }
 
-    /// What lets their pages use the API, the headers with the places of runs included; none if there are none.
+    /// The layer that lets their pages use the API and read the headers that locate runs; `None` if there are no
+    /// origins.
     pub(super) fn layer(&self) -> Option<CorsLayer> {
         let allowed = match (self.any, self.listed.is_empty()) {
             (true, _) => AllowOrigin::any(),
@@ -69,15 +70,15 @@ impl Origins {
     }
 }
 
-/// What a gateway without authentication lets in.
+/// What a gateway without authentication accepts.
 #[derive(Debug, Clone)]
 pub(super) struct Guard {
     pub(super) origins: Origins,
-    /// Whether it answers to any host name, as behind a reverse proxy.
+    /// Whether it accepts any host name, as behind a reverse proxy.
     pub(super) any_host: bool,
 }
 
-/// The layer that turns away what [`Guard`] does not let in.
+/// The layer that refuses what [`Guard`] does not accept.
 pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     match guard.check(&request) {
         Ok(()) => next.run(request).await,
@@ -88,7 +89,7 @@ pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Ne
 impl Guard {
     fn check(&self, request: &Request) -> Result<(), &'static str> {
         let host = host(request);
-        // A name that somebody else made point here is how a page gets around the rule about origins.
+        // An attacker can point a DNS name at this machine to make their page same-origin (DNS rebinding).
         if !self.any_host && !host.is_none_or(is_local) {
             return Err(UNKNOWN_HOST);
         }
@@ -98,7 +99,7 @@ impl Guard {
         Err(CROSS_SITE)
     }
 
-    /// Whether no page, or one that may, asks for a change.
+    /// Whether the request changes nothing, or does not come from a page of a foreign origin.
     fn same_site(&self, headers: &HeaderMap, host: Option<&str>) -> bool {
         let origin = headers.get(header::ORIGIN);
         if origin.is_some_and(|origin| self.origins.contain(origin)) {
@@ -113,13 +114,13 @@ impl Guard {
     }
 }
 
-/// The name that the client knows the gateway by.
+/// The host name that the client used.
 fn host(request: &Request) -> Option<&str> {
     let named = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
     named.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str))
 }
 
-/// Whether a host, with or without a port, can only be this machine, or is an address and no name.
+/// Whether a host, with or without a port, is this machine's name or an IP address.
 fn is_local(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.ends_with(':') => name,

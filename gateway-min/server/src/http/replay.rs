@@ -1,5 +1,5 @@
-//! Preparing to run a turn again: as it was asked, or with another text. Nothing is written; the client creates a run
-//! with what the answer holds.
+//! Prepares to run a turn again, unchanged or with an edited question. Writes nothing; the client creates a run from
+//! the response.
 
 use std::sync::Arc;
 
@@ -47,9 +47,9 @@ const TURN_NOT_TEXT: &str = "Only completed assistant text turns can be edited";
 const UNCHANGED: &str = "Edited message is unchanged";
 const RUN_NOT_SUCCESSFUL: &str = "Only successful assistant runs can be edited and rerun";
 
-/// What other writers append to the id of a user's message when they rewrite it within its run.
+/// What other writers append to a user message's id when they rewrite it within its run.
 const SWAPPED_ID_SUFFIX: &str = "__user";
-/// The key of run metadata that ties the versions of an edited message together.
+/// The key of run metadata that links the versions of an edited message.
 const EDIT_GROUP: &str = "edit_version_group_id";
 
 /// The routes of this file.
@@ -57,10 +57,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(prepare_regenerate)).routes(routes!(prepare_edit))
 }
 
-/// Which answer to make again. Other fields are ignored.
+/// Which answer to regenerate. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct Regenerate {
-    /// The answer; the last one of the conversation.
+    /// The answer; must be the last one of the conversation.
     message_id: String,
 }
 
@@ -74,9 +74,9 @@ impl FromFields for Regenerate {
 /// Which message to replace. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct Edit {
-    /// The user's message; the last one of the conversation.
+    /// The user's message; must be the last one of the conversation.
     human_message_id: String,
-    /// What takes its place.
+    /// The new text.
     replacement_text: String,
 }
 
@@ -90,7 +90,7 @@ impl FromFields for Edit {
     }
 }
 
-/// The parts of a run that makes the turn again.
+/// The parts of a run that repeats the turn.
 #[derive(Debug, Serialize, ToSchema)]
 struct Prepared {
     /// Its input.
@@ -101,7 +101,7 @@ struct Prepared {
     /// Its metadata.
     #[schema(value_type = Object)]
     metadata: Map<String, Value>,
-    /// The run that made the turn.
+    /// The run that created the turn.
     target_run_id: String,
 }
 
@@ -117,13 +117,13 @@ struct Selector {
     checkpoint_map: Option<Value>,
 }
 
-/// Prepare to make the last answer again.
+/// Prepare to regenerate the last answer.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/regenerate/prepare", tag = "runs",
     params(("thread_id" = String, Path)), request_body = Regenerate,
     responses((status = 200, description = "What to create the run with", body = Prepared),
         (status = 404, description = "No such thread or message", body = ErrorBody),
-        (status = 409, description = "The answer cannot be made again", body = ErrorBody),
-        (status = 500, description = "The state cannot be read, because of its mode for one", body = ErrorBody)))]
+        (status = 409, description = "The answer cannot be regenerated", body = ErrorBody),
+        (status = 500, description = "The state cannot be read, for example because of its mode", body = ErrorBody)))]
 async fn prepare_regenerate(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
@@ -144,7 +144,7 @@ async fn prepare_regenerate(
             let question = question.ok_or_else(|| ApiError::conflict(NO_QUESTION))?;
             (question, head.run_of(&app, at).await?)
         }
-        // An interrupted run may have streamed an answer that no checkpoint has.
+        // An interrupted run may have streamed an answer that is in no checkpoint.
         None => head
             .interrupted(&app)
             .await?
@@ -165,13 +165,13 @@ async fn prepare_regenerate(
     Ok(Json(Prepared::new(input, base, metadata, run_id)))
 }
 
-/// Prepare to make the last turn again, with another text of the user.
+/// Prepare to repeat the last turn with an edited question.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/edit-regenerate/prepare", tag = "runs",
     params(("thread_id" = String, Path)), request_body = Edit,
     responses((status = 200, description = "What to create the run with", body = Prepared),
         (status = 404, description = "No such thread or message", body = ErrorBody),
         (status = 409, description = "The turn cannot be edited", body = ErrorBody),
-        (status = 500, description = "The state cannot be read, because of its mode for one", body = ErrorBody)))]
+        (status = 500, description = "The state cannot be read, for example because of its mode", body = ErrorBody)))]
 async fn prepare_edit(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
@@ -205,7 +205,7 @@ async fn prepare_edit(
     }
     let run_id = head.run_of(&app, at + 1 + answer).await?.ok_or_else(|| ApiError::conflict(NO_RUN))?;
     let run = run(&app, &run_id).await?;
-    // A branch has the turns of runs that went with its source.
+    // A branch contains turns of runs that belong to its source.
     if run.as_ref().is_some_and(|run| run.reported_status() != RunStatus::Success) {
         return Err(ApiError::conflict(RUN_NOT_SUCCESSFUL));
     }
@@ -246,7 +246,7 @@ impl Prepared {
     }
 }
 
-/// The head of a thread, and what was said.
+/// The head of a thread, and its messages.
 struct Conversation {
     state: StateSnapshot,
     messages: Vec<Value>,
@@ -265,7 +265,7 @@ impl Conversation {
         Ok(Self { state, messages })
     }
 
-    /// The run that made the message at this place.
+    /// The run that created the message at this index.
     async fn run_of(&self, app: &App, at: usize) -> Result<Option<String>, ApiError> {
         let notes =
             duration::newest_notes(&**app.accessor().saver(), &self.state.key, &self.state.metadata.extra)
@@ -274,7 +274,7 @@ impl Conversation {
         Ok(turns::runs_of(&self.messages, &noted).into_iter().nth(at).flatten())
     }
 
-    /// The place of the user's last message and its run, if that is a run of this thread that was interrupted.
+    /// The index of the user's last message, and its run if that run belongs to this thread and was interrupted.
     async fn interrupted(&self, app: &App) -> Result<Option<(usize, Option<String>)>, ApiError> {
         let Some(at) = self.messages.iter().rposition(is_from_user) else { return Ok(None) };
         let Some(run_id) = self.messages[at]["additional_kwargs"]["run_id"].as_str() else { return Ok(None) };
@@ -293,7 +293,7 @@ impl Conversation {
             Ok(Base::Nothing) => Err(ApiError::conflict(NOTHING_BEFORE)),
             Ok(Base::Unknown) => Err(ApiError::conflict(NOT_LOCATED)),
             Err(error) if error.is_integrity() => {
-                tracing::warn!(%thread, %error, "a turn cannot be made again");
+                tracing::warn!(%thread, %error, "cannot repeat a turn");
                 Err(ApiError::conflict(NOT_RESOLVED))
             }
             Err(error) => Err(ApiError::internal(INSPECT_FAILED, &error)),
@@ -301,7 +301,7 @@ impl Conversation {
     }
 }
 
-/// These routes map no error of the engine (service reference, "Run routes").
+/// These routes do not map engine errors (service reference, "Run routes").
 #[allow(clippy::needless_pass_by_value, reason = "handed to `map_err`")]
 fn read_failed(error: threadkeep::Error) -> ApiError {
     ApiError::internal(READ_FAILED, &error)
@@ -320,7 +320,7 @@ fn id_of(message: &Value) -> Option<&str> {
     message["id"].as_str().filter(|id| !id.is_empty())
 }
 
-/// The user's message as a new run's input, without what belongs to the run that it came with.
+/// The user's message as the input of a new run, without data of the original run.
 fn replayed(question: &Value) -> Value {
     let mut question = question.clone();
     serialize::complete_message(&mut question);

@@ -1,4 +1,4 @@
-//! Cancelling many runs at once, and deleting the record of one.
+//! Cancels several runs at once, and deletes the record of one.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(cancel_many)).routes(routes!(delete_run))
 }
 
-/// Which runs to cancel: some of a thread by id, or all of the caller's with a status. Other fields are ignored.
+/// Which runs to cancel: some of a thread by id, or all of the caller's runs with a status. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct CancelMany {
     /// Only runs of this thread.
     #[schema(value_type = Option<String>, pattern = "^[A-Za-z0-9_-]{1,64}$")]
     thread_id: Option<ThreadId>,
-    /// These runs; those that have ended stay as they are. Needs `thread_id`.
+    /// These runs; those that have ended are unchanged. Needs `thread_id`.
     run_ids: Option<Vec<String>>,
     /// `pending`, `running` or `all`; instead of `run_ids`.
     #[schema(value_type = Option<String>)]
@@ -68,7 +68,7 @@ impl FromFields for CancelManyParams {
     }
 }
 
-/// Cancel runs: 204 as soon as they are marked.
+/// Cancel runs: 204 as soon as they are marked for cancellation.
 #[utoipa::path(post, path = "/api/runs/cancel", tag = "runs", params(("action" = Option<String>, Query)),
     request_body = CancelMany,
     responses((status = 204, description = "Marked"),
@@ -102,16 +102,16 @@ async fn cancel_many(
         }
     };
     for run_id in run_ids {
-        // One that has ended by now needs no cancelling.
+        // A run that has ended by now needs no cancelling.
         app.cancel_run(&run_id, action).await.map_err(failed)?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Delete the record of a run that has ended, and its events. What it wrote to the thread stays.
+/// Delete the record and the events of a run that has ended. What the run wrote to the thread stays.
 #[utoipa::path(delete, path = "/api/threads/{thread_id}/runs/{run_id}", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path)),
-    responses((status = 204, description = "It is gone"),
+    responses((status = 204, description = "Deleted"),
         (status = 404, description = "No such run of the thread", body = ErrorBody),
         (status = 409, description = "The run is active", body = ErrorBody)))]
 async fn delete_run(
@@ -120,7 +120,7 @@ async fn delete_run(
 ) -> Result<StatusCode, ApiError> {
     let run = run_of(&app, &path).await?;
     if !run.status.is_active() {
-        // Its row has ended, but it may have more to write.
+        // Its record has ended, but it may still be writing.
         app.run_ended(&path.run_id).await;
     }
     match app.store.delete_run(&path.run_id).await {

@@ -1,4 +1,4 @@
-//! Runs: create in its three forms, on a thread and without one; read, cancel, join.
+//! Runs: creating them in three forms, on a thread or without one; reading, cancelling and joining them.
 
 use std::sync::Arc;
 
@@ -28,11 +28,11 @@ use crate::runs::request::OnDisconnect;
 use crate::runs::resume::ResumeError;
 use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 
-/// At most so many runs are listed at once.
+/// The maximum number of runs in a list.
 const LIST_MAX: i64 = 100;
-/// The header by which a client that repeats a request gets the run of the first one.
+/// The header that lets a client repeat a request and get the run of the first attempt.
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
-/// The longest key, in characters.
+/// The maximum length of the key, in characters.
 const IDEMPOTENCY_KEY_MAX: usize = 255;
 
 /// The routes of this file.
@@ -50,7 +50,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(join_stream, stop_stream))
 }
 
-/// The record of a run, as clients see it.
+/// The record of a run, as sent to clients.
 pub(crate) fn record(run: &RunRow) -> Value {
     let time =
         |time: &chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(chrono::SecondsFormat::Micros, false);
@@ -78,14 +78,14 @@ pub(crate) fn record(run: &RunRow) -> Value {
     })
 }
 
-/// The thread of a request that must exist.
+/// The thread of a request, which must exist.
 async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, ApiError> {
     let row = app.store.threads().get(thread.as_str(), None).await;
     let row = row.map_err(|error| ApiError::internal("Failed to read thread", &error))?;
     row.ok_or_else(|| ApiError::not_found(format!("Thread {thread} not found")))
 }
 
-/// The run of a request, if it is the thread's.
+/// The run of a request, if it belongs to the thread.
 pub(super) async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
     let row = app.store.runs().get(&path.run_id).await;
     let row = row.map_err(|error| ApiError::internal("Failed to read run", &error))?;
@@ -93,14 +93,14 @@ pub(super) async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError
         .ok_or_else(|| ApiError::not_found(format!("Run {} not found", path.run_id)))
 }
 
-/// Whether the request that creates a run stays to follow it; `on_disconnect` is about such a request only.
+/// Whether the request that creates a run also follows it; `on_disconnect` only applies if it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Follow {
     Yes,
     No,
 }
 
-/// Checks what can only be checked against the gateway's configuration, and creates the run.
+/// Checks the request against the gateway's configuration, and creates the run.
 async fn start(
     app: &Arc<App>,
     caller: &Principal,
@@ -122,7 +122,7 @@ async fn start(
         .map_err(refused)
 }
 
-/// The key under which the run of this request is known, if the client sent one: it stands for this user and this thread only.
+/// The idempotency key of this request, if the client sent one: it is scoped to this user and this thread.
 fn idempotency_key(
     headers: &HeaderMap,
     caller: &Principal,
@@ -141,7 +141,7 @@ fn idempotency_key(
         return Ok(None);
     }
     let mut hasher = blake3::Hasher::new();
-    // Neither a user nor a thread id has a zero byte, so no other three have the same bytes.
+    // Neither a user nor a thread id contains a zero byte, so the hashed bytes are unambiguous.
     hasher.update(caller.user().as_bytes()).update(&[0]);
     hasher.update(thread.as_str().as_bytes()).update(&[0]).update(key.as_bytes());
     Ok(Some(hasher.finalize().to_hex().to_string()))
@@ -157,7 +157,7 @@ fn refused(error: CreateError) -> ApiError {
         CreateError::CheckpointUnreadable(cause) | CreateError::Resume(ResumeError::State(cause)) => {
             ApiError::internal("Failed to validate checkpoint", &cause)
         }
-        // The texts of the two settings errors help the operator and hold no secret; others may quote a store.
+        // These two errors help the operator and contain no secrets; others may quote a store.
         CreateError::HeadUnreadable(Error::ModeMismatch | Error::Reconfiguration(_)) => {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
         }
@@ -184,7 +184,7 @@ fn created_record(thread: &ThreadId, created: &Created) -> Response {
     (sse::run_headers(thread, &created.run.run_id), Json(record(&created.run))).into_response()
 }
 
-/// Waits for the run and answers with what it left.
+/// Waits for the run and responds with its result.
 async fn finished(
     app: &App,
     thread: &ThreadId,
@@ -199,8 +199,8 @@ async fn finished(
     Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, status, error).await)).into_response())
 }
 
-/// The channel values of the head; of a run that did not come to its end, or one whose head cannot be read, its status and
-/// error as well, in the contract's form, and of a failed one in that at which SDK clients raise.
+/// The channel values of the head. For a run that did not finish, or whose head cannot be read, also its status and
+/// error as the contract defines; for a failed run, in the form in which SDK clients raise it.
 async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<String>) -> Value {
     let head = app.accessor().get(thread, None).await;
     let values = head.and_then(|head| head.as_ref().map(serialize::values).transpose());
@@ -208,7 +208,7 @@ async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<
         Ok(Some(values)) if status == RunStatus::Success => return Value::Object(values),
         Ok(values) => values.unwrap_or_default(),
         Err(error) => {
-            tracing::warn!(%thread, %error, "the head of a finished run cannot be read");
+            tracing::warn!(%thread, %error, "cannot read the head of a finished run");
             Map::new()
         }
     };
@@ -221,7 +221,7 @@ async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<
     Value::Object(body)
 }
 
-/// Create a run that works in the background.
+/// Create a run in the background.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs", tag = "runs", params(("thread_id" = String, Path)),
     request_body = Value, responses((status = 200, description = "The run's record", body = Value)))]
 async fn create(
@@ -254,7 +254,7 @@ async fn stream(
     Ok(sse::response(created.stream, &thread_id, &created.run.run_id))
 }
 
-/// Create a run and wait for the state that it leaves.
+/// Create a run and wait for the resulting state.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/wait", tag = "runs", params(("thread_id" = String, Path)),
     request_body = Value, responses((status = 200, description = "Channel values, or status and error", body = Value)))]
 async fn wait(
@@ -270,7 +270,7 @@ async fn wait(
     finished(&app, &thread_id, &created.run.run_id, created.stream).await
 }
 
-/// Create a run on a thread of its own, in the background.
+/// Create a run on a new thread, in the background.
 #[utoipa::path(post, path = "/api/runs", tag = "runs", request_body = Value,
     responses((status = 200, description = "The run's record", body = Value)))]
 async fn create_stateless(
@@ -283,7 +283,7 @@ async fn create_stateless(
     Ok(created_record(&thread, &created))
 }
 
-/// Create a run on a thread of its own and follow its stream.
+/// Create a run on a new thread and follow its stream.
 #[utoipa::path(post, path = "/api/runs/stream", tag = "runs", request_body = Value,
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
 async fn stream_stateless(
@@ -296,7 +296,7 @@ async fn stream_stateless(
     Ok(sse::response(created.stream, &thread, &created.run.run_id))
 }
 
-/// Create a run on a thread of its own and wait for the state that it leaves.
+/// Create a run on a new thread and wait for the resulting state.
 #[utoipa::path(post, path = "/api/runs/wait", tag = "runs", request_body = Value,
     responses((status = 200, description = "Channel values, or status and error", body = Value)))]
 async fn wait_stateless(
@@ -369,7 +369,7 @@ impl FromFields for CancelParams {
     }
 }
 
-/// Cancel a run: 202 as soon as it is marked, 204 with `wait` when it has stopped.
+/// Cancel a run: 202 as soon as it is marked for cancellation; with `wait`, 204 when it has stopped.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/cancel", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path), ("wait" = Option<bool>, Query), ("action" = Option<String>, Query)),
     responses((status = 202, description = "Marked"), (status = 204, description = "Stopped"),
@@ -400,7 +400,7 @@ async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(),
     }
 }
 
-/// Wait for a run: its stream if the client accepts `text/event-stream`, else the state that it leaves.
+/// Wait for a run: its stream if the client accepts `text/event-stream`, otherwise the resulting state.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/join", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path)),
     responses((status = 200, description = "Channel values, or server-sent events", body = Value),
@@ -416,7 +416,7 @@ async fn join(
         let stream = app.follow(&run, sse::last_event_id(&headers));
         return Ok(sse::response(stream, &path.thread_id, &path.run_id));
     }
-    // Of a run of another process there is no stream, and none is needed.
+    // A run of another process has no stream here, and needs none.
     finished(&app, &path.thread_id, &path.run_id, app.bridge.subscribe(&path.run_id, None)).await
 }
 
@@ -434,7 +434,7 @@ impl FromFields for FollowParams {
     }
 }
 
-/// Follow a run from where the client left it; with `action`, cancel it first.
+/// Follow a run from where the client left off; with `action`, cancel it first.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = Option<String>, Query),
         ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query)),
@@ -459,7 +459,7 @@ async fn join_stream(
     Ok(sse::response(stream, &path.thread_id, &path.run_id))
 }
 
-/// As GET: the form in which clients stop a run.
+/// Same as GET: the form in which clients stop a run.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = Option<String>, Query),
         ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query)),

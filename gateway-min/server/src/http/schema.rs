@@ -1,26 +1,25 @@
-//! What the description of the API needs beside the types that routes read and write.
+//! What the OpenAPI document needs besides the types that routes read and write.
 
 use serde_json::{Value, json};
 use utoipa::openapi::{Info, OpenApi, Server};
 use utoipa::{IntoResponses, ToSchema};
 
-/// The body of an answer with an error status.
+/// The body of an error response.
 #[derive(Debug, ToSchema)]
 #[allow(dead_code, reason = "described, never built: `ApiError` is what routes return")]
 pub(crate) struct ErrorBody {
-    /// What is wrong, in words; for a request that is not valid, the list of its problems.
+    /// The error as text; for an invalid request, the list of its problems.
     detail: Value,
-    /// Beside a text: the same for programs.
+    /// With a text: a machine-readable code.
     #[schema(required = false)]
     code: Option<String>,
 }
 
-/// The refusals of the routes that read state through the gate.
+/// The errors of routes that read state through the gate.
 #[derive(Debug, IntoResponses)]
 #[allow(dead_code, reason = "described, never built: `ApiError` is what routes return")]
 pub(crate) enum Gated {
-    /// The thread has delta checkpoints, and this process runs in full mode; or the thread is busy with another
-    /// operation that writes
+    /// The thread has delta checkpoints, and this process runs in full mode; or another writer is active on the thread
     #[response(status = 409)]
     Conflict(ErrorBody),
     /// The request is not valid
@@ -31,7 +30,7 @@ pub(crate) enum Gated {
     Failed(ErrorBody),
 }
 
-/// The description of the API, before the routes are added to it.
+/// The OpenAPI document, without the routes.
 pub(crate) fn document() -> OpenApi {
     let info = Info::builder().title("Threadkeep").version(env!("CARGO_PKG_VERSION")).description(Some(
         "Threads of agents, their state and their runs. Every route below `/api` also answers below `/api/langgraph`.",
@@ -39,8 +38,8 @@ pub(crate) fn document() -> OpenApi {
     OpenApi::builder().info(info.build()).servers(Some([Server::new("/")])).build()
 }
 
-/// The document as it is served.
+/// The document as served.
 pub(crate) fn rendered(document: &OpenApi) -> Value {
-    // A document is made of texts, lists and objects, which always have a JSON form.
+    // The document consists of strings, lists and objects, which always have a JSON form.
     serde_json::to_value(document).unwrap_or_else(|error| json!({ "error": error.to_string() }))
 }

@@ -1,4 +1,4 @@
-//! Searching and counting threads. Only their records are looked at, so mode does not matter.
+//! Searches and counts threads. Only reads their records, so their mode does not matter.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ use crate::auth::Principal;
 use crate::store::{FilterProblem, MetadataFilter, ThreadQuery, ThreadRow, ThreadStatus};
 
 const SEARCH_FAILED: &str = "Failed to search threads";
-/// The most threads of one answer.
+/// The maximum number of threads in a response.
 const LIMIT_MAX: i64 = 1000;
-/// How many there are at most if the request does not say.
+/// The default limit.
 const LIMIT_DEFAULT: u32 = 100;
 
 /// The routes of this file.
@@ -33,10 +33,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 /// Which threads to find. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct ThreadFilter {
-    /// Exact values of metadata keys: null, booleans, integers of 64 bits, floats, texts.
+    /// Exact values of metadata keys: null, booleans, 64-bit integers, floats, strings.
     #[schema(value_type = Object, required = false)]
     metadata: Map<String, Value>,
-    /// `idle`, `busy` (or `running`), `interrupted` or `error`, as it is stored: of the last run.
+    /// `idle`, `busy` (or `running`), `interrupted` or `error`: the stored status, of the last run.
     status: Option<String>,
     /// Only these threads.
     ids: Option<Vec<String>>,
@@ -55,7 +55,7 @@ impl FromFields for ThreadFilter {
 }
 
 impl ThreadFilter {
-    /// The query of all that match and that the caller may see; none if nothing can.
+    /// The query for all matching threads that the caller may see; `None` if nothing can match.
     fn query(self, caller: &Principal) -> Result<Option<ThreadQuery>, ApiError> {
         let status = match self.status.as_deref() {
             None => None,
@@ -71,8 +71,8 @@ impl ThreadFilter {
     }
 }
 
-/// Checks the filter: 422 for values that cannot be matched, else 400 for keys. A key that is refused is never just
-/// left out, since that would find more than was asked for.
+/// Checks the filter: 422 for values that cannot be matched, else 400 for keys. A refused key is an error, not ignored,
+/// because ignoring it would find more than requested.
 fn metadata_filter(metadata: &Map<String, Value>) -> Result<MetadataFilter, ApiError> {
     MetadataFilter::parse(metadata).map_err(|rejection| {
         let mut problems = Problems::default();
@@ -93,10 +93,10 @@ struct ThreadSearch {
     #[schema(inline)]
     #[serde(flatten)]
     filter: ThreadFilter,
-    /// At most so many.
+    /// Maximum number of threads.
     #[schema(minimum = 1, maximum = 1000, default = 100, required = false)]
     limit: u32,
-    /// After so many.
+    /// Number of threads to skip.
     #[schema(required = false)]
     offset: u64,
 }
@@ -115,7 +115,7 @@ impl FromFields for ThreadSearch {
     }
 }
 
-/// Find threads: pinned ones first, then the last changed ones.
+/// Find threads: pinned ones first, then the most recently changed.
 #[utoipa::path(post, path = "/api/threads/search", tag = "threads", request_body = Option<ThreadSearch>,
     responses((status = 200, description = "The threads, with their titles as values", body = Vec<Thread>),
         (status = 400, description = "A metadata key cannot be searched for", body = ErrorBody),
@@ -132,7 +132,7 @@ async fn search_threads(
     Ok(Json(rows.into_iter().map(found).collect()))
 }
 
-/// A thread with its title as the only value.
+/// A thread with only its title in `values`.
 fn found(mut row: ThreadRow) -> Thread {
     let title = row.display_name.take();
     let mut thread = Thread::from(row);

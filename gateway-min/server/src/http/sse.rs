@@ -1,4 +1,4 @@
-//! A run's stream as an HTTP answer: server-sent events.
+//! A run's stream as an HTTP response: server-sent events.
 
 use std::convert::Infallible;
 
@@ -15,10 +15,10 @@ use crate::runs::bridge::{Event, Frame, Gap, Subscription};
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// The answer that follows `subscription`. It closes after the `end` frame, or without one after a `gap` frame.
+/// The response that follows `subscription`. It closes after the `end` frame, or without one after a `gap` frame.
 ///
-/// The headers keep proxies from holding frames back, and tell a client which run it follows and where it can come back
-/// to it (service reference, "Run routes").
+/// The headers keep proxies from buffering frames, and tell a client which run it follows and where to reconnect
+/// (service reference, "Run routes").
 pub fn response(subscription: Subscription, thread: &ThreadId, run_id: &str) -> Response {
     let frames = subscription.map(|frame| Ok::<_, Infallible>(encode(&frame)));
     let headers = [
@@ -30,19 +30,19 @@ pub fn response(subscription: Subscription, thread: &ThreadId, run_id: &str) -> 
     (headers, run_headers(thread, run_id), Body::from_stream(frames)).into_response()
 }
 
-/// The headers by which clients find a run that an answer is about.
+/// The headers that identify the run of a response.
 ///
-/// - `Content-Location`: the run. Clients take its id from the end, so nothing follows it.
+/// - `Content-Location`: the run. Clients parse its id from the end, so nothing may follow it.
 /// - `Location`: its stream, to reconnect to. Clients append it to the base address of the API, which ends in `/api`.
 pub fn run_headers(thread: &ThreadId, run_id: &str) -> HeaderMap {
     let run = format!("/threads/{thread}/runs/{run_id}");
     let places =
         [(header::CONTENT_LOCATION, format!("/api{run}")), (header::LOCATION, format!("{run}/stream"))];
-    // Ids that this gateway makes fit into a header; a path that does not is not announced.
+    // Ids created by this gateway are valid in a header; any other path is omitted.
     places.into_iter().filter_map(|(name, place)| Some((name, place.try_into().ok()?))).collect()
 }
 
-/// The `Last-Event-ID` of a client that comes back.
+/// The `Last-Event-ID` of a client that reconnects.
 pub fn last_event_id(headers: &HeaderMap) -> Option<&str> {
     headers.get(LAST_EVENT_ID)?.to_str().ok()
 }
@@ -51,7 +51,7 @@ fn encode(frame: &Frame) -> Bytes {
     match frame {
         Frame::Event(event) => encode_event(event),
         Frame::Gap(gap) => format!("event: gap\ndata: {}\n\n", gap_data(gap)).into(),
-        // One newline: the decoder of the JavaScript client takes an empty line after a comment for an empty event.
+        // One newline: after a comment, the JavaScript client's decoder takes an empty line for an empty event.
         Frame::Heartbeat => Bytes::from_static(b": heartbeat\n"),
         Frame::End => Bytes::from_static(b"event: end\ndata: null\n\n"),
     }
@@ -59,7 +59,7 @@ fn encode(frame: &Frame) -> Bytes {
 
 fn encode_event(event: &Event) -> Bytes {
     let Event { id, name, data } = event;
-    // Node names become part of event names; a line break in one would forge a field.
+    // Node names become part of event names; a line break would forge a field.
     let name = name.replace(['\r', '\n'], " ");
     let id = id.to_string();
     let parts = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\nid: ", id.as_bytes(), b"\n\n"];
@@ -217,7 +217,7 @@ mod tests {
         assert!(run.abandoned().is_cancelled());
     }
 
-    /// Over a socket, where the server has to notice by itself that nobody reads any more.
+    /// Over a socket, where the server itself must notice that the client is gone.
     #[tokio::test]
     async fn a_client_that_hangs_up_abandons_the_run_it_owns() {
         let (bridge, run) = run(2);

@@ -1,4 +1,4 @@
-//! The state of a thread: read the head or one checkpoint, and write to it.
+//! The state of a thread: reading the head or a checkpoint, and writing.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ use crate::store::WriterKind;
 const GET_FAILED: &str = "Failed to get thread state";
 const UPDATE_FAILED: &str = "Failed to update thread state";
 const BUSY: &str = "Thread has a run in flight. Update state after the run finishes.";
-/// The node as which an update is written that names none.
+/// The node recorded for an update that names none.
 const DEFAULT_NODE: &str = "manual_state_update";
 
 /// The routes of this file.
@@ -49,26 +49,26 @@ pub(crate) struct ThreadState {
     /// Channel values.
     #[schema(value_type = Object)]
     pub(super) values: Map<String, Value>,
-    /// The nodes that are to run next; none if the graph has finished.
+    /// The nodes to run next; empty if the graph has finished.
     next: Vec<String>,
     /// The checkpoint's metadata.
     #[schema(value_type = Object)]
     pub(super) metadata: Map<String, Value>,
     /// The checkpoint.
     checkpoint: CheckpointRef,
-    /// Its id once more.
+    /// The checkpoint's id.
     checkpoint_id: String,
-    /// The checkpoint it was made from.
+    /// The checkpoint's parent.
     #[schema(required = true)]
     parent_checkpoint: Option<CheckpointRef>,
-    /// The id of that once more.
+    /// The parent's id.
     #[schema(required = true)]
     parent_checkpoint_id: Option<String>,
-    /// When it was made, ISO-8601 in UTC.
+    /// When it was created, ISO-8601 in UTC.
     created_at: String,
-    /// The tasks that are to run next.
+    /// The tasks to run next.
     tasks: Vec<TaskState>,
-    /// What they ask, if they are interrupted.
+    /// The questions of interrupted tasks.
     interrupts: Vec<Value>,
 }
 
@@ -77,13 +77,13 @@ pub(crate) struct ThreadState {
 struct CheckpointRef {
     /// The checkpoint.
     id: String,
-    /// When it was made, ISO-8601 in UTC.
+    /// When it was created, ISO-8601 in UTC.
     ts: String,
     /// The thread.
     thread_id: String,
-    /// The namespace in it; the thread's own graph has the empty one.
+    /// The namespace; empty for the thread's own graph.
     checkpoint_ns: String,
-    /// The checkpoint once more.
+    /// The checkpoint's id again.
     checkpoint_id: String,
     /// Always null.
     #[schema(value_type = Option<Object>, required = true)]
@@ -103,24 +103,24 @@ impl CheckpointRef {
     }
 }
 
-/// A task that is to run next.
+/// A task to run next.
 #[derive(Debug, Serialize, ToSchema)]
 struct TaskState {
     id: String,
-    /// The node it runs.
+    /// Its node.
     name: String,
     /// Why its last attempt failed.
     #[schema(required = true)]
     error: Option<String>,
-    /// What it asks.
+    /// Its questions.
     interrupts: Vec<Value>,
-    /// Always null: nested graphs keep no checkpoints here.
+    /// Always null: nested graphs have no checkpoints here.
     #[schema(value_type = Option<Object>, required = true)]
     checkpoint: Option<Value>,
-    /// Always null, as `checkpoint`.
+    /// Always null, like `checkpoint`.
     #[schema(value_type = Option<Object>, required = true)]
     state: Option<Value>,
-    /// Always null: a task with a result is not to run any more.
+    /// Always null: a task with a result does not run again.
     #[schema(value_type = Option<Object>, required = true)]
     result: Option<Value>,
 }
@@ -140,7 +140,7 @@ impl From<TaskView> for TaskState {
 }
 
 impl ThreadState {
-    /// With every loaded channel.
+    /// The state with every loaded channel.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if stored bytes do not decode.
@@ -213,7 +213,7 @@ impl FromFields for ReadState {
     }
 }
 
-/// Read the state at the checkpoint that the body names.
+/// Read the state at the checkpoint named in the body.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/state/checkpoint", tag = "state",
     params(("thread_id" = String, Path)), request_body = ReadState,
     responses((status = 200, description = "The state", body = ThreadState),
@@ -227,7 +227,7 @@ async fn get_state_by_selector(
     read(&app, &thread_id, Some(Selected { checkpoint, id: None })).await.map(Json)
 }
 
-/// How a request names a checkpoint: by an object, whose id wins, or by an id.
+/// How a request selects a checkpoint: an object, whose id takes precedence, or an id.
 struct Selected {
     checkpoint: Option<Value>,
     id: Option<String>,
@@ -239,7 +239,7 @@ async fn read(app: &App, thread: &ThreadId, selected: Option<Selected>) -> Resul
     let key = match selected {
         None => None,
         Some(Selected { checkpoint, id }) => {
-            // The head is what the gate is about: a mismatch is told before a checkpoint is missed.
+            // The gate checks the head: report a mode mismatch before a missing checkpoint.
             if !accessor.check(thread, None).await.map_err(engine)? {
                 return Err(absent(thread));
             }
@@ -261,15 +261,15 @@ fn checkpoint_absent(id: CheckpointId) -> ApiError {
 /// What to write. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct UpdateState {
-    /// Channel values. They replace what the channels hold.
+    /// Channel values, which replace the current ones.
     #[schema(value_type = Option<Object>)]
     values: Option<Map<String, Value>>,
-    /// The checkpoint to write on; without one, the head. An older one makes a fork, which becomes the head.
+    /// The checkpoint to write on [default: the head]. An older one creates a fork, which becomes the head.
     checkpoint_id: Option<String>,
-    /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`, whose id wins.
+    /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`, whose id takes precedence.
     #[schema(value_type = Option<Object>)]
     checkpoint: Option<Value>,
-    /// The node as which to write.
+    /// The node to record as the writer.
     as_node: Option<String>,
 }
 
@@ -317,8 +317,8 @@ async fn update_state(
         .map(Json)
 }
 
-/// Takes what only the gateway notes on a message out of `messages`, unless the thread has the message with the same
-/// note: a client may write back what it has read, but not claim that a message belongs to some run.
+/// Removes what only the gateway may note on a message, unless the thread already has the message with the same note: a
+/// client may write back what it has read, but not claim that a message belongs to a run.
 async fn remove_forged_stamps(
     accessor: &StateAccessor,
     thread: &ThreadId,
@@ -351,7 +351,7 @@ async fn remove_forged_stamps(
     Ok(())
 }
 
-/// The writes of an update: whatever the channel's reducer, each replaces what the channel holds.
+/// The writes of an update: each replaces the channel's value, whatever its reducer.
 fn writes(accessor: &StateAccessor, values: Map<String, Value>) -> Result<Vec<Write>, ApiError> {
     let table = accessor.table();
     let unknown: Vec<&str> = values
@@ -378,8 +378,8 @@ fn unprocessable(text: String) -> ApiError {
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, text)
 }
 
-/// The write that makes `value` the value of a channel. A channel with a reducer gets what that makes of the value
-/// alone: messages with ids, each id once.
+/// The write that replaces the value of a channel. A channel with a reducer gets the value reduced alone: messages with
+/// unique ids.
 fn replacement(accessor: &StateAccessor, channel: &str, value: Value) -> threadkeep::Result<Write> {
     let write = accessor.write(channel, value, false)?;
     let reducer = accessor.table().behaviour(&write.channel).and_then(|behaviour| behaviour.reducer());
@@ -391,7 +391,7 @@ fn replacement(accessor: &StateAccessor, channel: &str, value: Value) -> threadk
     Ok(Write { value, overwrite: true, ..write })
 }
 
-/// Writes, and copies the title to the thread's record.
+/// Writes the update, and copies the title to the thread's record.
 async fn update(
     app: Arc<App>,
     thread: ThreadId,
@@ -401,7 +401,7 @@ async fn update(
 ) -> Result<ThreadState, ApiError> {
     let engine = |error: Error| match (&error, at) {
         (Error::NotFound { .. }, Some(id)) => checkpoint_absent(id),
-        // A writer of another process that no reservation announced.
+        // A writer of another process without a reservation.
         (Error::Conflict { .. }, _) => ApiError::conflict(BUSY),
         _ => ApiError::from_engine(&thread, UPDATE_FAILED, &error),
     };

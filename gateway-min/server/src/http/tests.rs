@@ -1,4 +1,4 @@
-//! What shows only from inside: states that a run passes quickly, and what reading history notes behind its answer.
+//! Tests that need access to internals: short-lived states of a run, and notes written after reading history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ impl Gateway {
         Self { app, thread, _dir: dir }
     }
 
-    /// The record of a run, in this state.
+    /// Stores a run's record with this status.
     async fn record(&self, run: &str, status: RunStatus) {
         let runs = self.app.store.runs();
         let new = NewRun { run_id: run.into(), thread_id: "t".into(), ..NewRun::default() };
@@ -71,7 +71,7 @@ impl Gateway {
         }
     }
 
-    /// A turn of this run, without a note of it.
+    /// Runs a turn for this run, without its duration note.
     async fn turn(&self, run: &str) {
         let messages = json!([
             {"type": "human", "id": format!("h-{run}"), "content": "?", "additional_kwargs": {"run_id": run}},
@@ -90,7 +90,7 @@ impl Gateway {
         serde_json::from_slice(&to_bytes(response.into_body(), usize::MAX).await.unwrap()).unwrap()
     }
 
-    /// Leaves a task to run, with this write of an attempt at it; returns the attempt's id.
+    /// Leaves a task to run, with this write of one attempt; returns the attempt's id.
     async fn leave_task(&self, channel: &str, value: Value) -> String {
         let accessor = self.app.accessor();
         let mut writer = StepWriter::open(accessor, &self.thread, None).await.unwrap();
@@ -142,7 +142,7 @@ async fn a_thread_is_busy_from_the_admission_of_a_run_to_its_last_write() {
         gateway.app.store.threads().set_status("t", ThreadStatus::Error).await.unwrap();
         assert_eq!(gateway.get("").await["status"], "idle", "no task is left");
         let reservation = gateway.app.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
-        assert_eq!(gateway.get("").await["status"], "idle", "another writer is no run");
+        assert_eq!(gateway.get("").await["status"], "idle", "another writer is not a run");
         reservation.release().await.unwrap();
     }
 }
@@ -194,7 +194,7 @@ async fn what_was_searched_for_is_noted_once_for_all_later_readers() {
         gateway.turn("r3").await;
         gateway.page().await.note.unwrap().await.unwrap();
         let note = &gateway.checkpoints().await[0].metadata.extra;
-        assert_eq!(note["run_durations"], json!({"r1": 0, "r2": 0, "r3": 0}), "older notes are carried on");
+        assert_eq!(note["run_durations"], json!({"r1": 0, "r2": 0, "r3": 0}), "older notes are kept");
         assert_eq!(
             note["writes"],
             json!({"runtime_run_duration": {"run_ids": ["r3"], "message_ids": ["a-r3"]}})
@@ -232,7 +232,7 @@ async fn a_run_at_work_and_one_without_a_record_have_no_duration() {
     assert!(read.note.is_none());
 }
 
-/// A run that has just ended notes its own duration, which may be rounded otherwise than its record's.
+/// A run that has just ended notes its own duration, which may be rounded differently from its record.
 #[tokio::test]
 async fn a_note_that_came_first_stands() {
     for mode in MODES {
@@ -250,7 +250,7 @@ async fn a_note_that_came_first_stands() {
     }
 }
 
-/// What was left is about to be taken up, by a run that needs the thread.
+/// A run is about to continue these tasks, and needs the thread.
 #[tokio::test]
 async fn nothing_is_noted_on_a_head_with_tasks_left() {
     for mode in MODES {
@@ -306,7 +306,7 @@ async fn a_note_that_does_not_come_to_its_end_holds_a_stopping_gateway_up_for_fi
     assert_eq!(start.elapsed().as_secs(), 5);
 }
 
-/// A card that shows one delegated task reads its events page by page.
+/// A view of one delegated task reads its events page by page.
 #[tokio::test]
 async fn the_events_of_one_task_are_found_before_they_are_counted() {
     let gateway = Gateway::start("full").await;

@@ -1,4 +1,5 @@
-//! Threads: create, read, change. Searching is in [`search`](super::search), deleting in [`delete`](super::delete).
+//! Threads: creating, reading, changing. Searching is in [`search`](super::search), deleting in
+//! [`delete`](super::delete).
 
 use std::sync::Arc;
 
@@ -37,12 +38,11 @@ const CREATE_FAILED: &str = "Failed to create thread";
 const GET_FAILED: &str = "Failed to get thread";
 const UPDATE_FAILED: &str = "Failed to update thread";
 
-/// What the gateway's own keys of metadata begin with.
+/// The prefix of the gateway's own metadata keys.
 pub(super) const OWN_PREFIX: &str = "svc_";
-/// Keys of thread metadata that say whose a thread is: the gateway's own business.
+/// Keys of thread metadata that name the owner, which only the gateway sets.
 const OWNER_KEYS: [&str; 2] = ["owner_id", "user_id"];
-/// Keys of checkpoint metadata that mean something to the gateway or the engine, so that a client's thread metadata
-/// must not set them.
+/// Keys of checkpoint metadata that mean something to the gateway or the engine, so that clients must not set them.
 const RESERVED_KEYS: [&str; 11] = [
     "source",
     "step",
@@ -56,7 +56,7 @@ const RESERVED_KEYS: [&str; 11] = [
     RUN_MESSAGE_IDS,
     AGENT_BINDING,
 ];
-/// Keys of checkpoint metadata that the record of a thread without a row leaves out.
+/// Keys of checkpoint metadata omitted when a thread without a row is shown.
 const INTERNAL_KEYS: [&str; 6] = ["created_at", "updated_at", "step", "source", "writes", "parents"];
 
 /// The routes of this file.
@@ -74,15 +74,15 @@ pub(crate) struct Thread {
     pub(super) status: &'static str,
     /// When it was created, ISO-8601 in UTC.
     pub(super) created_at: String,
-    /// When its record last changed, pinning apart.
+    /// When its record last changed, not counting pinning.
     pub(super) updated_at: String,
-    /// What clients have noted about it.
+    /// Metadata set by clients.
     #[schema(value_type = Object)]
     pub(super) metadata: Map<String, Value>,
-    /// Reading one thread: every channel. Searching: the title. Else nothing.
+    /// When reading one thread: every channel. When searching: the title. Otherwise empty.
     #[schema(value_type = Object)]
     pub(super) values: Map<String, Value>,
-    /// Reading one thread: what its interrupted tasks ask, by task id. Else nothing.
+    /// When reading one thread: the questions of its interrupted tasks, by task id. Otherwise empty.
     #[schema(value_type = Object)]
     pub(super) interrupts: Map<String, Value>,
 }
@@ -102,7 +102,7 @@ impl From<ThreadRow> for Thread {
     }
 }
 
-/// The status as clients of the SDK know it: theirs has no `running`.
+/// The status for SDK clients, which do not know `running`.
 fn status_text(status: ThreadStatus) -> &'static str {
     match status {
         ThreadStatus::Running => "busy",
@@ -110,10 +110,10 @@ fn status_text(status: ThreadStatus) -> &'static str {
     }
 }
 
-/// The row of a thread that must exist.
+/// The row of a thread, which must exist.
 ///
 /// # Errors
-/// 404 if there is none, 500 with `failed` if that cannot be told.
+/// 404 if there is none, 500 with `failed` if reading fails.
 pub(super) async fn existing(
     app: &App,
     thread: &ThreadId,
@@ -132,15 +132,15 @@ pub(super) fn absent(thread: &ThreadId) -> ApiError {
 /// A thread to create. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct CreateThread {
-    /// Its id; without one, a new UUID.
+    /// Its id [default: a new UUID].
     #[schema(pattern = "^[A-Za-z0-9_-]{1,64}$")]
     thread_id: Option<String>,
-    /// The agent it is for.
+    /// Its agent.
     assistant_id: Option<String>,
-    /// What to note about it.
+    /// Its metadata.
     #[schema(value_type = Object, required = false)]
     metadata: Map<String, Value>,
-    /// `raise` refuses a thread that exists already; else that one is the answer.
+    /// `raise` refuses an existing thread; otherwise that thread is returned.
     if_exists: Option<String>,
 }
 
@@ -157,8 +157,8 @@ impl FromFields for CreateThread {
     }
 }
 
-/// The field `metadata` of a body, without what only the gateway may say: whose the thread is, where it branches off,
-/// and all other keys of its own but those of `flags`.
+/// The `metadata` of a body without what only the gateway may set: the owner, the branch source, and the gateway's own
+/// keys except those in `flags`.
 fn thread_metadata(fields: &mut Fields<'_>, flags: &[&str]) -> Map<String, Value> {
     let mut metadata = fields.field("metadata").nullable().object().unwrap_or_default();
     metadata.retain(|key, _| {
@@ -171,9 +171,9 @@ fn thread_metadata(fields: &mut Fields<'_>, flags: &[&str]) -> Map<String, Value
 
 /// Create a thread with an empty state.
 ///
-/// One that exists is left as it is.
+/// An existing thread is left unchanged.
 #[utoipa::path(post, path = "/api/threads", tag = "threads", request_body = Option<CreateThread>,
-    responses((status = 200, description = "The thread, new or as it is", body = Thread), Gated))]
+    responses((status = 200, description = "The thread, new or existing", body = Thread), Gated))]
 async fn create_thread(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
@@ -205,7 +205,7 @@ async fn create_thread(
     let created =
         exclusively(&app, &thread, WriterKind::CheckpointWrite, busy.to_string(), CREATE_FAILED, work).await;
     match created {
-        // What works on the thread will leave a checkpoint, or delete the thread; either way it is not ours to write.
+        // The current writer will leave a checkpoint or delete the thread; either way there is nothing to write here.
         Err(error) if error.status() == StatusCode::CONFLICT && !raise => {
             let row = app.store.threads().get(thread.as_str(), caller.sees()).await.ok().flatten();
             row.map(|row| Json(row.into())).ok_or(error)
@@ -214,7 +214,7 @@ async fn create_thread(
     }
 }
 
-/// Makes sure that the thread has a row and a checkpoint.
+/// Ensures that the thread has a row and a checkpoint.
 async fn create(
     app: Arc<App>,
     thread: ThreadId,
@@ -236,7 +236,7 @@ async fn create(
         extra.insert("writes".to_owned(), Value::Null);
         extra.insert("created_at".to_owned(), json!(time(created.row.created_at)));
         match app.accessor().create(&thread, extra).await {
-            // Another process was quicker.
+            // Another process was faster.
             Ok(_) | Err(Error::Conflict { .. }) => {}
             Err(error) => return Err(ApiError::from_engine(&thread, CREATE_FAILED, &error)),
         }
@@ -248,10 +248,10 @@ fn exists(thread: &ThreadId) -> ApiError {
     ApiError::conflict(format!("Thread {thread} already exists"))
 }
 
-/// Whether the thread has a checkpoint, of whatever mode.
+/// Whether the thread has a checkpoint, in either mode.
 ///
 /// # Errors
-/// 500 with `failed` if that cannot be told.
+/// 500 with `failed` if reading fails.
 pub(super) async fn has_checkpoint(
     app: &App,
     thread: &ThreadId,
@@ -263,8 +263,8 @@ pub(super) async fn has_checkpoint(
 
 /// Read a thread with its state.
 ///
-/// `status` is `busy` while a run is active. Otherwise the head decides: `idle` if no task is left to run, `error` if
-/// one failed or the last run did, else `interrupted`. A thread without a checkpoint has the status of its last run.
+/// `status` is `busy` while a run is active. Otherwise the head decides: `idle` if no task is left to run, `error` if a
+/// task or the last run failed, else `interrupted`. A thread without a checkpoint has the status of its last run.
 #[utoipa::path(get, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
     responses((status = 200, description = "The thread", body = Thread),
         (status = 404, description = "No such thread", body = ErrorBody), Gated))]
@@ -284,7 +284,7 @@ async fn get_thread(
         (None, None) => return Err(absent(&thread_id)),
     };
     let Some(head) = head else { return Ok(Json(thread)) };
-    // A head with something left to do may also be one that a run, begun meanwhile, was just passing.
+    // A head with tasks left may only be a passing state of a run that started meanwhile.
     let derived = derived_status(&head, stored);
     let busy = before || (derived != ThreadStatus::Idle && is_busy(&app, &thread_id).await?);
     thread.status = status_text(if busy { ThreadStatus::Running } else { derived });
@@ -294,7 +294,7 @@ async fn get_thread(
     Ok(Json(thread))
 }
 
-/// Whether a run works on the thread, from its admission to its last write.
+/// Whether a run is active on the thread, from its admission to its last write.
 async fn is_busy(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
     let failed = |error: StoreError| ApiError::internal(GET_FAILED, &error);
     let holder = app.store.runs().active_for_thread(thread.as_str()).await.map_err(failed)?;
@@ -305,8 +305,8 @@ async fn is_busy(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
     Ok(row.is_some_and(|row| row.status == ThreadStatus::Running))
 }
 
-/// What the head says of a thread on which nothing works: whether a task failed, whether tasks are left. If tasks are
-/// left behind by a run that failed outside of them, that it failed is in the stored status only.
+/// The status that the head implies for an idle thread: whether a task failed, whether tasks are left. If a run failed
+/// outside its tasks, only the stored status says so.
 fn derived_status(head: &StateSnapshot, stored: Option<ThreadStatus>) -> ThreadStatus {
     let mut writes = head.writes.iter().flat_map(|row| &row.writes);
     if writes.any(|write| write.channel.as_str() == ERROR_CHANNEL) {
@@ -319,7 +319,7 @@ fn derived_status(head: &StateSnapshot, stored: Option<ThreadStatus>) -> ThreadS
     }
 }
 
-/// The record of a thread that has checkpoints only.
+/// The record of a thread that only has checkpoints.
 fn without_row(head: &StateSnapshot) -> Thread {
     let mut metadata = serialize::metadata(&head.metadata);
     let created_at = metadata.get("created_at").and_then(stored_time);
@@ -335,11 +335,11 @@ fn without_row(head: &StateSnapshot) -> Thread {
     }
 }
 
-/// A time as metadata holds it: a text, or seconds since the Unix epoch in old data.
+/// A time in metadata: a string, or in old data seconds since the Unix epoch.
 fn stored_time(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
-        // Whole microseconds of any date that this program can meet.
+        // Whole microseconds of any representable date.
         #[allow(clippy::cast_possible_truncation)]
         Value::Number(seconds) => {
             chrono::DateTime::from_timestamp_micros((seconds.as_f64()? * 1e6).round() as i64).map(time)
@@ -351,7 +351,7 @@ fn stored_time(value: &Value) -> Option<String> {
 /// What to change of a thread. Other fields are ignored.
 #[derive(Debug, ToSchema)]
 struct PatchThread {
-    /// Merged into what is there, key by key.
+    /// Merged into the existing metadata, key by key.
     #[schema(value_type = Object, required = false)]
     metadata: Map<String, Value>,
 }
@@ -362,7 +362,7 @@ impl FromFields for PatchThread {
     }
 }
 
-/// Change what is noted about a thread.
+/// Change the metadata of a thread.
 #[utoipa::path(patch, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
     request_body = PatchThread,
     responses((status = 200, description = "The thread", body = Thread),

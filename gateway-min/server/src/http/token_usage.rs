@@ -1,4 +1,4 @@
-//! What the runs of a thread have cost, and how full the context of its model is.
+//! The token usage of a thread's runs, and of its model's context.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,36 +39,36 @@ impl FromFields for UsageParams {
     }
 }
 
-/// The tokens of a thread's runs, those that failed or were interrupted included.
+/// The tokens of a thread's runs, including failed and interrupted ones.
 #[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
 struct TokenUsage {
     thread_id: String,
-    /// In and out together.
+    /// Input and output together.
     total_tokens: i64,
-    /// Sent to models.
+    /// Input tokens.
     total_input_tokens: i64,
-    /// Received from models.
+    /// Output tokens.
     total_output_tokens: i64,
-    /// How many runs are counted.
+    /// Number of runs.
     total_runs: i64,
-    /// By the name of the model.
+    /// By model name.
     by_model: BTreeMap<String, ModelUsage>,
-    /// By who asked.
+    /// By caller.
     by_caller: CallerUsage,
-    /// How full the context is; null if that cannot be told.
+    /// The usage of the context; null if unknown.
     #[schema(required = true)]
     context_usage: Option<ContextUsage>,
 }
 
-/// What one model was used for.
+/// The usage of one model.
 #[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
 struct ModelUsage {
     tokens: i64,
-    /// The runs that used it, be it beside others.
+    /// Runs that used it, possibly along with other models.
     runs: i64,
 }
 
-/// Tokens by who asked.
+/// Tokens by caller.
 #[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
 struct CallerUsage {
     lead_agent: i64,
@@ -77,12 +77,12 @@ struct CallerUsage {
     middleware: i64,
 }
 
-/// How full the context of the model is with the conversation as it is now.
+/// How much of the model's context the current conversation uses.
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct ContextUsage {
-    /// About so many tokens.
+    /// Estimated tokens.
     token_count: u64,
-    /// The context of the model, if the configuration says it.
+    /// The model's context window, if configured.
     #[schema(required = true)]
     max_context_tokens: Option<u64>,
     /// With one decimal.
@@ -90,7 +90,7 @@ struct ContextUsage {
     percentage: Option<f64>,
 }
 
-/// Read what the runs of a thread have cost.
+/// Read the token usage of a thread's runs.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/token-usage", tag = "threads",
     params(("thread_id" = String, Path), ("include_active" = Option<bool>, Query)),
     responses((status = 200, description = "The sums; zeros for a thread without runs", body = TokenUsage),
@@ -110,7 +110,7 @@ async fn token_usage(
     usage.context_usage = match context(&app, &thread_id, model.as_deref()).await {
         Ok(context) => context,
         Err(error) => {
-            tracing::warn!(thread = %thread_id, %error, "the context usage cannot be told");
+            tracing::warn!(thread = %thread_id, %error, "cannot determine the context usage");
             None
         }
     };

@@ -1,8 +1,8 @@
-//! Which run made which message of a conversation, and how long it took.
+//! Which run created which message of a conversation, and how long it took.
 //!
-//! The head's metadata says so, in the maps that a run leaves when it ends (see [`duration`]). Where they miss
-//! something, the stamps of the human messages tell where a run's turn begins, and the run's record how long it took;
-//! what was found that way is noted for the next reader.
+//! The head's metadata contains maps that runs write when they end (see [`duration`]). Where these have gaps, the
+//! stamps of human messages show where a run's turn begins, and the run's record its duration; results found that way
+//! are noted for the next reader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::store::{RunQuery, WriterKind};
 
 /// The field of a message, and the key of a human message's `additional_kwargs`, that names its run.
 const RUN_ID: &str = "run_id";
-/// The key of `additional_kwargs` that holds the whole seconds of the run, on its last answer.
+/// The key of `additional_kwargs` with the run's duration in whole seconds, on its last answer.
 const TURN_DURATION: &str = "turn_duration";
 
-/// Gives answers and tool results their run, and the last answer of each run its duration. Returns what had to be
-/// searched for and is to be noted.
+/// Sets the run of answers and tool results, and the duration on the last answer of each run. Returns what had to be
+/// looked up and should be noted.
 ///
 /// # Errors
-/// What the gate or a store says, as an answer of the history route.
+/// Errors of the gate or a store, as responses of the history route.
 pub(super) async fn attribute(
     app: &App,
     thread: &ThreadId,
@@ -54,12 +54,12 @@ pub(super) async fn attribute(
         .filter(|(id, run)| !known.messages.contains_key(*id) && seconds(run).is_some())
         .map(|(id, run)| (id.to_owned(), run.clone()))
         .collect();
-    // A head with tasks left is about to be moved on; a note would only get in the way of who does.
+    // Tasks are left, so a run is about to move the head; a note would only get in its way.
     let worth_it = head.next.is_empty() && !(missing.durations.is_empty() && missing.messages.is_empty());
     Ok(worth_it.then_some(missing))
 }
 
-/// The run of each answer and tool result: as it was noted, else that of the turn.
+/// The run of each answer and tool result: as noted, else that of the turn.
 pub(super) fn runs_of(messages: &[Value], noted: &BTreeMap<String, String>) -> Vec<Option<String>> {
     let mut turn: Option<&str> = None;
     let run = |message| {
@@ -81,7 +81,7 @@ pub(super) fn runs_of(messages: &[Value], noted: &BTreeMap<String, String>) -> V
     messages.iter().map(run).collect()
 }
 
-/// Writes runs and durations onto the messages. What a message has of these is a client's copy of an earlier answer.
+/// Writes runs and durations onto the messages, over a client's copy from an earlier response.
 fn stamp(messages: &mut [Value], runs: &[Option<String>], seconds: impl Fn(&str) -> Option<u64>) {
     let mut ended = BTreeSet::new();
     for (message, run) in messages.iter_mut().zip(runs).rev() {
@@ -110,7 +110,7 @@ fn answer_id(message: &Value) -> Option<&str> {
     message["id"].as_str().filter(|id| kind(message) == "ai" && !id.is_empty())
 }
 
-/// The whole seconds of each run of the thread that has ended.
+/// The duration in whole seconds of each ended run of the thread.
 async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, u64>, ApiError> {
     let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
     let rows = app.store.runs().list_by_thread(thread.as_str(), &query).await;
@@ -123,17 +123,17 @@ async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, 
     Ok(seconds.collect())
 }
 
-/// Notes on the head what [`attribute`] had to search for, unless something works on the thread: then a later reader
-/// does.
+/// Notes on the head what [`attribute`] had to look up, unless a writer is active on the thread; then a later reader
+/// notes it.
 pub(super) async fn note(app: Arc<App>, thread: ThreadId, missing: RunNotes) {
     let work = note_now(Arc::clone(&app), thread.clone(), missing);
     let noted =
         exclusively(&app, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work).await;
-    // Other failures are in the log already.
+    // Other failures are already logged.
     if let Err(error) = noted
         && error.status() == StatusCode::CONFLICT
     {
-        tracing::debug!(%thread, "the durations of runs are not noted, the thread is busy");
+        tracing::debug!(%thread, "not noting the durations of runs, the thread is busy");
     }
 }
 
@@ -145,7 +145,7 @@ async fn note_now(app: Arc<App>, thread: ThreadId, mut missing: RunNotes) -> Res
     let Some(head) = accessor.get_loading(&thread, None, Load::None).await.map_err(engine)? else {
         return Ok(());
     };
-    // A run that has just ended has noted its own, perhaps rounded otherwise.
+    // A run that has just ended has noted its own duration, perhaps rounded differently.
     let known =
         duration::newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await.map_err(engine)?;
     missing.durations.retain(|run, _| !known.durations.contains_key(run));
@@ -166,7 +166,7 @@ mod tests {
         json!({"type": kind, "content": "!", "id": id, "additional_kwargs": {}})
     }
 
-    /// The runs of the messages; an empty text for none.
+    /// The runs of the messages; an empty string for none.
     fn runs(messages: &[Value], noted: &[(&str, &str)]) -> Vec<String> {
         let noted = noted.iter().map(|(message, run)| ((*message).to_owned(), (*run).to_owned())).collect();
         runs_of(messages, &noted).into_iter().map(Option::unwrap_or_default).collect()

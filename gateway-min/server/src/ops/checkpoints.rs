@@ -1,4 +1,4 @@
-//! `threadkeep checkpoints`: the checkpoints of a thread, one of them, and what differs between two.
+//! `threadkeep checkpoints`: lists, shows and compares the checkpoints of a thread.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -18,43 +18,43 @@ use super::output::{Columns, NONE, Out, bytes, count, moment, one_line, or_dash,
 use super::target::{StoreArgs, Target};
 use super::threads::{mode, namespace_name};
 
-/// Look at the checkpoints of a thread.
+/// Inspect the checkpoints of a thread: list, show, diff.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointsCommand {
-    /// The checkpoints of a thread, newest first; or its lineage as a tree.
+    /// List the checkpoints of a thread, newest first, or draw its lineage as a tree.
     ///
-    /// BY are the nodes whose writes made the checkpoint, NEXT those that are to run from it. MESSAGES are counted in the
-    /// state; `?` says that the state cannot be told, as `verify` explains. SIZE is what the checkpoint adds: metadata,
-    /// values that its parent does not have, and the rows under it.
+    /// BY: the nodes whose writes created the checkpoint. NEXT: the nodes to run from it. MESSAGES: the messages in the
+    /// state; `?` if the state cannot be read, see `verify`. SIZE: what the checkpoint adds: metadata, values that its
+    /// parent does not have, and its task rows.
     #[command(after_help = "\
 Examples:
   threadkeep checkpoints list --thread my-thread --limit 20
   threadkeep checkpoints list --thread my-thread --graph
   threadkeep checkpoints list --thread my-thread --json | jq 'select(.pending_rows > 0)'
 
---json prints one document a line, one for each checkpoint.")]
+--json prints one document per line, one for each checkpoint.")]
     List(List),
-    /// Everything about one checkpoint but its values, which `state get` shows.
+    /// Show everything about one checkpoint except its values, which `state get` shows.
     #[command(
         after_help = "Example:\n  threadkeep checkpoints show 01a1fcab-c4a2-7779-938b-69cfe3835bcf --thread my-thread"
     )]
     Show {
-        /// The checkpoint; without it, the head.
+        /// The checkpoint [default: the head].
         #[arg(value_name = "CHECKPOINT")]
         id: Option<CheckpointId>,
         #[command(flatten)]
         at: At,
     },
-    /// Which channels differ between two checkpoints, and which messages were added, removed or changed.
+    /// Show which channels differ between two checkpoints, and which messages were added, removed or changed.
     #[command(after_help = "\
 Example:
   threadkeep checkpoints diff 01a1fcab-c4a2-7779-938b-69cfe3835bcf 01a1fcab-ca8c-737d-9790-b2b0e86e067f \\
     --thread my-thread")]
     Diff {
-        /// The checkpoint to compare with.
+        /// The older checkpoint.
         #[arg(value_name = "A")]
         a: CheckpointId,
-        /// The checkpoint that is compared.
+        /// The newer checkpoint.
         #[arg(value_name = "B")]
         b: CheckpointId,
         #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) struct At {
     /// The thread.
     #[arg(long, value_name = "ID")]
     pub(crate) thread: String,
-    /// The namespace; without it, the thread's own graph.
+    /// The namespace [default: the thread's own graph].
     #[arg(long, value_name = "NS", default_value = "")]
     pub(crate) namespace: String,
     #[command(flatten)]
@@ -84,7 +84,7 @@ impl At {
     }
 }
 
-/// What `checkpoints list` takes.
+/// The arguments of `checkpoints list`.
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// The thread.
@@ -93,7 +93,7 @@ pub(crate) struct List {
     /// Only this namespace; '' is the thread's own graph.
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
-    /// At most so many, the newest.
+    /// Maximum checkpoints to list, newest first.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Draw the lineage as a tree, oldest first.
@@ -265,7 +265,7 @@ pub(crate) fn source(tuple: &CheckpointTuple) -> String {
     format!("{:?}", tuple.metadata.source).to_lowercase()
 }
 
-/// The mode, and what tells it.
+/// The mode, and how it is known.
 fn marked_mode(tuple: &CheckpointTuple) -> String {
     let note = if tuple.metadata.is_duration_only() { " note" } else { "" };
     let marker = if tuple.metadata.is_delta() && !tuple.metadata.delta_marker { " unmarked" } else { "" };
@@ -283,7 +283,8 @@ fn size(tuple: &CheckpointTuple, parent: Option<&CheckpointTuple>) -> u64 {
     (metadata + own + rows) as u64
 }
 
-/// The number of messages at every checkpoint; none where the state cannot be told. Each is made from its parent's.
+/// The number of messages at every checkpoint; `None` where the state cannot be read. Each state is derived from its
+/// parent's.
 fn message_counts(lineage: &Lineage<'_>, table: &ChannelTable) -> HashMap<Place, Option<usize>> {
     let channel = ChannelName::from(MESSAGES_CHANNEL);
     let mut values: HashMap<Place, Option<ChannelValue>> = HashMap::new();
@@ -329,7 +330,7 @@ async fn show(target: &Target, out: &mut Out, id: Option<CheckpointId>, at: &At)
     let lineage = Lineage::new(&image);
     let place = (namespace.clone(), id);
     let Some(tuple) = lineage.get(&place) else {
-        // It went between the two reads.
+        // It was deleted between the two reads.
         return Err(OpsError::NoCheckpoint { thread, checkpoint: id, near: String::new() });
     };
     let children: Vec<String> =
@@ -398,8 +399,7 @@ async fn show(target: &Target, out: &mut Out, id: Option<CheckpointId>, at: &At)
     out.table(&table)?;
     if !tuple.writes.is_empty() {
         out.line("")?;
-        let mut table =
-            Columns::new(&["TASK THAT RAN FROM IT", "NODE", "INDEX>", "WRITES", "BYTES>", "APPLIED"]);
+        let mut table = Columns::new(&["TASK RUN FROM IT", "NODE", "INDEX>", "WRITES", "BYTES>", "APPLIED"]);
         for row in &tuple.writes {
             let writes: Vec<&ChannelName> = row.writes.iter().map(|write| &write.channel).collect();
             let size: usize = row.writes.iter().map(|write| write.value.encoded_len()).sum();

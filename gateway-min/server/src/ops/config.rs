@@ -8,26 +8,27 @@ use super::error::Result;
 use super::output::Out;
 use crate::config::{Cadence, LoadOptions, Upgrade, upgrade};
 
-/// Look after the configuration file.
+/// Maintain the configuration file: upgrade.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Add what is new in this version to the file.
+    /// Add the settings that are new in this version to the file.
     ///
-    /// Missing keys are added with their defaults and their comments. What is there stays as it is, its comments and layout
-    /// included; the deprecated key database.checkpoint_delta_snapshot_frequency moves to its new place with its value. The
-    /// file as it was is kept beside it as .bak. A file that is up to date is left alone; a missing one is made.
+    /// Missing keys are added with their defaults and comments. Everything else stays unchanged, including comments and
+    /// layout, except that the deprecated key database.checkpoint_delta_snapshot_frequency moves to its new place with
+    /// its value. The old file is kept next to it with the suffix .bak. An up-to-date file is left alone; a missing one
+    /// is created.
     #[command(
         after_help = "Examples:\n  threadkeep config upgrade\n  threadkeep config upgrade --config prod.yaml"
     )]
     Upgrade {
-        /// The file; else SVC_CONFIG_PATH, else config.yaml in the project root.
+        /// The file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
 }
 
 impl ConfigCommand {
-    /// Carries it out. Blocks.
+    /// Runs the command. Blocks.
     pub(crate) fn run(&self, out: &mut Out) -> Result<()> {
         let Self::Upgrade { config } = self;
         match upgrade(&LoadOptions::from_process(config.clone())?)? {
@@ -53,7 +54,7 @@ impl ConfigCommand {
                          database.checkpoint_delta.snapshot_frequency"
                     ))?;
                 }
-                out.line(format!("the file as it was: {}", backup.display()))?;
+                out.line(format!("backup of the old file: {}", backup.display()))?;
             }
         }
         Ok(())

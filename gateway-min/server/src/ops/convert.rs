@@ -1,4 +1,4 @@
-//! `threadkeep convert`: threads from delta to full mode and back.
+//! `threadkeep convert`: converts threads from delta to full mode and back.
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -13,9 +13,9 @@ use super::threads::stored;
 
 /// Convert threads to the other mode.
 ///
-/// A process in full mode refuses a thread with delta checkpoints; converted to full, its whole history is read. Each
-/// thread is converted in one atomic change, gateways may run, and a pass that was stopped goes on where it was. Nothing is
-/// lost: every checkpoint keeps its state, its id and its rows.
+/// A process in full mode refuses a thread with delta checkpoints; after conversion to full it reads the thread's whole
+/// history. Each thread is converted in one atomic change while gateways may run, and an interrupted pass can be
+/// repeated. Nothing is lost: every checkpoint keeps its state, its id and its rows.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -23,7 +23,7 @@ Examples:
   threadkeep convert --all --to full
   threadkeep convert --all --to delta --frequency 10
 
---json prints one document a line, one for each thread.")]
+--json prints one document per line, one for each thread.")]
 pub(crate) struct ConvertCommand {
     #[command(flatten)]
     threads: Threads,
@@ -32,7 +32,7 @@ pub(crate) struct ConvertCommand {
     /// The mode.
     #[arg(long, value_enum)]
     to: Mode,
-    /// For delta: a snapshot every so many updates; without it, what the configuration says, else 10.
+    /// For delta: updates between two snapshots [default: as configured, otherwise 10].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     frequency: Option<u64>,
     /// Only count what would change.

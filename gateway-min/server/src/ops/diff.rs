@@ -1,4 +1,4 @@
-//! `threadkeep checkpoints diff`: what differs between the states at two checkpoints.
+//! `threadkeep checkpoints diff`: the differences between the states at two checkpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use super::output::{Columns, Out, bytes, one_line, or_dash, short};
 use super::state::State;
 use super::target::Target;
 
-/// The longest beginning of a message's text.
+/// The maximum length of a message's text in the output.
 const TEXT_CHARS: usize = 60;
 
-/// How one thing differs.
+/// A kind of difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Added,
@@ -115,8 +115,8 @@ fn is_list(value: Option<&Json>) -> bool {
     value.is_some_and(Json::is_array)
 }
 
-/// The elements that only one of two lists has, or that differ, by their ids. An element without an id is named by
-/// what it is, so it is never "changed".
+/// The elements that only one of two lists has, or that differ, by id. An element without an id is identified by its
+/// content, so it is never "changed".
 fn items<'a>(a: Option<&'a Json>, b: Option<&'a Json>) -> Vec<Item<'a>> {
     let (a, b) = (keyed(a), keyed(b));
     let mut items = Vec::new();
@@ -136,7 +136,7 @@ fn items<'a>(a: Option<&'a Json>, b: Option<&'a Json>) -> Vec<Item<'a>> {
     items
 }
 
-/// What tells an element from others: its id or itself, and its number among equal ones.
+/// What identifies an element: its id or its content, and its number among equal ones.
 type Key = (bool, String, usize);
 
 struct Keyed<'a> {
@@ -165,7 +165,7 @@ fn name((has_id, text, _): &Key) -> String {
     if *has_id { text.clone() } else { String::new() }
 }
 
-/// The beginning of what an element says.
+/// The beginning of an element's text.
 fn text(value: &Json) -> String {
     let kind = value.get("type").and_then(Json::as_str).unwrap_or_default();
     let said = match value.get("content") {

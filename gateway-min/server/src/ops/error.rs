@@ -1,4 +1,4 @@
-//! What can go wrong in a command, and its exit code.
+//! The errors of commands, and the exit codes.
 
 use std::path::PathBuf;
 
@@ -8,18 +8,18 @@ use super::archive::ArchiveError;
 use crate::config::{ConfigError, KeyError, UpgradeError};
 use crate::store::StoreError;
 
-/// How a command ended: the exit code of the process.
+/// The exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// Everything was done; what was looked at is clean.
+    /// Success; what was checked is clean.
     Done = 0,
-    /// An error. What was done before it stays done; each thread is changed whole or not at all.
+    /// An error. What was done before it stays done; each thread is changed completely or not at all.
     Error = 1,
-    /// A wrong command line.
+    /// An invalid command line.
     Usage = 2,
     /// `verify` found violations.
     Found = 3,
-    /// Nothing was changed, because nobody confirmed it.
+    /// Nothing was changed, because the change was not confirmed.
     Refused = 4,
 }
 
@@ -59,23 +59,23 @@ pub(crate) enum OpsError {
         error: ArchiveError,
     },
     /// The results could not be printed.
-    #[error("the output cannot be written: {0}")]
+    #[error("cannot write the output: {0}")]
     Output(#[from] std::io::Error),
     /// A file could not be read or written.
     #[error("{path}: {cause}")]
     File {
         /// The file.
         path: String,
-        /// What the system says.
+        /// The operating system's error.
         cause: std::io::Error,
     },
-    /// There is nothing to work on.
+    /// The database does not exist.
     #[error(
         "there is no database at {0}; name a checkpoint database with --sqlite FILE, or the gateway's configuration \
          with --config FILE"
     )]
     NoDatabase(PathBuf),
-    /// The configured backend has no store that another process can open.
+    /// The configured backend has no store that another process could open.
     #[error(
         "database.backend 'memory' keeps checkpoints in the gateway's process only; there is no store to open"
     )]
@@ -87,7 +87,7 @@ pub(crate) enum OpsError {
         thread: ThreadId,
         /// The store.
         store: String,
-        /// The remedy: what it might have been.
+        /// The remedy: similar ids.
         near: String,
     },
     /// The checkpoint is not in the thread.
@@ -97,13 +97,13 @@ pub(crate) enum OpsError {
         thread: ThreadId,
         /// The checkpoint.
         checkpoint: CheckpointId,
-        /// The remedy: what it might have been.
+        /// The remedy: similar ids.
         near: String,
     },
-    /// The command cannot do this.
+    /// The command does not support this.
     #[error("{0}")]
     Unsupported(String),
-    /// Nobody confirmed the change.
+    /// The change was not confirmed.
     #[error("nothing was changed: {0}")]
     Refused(&'static str),
 }
@@ -113,12 +113,12 @@ impl OpsError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Refused(_) => Exit::Refused,
-            // Whoever read the output has seen enough: `threadkeep threads list | head`.
+            // The reader has closed the pipe and needs no more: `threadkeep threads list | head`.
             Self::Output(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
             _ => Exit::Error,
         }
     }
 }
 
-/// The result of a command's part.
+/// The result of an operator command.
 pub(crate) type Result<T, E = OpsError> = std::result::Result<T, E>;

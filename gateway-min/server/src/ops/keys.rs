@@ -1,4 +1,4 @@
-//! `threadkeep keys`: the API keys of a gateway with authentication.
+//! `threadkeep keys`: manages the API keys of a gateway with authentication.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -11,39 +11,39 @@ use super::output::{Columns, Out};
 use crate::config::{Config, LoadOptions};
 use crate::config::{KeyFile, Role};
 
-/// Which file of keys.
+/// Which key file.
 #[derive(Debug, Args)]
 pub(crate) struct KeysArgs {
-    /// The gateway's configuration, which names the file (auth.keys_file); else SVC_CONFIG_PATH, else config.yaml in the
-    /// project root.
+    /// The gateway's configuration, which names the key file (auth.keys_file) [default: SVC_CONFIG_PATH, then
+    /// config.yaml in the project root].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// Make, list and revoke API keys.
+/// Create, list and revoke API keys.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// Make a key and print it, this one time: only its hash is kept.
+    /// Create a key and print it once: only its hash is stored.
     #[command(after_help = "\
 Examples:
   threadkeep keys create --user ann
   threadkeep keys create --user ops --role admin
-  threadkeep keys create --user default          for the threads made while authentication was off
+  threadkeep keys create --user default          for threads created while authentication was off
 
-The key goes to stdout, what it is for to stderr. A gateway that runs takes it from then on. Clients send it in the
+The key goes to stdout, its description to stderr. A running gateway accepts it at once. Clients send it in the
 header `x-api-key`, or as `Authorization: Bearer`.")]
     Create {
-        /// Whose it is: the owner of the threads that are made with it.
+        /// The user of the key, who owns the threads created with it.
         #[arg(long, value_name = "NAME")]
         user: String,
-        /// user, or admin for the routes of administrators as well.
+        /// user, or admin to also allow administrator routes.
         #[arg(long, value_name = "ROLE", default_value = "user")]
         role: Role,
         #[command(flatten)]
         file: KeysArgs,
     },
-    /// The keys that stand, oldest first; never their texts.
-    #[command(after_help = "--json prints one document a line, one for each key.")]
+    /// List the keys, oldest first, without their secrets.
+    #[command(after_help = "--json prints one document per line, one for each key.")]
     List {
         #[command(flatten)]
         file: KeysArgs,
@@ -51,10 +51,10 @@ header `x-api-key`, or as `Authorization: Bearer`.")]
         #[arg(long)]
         json: bool,
     },
-    /// Remove a key: the next request that carries it is refused.
+    /// Revoke a key: the next request with it is refused.
     #[command(after_help = "Example:\n  threadkeep keys revoke 1f0c2a9b77de")]
     Revoke {
-        /// The id, as `keys list` shows it and as it stands behind `tk_` in the key.
+        /// The id, as in `keys list` and after `tk_` in the key.
         #[arg(value_name = "ID")]
         id: String,
         #[command(flatten)]
@@ -70,13 +70,13 @@ impl KeysArgs {
 }
 
 impl KeysCommand {
-    /// Carries it out. Blocks.
+    /// Runs the command. Blocks.
     pub(crate) fn run(&self, out: &mut Out) -> Result<()> {
         match self {
             Self::Create { user, role, file } => {
                 let (record, key) = file.open()?.create(user, *role)?;
                 let role = role.as_str();
-                // Whoever takes the key from stdout may not look at this.
+                // stderr may be closed when only stdout is captured.
                 let _ = writeln!(
                     io::stderr(),
                     "key {} of {user} with role {role}; it is not shown again:",

@@ -1,4 +1,4 @@
-//! The lineage of a namespace, drawn as a tree: the head's line straight down, side branches indented.
+//! Draws the lineage of a namespace as a tree: the head's line straight down, side branches indented.
 
 use std::collections::HashMap;
 
@@ -6,8 +6,8 @@ use threadkeep::deletion::Lineage;
 use threadkeep::id::{CheckpointId, Namespace};
 use threadkeep::saver::Place;
 
-/// Draws the checkpoints of a namespace, each as `label` says, parents above their children. A checkpoint whose parent
-/// is not there begins a tree of its own.
+/// Draws the checkpoints of a namespace, labelled by `label`, parents above their children. A checkpoint whose parent
+/// is missing starts its own tree.
 pub(crate) fn draw(
     lineage: &Lineage<'_>,
     namespace: &Namespace,
@@ -15,7 +15,7 @@ pub(crate) fn draw(
 ) -> Vec<String> {
     let image = lineage.image();
     let places: Vec<&Place> = image.checkpoints.keys().filter(|place| place.0 == *namespace).collect();
-    // The newest checkpoint that each one leads to; children are greater than their parents.
+    // The newest checkpoint that each one leads to; children have greater ids than their parents.
     let mut leads_to: HashMap<CheckpointId, CheckpointId> = HashMap::new();
     for place in places.iter().rev() {
         let children = lineage.children(place).iter();
@@ -29,7 +29,7 @@ pub(crate) fn draw(
     let mut lines = Vec::with_capacity(places.len());
     while let Some((place, prefix, branch)) = open.pop() {
         lines.push(format!("{prefix}{branch}● {}", label(&place)));
-        // Behind the first one, a side branch stands under the line that it left.
+        // From the second branch on, indent under the line it forks from.
         let prefix = if branch.is_empty() { prefix } else { format!("{prefix}│ ") };
         let mut children: Vec<Place> = lineage
             .children(&place)

@@ -1,9 +1,9 @@
-//! The operator commands of the binary `threadkeep`: looking into a store, removing what is not needed, converting,
-//! checking, moving threads between stores; and looking after API keys and the configuration file.
+//! The operator commands of the `threadkeep` binary: inspecting a store, removing what is not needed, converting,
+//! verifying, moving threads between stores, and managing API keys and the configuration file.
 //!
-//! Those on threads work on the store of the configuration or on one that is named, whether a gateway runs or not: every change is
-//! one atomic change of a thread, refused and planned anew if anybody wrote meanwhile. Nothing is deleted without `--yes` or
-//! a question that was answered. What is printed for programs is one JSON document a line.
+//! Commands on threads work on the configured store or on a named one, whether a gateway runs or not: every change of a
+//! thread is atomic, and is refused and planned again if another process wrote meanwhile. Nothing is deleted without
+//! `--yes` or a confirmed question. With `--json`, commands print one JSON document per line.
 
 pub mod archive;
 mod checkpoints;
@@ -47,7 +47,7 @@ use self::transfer::{ExportCommand, ImportCommand};
 use self::vacuum::VacuumCommand;
 use self::verify::VerifyCommand;
 
-/// An operator command with its arguments, to be flattened into a program's own commands.
+/// The operator commands with their arguments, to be flattened into a program's own commands.
 #[derive(Debug)]
 pub struct OpsCommand(Command);
 
@@ -79,10 +79,10 @@ impl Subcommand for OpsCommand {
 enum Command {
     #[command(flatten)]
     Store(StoreCommand),
-    /// Make, list and revoke API keys.
+    /// Create, list and revoke API keys.
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Look after the configuration file: upgrade.
+    /// Maintain the configuration file: upgrade.
     #[command(subcommand)]
     Config(ConfigCommand),
 }
@@ -93,7 +93,7 @@ impl Command {
             Self::Store(command) => {
                 let target = Target::open(command.store()).await?;
                 let result = command.carry_out(&target, out).await;
-                // Closing moves what was written into the database file, also after an error.
+                // Closing checkpoints the database, also after an error.
                 target.close().await;
                 return result;
             }
@@ -104,19 +104,19 @@ impl Command {
     }
 }
 
-/// A command that works on the store.
+/// A command that needs the store.
 #[derive(Debug, Subcommand)]
 enum StoreCommand {
-    /// Look at threads: list, show, du.
+    /// Inspect threads: list, show, du.
     #[command(subcommand)]
     Threads(ThreadsCommand),
-    /// Look at the checkpoints of a thread: list, show, diff.
+    /// Inspect the checkpoints of a thread: list, show, diff.
     #[command(subcommand)]
     Checkpoints(CheckpointsCommand),
-    /// Look at the state of a thread.
+    /// Inspect the state of a thread.
     #[command(subcommand)]
     State(StateCommand),
-    /// Remove leaves that no run needs: plan, apply.
+    /// Remove leaf checkpoints that no run needs: plan, apply.
     #[command(subcommand)]
     Retention(RetentionCommand),
     /// Remove old checkpoints: plan, apply.
@@ -124,13 +124,13 @@ enum StoreCommand {
     Prune(PruneCommand),
     /// Convert threads to the other mode.
     Convert(ConvertCommand),
-    /// Check every invariant, and repair what needs no guess.
+    /// Check every invariant, and repair what can be repaired safely.
     Verify(VerifyCommand),
     /// Write a thread to a file that any store can import.
     Export(ExportCommand),
     /// Read a thread from a file.
     Import(ImportCommand),
-    /// Give the space that deletions freed back to the disk.
+    /// Return the space freed by deletions to the file system.
     Vacuum(VacuumCommand),
 }
 
@@ -167,7 +167,7 @@ impl StoreCommand {
     }
 }
 
-/// Carries out a command: results go to stdout, errors and progress to stderr.
+/// Runs a command: results go to stdout, errors and progress to stderr.
 pub async fn run(command: &OpsCommand) -> Exit {
     let mut out = Out::stdout();
     let result = command.0.carry_out(&mut out).await;
@@ -177,7 +177,7 @@ pub async fn run(command: &OpsCommand) -> Exit {
         Err(error) => {
             let exit = error.exit();
             if exit != Exit::Done {
-                // Nobody may be there to read it.
+                // Nobody may be reading stderr.
                 let text = error.to_string();
                 let lines: Vec<String> = text.lines().map(one_line).collect();
                 let _ = writeln!(std::io::stderr(), "error: {}", lines.join("\n"));

@@ -1,4 +1,4 @@
-//! What commands print: tables for people, one JSON document a line for programs.
+//! What commands print: tables, or one JSON document per line.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
 
@@ -20,7 +20,7 @@ impl Out {
         self.0.write_all(b"\n")
     }
 
-    /// Prints one JSON document on a line of its own.
+    /// Prints one JSON document on one line.
     pub(crate) fn json(&mut self, document: &impl Serialize) -> io::Result<()> {
         serde_json::to_writer(&mut self.0, document)?;
         self.0.write_all(b"\n")
@@ -49,7 +49,7 @@ impl Write for Out {
 pub(crate) struct Columns(Table);
 
 impl Columns {
-    /// A table with these headings; one that ends with `>` is of a column of numbers.
+    /// A table with these headings; a heading that ends with `>` right-aligns its column.
     pub(crate) fn new(headings: &[&str]) -> Self {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -69,12 +69,12 @@ impl Columns {
     }
 }
 
-/// Text that cannot break a table or drive a terminal: control characters are shown as `.`.
+/// Text that cannot break a table or control a terminal: control characters are shown as `.`.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '.' } else { char }).collect()
 }
 
-/// The beginning of a text.
+/// The first `chars` characters of a text.
 pub(crate) fn short(text: &str, chars: usize) -> String {
     let text = one_line(text);
     if text.chars().count() <= chars {
@@ -84,8 +84,8 @@ pub(crate) fn short(text: &str, chars: usize) -> String {
     format!("{start}…")
 }
 
-/// A number of bytes for people: `1.5 MB`.
-#[allow(clippy::cast_precision_loss)] // Three digits are shown.
+/// A human-readable number of bytes: `1.5 MB`.
+#[allow(clippy::cast_precision_loss)] // Only three digits are shown.
 pub(crate) fn bytes(count: u64) -> String {
     let units = ["kB", "MB", "GB", "TB"];
     let mut value = count as f64 / 1_000.0;
@@ -101,7 +101,7 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{count} B")
 }
 
-/// A number with its digits in groups: `12,345`.
+/// A number with digit groups: `12,345`.
 pub(crate) fn number(count: u64) -> String {
     let digits = count.to_string();
     let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
@@ -114,23 +114,23 @@ pub(crate) fn number(count: u64) -> String {
     grouped
 }
 
-/// A count of things as [`number`] shows it.
+/// A count, formatted as by [`number`].
 pub(crate) fn count(things: usize) -> String {
     number(things as u64)
 }
 
-/// The moment of a checkpoint for a table: UTC, to the millisecond.
+/// A checkpoint's time for a table: UTC, to the millisecond.
 pub(crate) fn moment(id: CheckpointId) -> String {
     id.created_at().chars().take(23).map(|char| if char == 'T' { ' ' } else { char }).collect()
 }
 
-/// The last digits of a checkpoint's id: what tells it from its neighbours.
+/// The last digits of a checkpoint's id, which distinguish it from its neighbours.
 pub(crate) fn tail(id: CheckpointId) -> String {
     let text = id.to_string();
     format!("…{}", &text[text.len() - 12..])
 }
 
-/// What stands where there is nothing.
+/// Shown for a missing value.
 pub(crate) const NONE: &str = "-";
 
 /// The text, or a dash.
@@ -138,7 +138,7 @@ pub(crate) fn or_dash(text: Option<impl ToString>) -> String {
     text.map_or_else(|| NONE.to_owned(), |text| text.to_string())
 }
 
-/// Asks on the terminal. `None` if there is nobody to ask.
+/// Asks on the terminal. `None` if there is no terminal.
 pub(crate) fn confirmed(question: &str) -> io::Result<Option<bool>> {
     if !io::stdin().is_terminal() {
         return Ok(None);

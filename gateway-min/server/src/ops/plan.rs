@@ -1,5 +1,5 @@
-//! What the deleting commands share: showing a plan, asking, carrying it out thread by thread, and telling what became of
-//! it.
+//! Shared by the deleting commands: showing a plan, asking for confirmation, applying the plan thread by thread, and
+//! reporting the outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads, persistently};
 use super::threads::{namespace_name, stored};
 
-/// How a plan is shown.
+/// How to show a plan.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
@@ -30,14 +30,14 @@ pub(crate) struct PlanArgs {
     json: bool,
 }
 
-/// How a plan is carried out.
+/// How to apply a plan.
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
     pub(crate) threads: Threads,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long)]
     yes: bool,
     /// Print JSON.
@@ -48,7 +48,7 @@ pub(crate) struct ApplyArgs {
 /// Plans a pass over a thread.
 pub(crate) type Planner<'a> = dyn Fn(&ThreadImage) -> threadkeep::Result<DeletionPlan> + 'a;
 
-/// Refuses protected ids that no thread has: a typo would protect nothing.
+/// Refuses protected ids that no thread has, because a typo would protect nothing.
 pub(crate) async fn check_protected(
     target: &Target,
     threads: &Threads,
@@ -66,13 +66,13 @@ pub(crate) async fn check_protected(
     }
     match missing.first() {
         Some(id) => Err(OpsError::Unsupported(format!(
-            "--protect {id}: none of the threads has this checkpoint; `threadkeep checkpoints list` shows their ids"
+            "--protect {id}: no selected thread has this checkpoint; list their ids with `threadkeep checkpoints list`"
         ))),
         None => Ok(()),
     }
 }
 
-/// Prints what would become of each thread. Changes nothing.
+/// Prints what would happen to each thread. Changes nothing.
 pub(crate) async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'_>) -> Result<()> {
     let threads = target.threads(&asked.threads).await?;
     let mut progress = Progress::new("threads planned", threads.len() as u64);
@@ -91,7 +91,7 @@ pub(crate) async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan:
     }
     if threads.len() > 1 && !asked.json {
         out.line(format!(
-            "{} of {} checkpoints of {} threads would go.",
+            "{} of {} checkpoints of {} threads would be removed.",
             count(removed),
             count(all),
             count(threads.len())
@@ -102,7 +102,7 @@ pub(crate) async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan:
 
 fn print(out: &mut Out, image: ThreadImage, plan: &DeletionPlan, summary: bool) -> Result<()> {
     out.line(format!(
-        "thread {}: {} of {} checkpoints would go",
+        "thread {}: {} of {} checkpoints would be removed",
         one_line(image.thread.as_str()),
         count(plan.removed().count()),
         count(plan.verdicts.len()),
@@ -133,7 +133,7 @@ fn print(out: &mut Out, image: ThreadImage, plan: &DeletionPlan, summary: bool) 
     let before = Stats::of(&image);
     let after = Stats::of(&image.after(&plan.rewrite));
     out.line(format!(
-        "{} of those that stay are stored anew. Logical bytes {} -> {}.",
+        "{} of those that stay are rewritten. Logical bytes {} -> {}.",
         count(plan.rewrite.put.len()),
         bytes(logical(&before)),
         bytes(logical(&after)),
@@ -175,7 +175,7 @@ fn verdict(reason: Reason) -> &'static str {
     if reason.goes() { "goes" } else { "stays" }
 }
 
-/// The reason as a program reads it: the name of the variant, in small letters with underscores.
+/// The reason in JSON: the variant's name in snake case.
 fn code(reason: Reason) -> String {
     let mut code = String::new();
     for char in format!("{reason:?}").chars() {
@@ -191,7 +191,7 @@ fn logical(stats: &Stats) -> u64 {
     stats.checkpoint_bytes + stats.blob_bytes + stats.write_bytes
 }
 
-/// What became of a thread.
+/// What happened to a thread.
 struct Outcome {
     thread: ThreadId,
     removed: Vec<CheckpointId>,
@@ -200,7 +200,7 @@ struct Outcome {
     stored: Option<(u64, u64)>,
 }
 
-/// Carries out the plan of each thread, after asking. With `until_done` pass after pass until one finds nothing.
+/// Applies the plan of each thread, after confirmation. With `until_done`, repeats until a pass finds nothing.
 pub(crate) async fn apply(
     target: &Target,
     out: &mut Out,
@@ -226,13 +226,14 @@ pub(crate) async fn apply(
         progress.next();
     }
     drop(progress);
-    // What was done is told also if something failed behind it.
+    // Report completed work even if a later thread failed.
     tell(target, out, &outcomes, asked.json).await?;
     failed.map_or(Ok(()), Err)
 }
 
 async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Result<()> {
-    let unasked = OpsError::Refused("pass --yes to apply without being asked; `plan` shows what would go");
+    let unasked =
+        OpsError::Refused("pass --yes to apply without confirmation; `plan` shows what would be removed");
     if !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
         return Err(unasked);
     }
@@ -254,7 +255,7 @@ async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Resul
     );
     match confirmed(&question)? {
         Some(true) => Ok(()),
-        Some(false) => Err(OpsError::Refused("it was not confirmed")),
+        Some(false) => Err(OpsError::Refused("the change was not confirmed")),
         None => Err(unasked),
     }
 }

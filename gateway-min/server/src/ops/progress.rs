@@ -1,14 +1,14 @@
-//! Progress of long work: a bar if stderr is a terminal, else a line now and then.
+//! Progress of a long operation: a bar if stderr is a terminal, otherwise an occasional line.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often a line is written where no bar can be.
+/// How often a line is written if there is no bar.
 const PACE: Duration = Duration::from_secs(10);
 
-/// How far a piece of long work is.
+/// How far a long operation is.
 pub(crate) struct Progress {
     what: &'static str,
     bar: Option<ProgressBar>,
@@ -18,7 +18,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Work of so many parts. One part alone is not worth a word.
+    /// An operation with `total` parts. A single part is not reported.
     pub(crate) fn new(what: &'static str, total: u64) -> Self {
         let bar = (total > 1 && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(total);
@@ -30,19 +30,19 @@ impl Progress {
         Self { what, bar, total, done: 0, said: Instant::now() }
     }
 
-    /// Takes note that so many parts are done now.
+    /// Records that `done` parts are done.
     pub(crate) fn at(&mut self, done: u64) {
         self.done = done;
         if let Some(bar) = &self.bar {
             bar.set_position(done);
         } else if self.said.elapsed() >= PACE {
             self.said = Instant::now();
-            // Nobody may be there to read it.
+            // Nobody may be reading stderr.
             let _ = writeln!(std::io::stderr(), "{}: {done} of {}", self.what, self.total);
         }
     }
 
-    /// Takes note of one more part.
+    /// Records one more part.
     pub(crate) fn next(&mut self) {
         self.at(self.done + 1);
     }

@@ -1,4 +1,4 @@
-//! `threadkeep prune`: keeping the newest checkpoints of threads and what they need.
+//! `threadkeep prune`: keeps the newest checkpoints of threads and what they need.
 
 use std::collections::BTreeSet;
 
@@ -16,29 +16,28 @@ use super::target::{StoreArgs, Target, Threads};
 /// Remove old checkpoints of threads.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PruneCommand {
-    /// Show what would go, and the reason for every checkpoint. Changes nothing.
+    /// Show what would be removed, with a reason per checkpoint. Changes nothing.
     #[command(after_help = "\
 Examples:
   threadkeep prune plan --thread my-thread --keep last:10
   threadkeep prune plan --all --keep since:30d --summary
 
---json prints one document a line, one for each thread.")]
+--json prints one document per line, one for each thread.")]
     Plan {
         #[command(flatten)]
         plan: PlanArgs,
         #[command(flatten)]
         what: What,
     },
-    /// Remove it: each thread, or each batch of one, in one atomic change.
+    /// Remove it, with one atomic change per thread or batch.
     ///
-    /// Every checkpoint that stays has the state that it had. A gateway may run: what it writes meanwhile makes the
-    /// command look again.
+    /// Every remaining checkpoint keeps its state. A gateway may run: if it writes meanwhile, the command plans again.
     #[command(after_help = "\
 Examples:
   threadkeep prune apply --thread my-thread --keep latest --boundary fresh-snapshot
   threadkeep prune apply --all --keep since:2026-01-31 --batch 500 --yes
 
-Afterwards `threadkeep vacuum` gives the freed space back to the disk.")]
+Run `threadkeep vacuum` afterwards to return the freed space to the file system.")]
     Apply {
         #[command(flatten)]
         apply: ApplyArgs,
@@ -47,19 +46,20 @@ Afterwards `threadkeep vacuum` gives the freed space back to the disk.")]
     },
 }
 
-/// What is pruned.
+/// What to prune.
 #[derive(Debug, Args)]
 pub(crate) struct What {
-    /// What stays in each namespace: latest, last:N, since:30d (or h, m, s, w), since:2026-01-31 (or a time), nothing.
+    /// What to keep in each namespace: latest, last:N, since:30d (or h, m, s, w), since:2026-01-31 (or a time),
+    /// nothing.
     #[arg(long, value_name = "WHAT", value_parser = keep)]
     keep: Keep,
-    /// What happens where a delta channel would lose the history behind the oldest kept checkpoint.
+    /// What to do if a delta channel would lose the history before the oldest kept checkpoint.
     #[arg(long, value_enum, default_value = "keep-set")]
     boundary: BoundaryName,
-    /// Checkpoints that stay in any case, with what they need.
+    /// Checkpoints to keep in any case, with what they need.
     #[arg(long, value_name = "ID", num_args = 1..)]
     protect: Vec<CheckpointId>,
-    /// At most so many go in one atomic change, the oldest first; `apply` goes on until all are gone.
+    /// Maximum checkpoints removed per atomic change, oldest first; `apply` continues until all are removed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
 }
@@ -67,9 +67,9 @@ pub(crate) struct What {
 /// The values of `--boundary`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum BoundaryName {
-    /// Ancestors stay as well, back to the ones that store a complete value.
+    /// Also keep ancestors, back to those that store a complete value.
     KeepSet,
-    /// The oldest kept checkpoints get a snapshot, and all ancestors go.
+    /// Store a snapshot in the oldest kept checkpoints, and remove all ancestors.
     FreshSnapshot,
 }
 
@@ -121,7 +121,9 @@ fn keep(text: &str) -> Result<Keep, String> {
         None if text == "latest" => Ok(Keep::Latest),
         None if text == "nothing" => Ok(Keep::Nothing),
         Some(("last", count)) => match count.parse() {
-            Ok(0) | Err(_) => Err(format!("last:{count}: give a number from 1; `nothing` keeps none")),
+            Ok(0) | Err(_) => {
+                Err(format!("last:{count}: use a number of at least 1, or `nothing` to keep none"))
+            }
             Ok(count) => Ok(Keep::Last(count)),
         },
         Some(("since", when)) => since(when, Utc::now()).map(Keep::Since),
@@ -129,7 +131,7 @@ fn keep(text: &str) -> Result<Keep, String> {
     }
 }
 
-/// A moment in milliseconds since the Unix epoch: so long ago, a day, or a time.
+/// A time in milliseconds since the Unix epoch: a duration ago, a day, or a time.
 fn since(text: &str, now: DateTime<Utc>) -> Result<u64, String> {
     let ago = || {
         let unit = text.chars().last()?;
@@ -148,7 +150,7 @@ fn since(text: &str, now: DateTime<Utc>) -> Result<u64, String> {
     let time = || Some(DateTime::parse_from_rfc3339(text).ok()?.to_utc());
     let moment = ago().or_else(day).or_else(time);
     moment.and_then(|moment| u64::try_from(moment.timestamp_millis()).ok()).ok_or_else(|| {
-        format!("since:{text}: give a duration (30d, 12h, 90m, 45s, 2w), a day (2026-01-31) or a time (2026-01-31T12:00:00Z)")
+        format!("since:{text}: use a duration (30d, 12h, 90m, 45s, 2w), a day (2026-01-31) or a time (2026-01-31T12:00:00Z)")
     })
 }
 
@@ -195,6 +197,6 @@ mod tests {
             assert_eq!(since(text, now), Ok(at(moment)), "{text}");
         }
         assert!(since("99999999999999999999d", now).is_err());
-        assert!(since("100000000w", now).is_err(), "before the calendar begins");
+        assert!(since("100000000w", now).is_err(), "out of the calendar's range");
     }
 }

@@ -1,10 +1,10 @@
-//! A history cache as a command uses it: what a command changes is purged, and nothing that it reads comes from there.
+//! The history cache for commands: what a command changes is purged from it, and nothing is read from it.
 
 use async_trait::async_trait;
 use threadkeep::cache::{CachedHistory, HistoryCache, HistoryKey};
 use threadkeep::id::ThreadId;
 
-/// Purges the cache inside, and nothing else: an operator looks at what the store has.
+/// Only purges the inner cache: an operator must see what is in the store.
 pub(crate) struct PurgeOnly<C>(pub(crate) C);
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! `threadkeep retention`: the retention policy (service reference, "Retention policy"), when an operator asks for it.
+//! `threadkeep retention`: applies the retention policy (service reference, "Retention policy") on request.
 
 use clap::{Args, Subcommand};
 use threadkeep::deletion::{RetentionPolicy, plan_retention};
@@ -10,37 +10,37 @@ use super::output::Out;
 use super::plan::{ApplyArgs, PlanArgs, apply, check_protected, show};
 use super::target::{StoreArgs, Target, Threads};
 
-/// Remove leaves that no run needs: duration notes, ends of side branches.
+/// Remove leaf checkpoints that no run needs: duration notes, ends of side branches.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RetentionCommand {
-    /// Show what a pass would remove, and the reason for every checkpoint. Changes nothing.
+    /// Show what a pass would remove, with a reason per checkpoint. Changes nothing.
     #[command(after_help = "\
 Examples:
   threadkeep retention plan --thread my-thread
   threadkeep retention plan --all --leaf-sibling-branches --summary
 
---json prints one document a line, one for each thread.")]
+--json prints one document per line, one for each thread.")]
     Plan {
         #[command(flatten)]
         plan: PlanArgs,
         #[command(flatten)]
         policy: Policy,
     },
-    /// Carry out a pass over each thread, in one atomic change.
+    /// Run a pass over each thread, in one atomic change.
     ///
-    /// A pass looks at leaves only; what becomes a leaf by it is for the next one.
+    /// A pass considers leaves only; a checkpoint that becomes a leaf is left to the next pass.
     #[command(after_help = "\
 Examples:
   threadkeep retention apply --thread my-thread
   threadkeep retention apply --all --leaf-sibling-branches --until-done --yes
 
-Afterwards `threadkeep vacuum` gives the freed space back to the disk.")]
+Run `threadkeep vacuum` afterwards to return the freed space to the file system.")]
     Apply {
         #[command(flatten)]
         apply: ApplyArgs,
         #[command(flatten)]
         policy: Policy,
-        /// Pass after pass until one finds nothing.
+        /// Repeat until a pass finds nothing.
         #[arg(long)]
         until_done: bool,
     },
@@ -49,22 +49,22 @@ Afterwards `threadkeep vacuum` gives the freed space back to the disk.")]
 /// The fields of the policy.
 #[derive(Debug, Args)]
 pub(crate) struct Policy {
-    /// Keep duration-only leaves, which go otherwise.
+    /// Keep duration-only leaves, which are otherwise removed.
     #[arg(long)]
     keep_trailing_duration_leaves: bool,
-    /// The ends of side branches go too.
+    /// Also remove the ends of side branches.
     #[arg(long)]
     leaf_sibling_branches: bool,
-    /// Checkpoints that stay in any case.
+    /// Checkpoints to keep in any case.
     #[arg(long, value_name = "ID", num_args = 1..)]
     protect: Vec<CheckpointId>,
-    /// A checkpoint with pending writes may go too. They are lost with it.
+    /// Also remove checkpoints with pending writes, which are lost.
     #[arg(long)]
     no_pending_write_guard: bool,
-    /// At most so many go in one pass.
+    /// Maximum checkpoints deleted per pass, oldest first; run again to continue.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_delete_per_run: Option<i64>,
-    /// Duration notes that something was made from go too; what was made from them moves to their parents.
+    /// Also remove duration notes with children; the children move to the notes' parents.
     #[arg(long)]
     graft_duration_links: bool,
 }

@@ -11,23 +11,23 @@ use super::output::{Out, one_line, or_dash};
 use super::target::{StoreArgs, Target};
 use super::threads::mode;
 
-/// Look at the state of a thread.
+/// Inspect the state of a thread.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StateCommand {
-    /// The values of every channel, as a run that starts from the checkpoint sees them.
+    /// Print the values of every channel, as a run that starts from the checkpoint would see them.
     ///
-    /// Threads of either mode are read, whatever the mode of the gateway.
+    /// Reads threads of either mode, whatever the mode of the gateway.
     #[command(after_help = "\
 Examples:
   threadkeep state get --thread my-thread
   threadkeep state get --thread my-thread --checkpoint 01a1fcab-c4a2-7779-938b-69cfe3835bcf
   threadkeep state get --thread my-thread --json | jq '.values.messages[-1].content'
 
---json prints the values and what is known of the checkpoint as one document.")]
+--json prints the values and the checkpoint's metadata as one document.")]
     Get {
         #[command(flatten)]
         at: At,
-        /// The checkpoint; without it, the head.
+        /// The checkpoint [default: the head].
         #[arg(long, value_name = "CHECKPOINT")]
         checkpoint: Option<CheckpointId>,
     },
@@ -40,7 +40,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Materializes a checkpoint that is there. Channels that the service does not know are shown as they are stored.
+    /// Materializes an existing checkpoint. Unknown channels are shown as stored.
     pub(crate) async fn read(
         target: &Target,
         thread: &ThreadId,
@@ -63,7 +63,7 @@ impl State {
                     (Stored::Sentinel, _) => {
                         return Err(OpsError::Unsupported(format!(
                             "thread {thread}, checkpoint {id}: channel {name} is stored as changes, and this program \
-                             does not know how to replay it"
+                             cannot replay it"
                         )));
                     }
                     _ => continue,

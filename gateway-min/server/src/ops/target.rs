@@ -1,4 +1,4 @@
-//! The store that a command works on: the one of the configuration, or one that is named. Opening never creates anything.
+//! The store that a command works on: the configured one, or a named one. Opening never creates anything.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,23 +22,24 @@ use crate::config::{Backend, Config, Database, LoadOptions, Secret};
 use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions, ThreadRow};
 
-/// Threads that are asked for at a time.
+/// Threads fetched per page.
 const PAGE: usize = 500;
-/// Ids that an error suggests at most.
+/// The maximum number of ids that an error suggests.
 const NEAR: usize = 3;
-/// Threads that are looked at for a suggestion.
+/// The maximum number of threads searched for suggestions.
 const LOOKED_AT: usize = 20_000;
 
 /// Which store.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct StoreArgs {
-    /// The gateway's configuration, which names the store; else SVC_CONFIG_PATH, else config.yaml in the project root.
+    /// The gateway's configuration, which names the store [default: SVC_CONFIG_PATH, then config.yaml in the project
+    /// root].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sqlite", "postgres"])]
     config: Option<PathBuf>,
-    /// A checkpoint database, whatever the configuration says.
+    /// A checkpoint database to use instead of the configured store.
     #[arg(long, value_name = "FILE", conflicts_with = "postgres")]
     sqlite: Option<PathBuf>,
-    /// A Postgres database, whatever the configuration says.
+    /// A Postgres database to use instead of the configured store.
     #[arg(long, value_name = "URL")]
     postgres: Option<String>,
 }
@@ -56,7 +57,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Whether every thread was asked for.
+    /// Whether every thread was selected.
     pub(crate) fn are_all(&self) -> bool {
         self.all
     }
@@ -64,15 +65,15 @@ impl Threads {
 
 /// An open store.
 pub(crate) struct Target {
-    /// Its name, for people.
+    /// Its name in messages.
     pub(crate) name: String,
     pub(crate) saver: Arc<dyn Saver>,
-    /// What only SQLite can do.
+    /// For operations that only SQLite has.
     pub(crate) sqlite: Option<Arc<SqliteSaver>>,
     postgres: Option<Arc<PostgresSaver>>,
-    /// The gateway's records, if they are there.
+    /// The gateway's records, if they exist.
     pub(crate) records: Option<Store>,
-    /// The channels in delta mode: they read what either mode wrote.
+    /// The channels in delta mode, which read what either mode wrote.
     pub(crate) table: Arc<ChannelTable>,
 }
 
@@ -132,7 +133,7 @@ impl Target {
         })
     }
 
-    /// Closes it in order.
+    /// Closes the store properly.
     pub(crate) async fn close(self) {
         if let Some(records) = self.records {
             records.close().await;
@@ -151,7 +152,7 @@ impl Target {
             .in_namespace(namespace.clone())
     }
 
-    /// The threads that were asked for, of which each is there.
+    /// The selected threads, all of which exist.
     pub(crate) async fn threads(&self, wanted: &Threads) -> Result<Vec<ThreadId>> {
         if wanted.all {
             return self.all_threads().await;
@@ -188,7 +189,7 @@ impl Target {
         }
     }
 
-    /// Everything of a thread that is there.
+    /// The complete thread, which must exist.
     pub(crate) async fn image(&self, thread: &ThreadId) -> Result<ThreadImage> {
         let image = self.saver.read_thread(thread).await?;
         if image.checkpoints.is_empty() {
@@ -205,7 +206,7 @@ impl Target {
         }
     }
 
-    /// The checkpoint that was asked for, or the head of the namespace.
+    /// The requested checkpoint, or the head of the namespace.
     pub(crate) async fn checkpoint(
         &self,
         thread: &ThreadId,
@@ -240,7 +241,7 @@ impl Target {
         }
     }
 
-    /// The error for a thread that is not there, with ids that are.
+    /// The error for a missing thread, suggesting existing ids.
     async fn no_thread(&self, thread: &ThreadId) -> OpsError {
         let (mut ids, mut after): (Vec<String>, Option<ThreadId>) = Default::default();
         while let Ok(page) = self.saver.threads(after.as_ref(), PAGE).await {
@@ -258,10 +259,10 @@ impl Target {
 
 /// How often a change is tried on a thread that a run keeps writing to.
 const TRIES: u32 = 6;
-/// The first pause between two tries; each one is twice as long as the one before.
+/// The first pause between two tries; each is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Tries a change again, with pauses, while somebody writes to the thread.
+/// Retries a change, with pauses, while another process writes to the thread.
 ///
 /// # Errors
 /// The last one.
@@ -282,7 +283,7 @@ pub(crate) fn table(mode: ChannelMode, frequency: u64) -> threadkeep::Result<Cha
     Schema::thread_state().compile(mode, frequency)
 }
 
-/// The gateway's records, if they are there. Names are a courtesy: without them a command goes on.
+/// The gateway's records, if they exist. They only supply names, so a command continues without them.
 async fn records(path: &Path) -> Option<Store> {
     if !path.is_file() {
         return None;
@@ -298,12 +299,12 @@ async fn postgres_records(database: &Database) -> Option<Store> {
 
 fn readable(opened: std::result::Result<Option<Store>, StoreError>) -> Option<Store> {
     opened.unwrap_or_else(|error| {
-        tracing::warn!(%error, "the gateway's records cannot be read; threads are shown without names");
+        tracing::warn!(%error, "cannot read the gateway's records; threads are shown without names");
         None
     })
 }
 
-/// Which Postgres database a URL names, without what is secret in it.
+/// The Postgres database that a URL names, without its secrets.
 fn postgres_name(url: &str) -> String {
     let Ok(config) = url.parse::<tokio_postgres::Config>() else { return "Postgres".to_owned() };
     let host = config.get_hosts().first().map(|host| match host {
@@ -315,19 +316,19 @@ fn postgres_name(url: &str) -> String {
     format!("Postgres {}, database {}", part(host.as_deref()), part(config.get_dbname()))
 }
 
-/// What an id that is not there might have been meant to be.
+/// The existing ids most similar to a missing one.
 fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> String {
     let mut ids: Vec<(usize, String)> = ids.map(|id| (distance(wanted, &id), id)).collect();
     ids.sort();
     ids.truncate(NEAR);
     if ids.is_empty() {
-        return "; it is empty".to_owned();
+        return "; the store is empty".to_owned();
     }
     let ids: Vec<String> = ids.into_iter().map(|(_, id)| id).collect();
     format!("; the nearest ids are {}", ids.join(", "))
 }
 
-/// The edits that make one text of the other (Levenshtein), over at most 64 characters of each.
+/// The edit distance of two texts (Levenshtein), over at most 64 characters of each.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -367,6 +368,6 @@ mod tests {
     fn the_nearest_ids_come_first_and_are_few() {
         let ids = ["tour", "tower", "x", "tours", "zzzzzz"].map(str::to_owned);
         assert_eq!(nearest("tuor", ids.into_iter()), "; the nearest ids are tour, tours, tower");
-        assert_eq!(nearest("t", std::iter::empty()), "; it is empty");
+        assert_eq!(nearest("t", std::iter::empty()), "; the store is empty");
     }
 }

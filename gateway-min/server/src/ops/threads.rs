@@ -1,4 +1,4 @@
-//! `threadkeep threads`: which threads there are, what one holds, and what they take.
+//! `threadkeep threads`: lists threads, and shows what they hold and how much space they take.
 
 use std::collections::BTreeMap;
 
@@ -20,30 +20,30 @@ const TITLE_CHARS: usize = 40;
 /// The characters of a full bar.
 const BAR: u64 = 20;
 
-/// Look at threads.
+/// Inspect threads: list, show, du.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ThreadsCommand {
-    /// The threads of the store, in the order of their ids.
+    /// List the threads of the store, by id.
     #[command(after_help = "\
 Examples:
   threadkeep threads list
   threadkeep threads list --sqlite .svc/checkpoints.db --limit 20 --json
 
---json prints one document a line, one for each thread.")]
+--json prints one document per line, one for each thread.")]
     List {
         #[command(flatten)]
         store: StoreArgs,
-        /// Only threads behind this id.
+        /// Only threads after this id.
         #[arg(long, value_name = "ID")]
         after: Option<String>,
-        /// At most so many.
+        /// Maximum threads to list.
         #[arg(long, value_name = "N", default_value_t = 100)]
         limit: usize,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// What one thread holds: namespaces, branches, rows and bytes.
+    /// Show what one thread holds: namespaces, branches, rows and bytes.
     #[command(after_help = "Example:\n  threadkeep threads show my-thread")]
     Show {
         /// The thread.
@@ -55,20 +55,20 @@ Examples:
         #[arg(long)]
         json: bool,
     },
-    /// What threads take, the largest first.
+    /// Show how much space threads take, largest first.
     ///
-    /// LOGICAL is what the values of every checkpoint take when nothing is shared; STORED is what the rows in the database
-    /// take. Every thread is read whole.
+    /// LOGICAL: the size of all checkpoints' values without sharing. STORED: the size of the database rows. Reads every
+    /// thread completely.
     #[command(after_help = "\
 Examples:
   threadkeep threads du
   threadkeep threads du --thread my-thread --json
 
---json prints one document a line, one for each thread.")]
+--json prints one document per line, one for each thread.")]
     Du(Du),
 }
 
-/// What `threads du` takes.
+/// The arguments of `threads du`.
 #[derive(Debug, Args)]
 pub(crate) struct Du {
     #[command(flatten)]
@@ -132,19 +132,19 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
     if !json {
         out.table(&table)?;
         if let (true, Some(last)) = (more, threads.last()) {
-            out.line(format!("There are more: --after {}", one_line(last.as_str())))?;
+            out.line(format!("There are more; continue with --after {}", one_line(last.as_str())))?;
         }
     }
     Ok(())
 }
 
-/// The head of the thread's own graph, with its title.
+/// The head of the thread's own graph.
 async fn head(target: &Target, thread: &ThreadId) -> Result<Option<CheckpointTuple>> {
     let title = Load::Only([ChannelName::from("title")].into());
     Ok(target.saver.get(&CheckpointSelector::head(thread).loading(title)).await?)
 }
 
-/// The title that the gateway noted, else the one in the state.
+/// The title in the gateway's record, else the one in the state.
 fn title(record: Option<&ThreadRow>, head: Option<&CheckpointTuple>) -> Option<String> {
     let noted = record.and_then(|record| record.display_name.clone());
     noted.or_else(|| {
@@ -158,7 +158,7 @@ pub(crate) fn mode(tuple: &CheckpointTuple) -> &'static str {
     if tuple.metadata.is_delta() { "delta" } else { "full" }
 }
 
-/// What a namespace holds.
+/// The contents of a namespace.
 struct Chain {
     checkpoints: usize,
     delta: usize,
@@ -275,12 +275,12 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
     Ok(())
 }
 
-/// A namespace for a table.
+/// A namespace's name for a table.
 pub(crate) fn namespace_name(namespace: &Namespace) -> String {
     if namespace.as_str().is_empty() { "(root)".to_owned() } else { namespace.to_string() }
 }
 
-/// What the rows of a thread take, where the driver can tell.
+/// The size of a thread's rows, if the driver knows it.
 pub(crate) async fn stored(target: &Target, thread: &ThreadId) -> Result<Option<u64>> {
     match &target.sqlite {
         Some(sqlite) => Ok(Some(sqlite.stored_bytes(thread).await?)),

@@ -15,14 +15,14 @@ use super::output::{Out, bytes, number, one_line};
 use super::target::{StoreArgs, Target};
 use crate::store::NewThread;
 
-/// The name that stands for stdout or stdin.
+/// The file name that means stdout or stdin.
 const STANDARD: &str = "-";
 
 /// Write a thread to a file that any store can import.
 ///
-/// The file is text, one JSON document a line, with a hash over all of it; the documentation of the crate's module
-/// `ops::archive` (gateway-min/server/src/ops/export.md) has the format. It holds everything of the thread, in the mode that it is
-/// in, and the gateway's title, owner and metadata; no runs and events.
+/// The file is text, one JSON document per line, with a hash over the whole; gateway-min/server/src/ops/export.md
+/// describes the format. It holds the complete thread, in its current mode, and the gateway's title, owner and
+/// metadata, but no runs or events.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -32,7 +32,7 @@ pub(crate) struct ExportCommand {
     /// The thread.
     #[arg(long, value_name = "ID")]
     thread: String,
-    /// The file, which must not be there; - is stdout.
+    /// The file, which must not exist; - for stdout.
     #[arg(long, value_name = "FILE", default_value = STANDARD)]
     out: PathBuf,
     #[command(flatten)]
@@ -76,13 +76,13 @@ fn source(target: &Target) -> Source {
     }
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file completely or not at all.
 fn to_file(path: &Path, image: &ThreadImage, source: Source, record: Option<Record>) -> Result<Written> {
     let failed = |cause| OpsError::File { path: path.display().to_string(), cause };
     if path.exists() {
         return Err(failed(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            "it is there already; choose another name",
+            "it already exists; choose another name",
         )));
     }
     let mut part = path.as_os_str().to_owned();
@@ -96,7 +96,7 @@ fn to_file(path: &Path, image: &ThreadImage, source: Source, record: Option<Reco
         Ok(written)
     });
     if done.is_err() {
-        // What is left of it is of no use; the error that is told is the first one.
+        // The partial file is useless; report the first error.
         let _ = std::fs::remove_file(&part);
     }
     done
@@ -104,8 +104,8 @@ fn to_file(path: &Path, image: &ThreadImage, source: Source, record: Option<Reco
 
 /// Read a thread from a file.
 ///
-/// The whole file is checked before anything is written; the thread is written in one atomic change, and must not be there
-/// yet. If the store has a gateway's records, the thread gets one, so that the gateway serves it.
+/// The whole file is checked before anything is written. The thread is written in one atomic change, and must not exist
+/// yet. If the store has gateway records, the thread gets one, so that the gateway serves it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -113,10 +113,10 @@ Examples:
   threadkeep import my-thread.ndjson --as a-copy
   zstd -dc my-thread.ndjson.zst | threadkeep import -")]
 pub(crate) struct ImportCommand {
-    /// The file; - is stdin.
+    /// The file; - for stdin.
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The id that the thread gets; without it, the one it had.
+    /// The id of the imported thread [default: its id in the file].
     #[arg(long = "as", value_name = "ID")]
     thread: Option<String>,
     #[command(flatten)]
@@ -139,7 +139,7 @@ impl ImportCommand {
         if !target.saver.read_thread(&thread).await?.checkpoints.is_empty() {
             return Err(there(&thread));
         }
-        // The record first: if the thread cannot be written behind it, the same import can be tried again.
+        // The record first: if writing the thread fails, the same import can be repeated.
         if let Some(records) = &target.records {
             let record = record.map(|record| NewThread {
                 display_name: record.title,
@@ -168,7 +168,7 @@ impl ImportCommand {
         let file = self.file.display().to_string();
         let read = if self.file == Path::new(STANDARD) {
             if io::stdin().is_terminal() {
-                // A person may wonder why nothing happens.
+                // Explain why nothing seems to happen.
                 let _ = writeln!(io::stderr(), "reading from the terminal; Ctrl-D ends the file");
             }
             read(io::stdin().lock())
@@ -182,6 +182,6 @@ impl ImportCommand {
 
 fn there(thread: &ThreadId) -> OpsError {
     OpsError::Unsupported(format!(
-        "nothing was imported: thread {thread} is there already; --as gives the imported one another id"
+        "nothing was imported: thread {thread} already exists; import it under another id with --as"
     ))
 }

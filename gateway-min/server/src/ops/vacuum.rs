@@ -1,4 +1,4 @@
-//! `threadkeep vacuum`: giving the space that deletions freed back to the disk.
+//! `threadkeep vacuum`: returns the space freed by deletions to the file system.
 
 use std::time::{Duration, Instant};
 
@@ -11,24 +11,24 @@ use super::output::{Out, bytes, one_line};
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
 
-/// Pages that are given back in one transaction: two megabytes.
+/// Pages returned per transaction: two megabytes.
 const STEP: u32 = 512;
-/// The bounds of the pause between two transactions, in which others get the lock.
+/// The bounds of the pause between two transactions, in which other processes get the lock.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// Give the space that deletions freed back to the disk.
+/// Return the space freed by deletions to the file system.
 ///
-/// SQLite: free pages are given back two megabytes at a time; a running gateway writes in between. On Postgres there is
-/// nothing to do: autovacuum makes the space of deleted rows usable again, and returns what is free at the end of a table.
+/// SQLite: free pages are returned two megabytes at a time; a running gateway can write in between. Postgres: nothing
+/// to do, because autovacuum reuses the space of deleted rows and returns free space at the end of a table.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   threadkeep vacuum
-  threadkeep vacuum --full    once, for a database of a version that could not give pages back; stop the gateway first")]
+  threadkeep vacuum --full    once, for a database created by a version that could not return pages; stop the gateway first")]
 pub(crate) struct VacuumCommand {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Write the database anew. Nobody else can write meanwhile, and it takes up to twice the database's room.
+    /// Rewrite the database. Blocks all other writers, and needs up to twice the database's size.
     #[arg(long)]
     full: bool,
     /// Print JSON.
@@ -39,7 +39,7 @@ pub(crate) struct VacuumCommand {
 impl VacuumCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let Some(sqlite) = &target.sqlite else {
-            let why = "autovacuum makes the space of deleted rows usable again";
+            let why = "autovacuum reuses the space of deleted rows";
             if self.json {
                 out.json(
                     &json!({"database": target.name, "bytes_before": null, "bytes_after": null, "note": why}),
@@ -52,8 +52,8 @@ impl VacuumCommand {
         let before = sqlite.file_size().await?;
         if !before.incremental && !self.full && before.free > 0 {
             return Err(OpsError::Unsupported(format!(
-                "{} was made by a version that could not give pages back: {} are free, and used again before the file \
-                 grows. `threadkeep vacuum --full` writes the database anew; nobody else can write meanwhile",
+                "{} was created by a version that could not return pages: {} are free, and are reused before the file \
+                 grows. `threadkeep vacuum --full` rewrites the database; it blocks all other writers meanwhile",
                 target.name,
                 bytes(before.free)
             )));
@@ -79,13 +79,13 @@ impl VacuumCommand {
 }
 
 async fn step_by_step(sqlite: &SqliteSaver, before: FileSize) -> Result<FileSize> {
-    let mut progress = Progress::new("bytes given back", before.free);
+    let mut progress = Progress::new("bytes returned", before.free);
     let mut size = before;
     while size.free > 0 {
         let started = Instant::now();
         let now = sqlite.vacuum(STEP).await?;
         if now.free >= size.free {
-            // Others delete as fast; what they free is for the next time.
+            // Other processes delete as fast; leave what they free to the next run.
             return Ok(now);
         }
         size = now;

@@ -1,4 +1,4 @@
-//! `threadkeep verify`: every invariant over a store, and the repairs that need no guess.
+//! `threadkeep verify`: checks every invariant of a store, and makes the safe repairs.
 
 use std::collections::HashSet;
 use std::io::Write as _;
@@ -14,8 +14,8 @@ use super::target::{StoreArgs, Target, Threads};
 
 /// Check every invariant of threads and of the database.
 ///
-/// Lineages, rows that were applied, replay, markers, counters, versions; and on SQLite every row's checksum, every
-/// reference, and what nothing refers to. One line is printed for each violation, with its ids. Writers go on meanwhile.
+/// Lineages, applied rows, replay, markers, counters, versions; on SQLite also every row's checksum, every reference,
+/// and unreferenced rows. Prints one line per violation, with its ids. Writers can continue meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -23,21 +23,21 @@ Examples:
   threadkeep verify --thread my-thread --json
   threadkeep verify --all --repair
 
-Exit codes: 0 nothing was found, or all of it was repaired; 3 violations are left.
+Exit codes: 0 no violations, or all repaired; 3 violations remain.
 
---json prints one document a line, one for each violation, then one with the counts.
+--json prints one document per line, one for each violation, then one with the counts.
 
---repair puts right what needs no guess: markers and counters, and rows that nothing refers to. For the rest, restore a
-backup, or prune or delete what is broken.")]
+--repair fixes what can be fixed safely: markers and counters, and unreferenced rows. For the rest, restore a backup,
+or prune or delete the damaged part.")]
 pub(crate) struct VerifyCommand {
     #[command(flatten)]
     threads: Threads,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Repair what needs no guess, after asking.
+    /// Make the safe repairs, after confirmation.
     #[arg(long)]
     repair: bool,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, requires = "repair")]
     yes: bool,
     /// Print JSON.
@@ -45,7 +45,7 @@ pub(crate) struct VerifyCommand {
     json: bool,
 }
 
-/// A violation as it is printed.
+/// A violation for output.
 struct Line {
     thread: Option<String>,
     namespace: Option<String>,
@@ -77,7 +77,7 @@ impl VerifyCommand {
         let repairable = lines.iter().filter(|line| line.repairable).count();
         let mut repaired = 0;
         if self.repair && repairable > 0 {
-            // What would be repaired is shown before anybody is asked.
+            // Show what would be repaired before asking.
             for line in lines.iter().filter(|line| line.repairable && !self.json) {
                 out.line(format!("repairable: {}", one_line(&line.text)))?;
             }
@@ -95,7 +95,7 @@ impl VerifyCommand {
                     "rule": line.rule, "found": line.found, "repairable": line.repairable,
                 }))?;
             } else {
-                let note = if line.repairable { " (--repair puts it right)" } else { "" };
+                let note = if line.repairable { " (--repair fixes it)" } else { "" };
                 out.line(format!("{}{note}", one_line(&line.text)))?;
             }
         }
@@ -119,7 +119,7 @@ impl VerifyCommand {
 
     async fn check(&self, target: &Target) -> Result<Vec<Line>> {
         let mut lines = Vec::new();
-        // The directory of threads may be what is broken; then the database itself tells.
+        // The thread list itself may be damaged; then let the database check report it.
         let threads = match (target.threads(&self.threads).await, &target.sqlite) {
             (Err(OpsError::Checkpoints(threadkeep::Error::Corrupt { .. })), Some(_)) => Vec::new(),
             (threads, _) => threads?,
@@ -158,8 +158,8 @@ impl VerifyCommand {
         }
         match confirmed(&format!("Repair {} violations?", count(repairable)))? {
             Some(true) => Ok(()),
-            Some(false) => Err(OpsError::Refused("it was not confirmed")),
-            None => Err(OpsError::Refused("pass --yes to repair without being asked")),
+            Some(false) => Err(OpsError::Refused("the repair was not confirmed")),
+            None => Err(OpsError::Refused("pass --yes to repair without confirmation")),
         }
     }
 
@@ -168,7 +168,7 @@ impl VerifyCommand {
             repair(&*target.saver, &thread, &target.table).await?;
         }
         match &target.sqlite {
-            // The sweep refuses while a row is damaged; that is among what is left.
+            // The sweep refuses while a row is damaged; the second check reports that row.
             Some(sqlite) => match sqlite.sweep().await {
                 Ok(()) | Err(threadkeep::Error::Corrupt { .. }) => Ok(()),
                 Err(error) => Err(error.into()),

@@ -1,4 +1,4 @@
-//! How values become database cells and come back: times, JSON, names.
+//! Converts values to database cells and back: times, JSON, names.
 
 use std::error::Error;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::query::{Cell, Row};
 /// A JSON object, as metadata fields hold it.
 pub type JsonObject = serde_json::Map<String, Value>;
 
-/// Where the store takes the time from.
+/// The store's source of time.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> DateTime<Utc> + Send + Sync>);
 
@@ -24,12 +24,12 @@ impl Clock {
         Self::from_fn(Utc::now)
     }
 
-    /// A clock that asks `now`, for tests and replays.
+    /// A clock that calls `now`, for tests and replays.
     pub fn from_fn(now: impl Fn() -> DateTime<Utc> + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    /// The current time in whole microseconds, which is what the database keeps.
+    /// The current time in whole microseconds, the database's precision.
     pub fn now(&self) -> DateTime<Utc> {
         (self.0)().trunc_subsecs(6)
     }
@@ -41,13 +41,13 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// `2026-01-02T03:04:05.000006+00:00`: always the same width, so that text order is time order.
+/// `2026-01-02T03:04:05.000006+00:00`: fixed width, so that text order is time order.
 pub(super) fn time_text(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, false)
 }
 
 pub(super) fn object_text(object: &JsonObject) -> String {
-    // Not serde_json::to_string, which has an error to handle that a value cannot cause.
+    // Avoids serde_json::to_string, whose error cannot occur for a value.
     Value::Object(object.clone()).to_string()
 }
 
@@ -56,12 +56,12 @@ pub(super) fn cut(text: &str, max: usize) -> &str {
     text.char_indices().nth(max).map_or(text, |(end, _)| &text[..end])
 }
 
-/// An offset as databases count: one that is out of their range skips everything just as well.
+/// An offset in the database's type; one out of its range skips everything anyway.
 pub(super) fn page_offset(offset: u64) -> i64 {
     i64::try_from(offset).unwrap_or(i64::MAX)
 }
 
-/// A cell that does not hold what its column should hold.
+/// A cell with invalid content.
 #[derive(Debug, thiserror::Error)]
 #[error("{table}.{column} of row {row}: {detail}")]
 pub(super) struct BadCell {
@@ -71,8 +71,7 @@ pub(super) struct BadCell {
     pub(super) detail: String,
 }
 
-/// Reads the cells of one row by column name; errors name table, row and column, and never show
-/// the content.
+/// Reads the cells of one row by column name; errors name table, row and column, but never show the content.
 pub(super) struct Cells<'r> {
     row: &'r Row,
     table: &'static str,
@@ -80,7 +79,7 @@ pub(super) struct Cells<'r> {
 }
 
 impl<'r> Cells<'r> {
-    /// `id_columns` are the columns that name the row in errors.
+    /// `id_columns` are the columns that identify the row in errors.
     pub(super) fn new(row: &'r Row, table: &'static str, id_columns: &'static [&'static str]) -> Self {
         Self { row, table, id_columns }
     }
@@ -127,7 +126,7 @@ impl<'r> Cells<'r> {
         })
     }
 
-    /// A name out of a fixed list.
+    /// A name from a fixed list.
     pub(super) fn name<T: FromStr>(&self, column: &'static str) -> sqlx::Result<T> {
         self.text(column)?.parse().map_err(|_| self.bad(column, "an unknown name"))
     }
@@ -152,13 +151,13 @@ impl<'r> Cells<'r> {
     }
 }
 
-/// The text is none of the names of the list it was read as.
+/// The text is not a name of this list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {list} '{text}'")]
 pub struct UnknownName {
-    /// What was being read.
+    /// The list of names.
     pub list: &'static str,
-    /// What stood there.
+    /// The unknown text.
     pub text: String,
 }
 

@@ -1,8 +1,8 @@
 //! The database handle that the repositories share: plain reads, and write transactions.
 //!
-//! In SQLite one connection writes and a few read. Writers queue in the process for the one connection instead
-//! of fighting for the file's lock (which a busy server loses with `database is locked`), and in WAL
-//! mode readers neither wait for the writer nor hold it up. In Postgres writers of one thread queue for its lock.
+//! In SQLite one connection writes and a few read. Writers queue in the process for that connection instead of
+//! contending for the file's lock (which fails with `database is locked` on a busy server), and in WAL mode readers and
+//! the writer do not block each other. In Postgres the writers of one thread queue for its lock.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use super::sqlite;
 /// What the commit of a write transaction waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flush {
-    /// The disk: what it changed survives a loss of power.
+    /// The disk: the changes survive a power loss.
     Now,
-    /// In SQLite nothing: it survives the end of the process at once, and a loss of power with the next commit that is
-    /// flushed, whoever's, for a database loses only the end of its log. It is for the steps of a run between its
-    /// admission and the decision how it ends, which nobody is told of as done: a run that was cut off, as every run is by a loss of power,
-    /// is recovered from each of them in the same way. A Postgres server may fall and come back under a run that goes on
-    /// and relies on what it wrote, so there it is as [`Flush::Now`].
+    /// SQLite does not wait: the commit survives a process crash, and a power loss once a later commit is flushed,
+    /// because power loss removes only the end of the log. Used for the steps of a run between its admission and its
+    /// decided outcome, which are not acknowledged to anyone: a run that was cut off, as any run is by a power loss, is
+    /// recovered the same way from each of them. A Postgres server may fail while the run goes on and relies on what it
+    /// wrote, so there it means [`Flush::Now`].
     WithNext,
 }
 
-/// How many write transactions were committed.
+/// Counts committed write transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Commits {
     all: AtomicU64,
@@ -99,7 +99,7 @@ impl Db {
         Ok(Self::new(Pools::Postgres { pool, tables: target.tables().clone() }, clock))
     }
 
-    /// Whether the tables were made.
+    /// Whether the tables exist.
     pub(super) async fn is_in_postgres(target: &PostgresTarget) -> Result<bool, StoreError> {
         let pool = target.connect().await.map_err(|cause| not_opened(target.place(), cause))?;
         let there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
@@ -110,7 +110,7 @@ impl Db {
         Ok(there?)
     }
 
-    /// How far the database's clock is ahead of this process's; nothing where there is one clock.
+    /// How far the database's clock is ahead of this process's; zero if they share a clock.
     pub(super) async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
         if self.dialect() == Dialect::Sqlite {
             return Ok(TimeDelta::zero());
@@ -134,13 +134,13 @@ impl Db {
         }
     }
 
-    /// Stops waiting for the disk: tests do not survive a power cut anyway.
+    /// Stops waiting for the disk: tests need not survive a power loss.
     #[cfg(test)]
     pub(super) fn stop_flushing(&self) {
         self.idle_disk.store(true, Ordering::Relaxed);
     }
 
-    /// The same database, with write transactions that need not wait for the disk; see [`Flush::WithNext`].
+    /// The same database, with write transactions that do not wait for the disk; see [`Flush::WithNext`].
     pub(super) fn unflushed(&self) -> Self {
         Self { flush: Flush::WithNext, ..self.clone() }
     }
@@ -149,7 +149,7 @@ impl Db {
         match &self.pools {
             Pools::Sqlite { writer, readers } => {
                 readers.close().await;
-                // Last: closing the last connection folds the WAL into the file.
+                // Last, because closing the last connection checkpoints the WAL.
                 writer.close().await;
             }
             Pools::Postgres { pool, .. } => pool.close().await,
@@ -163,7 +163,7 @@ impl Db {
         }
     }
 
-    /// A statement that begins with `text` and is put together piece by piece.
+    /// A statement that starts with `text` and is built piece by piece.
     pub(super) fn builder(&self, text: &str) -> Builder {
         Builder::new(self.dialect(), text)
     }
@@ -192,28 +192,28 @@ impl Db {
         Ok(rows?)
     }
 
-    /// Begins a write transaction about a thread, after those that asked before. Write transactions about one thread
-    /// run one after the other, and the repositories rely on it: what one has read of its thread stays true until it
+    /// Begins a write transaction for a thread, after those requested earlier. Write transactions for one thread run
+    /// one after the other, and the repositories rely on it: what one has read of its thread stays valid until it
     /// commits.
     pub(super) async fn write(&self, thread_id: &str) -> Result<WriteTx, StoreError> {
         self.begin(Scope::Thread(thread_id)).await
     }
 
-    /// Begins a write transaction about the thread of a row of `runs`.
+    /// Begins a write transaction for the thread of a row of `runs`.
     pub(super) async fn write_of_run(&self, run_id: &str) -> Result<WriteTx, StoreError> {
         let mut thread_id = None;
         if self.dialect() == Dialect::Postgres {
-            // A row never changes its thread.
+            // A row's thread never changes.
             thread_id = self
                 .fetch_optional(query("SELECT thread_id FROM runs WHERE run_id = $1").bind(run_id))
                 .await?;
         }
-        // Of a run that is not there nothing can be relied on, and nothing is changed.
+        // A missing run locks nothing that matters, and nothing will be changed.
         let (thread_id,) = thread_id.unwrap_or_else(|| (run_id.to_owned(),));
         self.begin(Scope::Thread(&thread_id)).await
     }
 
-    /// Begins a write transaction about any number of threads.
+    /// Begins a write transaction for any number of threads.
     pub(super) async fn write_everywhere(&self) -> Result<WriteTx, StoreError> {
         self.begin(Scope::EveryThread).await
     }
@@ -253,8 +253,7 @@ fn read_all<R, T: FromRow>(rows: Vec<R>, row: fn(R) -> Row) -> sqlx::Result<Vec<
     rows.into_iter().map(|found| T::from_row(&row(found))).collect()
 }
 
-/// A write transaction. Dropped without [`WriteTx::commit`], by an error or with the future that
-/// holds it, it rolls back.
+/// A write transaction. If it is dropped without [`WriteTx::commit`], by an error or with its future, it rolls back.
 pub(super) struct WriteTx {
     tx: Tx,
     flush: Flush,
@@ -269,7 +268,7 @@ enum Tx {
 }
 
 impl WriteTx {
-    /// Returns the number of rows changed.
+    /// Returns the number of changed rows.
     pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, StoreError> {
         let changed = match &mut self.tx {
             Tx::Sqlite(tx) => sqlite::prepared(sql).execute(&mut **tx).await?.rows_affected(),
@@ -303,7 +302,8 @@ impl WriteTx {
         Ok(rows?)
     }
 
-    /// Makes the changes durable, as far as its [`Flush`] says. A future dropped in here may have committed or not.
+    /// Makes the changes durable, to the degree of its [`Flush`]. If the future is dropped, the commit may or may not
+    /// have happened.
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         self.statement_done()?;
         let done = match self.tx {
@@ -317,7 +317,7 @@ impl WriteTx {
         Ok(())
     }
 
-    /// Where tests make the k-th statement of an operation fail, after it took effect.
+    /// Tests make the k-th statement of an operation fail here, after it took effect.
     #[cfg_attr(
         not(test),
         expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "the hook is for tests")
@@ -329,7 +329,7 @@ impl WriteTx {
     }
 }
 
-/// Runs `operation` to its end even when the caller's future is dropped.
+/// Runs `operation` to completion even if the caller's future is dropped.
 pub(super) async fn detached<T, F>(operation: F) -> Result<T, StoreError>
 where
     T: Send + 'static,

@@ -1,4 +1,4 @@
-//! Deleting a thread: its runs, its events and its row, all at once.
+//! Deletes a thread: its runs, its events and its row, atomically.
 
 use super::Store;
 use super::db::detached;
@@ -18,17 +18,16 @@ pub struct DeletedThread {
 }
 
 impl Store {
-    /// Deletes everything that the gateway's records hold of the reserved thread, the reservation
-    /// included. The work goes on to its end when the future is dropped; after an error nothing is
-    /// deleted and the thread is given back.
+    /// Deletes all records of the reserved thread, including the reservation. The work continues if the future is
+    /// dropped; after an error nothing is deleted and the thread is released.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if the reservation is not for a deletion, [`StoreError::NotFound`] if it
-    /// has been recovered in between.
+    /// [`StoreError::Invalid`] if the reservation is not for a deletion, [`StoreError::NotFound`] if it was recovered
+    /// in the meantime.
     pub async fn delete_thread(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {
         if reservation.kind() != WriterKind::Delete {
             let problem =
-                format!("a thread is deleted under a 'delete' reservation, not {:?}", reservation.kind());
+                format!("deleting a thread needs a 'delete' reservation, not {:?}", reservation.kind());
             return Err(StoreError::Invalid { field: "reservation", problem });
         }
         let store = self.clone();

@@ -1,4 +1,4 @@
-//! What can go wrong in the store, sorted by what the caller should do about it.
+//! Errors of the store, sorted by what the caller should do.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub enum Entity {
     Thread,
     /// A row of `runs` that is a run.
     Run,
-    /// A row of `runs` by which another writer holds a thread.
+    /// A row of `runs` with which another writer holds a thread.
     Reservation,
 }
 
@@ -31,17 +31,17 @@ impl fmt::Display for Entity {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The record does not exist (HTTP 404; the text is the one clients see).
+    /// The record does not exist (HTTP 404 with this text).
     #[error("{entity} {id} not found")]
     NotFound {
-        /// What was looked for.
+        /// The kind of record.
         entity: Entity,
         /// Its id.
         id: String,
     },
 
-    /// Another operation holds the thread (HTTP 409; the text is the one clients see). The service
-    /// knows two texts: one for a run, one for every other writer.
+    /// Another operation holds the thread (HTTP 409 with this text). The service defines two texts: one for a run, one
+    /// for every other writer.
     #[error("Thread {thread_id} already has an active {}", holder_name(*.holder))]
     Conflict {
         /// The thread.
@@ -50,9 +50,9 @@ pub enum StoreError {
         holder: OperationKind,
     },
 
-    /// As many runs as may wait for the thread already do (HTTP 409).
+    /// The maximum number of runs already waits for the thread (HTTP 409).
     #[error(
-        "Thread {thread_id} has {waiting} waiting runs, the most that it may have; try again when some have ended"
+        "Thread {thread_id} has {waiting} waiting runs, which is the maximum; try again when some have ended"
     )]
     QueueFull {
         /// The thread.
@@ -61,57 +61,56 @@ pub enum StoreError {
         waiting: u32,
     },
 
-    /// The run id is taken.
-    #[error("Run {run_id} exists already; use a new run id")]
+    /// The run id is already used.
+    #[error("Run {run_id} already exists; use a new run id")]
     DuplicateRun {
-        /// The id that is taken.
+        /// The duplicate id.
         run_id: String,
     },
 
-    /// An argument is outside its range (HTTP 422 where a client sent it).
+    /// An argument is invalid (HTTP 422 if a client sent it).
     #[error("invalid {field}: {problem}")]
     Invalid {
         /// The argument.
         field: &'static str,
-        /// What is wrong with it, and what would be right.
+        /// What is wrong with it, and what is allowed.
         problem: String,
     },
 
-    /// The database did not answer (busy, disk full, input or output error, closed). Nothing was
-    /// changed; the same call may succeed later.
-    #[error("the gateway's database is unavailable, nothing was changed: {cause}")]
+    /// The database did not answer (busy, disk full, I/O error, closed). Nothing was changed; the same call may succeed
+    /// later.
+    #[error("the gateway's database is unavailable; nothing was changed: {cause}")]
     Unavailable {
-        /// What the database said.
+        /// The database's error.
         cause: sqlx::Error,
     },
 
-    /// A commit failed in a way that leaves open whether it happened. Read the record before
-    /// trying again.
+    /// A commit failed, and whether it happened is unknown. Read the record before retrying.
     #[error("a commit to the gateway's database failed and may or may not have happened: {cause}")]
     InDoubt {
-        /// What the database said.
+        /// The database's error.
         cause: sqlx::Error,
     },
 
-    /// Something stored cannot be read back. Restore the database from a backup.
+    /// Stored data cannot be read. Restore the database from a backup.
     #[error("the gateway's database is damaged at {place}: {detail}; restore it from a backup")]
     Corrupt {
-        /// Table, row and column, as far as they are known.
+        /// Table, row and column, as far as known.
         place: String,
-        /// What is wrong there; never the stored content.
+        /// What is wrong; never the stored content.
         detail: String,
     },
 
     /// The database cannot be opened or created.
-    #[error("cannot open the gateway's database {place}: {cause}; check where it is and its permissions")]
+    #[error("cannot open the gateway's database {place}: {cause}; check its location and permissions")]
     Open {
         /// The file, or the database and its server.
         place: String,
-        /// What the system said.
+        /// The operating system's or the server's error.
         cause: sqlx::Error,
     },
 
-    /// A newer build has written this database.
+    /// A newer build wrote this database.
     #[error(
         "the database {place} has schema version {found}, but this build of Threadkeep knows only \
          versions up to {supported}; start the build that wrote it, or a newer one"
@@ -119,9 +118,9 @@ pub enum StoreError {
     NewerSchema {
         /// The file, or the database and its server.
         place: String,
-        /// The first schema version found there that this build does not know.
+        /// The first unknown schema version found there.
         found: i64,
-        /// The newest schema version of this build.
+        /// The newest schema version that this build knows.
         supported: i64,
     },
 
@@ -149,7 +148,7 @@ impl StoreError {
         matches!(self, Self::Conflict { .. })
     }
 
-    /// Whether the database is away, so that the same call may succeed later.
+    /// Whether the database is unavailable, so that the same call may succeed later.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::InDoubt { .. })
     }

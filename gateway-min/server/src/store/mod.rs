@@ -1,34 +1,33 @@
-//! The gateway's relational records: threads, runs, events. (Checkpoints are a saver's; they are not
-//! here.)
+//! The gateway's relational records: threads, runs, events. (Checkpoints are in a saver, not here.)
 //!
 //! | Table | Key | Holds | Written by |
 //! |---|---|---|---|
 //! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Store::delete_thread`] |
-//! | `runs` | `run_id`; unique: one *active* row a thread, `idempotency_key` | every run for good, and a row for each other writer as long as it works | [`Runs`]; [`Store::delete_thread`] |
-//! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until a while after their end | [`Runs`]; [`Store::delete_thread`] |
+//! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Store::delete_thread`] |
+//! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Store::delete_thread`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Store::delete_thread`] |
 //!
 //! # Who may write to a thread
 //!
-//! Whoever has its active row in `runs`, which a unique index makes one: a run
-//! ([`Runs::admit`]) or another writer ([`Runs::reserve`]): a state update, a goal, a compaction,
-//! the deletion of the thread. So a run and a deletion exclude each other by the same rule as two
-//! runs do, also between processes and after a crash. Nothing in a process's memory decides it.
+//! Only the holder of its active row in `runs`, of which a unique index allows one: a run ([`Runs::admit`]) or another
+//! writer ([`Runs::reserve`]) such as a state update, a goal, a compaction, or the deletion of the thread. So a run and
+//! a deletion exclude each other by the same rule as two runs, also between processes and after a crash. Nothing in a
+//! process's memory decides it.
 //!
 //! # Several processes
 //!
 //! Any number of processes may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in `runs`
-//! then say until when it is surely alive. It renews that for what it works on ([`Runs::renew`]); what is not renewed,
-//! any other process ends ([`Runs::recover_expired`]). An ended row never changes, so a process that comes back from
-//! standing still can end nothing any more. Cancellations are marks in the rows, which the owner finds
+//! then say until when it is known to be alive. It renews the rows that it works on ([`Runs::renew`]); any other
+//! process ends rows that are not renewed ([`Runs::recover_expired`]). An ended row never changes, so a process that
+//! resumes after a stall cannot end anything. Cancellations are marks in the rows, which the owner polls
 //! ([`Runs::noticed`]).
 //!
 //! # Transactions
 //!
-//! Every operation is one transaction; write transactions of one thread run one after the other. An error, a
-//! dropped future or a crash leaves all of an operation or nothing. [`StoreError`] says which of the
-//! two, save where a commit itself fails ([`StoreError::InDoubt`]). A caller whose future is dropped
-//! does not learn which; the methods for which that matters say what to do.
+//! Every operation is one transaction; write transactions of one thread run one after the other. After an error, a
+//! dropped future or a crash, an operation has either happened completely or not at all. [`StoreError`] says which,
+//! except when a commit itself fails ([`StoreError::InDoubt`]). A caller whose future is dropped does not learn which;
+//! the methods for which that matters say what to do.
 
 mod codec;
 mod db;
@@ -78,7 +77,7 @@ pub const DATABASE_FILE: &str = "gateway.db";
 /// How to open a [`Store`].
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Where the times in the rows come from.
+    /// The source of the times in the rows.
     pub clock: Clock,
     /// The setting `run_events.backend`.
     pub event_backend: EventBackend,
@@ -86,7 +85,7 @@ pub struct StoreOptions {
     pub event_directory: PathBuf,
     /// The setting `run_events.max_trace_content`, in bytes.
     pub max_trace_content: usize,
-    /// On which terms this process owns what it works on; `None` if no other process opens the database.
+    /// The lease terms of this process; `None` if no other process opens the database.
     pub lease: Option<Lease>,
 }
 
@@ -112,23 +111,21 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the database file, creates it and its directory where they are missing, and brings it to
-    /// this build's schema.
+    /// Opens the database file, creating it and its directory if missing, and upgrades it to this build's schema.
     ///
     /// # Errors
-    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::OldLibrary`],
-    /// [`StoreError::Corrupt`]. A database of a newer schema is left as it is.
+    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::OldLibrary`], [`StoreError::Corrupt`]. A
+    /// database with a newer schema is unchanged.
     pub async fn open(path: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         Ok(Self::new(Db::open(path, options.clock.clone()).await?, &options))
     }
 
-    /// Opens a database that exists in memory only and ends with the store, for
-    /// `database.backend: memory`.
+    /// Opens a database in memory that ends with the store, for `database.backend: memory`.
     pub async fn open_memory(options: StoreOptions) -> Result<Self, StoreError> {
         Ok(Self::new(Db::open_memory(options.clock.clone()).await?, &options))
     }
 
-    /// Opens the tables in a Postgres database, whose schema exists, and brings them to this build's version.
+    /// Opens the tables in a Postgres database, whose schema must exist, and upgrades them to this build's version.
     ///
     /// # Errors
     /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::Corrupt`].
@@ -136,7 +133,7 @@ impl Store {
         Ok(Self::new(Db::open_postgres(target, options.clock.clone()).await?, &options))
     }
 
-    /// [`Store::open_postgres`], if a gateway has made the tables.
+    /// Like [`Store::open_postgres`], if a gateway has created the tables.
     ///
     /// # Errors
     /// See [`Store::open_postgres`].
@@ -191,7 +188,8 @@ impl Store {
         &self.events
     }
 
-    /// The `k`-th statement of a write from now, from 1, fails; 0 disarms. Returns whether a fault was left.
+    /// Makes the `k`-th statement of a write from now, from 1, fail; 0 disarms. Returns whether an unused fault was
+    /// armed before.
     #[cfg(test)]
     pub(crate) fn fail_statement(&self, k: usize) -> bool {
         let left = self.db.fault.disarm();
@@ -199,7 +197,8 @@ impl Store {
         left
     }
 
-    /// The `k`-th commit of a write from now, from 1, happens and answers that it is in doubt. As [`Self::fail_statement`].
+    /// Makes the `k`-th commit of a write from now, from 1, happen but return that it is in doubt. Otherwise as
+    /// [`Self::fail_statement`].
     #[cfg(test)]
     pub(crate) fn doubt_commit(&self, k: usize) -> bool {
         let left = self.db.fault.disarm();
@@ -207,12 +206,12 @@ impl Store {
         left
     }
 
-    /// How many write transactions this process committed.
+    /// How many write transactions this process has committed.
     pub(crate) fn commits(&self) -> Arc<Commits> {
         Arc::clone(&self.db.commits)
     }
 
-    /// Waits for the transactions under way and closes the file. Every later call, on any clone, is
+    /// Waits for running transactions and closes the file. Every later call, on any clone, is
     /// [`StoreError::Unavailable`].
     pub async fn close(&self) {
         self.db.close().await;

@@ -1,10 +1,10 @@
-//! Everything that is Postgres's and not plain SQL: how connections are opened, how a write transaction begins and whom it
-//! waits for, where the tables are, and the expressions that differ between databases.
+//! What is specific to Postgres: opening connections, beginning write transactions and their locks, the names of the
+//! tables, and SQL expressions that differ between databases.
 //!
 //! # Write transactions
 //!
-//! Those of one thread run one after the other, in whatever process: each begins by taking the thread's lock, which ends
-//! with the transaction. One that is about all threads takes a lock that every other one shares.
+//! Those of one thread run one after the other, in any process: each begins by taking the thread's lock, which ends
+//! with the transaction. A transaction for all threads takes a lock that every other one shares.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use super::query::{Builder, Sql, Value};
 
 pub(super) type Pool = PgPool;
 
-/// How long an operation waits for a connection: also for a server that is just starting.
+/// How long an operation waits for a connection, also while the server starts.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which server and database, and who asks.
+/// The server, database and user.
 #[derive(Clone)]
 pub struct PostgresTarget {
     options: PgConnectOptions,
@@ -33,24 +33,24 @@ pub struct PostgresTarget {
 }
 
 impl std::fmt::Debug for PostgresTarget {
-    /// Without the password, which the options hold.
+    /// Omits the password, which the options contain.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PostgresTarget").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
 impl PostgresTarget {
-    /// Takes an address apart: a URL or the `key=value` form, as for the checkpoints. TLS is used with
-    /// `sslmode=require` and stronger, and then always checked, against `sslrootcert` or the system's certificates.
+    /// Parses a connection string: a URL or the `key=value` form, as for the checkpoints. TLS is used with
+    /// `sslmode=require` and stronger, and then always verified, against `sslrootcert` or the system's certificates.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`]. Nothing of the address is repeated: it holds a password.
+    /// [`StoreError::Invalid`]. It does not repeat the string, which contains a password.
     pub fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, StoreError> {
         let invalid = |problem: String| StoreError::Invalid { field: "database.postgres_url", problem };
         let Address { config, root_certificates } =
             Address::parse(address).map_err(|error| invalid(error.to_string()))?;
         let [host] = config.get_hosts() else {
-            return Err(invalid("it must name one host".to_owned()));
+            return Err(invalid("it must name exactly one host".to_owned()));
         };
         let port = config.get_ports().first().copied().unwrap_or(5432);
         let mut options = PgConnectOptions::new_without_pgpass().port(port).disable_statement_logging();
@@ -70,7 +70,8 @@ impl PostgresTarget {
         }
         if let Some(password) = config.get_password() {
             let password = std::str::from_utf8(password);
-            options = options.password(password.map_err(|_| invalid("the password is no text".to_owned()))?);
+            options =
+                options.password(password.map_err(|_| invalid("the password is not UTF-8".to_owned()))?);
         }
         let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
         options = options.database(database);
@@ -90,7 +91,7 @@ impl PostgresTarget {
         })
     }
 
-    /// What is said of the database in errors.
+    /// The database's name in errors.
     pub(super) fn place(&self) -> &str {
         &self.place
     }
@@ -108,13 +109,13 @@ impl PostgresTarget {
     }
 }
 
-/// Where the tables are: in a schema that others may use too, hence with a prefix.
+/// The table names: prefixed, because others may use the schema.
 #[derive(Clone, Debug)]
 pub(super) struct Tables {
     prefix: Arc<str>,
 }
 
-/// The tables as statements name them.
+/// The table names used in statements.
 const NAMES: [&str; 4] = ["threads_meta", "runs", "run_events", "run_frames"];
 
 impl Tables {
@@ -122,12 +123,12 @@ impl Tables {
         Self { prefix: format!("\"{}\".threadkeep_gateway_", schema.replace('"', "\"\"")).into() }
     }
 
-    /// The table that says which migrations were applied.
+    /// The table that lists the applied migrations.
     pub(super) fn migrations(&self) -> String {
         format!("{}migrations", self.prefix)
     }
 
-    /// The number of a lock among those of these tables. Two names with one number only wait for each other.
+    /// The lock number for a name, specific to these tables. A collision only makes two names wait for each other.
     fn lock(&self, name: &str) -> i64 {
         let mut key = [0; 8];
         let hash = blake3::Hasher::new().update(self.prefix.as_bytes()).update(name.as_bytes()).finalize();
@@ -135,7 +136,7 @@ impl Tables {
         i64::from_le_bytes(key)
     }
 
-    /// A statement in which the tables have their full names.
+    /// A statement with the tables' full names.
     pub(super) fn qualify(&self, text: &str) -> String {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let mut qualified = String::with_capacity(text.len() + 2 * self.prefix.len());
@@ -154,7 +155,7 @@ impl Tables {
     }
 }
 
-/// Which transactions a write transaction excludes.
+/// Which other transactions a write transaction excludes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scope<'a> {
     /// Those of this thread.
@@ -163,7 +164,7 @@ pub(super) enum Scope<'a> {
     EveryThread,
 }
 
-/// The statements that begin a write transaction. One whose process stands still is ended by the server, so that nobody waits for it
+/// The statements that begin a write transaction. The server ends it if its process stalls, so that others do not wait
 /// for long.
 pub(super) fn begin(tables: &Tables, scope: Scope<'_>) -> AssertSqlSafe<String> {
     let every_thread = tables.lock("");
@@ -181,7 +182,7 @@ pub(super) fn begin(tables: &Tables, scope: Scope<'_>) -> AssertSqlSafe<String> 
     ))
 }
 
-/// A statement as Postgres takes it.
+/// A statement in Postgres form.
 pub(super) fn prepared(sql: Sql, tables: &Tables) -> sqlx::query::Query<'static, Postgres, PgArguments> {
     let mut query = sqlx::query(AssertSqlSafe(tables.qualify(&sql.text)));
     for value in sql.values {
@@ -195,17 +196,17 @@ pub(super) fn prepared(sql: Sql, tables: &Tables) -> sqlx::query::Query<'static,
     query
 }
 
-/// No text in Postgres has a NUL; a JSON document has it escaped.
+/// Postgres text cannot contain NUL; JSON documents have it escaped.
 fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
-/// What stands around the list of texts that a column's text is looked for in.
+/// The SQL around the list in "column is one of these texts".
 pub(super) const TEXT_IN: (&str, &str) = (" = ANY(", ")");
 
-/// Adds the text of the value at `key` of the JSON object in `column`.
+/// Appends the text of the value at `key` of the JSON object in `column`.
 pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
-    // The server does not look into a document with an escaped NUL.
+    // The server cannot look into a document with an escaped NUL.
     query
         .push("(replace(")
         .push(column)
@@ -214,12 +215,12 @@ pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
         .push(")::text");
 }
 
-/// The text of a JSON value as [`push_json_at`] finds it.
+/// The text of a JSON value as [`push_json_at`] returns it.
 pub(super) fn json_without_nul(text: &str) -> String {
     text.replace("\\u0000", "\\ufffd")
 }
 
-/// Whether the server says that its files are damaged.
+/// Whether the server reports that its files are damaged.
 pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
     matches!(error.code().as_deref(), Some("XX001" | "XX002"))
 }

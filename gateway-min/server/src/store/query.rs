@@ -1,5 +1,5 @@
-//! Statements and rows in a form that each of the two databases takes. A statement has one text for both, with numbered
-//! parameters (`$1`); what differs between them is in [`super::sqlite`] and [`super::postgres`].
+//! Statements and rows for both databases. A statement has one text for both, with numbered parameters (`$1`); the
+//! differences are in [`super::sqlite`] and [`super::postgres`].
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use sqlx::{ColumnIndex, Decode, Postgres, Row as _, Sqlite, Type};
 
 use super::{postgres, sqlite};
 
-/// The databases that the records can be in.
+/// The databases that can hold the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Sqlite,
@@ -82,7 +82,7 @@ pub(super) struct Sql {
     pub(super) values: Vec<Value>,
 }
 
-/// A statement whose parameters are still to be bound, in their order.
+/// A statement whose parameters are bound later, in order.
 pub(super) fn query(text: &'static str) -> Sql {
     Sql { text: text.into(), values: Vec::new() }
 }
@@ -95,7 +95,7 @@ impl Sql {
     }
 }
 
-/// A statement that is put together piece by piece.
+/// A statement that is built piece by piece.
 pub(super) struct Builder {
     dialect: Dialect,
     text: String,
@@ -107,19 +107,19 @@ impl Builder {
         Self { dialect, text: text.to_owned(), values: Vec::new() }
     }
 
-    /// Adds text as it is.
+    /// Appends text unchanged.
     pub(super) fn push(&mut self, text: &str) -> &mut Self {
         self.text.push_str(text);
         self
     }
 
-    /// With more text.
+    /// Appends more text.
     pub(super) fn with(mut self, text: &str) -> Self {
         self.push(text);
         self
     }
 
-    /// Adds a parameter.
+    /// Appends a parameter.
     pub(super) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
         self.values.push(value.into());
         // Writing to a string cannot fail.
@@ -127,7 +127,7 @@ impl Builder {
         self
     }
 
-    /// Adds: the text in `column` is one of `texts`, of which there may be any number.
+    /// Appends: the text in `column` is one of `texts`, any number of them.
     pub(super) fn push_text_in(&mut self, column: &str, texts: &[String]) -> &mut Self {
         let (before, after) = match self.dialect {
             Dialect::Sqlite => sqlite::TEXT_IN,
@@ -136,9 +136,9 @@ impl Builder {
         self.push(column).push(before).push_bind(Value::Texts(texts.to_vec())).push(after)
     }
 
-    /// Adds: the value at the top-level `key` of the JSON object in `column` is one of `texts`. Values are compared as
-    /// the JSON text they are stored as, which keeps types apart (`1`, `"1"`, `true`) and is exact for every number and
-    /// string. `key` has only letters, digits, `_` and `-`.
+    /// Appends: the value at the top-level `key` of the JSON object in `column` is one of `texts`. Values are compared
+    /// as their stored JSON text, which distinguishes types (`1`, `"1"`, `true`) and is exact for every number and
+    /// string. `key` consists of letters, digits, `_` and `-`.
     pub(super) fn push_json_is(&mut self, column: &str, key: &str, texts: &[String]) -> &mut Self {
         match self.dialect {
             Dialect::Sqlite => sqlite::push_json_at(self, column, key),
@@ -167,7 +167,7 @@ pub(super) enum Row {
 }
 
 impl Row {
-    /// The value of a column, by its name or its place.
+    /// The value of a column, by name or index.
     pub(super) fn get<'r, T, I>(&'r self, column: I) -> sqlx::Result<T>
     where
         T: Cell<'r>,
@@ -180,7 +180,7 @@ impl Row {
     }
 }
 
-/// What a cell of either database can be read as.
+/// A type that a cell of either database can be read as.
 pub(super) trait Cell<'r>:
     Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>
 {
@@ -188,7 +188,7 @@ pub(super) trait Cell<'r>:
 
 impl<'r, T: Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>> Cell<'r> for T {}
 
-/// What a row is read as.
+/// A type that a row can be read as.
 pub(super) trait FromRow: Sized {
     fn from_row(row: &Row) -> sqlx::Result<Self>;
 }

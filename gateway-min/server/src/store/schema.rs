@@ -1,4 +1,4 @@
-//! The numbered migrations of the database and how they are applied.
+//! The numbered migrations of the database, and applying them.
 
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
@@ -8,7 +8,7 @@ use super::error::StoreError;
 use super::postgres::{self, PostgresTarget, Scope};
 use super::sqlite;
 
-/// A migration for each of the two databases.
+/// A migration, for each database.
 struct Step {
     name: &'static str,
     sqlite: &'static str,
@@ -25,7 +25,7 @@ macro_rules! step {
     };
 }
 
-/// Migration 1, 2, 3 ... A released migration never changes; a new one is added at the end.
+/// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
 const STEPS: [Step; 6] = [
     step!("0001", "threads"),
     step!("0002", "runs"),
@@ -35,12 +35,12 @@ const STEPS: [Step; 6] = [
     step!("0006", "run_frames"),
 ];
 
-/// Brings a SQLite database to the newest schema: all missing migrations or, after an error, none.
-/// Processes that start together apply them once.
+/// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent
+/// processes apply them once.
 ///
 /// # Errors
-/// [`StoreError::NewerSchema`] if a newer build has written the database, [`StoreError::Corrupt`] if
-/// an applied migration is not the one this build knows.
+/// [`StoreError::NewerSchema`] if a newer build wrote the database, [`StoreError::Corrupt`] if an applied migration
+/// differs from this build's.
 pub(super) async fn migrate_sqlite(writer: &sqlite::Pool, place: &str) -> Result<(), StoreError> {
     apply_sqlite(&STEPS, writer, place).await
 }
@@ -67,7 +67,7 @@ async fn apply_postgres(
 ) -> Result<(), StoreError> {
     let tables = target.tables();
     let mut migrator = migrator(steps, |step| AssertSqlSafe(tables.qualify(step.postgres)).into_sql_str());
-    // The migrator's own lock would outlive a transaction, which a pooler does not carry.
+    // The migrator's own lock lasts longer than a transaction, which does not work through a pooler.
     migrator.set_locking(false);
     migrator.dangerous_set_table_name(tables.migrations());
     if is_newest(&migrator, pool, tables).await? {
@@ -78,8 +78,8 @@ async fn apply_postgres(
     Ok(tx.commit().await?)
 }
 
-/// Whether exactly these migrations were applied. Then there is nothing to do, and a role that may only read and write
-/// rows is enough.
+/// Whether exactly these migrations were applied. Then nothing needs to be done, and a role that can only read and
+/// write rows suffices.
 async fn is_newest(
     migrator: &Migrator,
     pool: &postgres::Pool,
@@ -103,7 +103,7 @@ fn migrator(steps: &[Step], text: impl Fn(&Step) -> SqlStr) -> Migrator {
 }
 
 async fn apply<C: Migrate>(migrator: &Migrator, connection: &mut C, place: &str) -> Result<(), StoreError> {
-    // `run` does the same, but its future is not `Send`.
+    // Like `run`, whose future is not `Send`.
     match migrator.run_direct(None, connection, false).await {
         Ok(()) => Ok(()),
         Err(MigrateError::VersionMissing(found)) => {
@@ -176,7 +176,7 @@ mod tests {
         for _ in 0..10 {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("gateway.db");
-            // The file exists, as after the first of them has opened it.
+            // The file exists, as if another process had just opened it.
             open_writer(&path).await.unwrap().close().await;
             let starts = (0..4).map(|_| {
                 let path = path.clone();

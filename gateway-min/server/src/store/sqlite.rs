@@ -1,5 +1,5 @@
-//! Everything that is SQLite's and not plain SQL: how connections are opened, how a write
-//! transaction begins, and the expressions that differ between databases.
+//! What is specific to SQLite: opening connections, beginning write transactions, and SQL expressions that differ
+//! between databases.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,27 +16,27 @@ use super::query::{Builder, Sql, Value};
 
 pub(super) type Pool = SqlitePool;
 
-/// The statements that begin a write transaction. It takes the write lock at once: one that begins as a reader and turns
-/// writer later can fail in the middle with "busy", this one can only wait at its beginning.
+/// The statements that begin a write transaction. It takes the write lock at once: a transaction that begins as a
+/// reader and becomes a writer later can fail half-way with "busy", this one only waits at its beginning.
 pub(super) fn begin(flush: Flush) -> &'static str {
     match flush {
         Flush::Now => "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
-        // In WAL mode: the log is flushed before it is folded into the file, so nothing is ever damaged.
+        // In WAL mode the log is flushed before a checkpoint, so nothing is ever damaged.
         Flush::WithNext => "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
     }
 }
 
-/// The oldest library whose WAL mode is safe: earlier ones can lose commits when a WAL file is reset
-/// while another connection checkpoints it.
+/// The oldest library whose WAL mode is safe: earlier ones can lose commits when a WAL file is reset while another
+/// connection checkpoints it.
 const OLDEST_LIBRARY: (u32, u32, u32) = (3, 51, 3);
 
-/// How long a statement waits for another *process* that holds the file. Inside the process nobody
-/// waits here: writers queue for the one writing connection.
+/// How long a statement waits for another *process* that holds the file. Within the process writers queue for the one
+/// writing connection instead.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 const READERS: u32 = 4;
 
-/// The one connection that writes to the file, which is created with its directory where needed.
+/// The one connection that writes to the file, which is created with its directory if missing.
 pub(super) async fn open_writer(path: &Path) -> Result<Pool, sqlx::Error> {
     if let Some(directory) = path.parent() {
         tokio::fs::create_dir_all(directory).await?;
@@ -44,20 +44,20 @@ pub(super) async fn open_writer(path: &Path) -> Result<Pool, sqlx::Error> {
     pool(1).connect_with(file_options(path).create_if_missing(true)).await
 }
 
-/// Connections that read the file, and cannot write.
+/// Read-only connections to the file.
 pub(super) async fn open_readers(path: &Path) -> Result<Pool, sqlx::Error> {
     pool(READERS).connect_with(file_options(path).pragma("query_only", "ON")).await
 }
 
-/// A private database in memory: one connection, which is the database.
+/// A private database in memory, with a single connection.
 pub(super) async fn open_memory() -> Result<Pool, sqlx::Error> {
     pool(1).connect_with(common_options().in_memory(true)).await
 }
 
 fn pool(connections: u32) -> SqlitePoolOptions {
-    // Connections live as long as the pool: there is no server that could drop them, and closing
-    // the one connection of a memory database would lose it. For the same reason they are not tested
-    // before use: the pool closes a connection when the future that tests it is dropped.
+    // Connections live as long as the pool: there is no server that could drop them, and closing the only connection of
+    // a memory database would lose it. For the same reason they are not tested before use: the pool closes a connection
+    // if the future that tests it is dropped.
     SqlitePoolOptions::new()
         .max_connections(connections)
         .min_connections(1)
@@ -90,7 +90,7 @@ fn check_version(found: &str) -> Result<(), StoreError> {
     Err(StoreError::OldLibrary { found: found.to_owned(), required: format!("{major}.{minor}.{patch}") })
 }
 
-/// Whether the database itself says that its file is damaged or no database at all.
+/// Whether SQLite reports that the file is damaged or not a database.
 pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
     const CORRUPT: u32 = 11;
     const NOT_A_DATABASE: u32 = 26;
@@ -99,7 +99,7 @@ pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
     matches!(kind, Some(CORRUPT | NOT_A_DATABASE))
 }
 
-/// A statement as SQLite takes it.
+/// A statement in SQLite form.
 pub(super) fn prepared(sql: Sql) -> sqlx::query::Query<'static, Sqlite, SqliteArguments> {
     let mut query = sqlx::query(AssertSqlSafe(sql.text));
     for value in sql.values {
@@ -113,10 +113,10 @@ pub(super) fn prepared(sql: Sql) -> sqlx::query::Query<'static, Sqlite, SqliteAr
     query
 }
 
-/// What stands around the list of texts that a column's text is looked for in.
+/// The SQL around the list in "column is one of these texts".
 pub(super) const TEXT_IN: (&str, &str) = (" IN (SELECT value FROM json_each(", "))");
 
-/// Adds the text of the value at `key` of the JSON object in `column`.
+/// Appends the text of the value at `key` of the JSON object in `column`.
 pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
     query.push("(").push(column).push(" -> ").push_bind(format!("$.\"{key}\"")).push(")");
 }

@@ -1,4 +1,4 @@
-//! Searching threads: by exact metadata, status and id, for one user.
+//! Searches threads by exact metadata, status and id, for one user.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use super::error::StoreError;
 use super::query::Builder;
 use super::threads::{ThreadRow, ThreadStatus, Threads};
 
-/// The most keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
+/// The maximum number of keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
 pub const FILTER_MAX_KEYS: usize = 100;
 
-/// What a search asks for.
+/// The filter of a search.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadQuery {
     /// Every key must have its value.
@@ -21,25 +21,25 @@ pub struct ThreadQuery {
     pub status: Option<ThreadStatus>,
     /// Only these threads.
     pub ids: Option<Vec<String>>,
-    /// Only threads that this user may see: his own and those without owner. `None` sees all.
+    /// Only threads that this user may see: their own and those without an owner. `None` sees all.
     pub owner: Option<String>,
-    /// At most this many rows.
+    /// The maximum number of rows.
     pub limit: u32,
-    /// After skipping this many.
+    /// The number of rows to skip.
     pub offset: u64,
 }
 
-/// Metadata keys and the exact values that they must have, checked.
+/// Validated metadata keys with their required values.
 #[derive(Clone, Debug, Default)]
 pub struct MetadataFilter(Vec<(String, Vec<String>)>);
 
 impl MetadataFilter {
-    /// Checks a filter as it came from a client.
+    /// Validates a filter from a client.
     ///
-    /// * A key has at least one character, all of them out of `[A-Za-z0-9_-]`.
+    /// * A key has at least one character, all from `[A-Za-z0-9_-]`.
     /// * A value is null, a boolean, an integer of 64 bits, a float or a string.
-    /// * Types count: `true`, `1` and `"1"` are three values, null does not match an absent key. An
-    ///   integer matches only stored integers; a float matches the stored number that is equal to it.
+    /// * Types matter: `true`, `1` and `"1"` are three values, and null does not match an absent key. An integer
+    ///   matches only stored integers; a float matches the stored number equal to it.
     ///
     /// # Errors
     /// [`FilterRejection`] with every entry that breaks these rules.
@@ -71,7 +71,7 @@ fn is_filter_key(key: &str) -> bool {
     !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
 }
 
-/// The JSON texts under which a value equal to `value` can be stored.
+/// The JSON texts as which a value equal to `value` can be stored.
 fn stored_texts(value: &Value) -> Option<Vec<String>> {
     match value {
         Value::Null | Value::Bool(_) | Value::String(_) => Some(vec![value.to_string()]),
@@ -82,9 +82,9 @@ fn stored_texts(value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// The float itself, and the integer that is equal to it.
+/// The float itself, and the integer equal to it.
 fn float_texts(float: f64) -> Vec<String> {
-    // Zero has two floats.
+    // Zero has two float representations.
     let floats = if float == 0.0 { vec![0.0, -0.0] } else { vec![float] };
     let mut texts: Vec<String> =
         floats.into_iter().filter_map(Number::from_f64).map(|number| number.to_string()).collect();
@@ -98,9 +98,9 @@ fn float_texts(float: f64) -> Vec<String> {
 /// Why one entry of a metadata filter was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FilterProblem {
-    /// The key has other characters than letters, digits, `_` and `-`, or none.
+    /// The key is empty, or has characters other than letters, digits, `_` and `-`.
     Key,
-    /// The value is not null, a boolean, an integer of 64 bits, a float or a string.
+    /// The value is not null, a boolean, a 64-bit integer, a float or a string.
     Value,
     /// There are more than [`FILTER_MAX_KEYS`] entries.
     TooMany,
@@ -118,12 +118,12 @@ impl fmt::Display for FilterProblem {
     }
 }
 
-/// A metadata filter that cannot be used.
+/// An invalid metadata filter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FilterRejection {
     /// The rejected keys, each with the reason.
     pub rejected: Vec<(String, FilterProblem)>,
-    /// How many entries were in order.
+    /// How many entries were valid.
     pub accepted: usize,
 }
 
@@ -139,8 +139,7 @@ impl fmt::Display for FilterRejection {
 }
 
 impl Threads {
-    /// The threads that `query` asks for: pinned ones first, then the last updated, then the
-    /// greatest id.
+    /// The threads that match `query`: pinned ones first, then the last updated, then the greatest id.
     pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, StoreError> {
         let mut sql = self.db.builder("SELECT * FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
@@ -150,7 +149,7 @@ impl Threads {
         self.db.fetch_all(sql.build()).await
     }
 
-    /// How many threads `query` asks for, whatever its limit and offset.
+    /// How many threads match `query`, ignoring its limit and offset.
     pub async fn count(&self, query: &ThreadQuery) -> Result<u64, StoreError> {
         let mut sql = self.db.builder("SELECT COUNT(*) FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);

@@ -7,14 +7,14 @@ use super::query::{FromRow, Row, Sql, query};
 use super::runs::RunStatus;
 use chrono::{DateTime, Utc};
 
-/// The metadata key of the pin flag: a thread that has `true` here comes first in every search.
+/// The metadata key of the pin flag: a thread with `true` here comes first in every search.
 pub const PINNED_KEY: &str = "svc_pinned";
 
-/// The most characters of a display name; longer ones are cut.
+/// The maximum length of a display name in characters; longer ones are truncated.
 pub const DISPLAY_NAME_MAX_CHARS: usize = 256;
 
 name_enum! {
-    /// What the row says of its thread.
+    /// The status in a thread's row.
     ThreadStatus ("thread status") {
         /// Nothing runs; the last run, if any, succeeded.
         Idle = "idle",
@@ -28,7 +28,7 @@ name_enum! {
 }
 
 impl ThreadStatus {
-    /// What a run that ended like this leaves.
+    /// The status after a run ended like this.
     pub(super) fn after(end: RunStatus) -> Self {
         match end {
             RunStatus::Success => Self::Idle,
@@ -70,12 +70,12 @@ pub struct ThreadRow {
     pub metadata: JsonObject,
     /// When the row was created.
     pub created_at: DateTime<Utc>,
-    /// When the row last changed, pinning apart.
+    /// When the row last changed, not counting pinning.
     pub updated_at: DateTime<Utc>,
 }
 
 impl ThreadRow {
-    /// Whether `owner` may see the thread: rows without owner are shared, and `None` sees all rows.
+    /// Whether `owner` may see the thread: rows without an owner are shared, and `None` sees all rows.
     pub fn visible_to(&self, owner: Option<&str>) -> bool {
         match (owner, self.user_id.as_deref()) {
             (Some(owner), Some(user_id)) => owner == user_id,
@@ -100,12 +100,12 @@ impl FromRow for ThreadRow {
     }
 }
 
-/// What [`Threads::create`] found or made.
+/// The result of [`Threads::create`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct CreatedThread {
-    /// The row as it stands now.
+    /// The current row.
     pub row: ThreadRow,
-    /// Whether this call created it; otherwise it was there and is unchanged.
+    /// Whether this call created it; otherwise it existed and is unchanged.
     pub created: bool,
 }
 
@@ -119,8 +119,8 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Creates the row with status `idle`, or returns the row that is there, unchanged and whoever
-    /// owns it (see [`ThreadRow::visible_to`]).
+    /// Creates the row with status `idle`, or returns the existing row unchanged, whoever its owner (see
+    /// [`ThreadRow::visible_to`]).
     pub async fn create(&self, new: NewThread) -> Result<CreatedThread, StoreError> {
         let now = time_text(self.db.clock.now());
         let mut tx = self.db.write(&new.thread_id).await?;
@@ -149,7 +149,7 @@ impl Threads {
         Ok(created)
     }
 
-    /// The row, if there is one that `owner` may see (`None` sees all rows).
+    /// The row, if it exists and `owner` may see it (`None` sees all rows).
     pub async fn get(&self, thread_id: &str, owner: Option<&str>) -> Result<Option<ThreadRow>, StoreError> {
         let row: Option<ThreadRow> = self
             .db
@@ -158,8 +158,8 @@ impl Threads {
         Ok(row.filter(|row| row.visible_to(owner)))
     }
 
-    /// Merges `patch` into the metadata, key by key at the top level, and returns the row. A patch of
-    /// [`PINNED_KEY`] alone leaves `updated_at` as it is.
+    /// Merges `patch` into the metadata, key by key at the top level, and returns the row. A patch of only
+    /// [`PINNED_KEY`] does not change `updated_at`.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], also for a thread that `owner` may not see (`None` sees all).
@@ -192,7 +192,7 @@ impl Threads {
         Ok(row)
     }
 
-    /// Sets the stored status, which follows the thread's newest run and is flushed with what is stored of that.
+    /// Sets the stored status, which follows the thread's newest run and is flushed with that run's record.
     ///
     /// # Errors
     /// [`StoreError::NotFound`].

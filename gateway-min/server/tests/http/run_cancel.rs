@@ -289,7 +289,7 @@ async fn a_tool_that_is_cancelled_at_work_is_stopped_and_the_next_request_to_the
         assert_eq!(kinds(&state), ["human", "ai", "human", "ai"], "the repair is for the model only");
         assert_eq!(
             texts(&state)[3],
-            "Told: Error: the tool call was interrupted and gave no result. Make it again if you still need it."
+            "Told: Error: the tool call was interrupted and returned no result. Repeat it if you still need it."
         );
     }
 }

@@ -181,7 +181,7 @@ async fn the_hundred_and_first_waiting_run_is_refused() {
         enqueue(&gateway, &n.to_string()).await;
     }
     let refused = gateway.post("/api/threads/t/runs", queued("more")).await;
-    let text = "Thread t has 100 waiting runs, the most that it may have; try again when some have ended";
+    let text = "Thread t has 100 waiting runs, which is the maximum; try again when some have ended";
     refused.refused(409, text);
     gateway.post("/api/runs/cancel", json!({"status": "all"})).await;
 }

@@ -28,7 +28,7 @@ async fn an_exported_thread_is_imported_as_it_was() {
 
         let there = elsewhere.run(&["import", &file]);
         assert_eq!(there.code, 1);
-        assert!(there.err.contains("is there already") && there.err.contains("--as"), "{}", there.err);
+        assert!(there.err.contains("already exists") && there.err.contains("--as"), "{}", there.err);
         let there = store.run(&["export", "--thread", TALK, "--out", &file]);
         assert!(there.code == 1 && there.err.contains("another name"), "{}", there.err);
     }

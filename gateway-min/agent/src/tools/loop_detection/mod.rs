@@ -1,12 +1,11 @@
-//! Noticing that the model goes round in circles.
+//! Detects that the model is going round in circles.
 //!
-//! Two signs: the same set of tool calls over and over, and one tool called again and again with whatever
-//! arguments. At the first threshold the model gets a warning with its next request, at the second the run
-//! ends: the tool calls of its last message are stripped
-//! ([`strip_tool_calls`](crate::model::message::strip_tool_calls)) and the run's stop reason is
+//! Two signs: the same set of tool calls repeatedly, and one tool called very often with any arguments. At the first
+//! threshold the model gets a warning with its next request, at the second the run ends: the tool calls of its last
+//! message are stripped ([`strip_tool_calls`](crate::model::message::strip_tool_calls)) and the run's stop reason is
 //! [`STOP_REASON`].
 //!
-//! All of it is computed from the messages of the current turn, so a restart forgets nothing.
+//! Everything is computed from the messages of the current turn, so nothing is lost on a restart.
 
 use serde_json::{Map, Value};
 use threadkeep_config::LoopDetection;
@@ -18,10 +17,9 @@ pub const STOP_REASON: &str = "loop_capped";
 /// The name of the hidden message that carries a warning.
 pub const WARNING_NAME: &str = "loop_warning";
 
-/// Arguments that say what a call is about. Others (a description, a limit) vary without making the call a
-/// different one.
+/// Arguments that identify a call. Others (a description, a limit) vary without making it a different call.
 const SALIENT_ARGS: [&str; 7] = ["path", "url", "query", "command", "pattern", "glob", "cmd"];
-/// Tools of which every argument counts: another content, or another range of lines, is other work.
+/// Tools for which every argument counts: different content or a different range of lines is different work.
 const ALL_ARGS_COUNT: [&str; 3] = ["write_file", "str_replace", "read_file"];
 
 /// What to do about the model's last message.
@@ -38,11 +36,11 @@ pub enum Verdict {
 /// A threshold that was reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// By which sign.
+    /// The sign.
     pub layer: Layer,
     /// The tools concerned, sorted.
     pub tool_names: Vec<String>,
-    /// How often it happened.
+    /// How often it occurred.
     pub count: usize,
     /// The threshold.
     pub threshold: usize,
@@ -71,15 +69,15 @@ impl Finding {
     /// The text of the warning to the model.
     pub fn warning(&self) -> String {
         format!(
-            "[loop warning] {}. Repeating it will not give another result. Use what you have, try something \
+            "[loop warning] {}. Repeating it will not change the result. Use what you have, try something \
              different, or give your final answer now.",
             self.what_happened()
         )
     }
 
-    /// The notice at the end of the text of a message that was stripped of its calls.
+    /// The notice appended to the text of a message whose calls were stripped.
     pub fn stop_notice(&self) -> String {
-        format!("[stopped: {}, so the run was ended with what was found so far]", self.what_happened())
+        format!("[stopped: {}, so the run ended with the results so far]", self.what_happened())
     }
 
     fn what_happened(&self) -> String {
@@ -91,8 +89,8 @@ impl Finding {
     }
 }
 
-/// Judges the last assistant message of `messages`, the whole conversation or its end, by the current
-/// turn. Warns once in a turn about the same set of calls, and once about each tool.
+/// Judges the last assistant message of `messages` (the conversation or its end) by the current turn. Warns once per
+/// turn about the same set of calls, and once about each tool.
 pub fn assess(settings: &LoopDetection, messages: &[Value]) -> Verdict {
     let turn = &messages[turn_start(messages).unwrap_or_default()..];
     let last_answer = turn.iter().rfind(|message| kind(message) == "ai");
@@ -114,7 +112,7 @@ pub fn assess(settings: &LoopDetection, messages: &[Value]) -> Verdict {
 
 fn assess_repetition(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict {
     let Some(last) = sets.last() else { return Verdict::Proceed };
-    // How often the set had been made, within the window, when the first `end` answers were given.
+    // How often the set had been called, within the window, after the first `end` answers.
     let count_at = |end: usize| {
         sets[end.saturating_sub(settings.window_size)..end].iter().filter(|set| *set == last).count()
     };
@@ -160,14 +158,14 @@ fn assess_frequency(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict
     verdict
 }
 
-/// A tool call, reduced to what makes it the same as another.
+/// A tool call, reduced to what identifies it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Call<'a> {
     tool: &'a str,
     args: String,
 }
 
-/// The calls of an answer, in an order that does not depend on theirs.
+/// The calls of an answer, in canonical order.
 fn call_set(message: &Value) -> Vec<Call<'_>> {
     let mut calls: Vec<Call<'_>> =
         tool_calls(message).iter().chain(invalid_tool_calls(message)).map(Call::of).collect();
@@ -186,7 +184,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The arguments that count, as text: objects are serialised with sorted keys.
+/// The arguments that count, as text; objects are serialised with sorted keys.
 fn salient(args: &Map<String, Value>) -> String {
     let salient: Map<String, Value> = SALIENT_ARGS
         .iter()
@@ -204,6 +202,6 @@ fn names<'a>(tools: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 #[cfg(test)]
-// JSON literals are handed over whole.
+// JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]
 mod tests;

@@ -81,10 +81,10 @@ fn only_the_arguments_that_matter_make_a_call_a_different_one() {
     };
     assert!(three("bash", "description", json!({"command": "make"})), "a description does not matter");
     assert!(!three("bash", "command", json!({"description": "build"})), "the command does");
-    assert!(!three("other", "anything", json!({})), "without salient arguments all of them do");
-    assert!(!three("read_file", "start_line", json!({"path": "a"})), "another range is other work");
-    assert!(!three("write_file", "content", json!({"path": "a"})), "another content is other work");
-    assert!(!three("str_replace", "old_str", json!({"path": "a"})), "another edit is other work");
+    assert!(!three("other", "anything", json!({})), "without salient arguments all of them count");
+    assert!(!three("read_file", "start_line", json!({"path": "a"})), "another range is different work");
+    assert!(!three("write_file", "content", json!({"path": "a"})), "different content is different work");
+    assert!(!three("str_replace", "old_str", json!({"path": "a"})), "another edit is different work");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn unreadable_calls_repeat_too() {
 
 #[test]
 fn only_the_window_counts() {
-    // The same call every eighth answer: three within a window of 20 only if it is wide enough.
+    // The same call in every eighth answer: three within a window of 20, but fewer in a smaller one.
     let answers: Vec<Value> = (0..26).map(|n| ls(&if n % 8 == 0 { 0 } else { n }.to_string())).collect();
     let wide = LoopDetection::default();
     assert_eq!(course(&wide, &answers).iter().filter(|verdict| **verdict == "warn").count(), 1);

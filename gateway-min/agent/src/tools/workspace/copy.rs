@@ -1,21 +1,21 @@
-//! Copying a thread's directory for another thread.
+//! Copies a thread's directory for another thread.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Copies the directories and files of `from` to `to`, which does not exist yet; `false` if there is nothing to copy.
-/// Links and special files are left out: a link may lead out of the directory, or back into `from`. Blocks.
+/// Copies the directories and files of `from` to `to`, which must not exist; `false` if there is nothing to copy. Links
+/// and special files are skipped: a link may lead outside the directory, or back into `from`. Blocks.
 ///
 /// # Errors
-/// What the file system says; then nothing of `to` is left.
+/// The file system's; nothing of `to` remains.
 pub fn copy(from: &Path, to: &Path) -> io::Result<bool> {
     if !from.try_exists()? {
         return Ok(false);
     }
     let copied = copy_into(from, to);
     if copied.is_err() {
-        // What failed is more interesting than what could not be cleaned up after it.
+        // Report the original error, not one of the cleanup.
         let _ = fs::remove_dir_all(to);
     }
     copied.map(|()| true)

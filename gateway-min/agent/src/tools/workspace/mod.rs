@@ -1,11 +1,10 @@
-//! A thread's own directory, and the only way the file tools reach files: nothing outside it is read or
-//! written, whatever a path says.
+//! A thread's own directory, and the only way the file tools reach files: nothing outside it is read or written, for
+//! any path.
 //!
-//! A path must be relative and free of `..`. Then its deepest existing part is resolved, symbolic links
-//! included, and must lie inside the directory. As somebody (a command run by `bash`) may put a link in the
-//! way after that, opened files are checked once more before their content is used, files are never opened
-//! through a link in the last place, and new content first goes to a temporary file whose place is checked
-//! before anything is written to it.
+//! A path must be relative and free of `..`. Its deepest existing part is then resolved, including symbolic links, and
+//! must be inside the directory. Because a link may be created after that (for example by a `bash` command), opened
+//! files are checked again before their content is used, files are never opened through a link as the last component,
+//! and new content first goes to a temporary file whose location is checked before anything is written.
 
 pub(super) mod copy;
 pub(super) mod snapshot;
@@ -23,46 +22,46 @@ use uuid::Uuid;
 
 use super::ToolError;
 
-/// The largest file the tools read or write, in bytes.
+/// The maximum size of a file that the tools read or write, in bytes.
 pub(super) const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
-/// The most entries a walk visits.
+/// The maximum number of entries that a walk visits.
 pub(super) const MAX_WALK_ENTRIES: usize = 20_000;
 
 /// A thread's directory. All its methods block.
 pub(super) struct Workspace {
-    /// Canonical, so that a path inside is recognised by its beginning.
+    /// Canonical, so that a path inside has it as a prefix.
     root: PathBuf,
 }
 
-/// Something a walk comes by.
+/// An entry visited by a walk.
 pub(super) struct Entry {
-    /// Where it is, inside the workspace.
+    /// Its path inside the workspace.
     pub(super) path: PathBuf,
-    /// How many directories below the start it lies; 1 for the start's own entries.
+    /// Its depth below the start; 1 for the start's own entries.
     pub(super) depth: usize,
-    /// What it is itself: a link is a link.
+    /// Its own type: a link is not followed.
     pub(super) kind: fs::FileType,
 }
 
 impl Workspace {
-    /// The workspace in `root`, which is made if it does not exist.
+    /// The workspace in `root`, which is created if it does not exist.
     pub(super) fn open(root: &Path) -> Result<Self, ToolError> {
         let canonical = fs::create_dir_all(root).and_then(|()| root.canonicalize());
         let root = canonical.map_err(|source| file_error("use", "the working directory", source))?;
         Ok(Self { root })
     }
 
-    /// Where the workspace is.
+    /// The workspace's directory.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `path`, which lies inside, as the tools show it.
+    /// `path`, which is inside, as shown by the tools.
     pub(super) fn shown(&self, path: &Path) -> String {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
 
-    /// Where `path` leads: a canonical path inside the workspace, of which the last parts may not exist yet.
+    /// Where `path` leads: a canonical path inside the workspace, whose last components may not exist yet.
     pub(super) fn resolve(&self, path: &str) -> Result<PathBuf, ToolError> {
         let refused = |reason| ToolError::Path { path: path.to_owned(), reason };
         if path.contains('\0') {
@@ -79,12 +78,12 @@ impl Workspace {
         }
         let full = self.root.join(&inside);
         let existing = full.ancestors().find(|part| part.symlink_metadata().is_ok()).unwrap_or(&self.root);
-        // What exists but does not resolve is a link to nowhere, or to itself.
+        // A path that exists but does not resolve is a broken or circular link.
         let resolved = existing.canonicalize().map_err(|_| refused("it has a broken link"))?;
         if !resolved.starts_with(&self.root) {
             return Err(refused("it leads out of the working directory"));
         }
-        // Joining an empty rest would add a slash, which makes a file no file.
+        // Joining an empty rest would append a slash, which does not work for a file.
         match full.strip_prefix(existing) {
             Ok(rest) if rest.as_os_str().is_empty() => Ok(resolved),
             Ok(rest) => Ok(resolved.join(rest)),
@@ -100,7 +99,7 @@ impl Workspace {
 
     /// The content of the file at `path`, a canonical path inside.
     pub(super) fn read_resolved(&self, path: &Path) -> io::Result<Vec<u8>> {
-        // Without O_NONBLOCK, opening a pipe would wait for its other end.
+        // Without O_NONBLOCK, opening a pipe would wait for a writer.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
         let metadata = file.metadata()?;
@@ -114,13 +113,13 @@ impl Workspace {
             return Err(too_large());
         }
         let mut content = Vec::new();
-        // It may be growing.
+        // The file may be growing.
         file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut content)?;
         if content.len() > MAX_FILE_BYTES { Err(too_large()) } else { Ok(content) }
     }
 
-    /// Writes `content` to the file at `path`, making its directories. Either all of it is written or the
-    /// file stays as it was. Returns where that is, as the tools show it.
+    /// Writes `content` to the file at `path`, creating its directories. The file is either written completely or
+    /// unchanged. Returns its path, as shown by the tools.
     pub(super) fn write(&self, path: &str, content: &[u8]) -> Result<String, ToolError> {
         let resolved = self.resolve(path)?;
         let _lock = lock(&resolved);
@@ -128,8 +127,8 @@ impl Workspace {
         Ok(self.shown(&resolved))
     }
 
-    /// Replaces the content of the file at `path` by what `change` makes of it. Edits of one file do not
-    /// overlap. Returns where that is, as the tools show it.
+    /// Replaces the content of the file at `path` by the result of `change`. Edits of one file do not overlap. Returns
+    /// its path, as shown by the tools.
     pub(super) fn edit(
         &self,
         path: &str,
@@ -165,8 +164,8 @@ impl Workspace {
         temporary.rename(target)
     }
 
-    /// Checks that `file`, opened at `path`, lies where `path` says, and that this is inside: that no link
-    /// was put in the way since the path was resolved.
+    /// Checks that `file`, opened at `path`, is at `path` and inside the workspace: that no link was inserted since the
+    /// path was resolved.
     fn check_opened(&self, file: &File, path: &Path) -> io::Result<()> {
         let moved = || io::Error::other("it was moved or replaced by a link meanwhile");
         let now = path.canonicalize()?;
@@ -175,10 +174,9 @@ impl Workspace {
         if same && now.starts_with(&self.root) { Ok(()) } else { Err(moved()) }
     }
 
-    /// Visits the file at `path`, or what is in the directory there and, as long as `visit` says
-    /// `Continue(true)` of a directory, what is in that, in order of the names. Links are visited, not
-    /// followed. Returns whether the walk came to its end, neither broken off by `visit` nor by
-    /// [`MAX_WALK_ENTRIES`].
+    /// Visits the file at `path`, or the entries of the directory there, in order of their names; descends into a
+    /// directory if `visit` returns `Continue(true)`. Links are visited, not followed. Returns whether the walk was
+    /// complete, stopped neither by `visit` nor by [`MAX_WALK_ENTRIES`].
     pub(super) fn walk(
         &self,
         path: &str,
@@ -194,14 +192,14 @@ impl Workspace {
             visited += 1;
             match visit(&entry) {
                 ControlFlow::Break(()) => return Ok(false),
-                // A directory that cannot be read, or is gone by now, has nothing to show.
+                // An unreadable or deleted directory has no entries to visit.
                 ControlFlow::Continue(true) if entry.kind.is_dir() => {
                     ahead.extend(self.list(&entry.path, entry.depth + 1).unwrap_or_default());
                 }
                 ControlFlow::Continue(_) => {}
             }
             if visited + ahead.len() > MAX_WALK_ENTRIES {
-                // The next ones are at the end.
+                // The next entries are at the end.
                 ahead.drain(..ahead.len().min(visited + ahead.len() - MAX_WALK_ENTRIES));
                 complete = false;
             }
@@ -209,13 +207,13 @@ impl Workspace {
         Ok(complete)
     }
 
-    /// The entries of a directory, the last name first.
+    /// The entries of a directory, in reverse order of their names.
     fn list(&self, directory: &Path, depth: usize) -> io::Result<Vec<Entry>> {
         if directory.canonicalize()? != directory || !directory.starts_with(&self.root) {
             return Err(io::Error::other("it was replaced by a link meanwhile"));
         }
         let mut entries = Vec::new();
-        // One more than are visited, so that the walk notices that there are more.
+        // One more than will be visited, so that the walk notices that there are more.
         for entry in fs::read_dir(directory)?.take(MAX_WALK_ENTRIES + 1) {
             let entry = entry?;
             entries.push(Entry { path: entry.path(), depth, kind: entry.file_type()? });
@@ -229,7 +227,7 @@ fn file_error(action: &'static str, path: &str, source: io::Error) -> ToolError 
     ToolError::File { action, path: path.to_owned(), source }
 }
 
-/// Holds the changes of one file apart. Files share locks, which costs some waiting and nothing else.
+/// Serialises changes of one file. Files share locks, which only costs some waiting.
 fn lock(path: &Path) -> MutexGuard<'static, ()> {
     static LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
     let mut hasher = DefaultHasher::new();
@@ -238,7 +236,7 @@ fn lock(path: &Path) -> MutexGuard<'static, ()> {
     LOCKS[index].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that is removed again unless it is renamed.
+/// A file that is removed unless it is renamed.
 struct Temporary {
     file: File,
     path: PathBuf,

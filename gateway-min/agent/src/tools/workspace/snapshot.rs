@@ -1,7 +1,7 @@
-//! What a run changed in its thread's directory: a snapshot from before the run, one from behind it, the difference.
+//! What a run changed in its thread's directory: a snapshot before the run, one after it, and the difference.
 //!
-//! Only names, sizes, times and hashes are kept, never content. The work is bounded; what a snapshot did not look at
-//! is left out of the comparison on both sides, so that a bound never makes an untouched file look new or deleted.
+//! Stores only names, sizes, times and hashes, never content. The work is bounded; what one snapshot skipped is
+//! excluded from the comparison on both sides, so that a bound never makes an untouched file look new or deleted.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -13,31 +13,31 @@ use serde::Serialize;
 
 use super::{MAX_WALK_ENTRIES, Workspace};
 
-/// The most files of a snapshot.
+/// The maximum number of files in a snapshot.
 const MAX_FILES: usize = 5_000;
-/// Files up to this size are hashed; of larger ones, size and time of the last change tell.
+/// Files up to this size are hashed; larger ones are compared by size and modification time.
 const MAX_HASHED_FILE: u64 = 1024 * 1024;
-/// So many bytes are hashed for one snapshot.
+/// The maximum number of bytes hashed per snapshot.
 const MAX_HASHED_TOTAL: u64 = 32 * 1024 * 1024;
-/// The most entries of each list in [`Changes`].
+/// The maximum length of each list in [`Changes`].
 const MAX_LISTED: usize = 200;
 
-/// The files of a thread's directory at one time, by their path in it. Links are not followed and do not count.
+/// The files of a thread's directory at one time, by path. Links are neither followed nor listed.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     files: BTreeMap<PathBuf, Print>,
-    /// Directories that could not be looked into, or have too many entries.
+    /// Directories that could not be read, or have too many entries.
     skipped: Vec<PathBuf>,
-    /// The first path that was too many; neither it nor what comes behind it was looked at.
+    /// The first path beyond the limit; neither it nor any later path was visited.
     end: Option<PathBuf>,
 }
 
-/// What tells one content of a file from another.
+/// What distinguishes versions of a file.
 #[derive(Debug, Clone, Copy)]
 struct Print {
     size: u64,
     modified: (i64, i64),
-    /// Of small files only.
+    /// For small files only.
     hash: Option<blake3::Hash>,
 }
 
@@ -66,21 +66,21 @@ pub struct Changes {
 struct Change {
     /// Relative to the thread's directory.
     path: String,
-    /// In bytes; of a deleted file, what it had.
+    /// In bytes; for a deleted file, its last size.
     size: u64,
 }
 
-/// What is not complete.
+/// Which parts are incomplete.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct Truncated {
     created: bool,
     modified: bool,
     deleted: bool,
-    /// Whether a snapshot reached a bound, so that parts of the directory were not compared.
+    /// Whether a snapshot reached a limit, so that parts of the directory were not compared.
     scan: bool,
 }
 
-/// The bounds of a snapshot.
+/// The limits of a snapshot.
 struct Limits {
     files: usize,
     entries: usize,
@@ -88,7 +88,7 @@ struct Limits {
 }
 
 impl Snapshot {
-    /// The files in `root` now; none if it does not exist. Blocks.
+    /// The current files in `root`; `None` if it does not exist. Blocks.
     pub fn take(root: &Path) -> io::Result<Self> {
         let limits = Limits { files: MAX_FILES, entries: MAX_WALK_ENTRIES, hashed_total: MAX_HASHED_TOTAL };
         Self::take_within(root, &limits)
@@ -129,7 +129,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// What `later` has that this one has not, and the other way round; `None` if they are alike.
+    /// The differences to `later`, in both directions; `None` if there are none.
     pub fn changes(&self, later: &Self) -> Option<Changes> {
         let end = [&self.end, &later.end].into_iter().flatten().min();
         let skipped: Vec<&PathBuf> = self.skipped.iter().chain(&later.skipped).collect();
@@ -166,7 +166,7 @@ impl Change {
     }
 }
 
-/// Sorts a list and cuts it to what an event shows; `true` if something was cut off.
+/// Sorts a list and truncates it to what an event shows; `true` if it was truncated.
 fn cut(changes: &mut Vec<Change>) -> bool {
     changes.sort();
     let too_long = changes.len() > MAX_LISTED;
@@ -175,13 +175,13 @@ fn cut(changes: &mut Vec<Change>) -> bool {
 }
 
 impl Workspace {
-    /// `hashable` is how many bytes may still be hashed.
+    /// `hashable` is the number of bytes that may still be hashed.
     fn print(&self, path: &Path, metadata: &Metadata, hashable: &mut u64) -> Print {
         let size = metadata.len();
         let mut hash = None;
         if size <= MAX_HASHED_FILE && size <= *hashable {
             *hashable -= size;
-            // One that cannot be read is told apart by its time.
+            // An unreadable file is compared by time.
             hash = self.read_resolved(path).ok().map(|content| blake3::hash(&content));
         }
         Print { size, modified: (metadata.mtime(), metadata.mtime_nsec()), hash }
@@ -225,7 +225,7 @@ mod tests {
             Snapshot::take_within(self.0.path(), &Limits { files, entries, hashed_total }).unwrap()
         }
 
-        /// Gives a file the time of its last change back.
+        /// Restores the modification time of a file.
         fn same_time(&self, path: &str, as_of: &Snapshot) {
             let (seconds, nanos) = as_of.files[Path::new(path)].modified;
             let seconds = std::time::Duration::from_secs(seconds.unsigned_abs());
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(before.changes(&place.snapshot()), None, "rewritten with the same content");
         let missing = Snapshot::take(&place.0.path().join("missing")).unwrap();
         assert!(missing.files.is_empty());
-        assert!(!place.0.path().join("missing").exists(), "looking at it does not make it");
+        assert!(!place.0.path().join("missing").exists(), "looking at it does not create it");
         let created = difference(&missing, &before);
         assert_eq!(created["created"], json!([{"path": "a", "size": 1}, {"path": "d/b", "size": 1}]));
     }
@@ -291,7 +291,7 @@ mod tests {
         let before = place.within(3, 100, 100);
         place.write("a", "1");
         let after = place.within(3, 100, 100);
-        assert_eq!(after.end.as_deref(), Some(Path::new("d")), "it is one too many now");
+        assert_eq!(after.end.as_deref(), Some(Path::new("d")), "now it is beyond the limit");
         let found = difference(&before, &after);
         assert_eq!(found["created"], json!([{"path": "a", "size": 1}]));
         assert_eq!((&found["deleted"], &found["truncated"]["scan"]), (&json!([]), &json!(true)));

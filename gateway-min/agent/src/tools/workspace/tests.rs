@@ -2,7 +2,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
 
-/// A workspace next to a secret that must stay out of reach.
+/// A workspace next to a secret that must stay unreachable.
 struct Place {
     outside: tempfile::TempDir,
     workspace: Workspace,
@@ -23,7 +23,7 @@ impl Place {
         self.workspace.root().join(path)
     }
 
-    /// Everything outside the workspace, to see that it did not change.
+    /// Everything outside the workspace, to check that it did not change.
     fn outside(&self) -> Vec<String> {
         let mut names = vec![fs::read_to_string(self.outside.path().join("secret.txt")).unwrap()];
         for directory in ["", "threads", "elsewhere"] {
@@ -123,7 +123,7 @@ fn a_link_put_in_the_way_after_the_check_is_noticed() {
     let resolved = place.workspace.resolve("dir/secret.txt").unwrap();
     let unmade = place.workspace.resolve("dir/new.txt").unwrap();
     let before = place.outside();
-    // The parent directory becomes a link between the check and the use.
+    // The parent directory is replaced by a link between check and use.
     fs::rename(place.inside("dir"), place.inside("old")).unwrap();
     symlink(place.outside.path(), place.inside("dir")).unwrap();
     assert!(place.workspace.read_resolved(&resolved).unwrap_err().to_string().contains("meanwhile"));
@@ -132,7 +132,7 @@ fn a_link_put_in_the_way_after_the_check_is_noticed() {
     assert!(place.workspace.list(&place.inside("dir"), 1).is_err());
     assert_eq!(place.outside(), before);
 
-    // The file itself becomes a link.
+    // The file itself is replaced by a link.
     place.workspace.write("plain.txt", b"harmless").unwrap();
     let resolved = place.workspace.resolve("plain.txt").unwrap();
     fs::remove_file(&resolved).unwrap();
@@ -141,7 +141,7 @@ fn a_link_put_in_the_way_after_the_check_is_noticed() {
     assert!(place.workspace.replace(&resolved, b"x").is_err());
     assert_eq!(place.outside(), before);
 
-    // Even a link to a file inside is not opened where a file was resolved.
+    // Not even a link to a file inside is opened where a regular file was resolved.
     fs::remove_file(&resolved).unwrap();
     place.workspace.write("other.txt", b"other").unwrap();
     symlink("other.txt", &resolved).unwrap();
@@ -181,7 +181,7 @@ fn a_failed_write_leaves_the_old_content_and_no_temporary_file() {
     place.workspace.write("a.txt", b"old").unwrap();
     let failed = place.workspace.edit("a.txt", |_| Err(ToolError::Failed("no".into())));
     assert!(failed.is_err());
-    // A directory in the place of the target makes the rename fail, after all else has worked.
+    // A directory at the target makes the final rename fail.
     fs::create_dir(place.inside("full")).unwrap();
     fs::write(place.inside("full/x"), "x").unwrap();
     let temporary = Temporary::new(place.workspace.root()).unwrap();
@@ -197,7 +197,7 @@ fn a_failed_write_leaves_the_old_content_and_no_temporary_file() {
 fn a_replacement_never_shows_a_half_written_file() {
     let place = Place::new();
     place.workspace.write("a.txt", b"old").unwrap();
-    // Whoever has the old file open, here by another name, keeps it whole.
+    // A reader that has the old file open, here through another name, still sees it whole.
     fs::hard_link(place.inside("a.txt"), place.inside("kept.txt")).unwrap();
     place.workspace.write("a.txt", b"new").unwrap();
     assert_eq!(place.workspace.read("kept.txt").unwrap(), b"old");

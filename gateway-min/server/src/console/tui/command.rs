@@ -1,6 +1,6 @@
 //! Slash commands.
 
-/// What a line that begins with `/` asks for.
+/// A line that begins with `/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Command {
     Help,
@@ -10,18 +10,18 @@ pub(super) enum Command {
     /// The thread with this id or title.
     Switch(String),
     Goal(Goal),
-    /// The model to use from now on; none lists them.
+    /// The model to use from now on; `None` lists the models.
     Model(Option<String>),
     Tools,
     Usage,
     Details,
     Config,
     Quit,
-    /// Nothing: this is why.
+    /// An invalid command, with the reason.
     Refused(String),
 }
 
-/// What is to become of the thread's goal.
+/// What to do with the thread's goal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Goal {
     Show,
@@ -29,27 +29,27 @@ pub(super) enum Goal {
     Clear,
 }
 
-/// The commands with what they do.
+/// The commands and their descriptions.
 pub(super) const HELP: [(&str, &str); 13] = [
     ("/help", "this list"),
-    ("/new", "begin a new thread"),
-    ("/clear", "empty the screen; the thread stays as it is"),
-    ("/threads", "choose one of the threads"),
-    ("/switch THREAD", "go on with the thread that has this id or title"),
-    ("/resume [THREAD]", "the same; without a name as /threads"),
+    ("/new", "start a new thread"),
+    ("/clear", "clear the screen; the thread is unchanged"),
+    ("/threads", "choose a thread"),
+    ("/switch THREAD", "continue the thread with this id or title"),
+    ("/resume [THREAD]", "the same; without a name like /threads"),
     ("/goal [TEXT|clear]", "show, set or clear the thread's goal"),
-    ("/model [NAME]", "list the models, or use this one"),
-    ("/tools", "the tools of the agent"),
-    ("/usage", "what the turns since the start have cost"),
-    ("/details", "show or hide what tools were asked and answered"),
-    ("/config", "what is configured, without credentials"),
-    ("/quit", "leave; Ctrl-C stops a turn, and leaves if there is none"),
+    ("/model [NAME]", "list the models, or switch to one"),
+    ("/tools", "list the agent's tools"),
+    ("/usage", "show the token usage since the start"),
+    ("/details", "show or hide tool arguments and results"),
+    ("/config", "show the configuration, without credentials"),
+    ("/quit", "quit; Ctrl-C stops a running turn, otherwise quits"),
 ];
 
-/// Commands of the service that this gateway has nothing behind.
+/// Commands of the service for features that this gateway does not have.
 const NOT_HERE: [&str; 5] = ["skills", "mcp", "memory", "uploads", "artifacts"];
 
-/// Reads a line; `None` if it is no command but a message.
+/// Parses a line; `None` if it is a message and not a command.
 pub(super) fn parse(line: &str) -> Option<Command> {
     let rest = line.trim().strip_prefix('/')?;
     let (name, argument) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
@@ -71,9 +71,9 @@ pub(super) fn parse(line: &str) -> Option<Command> {
         ("config", _) => Command::Config,
         ("quit" | "exit", _) => Command::Quit,
         (name, _) if NOT_HERE.contains(&name) => {
-            Command::Refused(format!("/{name} is not here: this gateway has no {name}"))
+            Command::Refused(format!("/{name} is not supported: this gateway has no {name}"))
         }
-        (name, _) => Command::Refused(format!("there is no command /{name}; /help lists them")),
+        (name, _) => Command::Refused(format!("unknown command /{name}; /help lists the commands")),
     })
 }
 
@@ -97,9 +97,9 @@ mod tests {
             ("/model", Some(Command::Model(None))),
             ("/model m", Some(Command::Model(Some("m".to_owned())))),
             ("/exit", Some(Command::Quit)),
-            ("/mcp x", refused("/mcp is not here: this gateway has no mcp")),
-            ("/", refused("there is no command /; /help lists them")),
-            ("/etc/passwd is a file", refused("there is no command /etc/passwd; /help lists them")),
+            ("/mcp x", refused("/mcp is not supported: this gateway has no mcp")),
+            ("/", refused("unknown command /; /help lists the commands")),
+            ("/etc/passwd is a file", refused("unknown command /etc/passwd; /help lists the commands")),
         ] {
             assert_eq!(parse(line), command, "{line}");
         }

@@ -1,4 +1,4 @@
-//! What a turn means to the view.
+//! Translates the events of a turn for the view.
 
 use serde_json::Value as Json;
 
@@ -6,7 +6,7 @@ use crate::client::{ClientError, Event, Message, Usage};
 use crate::console::headless::failed_call;
 use crate::console::text_of;
 
-/// Something that the view shows.
+/// An event that the view shows.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum ViewEvent {
     RunStarted,
@@ -30,7 +30,7 @@ pub(super) enum ViewEvent {
     RunEnded,
 }
 
-/// What an item of a turn's stream means.
+/// The view events for an item of a turn's stream.
 pub(super) fn of(item: &Result<Event, ClientError>) -> Vec<ViewEvent> {
     match item {
         Err(error) => vec![ViewEvent::AssistantError(text_of(error)), ViewEvent::RunEnded],

@@ -1,28 +1,28 @@
-//! The line that the user writes.
+//! The input line.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::text::graphemes;
 
-/// What stands for a line break in the line.
+/// Shown in place of a line break.
 const BREAK: &str = "\u{23ce}";
 
-/// A text and where the cursor stands in it.
+/// A text and the cursor's position in it.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     text: String,
-    /// In bytes, at the border of a character.
+    /// In bytes, at a character boundary.
     cursor: usize,
 }
 
 impl Input {
-    /// Takes what was written.
+    /// Returns and clears the text.
     pub(super) fn take(&mut self) -> String {
         self.cursor = 0;
         std::mem::take(&mut self.text)
     }
 
-    /// Adds a text at the cursor.
+    /// Inserts a text at the cursor.
     pub(super) fn insert(&mut self, text: &str) {
         let text: String = text.replace("\r\n", "\n").replace('\r', "\n");
         let text: String = text.chars().filter(|c| *c == '\n' || !c.is_control()).collect();
@@ -30,7 +30,7 @@ impl Input {
         self.cursor += text.len();
     }
 
-    /// Edits the text; false if the key is none for that.
+    /// Edits the text; `false` if the key is not an editing key.
     pub(super) fn key(&mut self, key: KeyEvent) -> bool {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -77,7 +77,7 @@ impl Input {
         self.cursor + self.text[self.cursor..].chars().next().map_or(0, char::len_utf8)
     }
 
-    /// The part of the text that fits into `columns` with the cursor in it, and the column of the cursor.
+    /// The part of the text around the cursor that fits into `columns`, and the cursor's column.
     pub(super) fn shown(&self, columns: usize) -> (String, usize) {
         let (before, after) = self.text.split_at(self.cursor);
         let mut left: Vec<(String, usize)> = graphemes(&before.replace('\n', BREAK));

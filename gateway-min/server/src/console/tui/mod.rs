@@ -1,5 +1,5 @@
-//! The terminal UI. `state` is what it holds and how that changes, `view` how it looks; both work without a terminal.
-//! `session` does what goes beyond: turns, threads, goals. This file has the terminal, and the loop between the three.
+//! The terminal UI. `state` is its state and how that changes, `view` draws it; both work without a terminal. `session`
+//! handles turns, threads and goals. This file owns the terminal and the event loop.
 
 mod command;
 mod event;
@@ -28,9 +28,9 @@ use crate::client::{Client, ClientError, Event as TurnEvent};
 use session::Session;
 use state::{Action, Effect, State};
 
-/// How long the reader of the keys may take to see that it is not needed any more.
+/// How long the key reader may take to notice that it is no longer needed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// So many keys or events are taken before the screen is drawn again.
+/// The maximum number of keys or events handled between two redraws.
 const BATCH: usize = 256;
 
 /// Why the terminal UI ended.
@@ -44,10 +44,10 @@ pub(super) enum TuiError {
     Terminal(#[from] io::Error),
 }
 
-/// Runs the terminal UI until the user leaves it. The terminal is as before then, also after an error or a panic.
+/// Runs the terminal UI until the user quits. The terminal is then restored, also after an error or a panic.
 pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), TuiError> {
     let client = Client::open(args.client_options()).await?;
-    // What is wrong so far is said on a terminal as it was.
+    // Report early errors on an unchanged terminal.
     let thread = args.thread(&client).await?;
     let mut session = Session::open(client).await?;
     let mut state = State { model: args.model.clone(), ..State::default() };
@@ -64,14 +64,14 @@ pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), 
     ended
 }
 
-/// The terminal, as long as it is ours.
+/// The terminal while the UI uses it. Restored on drop.
 struct Screen(DefaultTerminal);
 
 impl Screen {
-    /// Takes the terminal. A panic gives it back before it is reported.
+    /// Takes over the terminal. A panic restores it before it is reported.
     fn take() -> io::Result<Self> {
         let taken = ratatui::try_init().inspect_err(|_| {
-            // Half of it may be taken.
+            // The terminal may be half set up.
             let _ = ratatui::try_restore();
         });
         let screen = Self(taken?);
@@ -82,13 +82,13 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Whoever reads what follows is better served by as much of this as works.
+        // Best effort: restore as much as possible for whatever is printed next.
         let _ = execute!(io::stdout(), DisableBracketedPaste);
         ratatui::restore();
     }
 }
 
-/// What the UI waited for.
+/// What the event loop received.
 enum Next {
     Key(Action),
     Event(Result<TurnEvent, ClientError>),
@@ -131,7 +131,7 @@ async fn talk(
     }
 }
 
-/// Takes an action and carries out what follows from it; true if the user leaves.
+/// Applies an action and its effects; `true` if the user quits.
 async fn take(session: &mut Session, state: &mut State, action: Action) -> bool {
     let Some(effect) = state.update(action) else {
         session.follow(state.thread.as_deref());
@@ -148,7 +148,7 @@ async fn carry_out(session: &mut Session, state: &mut State, effect: Effect) {
     }
 }
 
-/// Reads the terminal on a thread of its own, until nobody takes what it reads.
+/// Reads the terminal on its own thread, until the receiver is gone.
 fn read_keys() -> UnboundedReceiver<io::Result<Action>> {
     let (sender, receiver) = unbounded_channel();
     std::thread::spawn(move || {
@@ -177,7 +177,7 @@ fn read_key(sender: &UnboundedSender<io::Result<Action>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for a signal that asks the process to end. From this call on such a signal does nothing else.
+/// Waits for a termination signal. From this call on, such a signal does nothing else.
 fn asked_to_end() -> impl Future<Output = ()> {
     #[cfg(unix)]
     let signals = {
@@ -194,7 +194,7 @@ fn asked_to_end() -> impl Future<Output = ()> {
             }
             return;
         }
-        // Without a handler the process ends as the system decides.
+        // Without a handler, the default action of the signal ends the process.
         std::future::pending::<()>().await;
     }
 }

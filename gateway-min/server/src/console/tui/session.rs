@@ -1,4 +1,4 @@
-//! What the terminal UI does beside showing things: turns, threads, goals.
+//! What the terminal UI does besides drawing: turns, threads, goals.
 
 use futures::StreamExt as _;
 use serde_json::{Map, json};
@@ -12,23 +12,23 @@ use crate::config::Config;
 use crate::console::{text_of, threads};
 use crate::store::{NewThread, Store, StoreError};
 
-/// The owner of the threads that the terminal UI begins.
+/// The owner of threads created by the terminal UI.
 const USER: &str = "default";
-/// So many threads are there to choose from.
+/// The maximum number of threads to choose from.
 const LISTED: usize = 200;
 
-/// What is known of the thread's row.
+/// What is cached of the thread's row.
 struct Row {
     title: Option<String>,
 }
 
-/// The client with the thread that the user is on.
+/// The client and the current thread.
 pub(super) struct Session {
     client: Client,
-    /// The gateway's records, where its search finds threads.
+    /// The gateway's records, through which its search finds threads.
     records: Store,
     thread: Option<String>,
-    /// None as long as it was not looked at.
+    /// `None` until it is read.
     row: Option<Row>,
     model: Option<String>,
     turn: Option<Turn>,
@@ -47,7 +47,7 @@ impl Session {
         self.records.close().await;
     }
 
-    /// Does what the user asked for; returns what is to be shown of it.
+    /// Executes an effect; returns the actions that show the result.
     pub(super) async fn carry_out(&mut self, effect: Effect) -> Vec<Action> {
         let done = match effect {
             Effect::Say(text) => return self.say(&text),
@@ -57,7 +57,7 @@ impl Session {
                 }
                 return Vec::new();
             }
-            // The loop ends with it.
+            // The event loop handles it.
             Effect::Quit => return Vec::new(),
             Effect::Switch(named) => self.switch(&named).await,
             Effect::ListThreads => {
@@ -82,23 +82,23 @@ impl Session {
         vec![Action::Began(thread), Action::View(ViewEvent::RunStarted)]
     }
 
-    /// Forgets the thread, as the view did.
+    /// Switches to the thread, as the view did.
     pub(super) fn follow(&mut self, thread: Option<&str>) {
         if self.thread.as_deref() != thread {
             (self.thread, self.row) = (thread.map(str::to_owned), None);
         }
     }
 
-    /// What happens next in the turn; never, without a turn. Cancel-safe.
+    /// The next event of the turn; pending forever without a turn. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Event, ClientError> {
         let Some(turn) = &mut self.turn else { return std::future::pending().await };
         turn.next().await.unwrap_or(Err(ClientError::Died))
     }
 
-    /// What is to be shown of it.
+    /// The actions that show an event.
     ///
     /// # Errors
-    /// [`ClientError::Died`]: whoever died has left its words on the terminal, which has to be taken anew.
+    /// [`ClientError::Died`]: the turn's task panicked and wrote to the terminal; redraw it.
     pub(super) async fn happened(
         &mut self,
         item: Result<Event, ClientError>,
@@ -113,13 +113,13 @@ impl Session {
         if let Ok(Event::Values(values)) = &item
             && let Err(error) = self.enter(values.title.as_deref()).await
         {
-            let text = format!("the gateway's list of threads does not have this one: {error}");
+            let text = format!("cannot add this thread to the gateway's list: {error}");
             actions.push(Action::Error(text));
         }
         Ok(actions)
     }
 
-    /// Enters the thread in the gateway's records, with its title.
+    /// Adds the thread to the gateway's records, with its title.
     async fn enter(&mut self, title: Option<&str>) -> Result<(), StoreError> {
         let Some(thread) = &self.thread else { return Ok(()) };
         let known = if let Some(row) = self.row.take() {
@@ -172,7 +172,7 @@ impl Session {
             return Action::Notice(models.iter().map(line).collect::<Vec<_>>().join("\n"));
         };
         if !models.iter().any(|model| model.name == name) {
-            return Action::Error(format!("no model has the name '{name}'; /model lists them"));
+            return Action::Error(format!("there is no model '{name}'; /model lists the models"));
         }
         self.model = Some(name.clone());
         Action::Model(name)
@@ -185,8 +185,7 @@ impl Session {
     }
 }
 
-/// What is configured: chosen entries, none of which can hold a credential. Mode and cadence are no part of what any surface
-/// shows.
+/// Selected settings, none of which can contain a credential. Mode and cadence are not shown anywhere.
 fn described(config: &Config) -> String {
     let models: Vec<&str> = config.models.iter().map(|model| model.name.as_str()).collect();
     let on = |on: bool| if on { "on" } else { "off" };

@@ -1,4 +1,4 @@
-//! What the terminal UI holds, and how it changes: without a terminal, a client or a clock.
+//! The state of the terminal UI and its changes: without a terminal, a client or a clock.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value as Json;
@@ -11,10 +11,10 @@ use super::text::clean;
 use super::view;
 use crate::client::{ThreadSummary, Usage, Values};
 
-/// What is refused while a turn is at work.
-const BUSY: &str = "a turn is at work; Esc stops it";
+/// Shown when a command is refused because a turn is running.
+const BUSY: &str = "a turn is running; Esc stops it";
 
-/// A part of the conversation as it is shown. Texts have no control characters.
+/// An entry of the conversation view. Texts contain no control characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Entry {
     User(String),
@@ -24,7 +24,7 @@ pub(super) enum Entry {
     Error(String),
 }
 
-/// Something that the user or the agent has done.
+/// An input from the user or the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Action {
     Key(KeyEvent),
@@ -32,25 +32,25 @@ pub(super) enum Action {
     /// The size of the terminal: columns and rows.
     Resize(u16, u16),
     View(ViewEvent),
-    /// What was said is on this thread.
+    /// The turn runs on this thread.
     Began(String),
-    /// The user went on with this thread, which holds this.
+    /// The user switched to this thread, with these values.
     Switched(String, Values),
     Threads(Vec<ThreadSummary>),
-    /// The model for the turns to come.
+    /// The model for future turns.
     Model(String),
     Notice(String),
     Error(String),
 }
 
-/// What is to be done about it, where more than the view is concerned.
+/// What to do beyond changing the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Say this on the thread.
+    /// Send this message on the thread.
     Say(String),
     /// Stop the turn.
     Stop,
-    /// Go on with the thread of this id or title.
+    /// Switch to the thread with this id or title.
     Switch(String),
     ListThreads,
     Goal(Goal),
@@ -67,23 +67,23 @@ pub(super) struct Picker {
     pub(super) selected: usize,
 }
 
-/// What the terminal UI holds.
+/// The state of the terminal UI.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// None before anything was said.
+    /// `None` before the first message.
     pub(super) thread: Option<String>,
     pub(super) title: Option<String>,
-    /// None is the first one of the configuration.
+    /// `None` for the first configured model.
     pub(super) model: Option<String>,
     pub(super) entries: Vec<Entry>,
     pub(super) input: Input,
-    /// Whether a turn is at work.
+    /// Whether a turn is running.
     pub(super) running: bool,
-    /// Whether what tools were asked and answered is shown whole.
+    /// Whether tool arguments and results are shown in full.
     pub(super) details: bool,
     /// Of all turns since the start.
     pub(super) usage: Usage,
-    /// How many lines the view is above its end.
+    /// How many lines the view is scrolled up from the end.
     pub(super) scrolled: usize,
     pub(super) picker: Option<Picker>,
     /// Columns and rows.
@@ -91,7 +91,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Takes an action; returns what else is to be done.
+    /// Applies an action; returns what else to do.
     pub(super) fn update(&mut self, action: Action) -> Option<Effect> {
         match action {
             Action::Key(key) => return self.key(key),
@@ -106,7 +106,7 @@ impl State {
             Action::Threads(threads) if threads.is_empty() => self.notice("there are no threads yet"),
             Action::Threads(threads) => self.picker = Some(Picker { threads, selected: 0 }),
             Action::Model(name) => {
-                self.notice(&format!("from now on the model is {name}"));
+                self.notice(&format!("switched to model {name}"));
                 self.model = Some(name);
             }
             Action::Notice(text) => self.notice(&text),
@@ -115,7 +115,7 @@ impl State {
         None
     }
 
-    /// Adds what the gateway or the UI itself has to say.
+    /// Adds a message from the gateway or the UI itself.
     fn notice(&mut self, text: &str) {
         self.add(Entry::Notice(clean(text)));
     }
@@ -147,7 +147,7 @@ impl State {
         }
     }
 
-    /// Puts the answer of a tool to its call.
+    /// Adds a tool's result to its call.
     fn answered(&mut self, answers: &str, text: &str) {
         let open = self.entries.iter_mut().rev().find_map(|entry| match entry {
             Entry::Call { id, result, .. } if id == answers => Some(result),
@@ -183,7 +183,7 @@ impl State {
         }
     }
 
-    /// Empties the view, for another thread.
+    /// Clears the view, for another thread.
     fn forget(&mut self) {
         self.entries.clear();
         (self.thread, self.title, self.scrolled, self.picker) = (None, None, 0, None);
@@ -212,7 +212,7 @@ impl State {
         isize::from(i16::try_from(self.size.1 / 2).unwrap_or(i16::MAX)).max(1)
     }
 
-    /// Moves the view up by so many lines, not past its ends.
+    /// Scrolls the view up by this many lines, within its ends.
     fn scroll(&mut self, by: isize) -> Option<Effect> {
         let most = view::hidden_lines(self);
         self.scrolled = self.scrolled.saturating_add_signed(by).min(most);
@@ -234,7 +234,7 @@ impl State {
         None
     }
 
-    /// The line is complete.
+    /// Enter was pressed.
     fn enter(&mut self) -> Option<Effect> {
         let line = self.input.take();
         let text = line.trim();
@@ -271,13 +271,13 @@ impl State {
             }
             Command::New => {
                 self.forget();
-                self.notice("a new thread begins with what you say");
+                self.notice("your next message starts a new thread");
             }
             Command::Clear => (self.entries, self.scrolled) = (Vec::new(), 0),
             Command::Threads => return Some(Effect::ListThreads),
             Command::Switch(thread) => return Some(Effect::Switch(thread)),
             Command::Goal(_) if self.thread.is_none() => {
-                self.notice("there is no thread yet: say something first");
+                self.notice("there is no thread yet: send a message first");
             }
             Command::Goal(goal) => return Some(Effect::Goal(goal)),
             Command::Model(name) => return Some(Effect::Model(name)),

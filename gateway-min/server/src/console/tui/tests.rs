@@ -24,7 +24,7 @@ fn control(character: char) -> Action {
     Action::Key(KeyEvent::new(KeyCode::Char(character), KeyModifiers::CONTROL))
 }
 
-/// Writes a line and sends it.
+/// Types a line and sends it.
 fn enter(state: &mut State, line: &str) -> Option<Effect> {
     state.update(Action::Paste(line.to_owned()));
     state.update(key(KeyCode::Enter))
@@ -59,7 +59,7 @@ fn screen(state: &State) -> TestBackend {
     terminal.backend().clone()
 }
 
-/// A turn with a tool call, to its end.
+/// A complete turn with a tool call.
 fn conversation(state: &mut State) {
     assert_eq!(enter(state, "What is in here?"), Some(Effect::Say("What is in here?".into())));
     state.update(Action::Began("thread-1".into()));
@@ -145,7 +145,7 @@ fn the_view_scrolls_to_its_ends_and_follows_the_conversation_at_its_end() {
     state.update(key(KeyCode::Down));
     assert_eq!(state.scrolled, top - 1);
     state.update(Action::Resize(40, 60));
-    assert_eq!(state.scrolled, 0, "now all of it fits");
+    assert_eq!(state.scrolled, 0, "now everything fits");
     state.update(Action::Resize(40, 12));
     assert!(screen(&state).to_string().contains("answer 19"));
     state.update(key(KeyCode::Up));
@@ -260,7 +260,7 @@ fn a_turn_at_work_can_be_stopped_and_nothing_else_begun() {
     assert_eq!(state.update(control('d')), Some(Effect::Quit));
 }
 
-/// A configuration in a directory of its own, with a credential in it.
+/// A configuration in its own directory, with a credential in it.
 fn configured(mode: &str) -> (TempDir, ConfigHandle) {
     let dir = TempDir::new().unwrap();
     let script = json!({"rules": [{"answers": [{"text": "You said: {{input}}"}]}]});
@@ -290,7 +290,7 @@ async fn session(config: &ConfigHandle) -> Session {
     Session::open(client).await.unwrap()
 }
 
-/// Carries out an effect, and shows what comes of it until the turn has ended.
+/// Executes an effect, and shows the results until the turn has ended.
 async fn done(session: &mut Session, state: &mut State, effect: Effect) {
     for action in session.carry_out(effect).await {
         state.update(action);

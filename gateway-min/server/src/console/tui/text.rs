@@ -1,27 +1,27 @@
-//! Texts on a screen: what may not reach the terminal, and where lines break.
+//! Text on the screen: removing control characters, and breaking lines.
 
 use ratatui::style::Style;
 use ratatui::text::Span;
 
-/// A text without control characters, which a terminal would obey. Line breaks stay, tabs become spaces.
+/// A text without control characters, which a terminal would interpret. Line breaks stay, tabs become spaces.
 pub(super) fn clean(text: &str) -> String {
     let text = text.replace('\t', "    ");
     text.chars().filter(|c| *c == '\n' || !c.is_control()).collect()
 }
 
-/// What a text takes on a screen.
+/// The columns that a text takes on the screen.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// The parts of a line that are shown as one, each with what it takes.
+/// The grapheme clusters of a line, each with its width.
 pub(super) fn graphemes(line: &str) -> Vec<(String, usize)> {
     let span = Span::raw(line);
     let parts = span.styled_graphemes(Style::default());
     parts.map(|part| (part.symbol.to_owned(), width(part.symbol))).collect()
 }
 
-/// Breaks a clean text into lines of at most `limit` columns, between words where there are any.
+/// Breaks a cleaned text into lines of at most `limit` columns, between words if possible.
 pub(super) fn wrap(text: &str, limit: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for paragraph in text.split('\n') {
@@ -29,7 +29,7 @@ pub(super) fn wrap(text: &str, limit: usize) -> Vec<String> {
         let mut broken = false;
         for (part, columns) in graphemes(paragraph) {
             while taken > 0 && taken + columns > limit {
-                // A word goes to the next line as a whole, unless it is all of this one.
+                // A word moves to the next line as a whole, unless it already fills this one.
                 let word = match space.take() {
                     Some(at) if part != " " => line.split_off(at).trim_start_matches(' ').to_owned(),
                     _ => String::new(),
@@ -39,7 +39,7 @@ pub(super) fn wrap(text: &str, limit: usize) -> Vec<String> {
                 broken = true;
             }
             if part == " " {
-                // Spaces between lines are not shown.
+                // Spaces at a line break are dropped.
                 if broken && line.is_empty() {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! How the terminal UI looks.
+//! Draws the terminal UI.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Position, Rect};
@@ -9,10 +9,10 @@ use ratatui::widgets::{Block, Paragraph};
 use super::state::{Entry, Picker, State};
 use super::text::{clean, graphemes, wrap};
 
-/// How much of what a tool was asked and answered is shown without `/details`, in columns.
+/// How much of a tool's arguments and result is shown without `/details`, in columns.
 const BRIEF: usize = 60;
 
-/// Draws the state. `transparent` leaves the terminal's background as it is.
+/// Draws the state. `transparent` keeps the terminal's background.
 pub(super) fn render(state: &State, transparent: bool, frame: &mut Frame<'_>) {
     let [head, body, foot, input] = areas(frame.area());
     let bar = if transparent { Style::new() } else { Style::new().bg(Color::Blue).fg(Color::White) };
@@ -37,7 +37,7 @@ fn areas(area: Rect) -> [Rect; 4] {
     Layout::vertical(rows).areas(area)
 }
 
-/// How many lines of the conversation do not fit on the screen.
+/// How many lines of the conversation are above the screen.
 pub(super) fn hidden_lines(state: &State) -> usize {
     let [_, body, ..] = areas(Rect::new(0, 0, state.size.0, state.size.1));
     let all: usize = state.entries.iter().map(|entry| lines(entry, state.details, body.width).len()).sum();
@@ -62,7 +62,7 @@ fn status(state: &State) -> String {
     format!(" {} tokens  {doing}{above}", state.usage.total_tokens)
 }
 
-/// The lines of the conversation that are on the screen: made from its end, so that a long one costs no more.
+/// The visible lines of the conversation: built from its end, so that a long conversation costs no more.
 fn transcript(state: &State, area: Rect) -> Vec<Line<'static>> {
     let (height, mut shown) = (usize::from(area.height), Vec::new());
     for entry in state.entries.iter().rev() {
@@ -76,7 +76,7 @@ fn transcript(state: &State, area: Rect) -> Vec<Line<'static>> {
     visible
 }
 
-/// An entry, with an empty line behind it.
+/// An entry, followed by an empty line.
 fn lines(entry: &Entry, details: bool, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width);
     let plain = Style::new();
@@ -98,7 +98,7 @@ fn lines(entry: &Entry, details: bool, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// A text behind a mark, wrapped.
+/// A wrapped text after a mark.
 fn block(mark: &'static str, text: &str, style: Style, width: usize) -> Vec<Line<'static>> {
     let wrapped = wrap(text, width.saturating_sub(mark.len()));
     let marked = |(row, line): (usize, String)| {

@@ -1,9 +1,10 @@
-//! Reading the fields of a request, and the list of what is wrong with them.
+//! Reads the fields of a request, and collects its problems.
 //!
-//! A route describes what it takes by implementing [`FromFields`]; the extractors of [`extract`](super::extract) apply
-//! it to a JSON body, a query string or a path. Every flaw becomes an item `{type, loc, msg, input, ctx?}` of a 422
-//! answer, in the vocabulary of the validation library that clients of the service know, and all of them are reported
-//! at once. As there, a text that spells a number or a boolean counts as one, which is what a query consists of.
+//! A route describes its input by implementing [`FromFields`]; the extractors of [`extract`](super::extract) apply it
+//! to a JSON body, a query string or a path. Every flaw becomes an item `{type, loc, msg, input, ctx?}` of a 422
+//! response, in the vocabulary of the validation library that the service's clients know, and all flaws are reported at
+//! once. As in that library, a string that spells a number or a boolean is accepted as one, because a query consists of
+//! strings.
 
 mod problem;
 mod read;
@@ -13,13 +14,13 @@ use serde_json::{Map, Value};
 pub use problem::{Flaw, Loc, Problems};
 pub use read::Field;
 
-/// What a route takes: its body, its query or its path parameters.
+/// The input of a route: its body, its query or its path parameters.
 pub trait FromFields: Sized {
-    /// Whether a request without a body counts as one with the body `{}`.
+    /// Whether a missing body counts as `{}`.
     const BODY_OPTIONAL: bool = false;
 
-    /// Takes the fields. What a refused field is replaced with does not matter: if any problem was reported, the value
-    /// is thrown away.
+    /// Reads the fields. The replacement for a refused field does not matter: if any problem was reported, the value is
+    /// discarded.
     fn from_fields(fields: &mut Fields<'_>) -> Self;
 }
 
@@ -32,35 +33,35 @@ pub struct Fields<'p> {
 }
 
 impl<'p> Fields<'p> {
-    /// The fields of `values`, which stands at `loc` in the request; flaws go to `problems`.
+    /// The fields of `values`, which is at `loc` in the request; flaws are added to `problems`.
     pub fn new(values: Map<String, Value>, loc: Vec<Loc>, problems: &'p mut Problems) -> Self {
         Self { values, loc, problems }
     }
 
-    /// The value of a field that was not taken yet.
+    /// The value of a field that has not been taken yet.
     pub fn peek(&self, name: &str) -> Option<&Value> {
         self.values.get(name)
     }
 
-    /// The fields that were not taken.
+    /// The fields that have not been taken.
     pub fn into_rest(self) -> Map<String, Value> {
         self.values
     }
 
-    /// Takes a field. It may be absent, but not null, unless the [`Field`] is told otherwise.
+    /// Takes a field. It may be absent but not null, unless the [`Field`] allows it.
     pub fn field(&mut self, name: &str) -> Field<'_> {
         let mut loc = self.loc.clone();
         loc.push(name.into());
         Field::new(self.values.remove(name), loc, self.problems)
     }
 
-    /// Reports a flaw of a field that was taken.
+    /// Reports a flaw of a taken field.
     pub fn refuse(&mut self, name: &str, flaw: Flaw, input: Value) {
         let loc = self.loc.iter().cloned().chain([name.into()]).collect();
         self.problems.add(loc, flaw, input);
     }
 
-    /// Refuses every field that was not taken.
+    /// Refuses every field that has not been taken.
     pub fn deny_others(&mut self) {
         for (name, value) in std::mem::take(&mut self.values) {
             self.refuse(&name, Flaw::extra_forbidden(), value);
@@ -68,7 +69,7 @@ impl<'p> Fields<'p> {
     }
 }
 
-/// A rule for a text.
+/// A rule for a string.
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     /// As a regular expression, for the client.
@@ -84,14 +85,14 @@ impl Pattern {
         allowed: |c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'),
         max_len: 64,
     };
-    /// The names of agents, after `_` was replaced by `-` and capitals by small letters.
+    /// Agent names, after replacing `_` by `-` and lowercasing.
     pub const AGENT_NAME: Self = Self {
         text: "^[a-z0-9-]+$",
         allowed: |c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-',
         max_len: usize::MAX,
     };
 
-    /// Whether the text keeps to the rule.
+    /// Whether the text matches the rule.
     pub fn matches(&self, text: &str) -> bool {
         !text.is_empty() && text.len() <= self.max_len && text.chars().all(self.allowed)
     }

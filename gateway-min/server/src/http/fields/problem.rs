@@ -1,4 +1,4 @@
-//! The items of a 422 answer.
+//! The items of a 422 response.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::Pattern;
 
-/// A step on the way to a value of the request.
+/// A step on the path to a value of the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Loc {
     /// The part of the request (`body`, `query`, `path`), or a key of an object.
     Key(String),
-    /// A place in a list, from 0.
+    /// An index in a list, from 0.
     Index(usize),
 }
 
@@ -49,7 +49,7 @@ pub struct Flaw {
 }
 
 impl Flaw {
-    /// A flaw of this machine-readable kind (`type` in the answer) with this text for people.
+    /// A flaw of this machine-readable kind (`type` in the response) with this human-readable text.
     pub fn new(kind: &'static str, msg: impl Into<String>) -> Self {
         Self { kind, msg: msg.into(), ctx: None }
     }
@@ -63,12 +63,12 @@ impl Flaw {
         Self::new("missing", "Field required")
     }
 
-    /// A field that the route does not know.
+    /// A field unknown to the route.
     pub fn extra_forbidden() -> Self {
         Self::new("extra_forbidden", "Extra inputs are not permitted")
     }
 
-    /// The body is not JSON.
+    /// The body is not valid JSON.
     pub fn json_invalid(error: &serde_json::Error) -> Self {
         Self::with("json_invalid", "JSON decode error".into(), json!({"error": error.to_string()}))
     }
@@ -81,7 +81,7 @@ impl Flaw {
         )
     }
 
-    /// Not one of these texts.
+    /// Not one of the allowed strings.
     pub fn literal(allowed: &[&str]) -> Self {
         let quoted: Vec<_> = allowed.iter().map(|text| format!("'{text}'")).collect();
         let expected = match quoted.as_slice() {
@@ -92,13 +92,13 @@ impl Flaw {
         Self::with("literal_error", msg, json!({"expected": expected}))
     }
 
-    /// A text that breaks the rule.
+    /// A string that does not match the pattern.
     pub fn pattern(pattern: &Pattern) -> Self {
         let msg = format!("String should match pattern '{}'", pattern.text);
         Self::with("string_pattern_mismatch", msg, json!({"pattern": pattern.text}))
     }
 
-    /// What is wrong with an integer outside of `range`, if it is.
+    /// The flaw of an integer outside `range`, if it is outside.
     pub(super) fn out_of_range(number: i64, range: &RangeInclusive<i64>) -> Option<Self> {
         let (ge, le) = (range.start(), range.end());
         if number < *ge {
@@ -112,7 +112,7 @@ impl Flaw {
         }
     }
 
-    /// What is wrong with a text of so many characters, if it is.
+    /// The flaw of a string of this length, if it is out of range.
     pub(super) fn bad_length(length: usize, range: &RangeInclusive<usize>) -> Option<Self> {
         let (min, max) = (*range.start(), *range.end());
         let characters =
@@ -141,7 +141,7 @@ struct Problem {
 }
 
 impl fmt::Debug for Problem {
-    /// Without the input, which may hold a secret.
+    /// Omits the input, which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {:?}", self.kind, self.loc)
     }
@@ -175,7 +175,7 @@ impl Problems {
         }
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

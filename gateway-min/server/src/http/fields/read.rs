@@ -1,4 +1,4 @@
-//! Turning the value of a field into what the route needs.
+//! Converts the value of a field.
 
 use std::ops::RangeInclusive;
 
@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::{Fields, Flaw, Loc, Pattern, Problems};
 
-/// A field that was taken from its object. Each way to read it gives none if the field is absent, or if it was refused
-/// and the problem reported.
+/// A field taken from its object. Each way to read it returns `None` if the field is absent, or if it was refused and
+/// the problem reported.
 #[derive(Debug)]
 #[must_use = "a field that is not read is not checked"]
 pub struct Field<'p> {
@@ -16,7 +16,7 @@ pub struct Field<'p> {
     problems: &'p mut Problems,
 }
 
-/// A value, or what is wrong with it.
+/// A value, or its flaw.
 type Read<T> = Result<T, (Flaw, Value)>;
 
 impl<'p> Field<'p> {
@@ -32,18 +32,18 @@ impl<'p> Field<'p> {
         self
     }
 
-    /// Takes null for absent.
+    /// Treats null as absent.
     pub fn nullable(mut self) -> Self {
         self.value = self.value.filter(|value| !value.is_null());
         self
     }
 
-    /// Whether the field is there and is a text, for a field that may be a text or something else.
+    /// Whether the field is present and a string, for a field with alternatives.
     pub fn is_text(&self) -> bool {
         self.value.as_ref().is_some_and(Value::is_string)
     }
 
-    /// The value as `read` makes it; a flaw that it returns is reported.
+    /// The value converted by `read`; reports the flaw that it returns.
     pub fn read<T>(self, read: impl FnOnce(Value) -> Read<T>) -> Option<T> {
         match read(self.value?) {
             Ok(value) => Some(value),
@@ -59,12 +59,12 @@ impl<'p> Field<'p> {
         self.value
     }
 
-    /// A text.
+    /// A string.
     pub fn text(self) -> Option<String> {
         self.read(text)
     }
 
-    /// A text of so many characters.
+    /// A string whose length in characters is in the range.
     pub fn text_sized(self, range: &RangeInclusive<usize>) -> Option<String> {
         self.read(|value| {
             let text = text(value)?;
@@ -75,7 +75,7 @@ impl<'p> Field<'p> {
         })
     }
 
-    /// A text that keeps to the rule.
+    /// A string that matches the pattern.
     pub fn text_matching(self, pattern: &Pattern) -> Option<String> {
         self.read(|value| {
             let text = text(value)?;
@@ -83,7 +83,7 @@ impl<'p> Field<'p> {
         })
     }
 
-    /// One of these texts.
+    /// One of these strings.
     pub fn one_of(self, allowed: &[&'static str]) -> Option<&'static str> {
         self.read(|value| match allowed.iter().find(|text| value == **text) {
             Some(text) => Ok(*text),
@@ -91,7 +91,7 @@ impl<'p> Field<'p> {
         })
     }
 
-    /// An integer of this range; also a number without a fraction, or the text of an integer.
+    /// An integer in this range; also a number without a fraction, or a string that spells an integer.
     pub fn integer(self, range: &RangeInclusive<i64>) -> Option<i64> {
         self.read(|value| {
             let number = integer(&value).map_err(|flaw| (flaw, value.clone()))?;
@@ -102,7 +102,7 @@ impl<'p> Field<'p> {
         })
     }
 
-    /// A boolean; also 0 or 1, or one of the usual words for it.
+    /// A boolean; also 0 or 1, or one of the usual words.
     pub fn flag(self) -> Option<bool> {
         self.read(|value| flag(&value).map_err(|flaw| (flaw, value)))
     }
@@ -123,7 +123,7 @@ impl<'p> Field<'p> {
         }
     }
 
-    /// A list of texts. One that is not a text is reported at its place.
+    /// A list of strings. Any other item is reported at its index.
     pub fn texts(self) -> Option<Vec<String>> {
         let list = match self.value? {
             Value::Array(list) => list,
@@ -164,7 +164,7 @@ fn integer(value: &Value) -> Result<i64, Flaw> {
                 return Ok(number);
             }
             match number.as_f64() {
-                // Saturates beyond what a range can name.
+                // Saturates beyond what a range can express.
                 #[allow(clippy::cast_possible_truncation)]
                 Some(float) if float.fract() == 0.0 => Ok(float as i64),
                 _ => Err(Flaw::new(

@@ -1,4 +1,4 @@
-// A closure, since the method itself is not general over the lifetime of the field.
+// Closures, because the methods are not general over the lifetime of the field.
 #![allow(clippy::redundant_closure_for_method_calls)]
 
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::*;
 
 type Reader<T> = fn(Field<'_>) -> Option<T>;
 
-/// What `read` makes of the field `x` of `body`, and the problems.
+/// Reads the field `x` of `body`; returns the value and the problems.
 fn read<T>(body: Value, read: Reader<T>) -> (Option<T>, Value) {
     let Value::Object(values) = body else { panic!("not an object: {body}") };
     let mut problems = Problems::default();
@@ -16,7 +16,7 @@ fn read<T>(body: Value, read: Reader<T>) -> (Option<T>, Value) {
     (value, json!(problems))
 }
 
-/// Checks what `x` reads as.
+/// Checks the value that `x` reads as.
 fn accepts<T: Serialize>(reader: Reader<T>, cases: &[(Value, Value)]) {
     for (input, expected) in cases {
         let (value, problems) = read(json!({"x": input}), reader);

@@ -1,4 +1,4 @@
-//! The configuration and the context of a run: which of a request's keys reach it.
+//! The configuration and context of a run: which keys of a request reach it.
 
 use serde_json::{Map, Value};
 use threadkeep::metadata::COUNTERS_KEY;
@@ -22,17 +22,17 @@ const SHARED_KEYS: [&str; 10] = [
     "agent_name",
     "is_bootstrap",
 ];
-/// A context key that reaches the run as context only.
+/// A context key that reaches the run only as context.
 const DISABLE_CLARIFICATION: &str = "disable_clarification";
 /// A context key that only internal callers may use.
 const NON_INTERACTIVE: &str = "non_interactive";
-/// The context key of the one credential that has a name of its own.
+/// The context key of the one credential with its own name.
 const GITHUB_TOKEN: &str = "github_token";
-/// The key of `config.context` under which any other credentials come.
+/// The key of `config.context` that holds all other credentials.
 const SECRETS: &str = "secrets";
 
-/// Keys whose values are the gateway's to set. They end up in checkpoint metadata, where a forged marker would shut a
-/// `full` process out of the thread.
+/// Keys that only the gateway may set. They end up in checkpoint metadata, where a forged marker would lock a `full`
+/// process out of the thread.
 const RESERVED_KEYS: [&str; 8] = [
     "thread_id",
     "run_id",
@@ -44,10 +44,10 @@ const RESERVED_KEYS: [&str; 8] = [
     "run_message_ids",
 ];
 
-/// The recursion limit of a request without a usable one.
+/// The recursion limit if the request has no usable one.
 const DEFAULT_RECURSION_LIMIT: u64 = 100;
 
-/// What a request says about configuration, before the caller and the limits are known.
+/// The configuration in a request, before the caller and the limits are known.
 #[derive(Default)]
 pub(super) struct SentConfig {
     /// `config` as sent, without secrets.
@@ -84,7 +84,7 @@ impl SentConfig {
         sent
     }
 
-    /// Forwards the known keys of the two contexts. What `config` says, as an entry or as context, wins.
+    /// Forwards the known keys of both contexts. Values in `config`, configurable or context, take precedence.
     fn take_context(&mut self, mut config: Map<String, Value>, further: &Map<String, Value>) {
         let mut secrets = match config.remove(SECRETS) {
             Some(Value::Object(secrets)) => secrets,
@@ -108,7 +108,7 @@ impl SentConfig {
         }
     }
 
-    /// The model that the request asks for.
+    /// The model that the request names.
     pub(super) fn model_name(&self) -> Option<&Value> {
         self.config.context.get("model_name")
     }
@@ -124,7 +124,7 @@ impl SentConfig {
     }
 }
 
-/// Without keys that are the gateway's own, and without credentials: these entries are stored.
+/// Drops the gateway's own keys and credentials, because these entries are stored.
 fn allowed(mut entries: Map<String, Value>) -> Map<String, Value> {
     entries.retain(|key, _| {
         let own = key.starts_with("__") || key.starts_with(OWN_PREFIX) || RESERVED_KEYS.contains(&&**key);
@@ -133,7 +133,7 @@ fn allowed(mut entries: Map<String, Value>) -> Map<String, Value> {
     entries
 }
 
-/// A positive integer up to `max`; the default for anything unusable.
+/// A positive integer up to `max`; the default if unusable.
 fn recursion_limit(sent: &Value, max: u64) -> u64 {
     sent.as_u64().filter(|limit| *limit > 0).unwrap_or(DEFAULT_RECURSION_LIMIT).min(max)
 }

@@ -1,4 +1,4 @@
-//! What a run starts from: its input, and the checkpoint that it resumes from.
+//! The start of a run: its input, or the checkpoint it resumes from.
 
 use serde_json::{Map, Value, json};
 use threadkeep::channel::{MESSAGES_CHANNEL, normalize_message};
@@ -8,12 +8,12 @@ use threadkeep::id::{IdSource, Namespace, ThreadId};
 use crate::http::error::ApiError;
 use crate::runs::request::{Resume, RunInput};
 
-/// Keys of a message's `additional_kwargs` that the gateway sets, and no client may forge: the run that a message
-/// belongs to, and its place in the event feed.
+/// Keys of a message's `additional_kwargs` that only the gateway sets: the run that a message belongs to, and its
+/// position in the event feed.
 pub(in crate::http) const SERVER_OWNED: [&str; 2] = ["run_id", "svc_seq"];
 
 impl RunInput {
-    /// The start of a run. A command with an answer replaces the input; other commands mean nothing here.
+    /// The start of a run. A command with an answer replaces the input; other commands are ignored.
     pub(super) fn new(
         input: Option<Map<String, Value>>,
         command: Option<Map<String, Value>>,
@@ -32,7 +32,7 @@ impl RunInput {
     }
 }
 
-/// The messages that a value to resume with stands for, if it can be the answer to a question.
+/// The messages for a resume value that can answer a question.
 fn answer(value: &Value, ids: &IdSource) -> Result<Option<Vec<Value>>, ApiError> {
     match value {
         Value::String(_) => {
@@ -47,7 +47,7 @@ fn answer(value: &Value, ids: &IdSource) -> Result<Option<Vec<Value>>, ApiError>
     }
 }
 
-/// One message or a list of them, normalised and with ids. `place` is where they were sent.
+/// One message or a list of them, normalised and with ids. `place` is where they were in the request.
 fn messages(place: &str, sent: Value, ids: &IdSource) -> Result<Vec<Value>, ApiError> {
     let list = match sent {
         Value::Array(messages) => messages,
@@ -67,7 +67,7 @@ fn without_server_owned(mut message: Value) -> Value {
     message
 }
 
-/// The checkpoint that a request selects: `checkpoint`, or the id that came beside it.
+/// The checkpoint that a request selects: `checkpoint`, or the separate id.
 pub(in crate::http) fn selector(
     thread: &ThreadId,
     checkpoint: Option<Value>,

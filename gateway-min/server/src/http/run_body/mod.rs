@@ -1,13 +1,13 @@
-//! What a POST to one of the routes that create a run sends.
+//! The body of the routes that create a run.
 //!
-//! The checks come in the order that the service promises, with the route's own between them:
+//! The checks run in the order that the service promises, interleaved with the route's own:
 //!
-//! 1. [`ApiJson<RunBody>`](super::extract::ApiJson): 422 for everything about the form of the body;
+//! 1. [`ApiJson<RunBody>`](super::extract::ApiJson): 422 if the body is malformed;
 //! 2. the route: permission, ownership, existing thread;
 //! 3. [`RunBody::check`]: 422 for secrets in the metadata, 400 for an unknown model;
-//! 4. the route: ownership of the thread that a stateless request names ([`RunBody::thread_id`]);
+//! 4. the route: ownership of the thread named by a stateless request ([`RunBody::thread_id`]);
 //! 5. [`RunBody::into_request`]: 400 for a malformed message, then 400 or 404 for the checkpoint selector;
-//! 6. the route: 404 for a selected checkpoint that is not there, admission.
+//! 6. the route: 404 for a missing checkpoint, then admission.
 
 mod config;
 mod input;
@@ -27,14 +27,14 @@ use super::fields::{Fields, Flaw, FromFields, Pattern};
 use crate::runs::request::{RunInput, RunOptions, RunRequest};
 use config::SentConfig;
 
-/// The assistant that stands for the default agent.
+/// The assistant id of the default agent.
 const LEAD_AGENT: &str = "lead-agent";
 /// A key of the request's metadata in which older clients sent a credential.
 const RESERVED_METADATA_KEY: &str = "auth_token";
-/// The answer to [`RESERVED_METADATA_KEY`].
+/// The response to [`RESERVED_METADATA_KEY`].
 const RESERVED_METADATA: &str = "Run metadata key 'auth_token' is reserved: metadata is stored; send credentials in config.context.secrets";
 
-/// A run create body of the right form.
+/// A well-formed request body.
 pub struct RunBody {
     assistant_id: Option<String>,
     agent: Option<String>,
@@ -50,7 +50,7 @@ pub struct RunBody {
 }
 
 impl fmt::Debug for RunBody {
-    /// Without the contents, which are a conversation and may hold secrets.
+    /// Omits the contents, which are a conversation and may contain secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { assistant_id, options, .. } = self;
         let mut debug = f.debug_struct("RunBody");
@@ -71,7 +71,7 @@ impl FromFields for RunBody {
             metadata: fields.field("metadata").nullable().object().unwrap_or_default(),
             config: SentConfig::from_fields(fields),
             checkpoint_id: fields.field("checkpoint_id").nullable().text(),
-            // A selector of the wrong form is a 400, at its own place in the order of checks.
+            // A malformed selector is a 400, checked later.
             checkpoint: fields.field("checkpoint").nullable().any(),
             options: RunOptions::from_fields(fields),
             sent_input,
@@ -81,7 +81,7 @@ impl FromFields for RunBody {
     }
 }
 
-/// The name of the custom agent that an assistant id selects; none for the default agent.
+/// The name of the custom agent that an assistant id selects; `None` for the default agent.
 fn agent(fields: &mut Fields<'_>, assistant_id: &str) -> Option<String> {
     let name = assistant_id.to_ascii_lowercase().replace('_', "-");
     if !Pattern::AGENT_NAME.matches(&name) {
@@ -91,12 +91,12 @@ fn agent(fields: &mut Fields<'_>, assistant_id: &str) -> Option<String> {
 }
 
 impl RunBody {
-    /// The thread that a stateless request names (`config.configurable.thread_id`); none asks for a new one.
+    /// The thread that a stateless request names (`config.configurable.thread_id`); `None` for a new one.
     pub fn thread_id(&self) -> Option<&str> {
         self.config.thread_id.as_deref()
     }
 
-    /// The checks that need the configuration; `is_model` tells whether a model of this name is configured.
+    /// Runs the checks that need the configuration; `is_model` says whether a model is configured.
     ///
     /// # Errors
     /// 422 for a credential in the metadata, then 400 for an unknown model.
@@ -116,8 +116,8 @@ impl RunBody {
     /// The run to start on `thread`. Messages without an id get one from `ids`.
     ///
     /// # Errors
-    /// 400 for a malformed message, 400 for a malformed selector or one of another thread, 404 for a selector that no
-    /// checkpoint can have. Whether the selected checkpoint exists is left to the caller.
+    /// 400 for a malformed message, 400 for a malformed selector or one of another thread, 404 for a selector that cannot
+    /// match any checkpoint. The caller checks whether the selected checkpoint exists.
     pub fn into_request(
         self,
         thread: &ThreadId,
@@ -143,12 +143,12 @@ impl RunBody {
     }
 }
 
-/// What bounds a run from outside of its request.
+/// Limits of a run that do not come from its request.
 #[derive(Debug, Clone, Copy)]
 pub struct RunLimits {
     /// `max_recursion_limit` of the configuration.
     pub max_recursion_limit: u64,
-    /// Whether the caller is a part of the service, which may ask for a run without questions to the user.
+    /// Whether the caller is part of the service, which may start a run without questions to the user.
     pub internal_caller: bool,
 }
 

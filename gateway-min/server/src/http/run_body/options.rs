@@ -23,7 +23,7 @@ impl RunOptions {
                 name.and_then(|name| name.parse().ok()).unwrap_or_default()
             },
         };
-        // There is nothing to choose: a missing thread is created, or a 404 on the routes that name it.
+        // There is no choice: a missing thread is created, or is a 404 on the routes that name it.
         if_not_exists(fields);
         inert(fields);
         options
@@ -59,7 +59,7 @@ fn stream_modes(fields: &mut Fields<'_>) -> Vec<StreamMode> {
     if modes.is_empty() { vec![StreamMode::Values] } else { modes }
 }
 
-/// `create` is what is done; `reject` is known to clients, but not supported.
+/// `create` is the behaviour; clients also know `reject`, which is not supported.
 fn if_not_exists(fields: &mut Fields<'_>) {
     let name = "if_not_exists";
     let _: Option<()> = fields.field(name).read(|value| match value.as_str() {
@@ -69,7 +69,7 @@ fn if_not_exists(fields: &mut Fields<'_>) {
     });
 }
 
-/// Options that clients send with values that ask for nothing, or for what is done anyway. Other values are refused.
+/// Options for which only values that request nothing, or the existing behaviour, are accepted.
 fn inert(fields: &mut Fields<'_>) {
     let mut inert = |name: &str, is_inert: fn(&Value) -> bool| {
         let refuse = |value| if is_inert(&value) { Ok(()) } else { Err((unsupported(name), value)) };

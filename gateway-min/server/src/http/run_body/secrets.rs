@@ -1,9 +1,9 @@
-//! Keeping credentials out of what is stored, logged and shown.
+//! Keeps credentials out of stored, logged and displayed data.
 
 use serde_json::Value;
 use threadkeep_agent::serialize::is_secret;
 
-/// Stands in stored requests where a secret was.
+/// Replaces a secret in stored requests.
 const REDACTED: &str = "[redacted]";
 
 /// The value with every secret in it replaced.

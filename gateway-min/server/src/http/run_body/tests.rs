@@ -11,7 +11,7 @@ use threadkeep::checkpoint::CheckpointKey;
 const LIMITS: RunLimits = RunLimits { max_recursion_limit: 1000, internal_caller: false };
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
 
-/// The body, or the list of its problems.
+/// The parsed body, or the list of its problems.
 fn parse(body: &Value) -> Result<RunBody, Value> {
     let Value::Object(values) = body.clone() else { panic!("not an object: {body}") };
     let mut problems = Problems::default();
@@ -19,7 +19,7 @@ fn parse(body: &Value) -> Result<RunBody, Value> {
     if problems.is_empty() { Ok(parsed) } else { Err(json!(problems)) }
 }
 
-/// The run that a valid body starts on thread `t`, or the answer to it.
+/// The run that a valid body starts on thread `t`, or the error.
 fn try_request(body: &Value, limits: RunLimits) -> Result<RunRequest, ApiError> {
     parse(body).unwrap_or_else(|problems| panic!("{body}: {problems}")).into_request(
         &"t".into(),
@@ -103,7 +103,7 @@ fn null_is_an_absent_value_where_the_reference_allows_it() {
     }
 }
 
-/// Each body has one flaw: its name, the type and text of the item, and the place below the field.
+/// Each body has one flaw: its name, the type and text of the item, and the path below the field.
 #[test]
 fn every_flaw_of_a_body_is_refused_with_its_item() {
     let literal = |expected: &str| ("literal_error", format!("Input should be {expected}"));
@@ -295,7 +295,7 @@ fn the_recursion_limit_is_clamped_and_unusable_ones_are_ignored() {
     ] {
         assert_eq!(limit(sent.clone(), 1000), expected, "{sent}");
     }
-    assert_eq!(limit(Value::Null, 20), 20, "the default keeps to the maximum as well");
+    assert_eq!(limit(Value::Null, 20), 20, "the maximum also limits the default");
 }
 
 #[test]
@@ -568,5 +568,8 @@ async fn a_bad_selector_is_a_400_and_one_that_names_nothing_a_404() {
     }
     let both = json!({"input": {"messages": [3]}, "checkpoint": "x"});
     let (_, body) = answer(try_request(&both, LIMITS).unwrap_err()).await;
-    assert!(body["detail"].as_str().unwrap().starts_with("Invalid message"), "messages come first: {body}");
+    assert!(
+        body["detail"].as_str().unwrap().starts_with("Invalid message"),
+        "messages are checked first: {body}"
+    );
 }

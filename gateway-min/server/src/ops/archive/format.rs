@@ -1,4 +1,4 @@
-//! The lines of the file, as they are written and read.
+//! The lines of the file.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use threadkeep::value::Element;
 
 /// The name of the format.
 pub const FORMAT: &str = "threadkeep-thread";
-/// The version that is written, and the newest that is read.
+/// The version that is written, and the newest that can be read.
 pub const VERSION: u64 = 1;
 
-/// JSON is nested at most so deep in a line, so that every JSON reader takes it. Deeper values are written as MessagePack.
+/// Maximum nesting of JSON in a line, so that every JSON reader accepts it. Deeper values are written as MessagePack.
 const JSON_DEPTH: usize = 64;
 
 /// Runs of elements: start and count.
@@ -39,7 +39,7 @@ pub(super) struct Header {
     pub(super) record: Option<Record>,
 }
 
-/// Where a thread was exported from. For people.
+/// Where a thread was exported from. Informational.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
@@ -49,15 +49,15 @@ pub struct Source {
     pub saver: String,
 }
 
-/// What the gateway knew of a thread.
+/// The gateway's record of a thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     /// Its title.
     pub title: Option<String>,
-    /// Its owner; without one all users share it.
+    /// Its owner; without one, all users share the thread.
     pub owner: Option<String>,
-    /// The agent that it was created for.
+    /// The agent it was created for.
     pub assistant: Option<String>,
     /// Free-form metadata.
     pub metadata: Map<String, Json>,
@@ -72,7 +72,7 @@ pub(super) struct ElementLine {
     pub(super) value: Form,
 }
 
-/// A value in one of its forms.
+/// The forms of a value.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Form {
@@ -84,7 +84,7 @@ pub(super) enum Form {
     Map(Runs),
 }
 
-/// A list that begins with all of an earlier one.
+/// A list that starts with all elements of an earlier one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Append {
@@ -159,19 +159,19 @@ pub(super) struct End {
     pub(super) blake3: String,
 }
 
-/// The elements that entries of a map in metadata are.
+/// The name under which the entries of a metadata map are numbered as elements.
 pub(super) fn entries_of(key: &str) -> String {
     format!("metadata.{key}")
 }
 
-/// The JSON of a value that comes back from it byte for byte; none if no JSON does.
+/// The JSON that decodes to exactly these bytes; `None` if no JSON does.
 pub(super) fn exact_json(element: &Element) -> Option<Json> {
     let json = element.to_json().ok()?;
     let back = within(&json, JSON_DEPTH).then(|| Element::from_json(&json).ok())??;
     (back.bytes() == element.bytes()).then_some(json)
 }
 
-/// Whether a value is nested at most so deep.
+/// Whether a value is nested at most `depth` deep.
 pub(super) fn within(value: &Json, depth: usize) -> bool {
     match value {
         Json::Array(items) => depth > 0 && items.iter().all(|item| within(item, depth - 1)),
@@ -180,7 +180,7 @@ pub(super) fn within(value: &Json, depth: usize) -> bool {
     }
 }
 
-/// Whether metadata is nested so little that it can stand in a line.
+/// Whether metadata is nested little enough to be written as JSON.
 pub(super) fn shallow(value: &Json) -> bool {
     within(value, JSON_DEPTH)
 }

@@ -1,4 +1,4 @@
-//! The body of the fuzz target: any file that somebody wants to import.
+//! The body of the fuzz target: any file that could be imported.
 #![allow(clippy::expect_used, clippy::panic, reason = "a fuzz target fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -8,9 +8,9 @@ use threadkeep::saver::{Revision, ThreadImage};
 
 use super::{ArchiveError, read, write};
 
-/// Reads the bytes as they are, and with the `end` line that belongs to them. What was read is written, and reads back.
+/// Reads the bytes as they are, and with a valid `end` line. What can be read is written, and must read back the same.
 pub(crate) fn fuzz(data: &[u8]) {
-    // Only a file with its own hash is accepted as it is.
+    // Unchanged, only a file with a valid hash is accepted.
     let _ = read(data);
     let Ok(archive) = read(&ended(data)[..]) else { return };
     let place =
@@ -28,10 +28,10 @@ pub(crate) fn fuzz(data: &[u8]) {
     }
     let again = read(&file[..]).expect("what was written can be read");
     let checkpoints: BTreeMap<_, _> = again.checkpoints.into_iter().map(|t| (place(&t), t)).collect();
-    assert!(checkpoints == image.checkpoints, "another thread was read than was written");
+    assert!(checkpoints == image.checkpoints, "the thread read back differs from the one written");
 }
 
-/// The lines, and behind them the `end` that counts and hashes them.
+/// The lines, followed by the `end` line that counts and hashes them.
 fn ended(data: &[u8]) -> Vec<u8> {
     let mut file = data.to_vec();
     if file.last() != Some(&b'\n') {

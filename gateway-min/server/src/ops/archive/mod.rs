@@ -14,7 +14,7 @@ pub(crate) use fuzzing::fuzz;
 pub use read::{Archive, read};
 pub use write::{Written, write};
 
-/// Why a file cannot be imported, or written. Lines count from 1.
+/// Why a file cannot be imported or written. Lines count from 1.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
@@ -23,22 +23,22 @@ pub enum ArchiveError {
     Io {
         /// The line at which it failed.
         line: u64,
-        /// What the system says.
+        /// The operating system's error.
         cause: std::io::Error,
     },
-    /// It is another kind of file.
-    #[error("it is no exported thread: line 1 is not a header of format '{FORMAT}' ({reason})")]
+    /// The file is not an exported thread.
+    #[error("it is not an exported thread: line 1 is not a header of format '{FORMAT}' ({reason})")]
     NotOurs {
         /// What was found instead.
         reason: String,
     },
-    /// It was written by a newer version of this program.
-    #[error("it has version {found} of the format, this program reads version {VERSION}; upgrade threadkeep")]
+    /// A newer version of this program wrote it.
+    #[error("it has format version {found}, but this program reads version {VERSION}; upgrade threadkeep")]
     NewerVersion {
         /// Its version.
         found: u64,
     },
-    /// A line is not as the format says.
+    /// A line does not follow the format.
     #[error("line {line}: {reason}")]
     Line {
         /// The line.
@@ -46,15 +46,17 @@ pub enum ArchiveError {
         /// What is wrong with it.
         reason: String,
     },
-    /// It ends before its `end` line.
-    #[error("it ends after line {lines}, before its 'end' line: it was cut off; export the thread again")]
+    /// It ends without an `end` line.
+    #[error(
+        "it ends after line {lines} without an 'end' line: the file is truncated; export the thread again"
+    )]
     Truncated {
-        /// The complete lines that are there.
+        /// The number of complete lines.
         lines: u64,
     },
     /// It was changed after it was written.
     #[error(
-        "line {line}: the lines before do not have the hash in 'end': the file was changed; export the thread again"
+        "line {line}: the preceding lines do not match the hash in 'end': the file was changed; export the thread again"
     )]
     Altered {
         /// The line of `end`.

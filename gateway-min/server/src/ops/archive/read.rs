@@ -1,4 +1,4 @@
-//! Reading a thread from a file. Everything is checked before anything is handed out.
+//! Reads a thread from a file. Everything is checked before anything is returned.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Read as _};
@@ -18,19 +18,20 @@ use super::format::{
     Source, StoredName, TaskPart, VERSION, entries_of, hex,
 };
 
-/// The longest line, in bytes. A line holds one value at most that is larger than a few words.
+/// The maximum length of a line in bytes. A line holds at most one large value.
 const MAX_LINE: u64 = 512 << 20;
-/// The most elements in lists and maps that are not those of the list before: a small file cannot fill the memory.
+/// The maximum number of elements in lists and maps beyond those of the list they extend, so that a small file cannot
+/// fill the memory.
 const MAX_PLACES: u64 = 64 << 20;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Archive {
     /// The thread's id when it was exported.
     pub thread: ThreadId,
     /// Where it was exported from.
     pub source: Source,
-    /// What the gateway knew of it.
+    /// The gateway's record of it.
     pub record: Option<Record>,
     /// Its checkpoints, by namespace and id.
     pub checkpoints: Vec<CheckpointTuple>,
@@ -69,10 +70,10 @@ pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
                 }
                 let found = (reader.count, reader.checkpoints.len() as u64, reader.tasks);
                 if (end.elements, end.checkpoints, end.tasks) != found {
-                    return Err(wrong("the counts in 'end' are not those of the lines".to_owned()));
+                    return Err(wrong("the counts in 'end' do not match the lines".to_owned()));
                 }
                 if lines.next()? {
-                    let reason = "a line behind 'end'".to_owned();
+                    let reason = "a line after 'end'".to_owned();
                     return Err(ArchiveError::Line { line: lines.number, reason });
                 }
                 let Reader { thread, checkpoints, .. } = reader;
@@ -87,11 +88,11 @@ fn header(lines: &mut Lines<impl BufRead>) -> Result<Header, ArchiveError> {
     if !lines.next()? {
         return Err(not_ours("the file is empty".to_owned()));
     }
-    // A newer header may have more keys; its version says so before they are looked at.
+    // A newer header may have more keys, so check its version first.
     let text: Json = serde_json::from_slice(&lines.text).map_err(|error| not_ours(error.to_string()))?;
     let found = &text["header"];
     if found["format"] != FORMAT {
-        return Err(not_ours("it has no such format".to_owned()));
+        return Err(not_ours("it has another format or none".to_owned()));
     }
     match found["version"].as_u64() {
         Some(VERSION) => {}
@@ -100,21 +101,21 @@ fn header(lines: &mut Lines<impl BufRead>) -> Result<Header, ArchiveError> {
     }
     match lines.parse()? {
         Line::Header(header) => Ok(header),
-        _ => Err(not_ours("it is another line".to_owned())),
+        _ => Err(not_ours("it is not a header".to_owned())),
     }
 }
 
 /// The lines of a file, one at a time.
 struct Lines<R> {
     from: R,
-    /// Of all lines that were read.
+    /// The hash of all lines read so far.
     hash: blake3::Hasher,
     number: u64,
     text: Vec<u8>,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads the next line; false at the end of the file.
+    /// Reads the next line; `false` at the end of the file.
     fn next(&mut self) -> Result<bool, ArchiveError> {
         self.text.clear();
         let line = self.number + 1;
@@ -143,10 +144,10 @@ impl<R: BufRead> Lines<R> {
 
 struct Reader {
     thread: ThreadId,
-    /// The elements that were told, for each channel and each map of their own.
+    /// The elements read so far, for each channel and each metadata map.
     elements: HashMap<String, Vec<Element>>,
     places: u64,
-    /// The lists that were told, for those that go on where one ended.
+    /// The lists read so far, for lists that extend them.
     lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
     checkpoints: Vec<CheckpointTuple>,
     count: u64,
@@ -157,7 +158,7 @@ impl Reader {
     fn element(&mut self, line: &ElementLine) -> Result<(), String> {
         let elements = self.elements.entry(line.of.clone()).or_default();
         if line.n as usize != elements.len() {
-            return Err(format!("element {} of {} where {} comes next", line.n, line.of, elements.len()));
+            return Err(format!("element {} of {} where {} is expected", line.n, line.of, elements.len()));
         }
         let element = match &line.value {
             Form::Json(json) => Element::from_json(json).map_err(|error| error.to_string())?,
@@ -165,22 +166,22 @@ impl Reader {
             _ => return Err(format!("element {} of {} is neither json nor msgpack", line.n, line.of)),
         };
         if hex(element.hash()) != line.hash {
-            return Err(format!("element {} of {} does not have its hash", line.n, line.of));
+            return Err(format!("element {} of {} does not match its hash", line.n, line.of));
         }
         elements.push(element);
         self.count += 1;
         Ok(())
     }
 
-    /// The elements of a run, all of which were told before.
+    /// The elements of a run, which must have been read before.
     fn run(&mut self, of: &str, (start, count): (u32, u32)) -> Result<&[Element], String> {
         self.places += u64::from(count);
         if self.places > MAX_PLACES {
-            return Err(format!("the lists of the file have more than {MAX_PLACES} elements of their own"));
+            return Err(format!("the lists of the file have more than {MAX_PLACES} elements in total"));
         }
         let (from, to) = (start as usize, start as usize + count as usize);
         let elements = self.elements.get(of).and_then(|elements| elements.get(from..to));
-        elements.ok_or_else(|| format!("elements {from} to {to} of {of} are not there"))
+        elements.ok_or_else(|| format!("elements {from} to {to} of {of} are missing"))
     }
 
     fn list(
@@ -202,8 +203,8 @@ impl Reader {
             Form::List(runs) => {
                 return self.list(channel, ListValue::default(), &runs).map(ChannelValue::List);
             }
-            Form::Append(_) => return Err("only the value of a channel goes on from another one".to_owned()),
-            Form::Map(_) => return Err("a map stands in metadata only".to_owned()),
+            Form::Append(_) => return Err("only the value of a channel can append to another one".to_owned()),
+            Form::Map(_) => return Err("a map can occur only in metadata".to_owned()),
             Form::Json(json) => ChannelValue::from_json(&json).map_err(|error| error.to_string())?,
             Form::Msgpack(text) => plain(bytes(&text)?)?,
             Form::Element(n) => {
@@ -212,12 +213,12 @@ impl Reader {
             }
         };
         match value {
-            ChannelValue::List(_) => Err("a list comes as runs of elements".to_owned()),
+            ChannelValue::List(_) => Err("a list must be given as runs of elements".to_owned()),
             value @ ChannelValue::Plain(_) => Ok(value),
         }
     }
 
-    /// The value of a channel. A list that goes on from another one shares its elements.
+    /// The value of a channel. A list that extends another one shares its elements.
     fn channel(
         &mut self,
         (namespace, name): (&Namespace, &ChannelName),
@@ -255,9 +256,13 @@ impl Reader {
                                 Ok([Json::String(key), value]) if !map.contains_key(&key) => {
                                     map.insert(key, value);
                                 }
-                                _ => return Err("an entry of a map is no new key with its value".to_owned()),
+                                _ => {
+                                    return Err(
+                                        "an entry of a map is not a new key with its value".to_owned()
+                                    );
+                                }
                             },
-                            _ => return Err("an entry of a map is no array".to_owned()),
+                            _ => return Err("an entry of a map is not an array".to_owned()),
                         }
                     }
                 }
@@ -273,7 +278,7 @@ impl Reader {
         let place: Place = (namespace.clone(), id);
         let last = self.checkpoints.last().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id));
         if last.is_some_and(|last| last >= place) {
-            return Err(format!("checkpoint {id} does not come behind the one before it"));
+            return Err(format!("checkpoint {id} is out of order"));
         }
         let mut channels = BTreeMap::new();
         for (name, ChannelPart { version, stored, value }) in line.channels {
@@ -353,7 +358,7 @@ fn plain(bytes: bytes::Bytes) -> Result<ChannelValue, String> {
 }
 
 fn bytes(text: &str) -> Result<bytes::Bytes, String> {
-    BASE64.decode(text).map(Into::into).map_err(|error| format!("msgpack is no base64: {error}"))
+    BASE64.decode(text).map(Into::into).map_err(|error| format!("msgpack is not valid base64: {error}"))
 }
 
 fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(what: &str, text: &str) -> Result<T, String> {

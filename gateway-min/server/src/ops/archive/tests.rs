@@ -1,4 +1,4 @@
-//! Random threads survive the file in both modes; a file that is not as it was written is refused.
+//! Random threads survive export and import in both modes; a modified file is refused.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::{Archive, ArchiveError, Record, Source, read, write};
 enum Op {
     /// A superstep from the head or an older checkpoint.
     Step { nested: bool, at: Option<usize>, value: Json, repeated: bool },
-    /// A duration note with a map of so many entries.
+    /// A duration note with a map of this many entries.
     Annotate(u16),
     /// A task whose row stays pending.
     Abandon(Json),
@@ -119,7 +119,7 @@ fn exported(image: &ThreadImage) -> Vec<u8> {
     file
 }
 
-/// Puts what was read into an empty store and answers the thread there.
+/// Imports an archive into an empty store and returns the thread there.
 async fn imported(archive: Archive) -> ThreadImage {
     let saver = MemorySaver::default();
     let rewrite = Rewrite { put: archive.checkpoints, ..Rewrite::default() };
@@ -143,8 +143,8 @@ proptest! {
             let archive = read(&file[..]).unwrap();
             assert_eq!(archive.record.as_ref().unwrap().title.as_deref(), Some("a title"));
             let again = imported(archive).await;
-            assert!(again.checkpoints == image.checkpoints, "the imported thread is another one");
-            assert!(exported(&again) == file, "the second file is another one");
+            assert!(again.checkpoints == image.checkpoints, "the imported thread differs");
+            assert!(exported(&again) == file, "the second file differs");
         });
     }
 
@@ -177,7 +177,7 @@ fn a_file_that_was_cut_off_anywhere_is_refused() {
     }
 }
 
-/// The file grows by what a checkpoint adds, in full mode too, and so do maps that grow by an entry a run.
+/// The file grows only by what a checkpoint adds, also in full mode, and so do maps that grow by an entry per run.
 #[test]
 fn a_long_thread_is_not_quadratic() {
     let size = |count: usize| {
@@ -222,7 +222,7 @@ fn values_that_json_does_not_give_back_keep_their_bytes() {
     assert!(archive.checkpoints == tuples);
 }
 
-/// The file with one line changed and everything else made to fit again.
+/// The file with one line changed, and with counts and hash updated to match.
 fn edited(file: &[u8], line: usize, edit: impl Fn(&mut Json)) -> Vec<u8> {
     let text = String::from_utf8(file.to_vec()).unwrap();
     let mut lines: Vec<Json> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -243,7 +243,7 @@ fn edited(file: &[u8], line: usize, edit: impl Fn(&mut Json)) -> Vec<u8> {
 /// A change of a line.
 type Edit = Box<dyn Fn(&mut Json)>;
 
-/// Puts these keys into a channel of a checkpoint line.
+/// Sets these keys in a channel of a checkpoint line.
 fn channel(name: &'static str, part: Json) -> Edit {
     Box::new(move |line| {
         let channel = line["checkpoint"]["channels"][name].as_object_mut().unwrap();
@@ -251,7 +251,7 @@ fn channel(name: &'static str, part: Json) -> Edit {
     })
 }
 
-/// Puts a value where the pointer says.
+/// Sets the value at a JSON pointer.
 fn set(path: &'static str, value: Json) -> Edit {
     Box::new(move |line| *line.pointer_mut(path).unwrap() = value.clone())
 }
@@ -259,22 +259,18 @@ fn set(path: &'static str, value: Json) -> Edit {
 #[test]
 fn each_thing_that_can_be_wrong_names_its_line() {
     let file = run(async { exported(&thread(&steps(3), ChannelMode::Delta).await) });
-    assert!(read(&edited(&file, 0, |_| {})[..]).is_ok(), "an edit of nothing is none");
+    assert!(read(&edited(&file, 0, |_| {})[..]).is_ok(), "an edit without changes is accepted");
     let text = String::from_utf8(file.clone()).unwrap();
     let line = |kind: &str| text.lines().position(|line| line.starts_with(&format!("{{\"{kind}\""))).unwrap();
     let last = text.lines().count() - 1;
     let (element, checkpoint) = (line("element"), last - 1);
     let nowhere = format!("{:032}.{:016x}", 9, 9);
     let cases: Vec<(usize, Edit, &str)> = vec![
-        (element, set("/element/n", json!(7)), "where 0 comes next"),
-        (element, set("/element/value", json!({"json": 1})), "does not have its hash"),
+        (element, set("/element/n", json!(7)), "where 0 is expected"),
+        (element, set("/element/value", json!({"json": 1})), "does not match its hash"),
         (element, set("/element", json!({"more": 1})), "unknown field `more`"),
         (checkpoint, set("/checkpoint/id", json!("x")), "id 'x'"),
-        (
-            checkpoint,
-            set("/checkpoint/id", json!("00000000-0000-7000-8000-000000000000")),
-            "does not come behind",
-        ),
+        (checkpoint, set("/checkpoint/id", json!("00000000-0000-7000-8000-000000000000")), "is out of order"),
         (checkpoint, channel("messages", json!({"version": "1.2"})), "version '1.2'"),
         (
             checkpoint,
@@ -286,14 +282,14 @@ fn each_thing_that_can_be_wrong_names_its_line() {
             channel("messages", json!({"stored": "value", "value": {"append": {"to": nowhere, "list": []}}})),
             "has no list of version",
         ),
-        (checkpoint, channel("thread_data", json!({"value": {"element": 999}})), "are not there"),
+        (checkpoint, channel("thread_data", json!({"value": {"element": 999}})), "are missing"),
         (
             checkpoint,
             channel("thread_data", json!({"value": {"list": [[0, 4_000_000_000_u32]]}})),
-            "of their own",
+            "in total",
         ),
         (checkpoint, channel("thread_data", json!({"value": {"json": [1]}})), "runs of elements"),
-        (checkpoint, channel("thread_data", json!({"value": {"map": []}})), "in metadata only"),
+        (checkpoint, channel("thread_data", json!({"value": {"map": []}})), "only in metadata"),
         (checkpoint, channel("thread_data", json!({"value": null})), "has no value"),
         (last, set("/end/checkpoints", json!(1)), "the counts in 'end'"),
     ];

@@ -1,4 +1,4 @@
-//! Writing a thread to a file.
+//! Writes a thread to a file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -18,9 +18,10 @@ use super::format::{
     Runs, Source, StoredName, TaskPart, VERSION, WritePart, entries_of, exact_json, hex, shallow,
 };
 
-/// Values of more bytes are elements, so that one which stays the same over many checkpoints stands once in the file.
+/// Larger values are written as elements, so that a value that stays the same over many checkpoints is in the file
+/// once.
 const INLINE: usize = 64;
-/// Maps in metadata with more entries are told by their entries: they often grow by one a run.
+/// Larger metadata maps are written entry by entry: they often grow by one entry per run.
 const SMALL_MAP: usize = 16;
 
 /// What was written.
@@ -34,7 +35,7 @@ pub struct Written {
     pub bytes: u64,
 }
 
-/// Writes a thread. The same image gives the same bytes.
+/// Writes a thread. The same image always yields the same bytes.
 ///
 /// # Errors
 /// [`ArchiveError::Io`], and [`ArchiveError::Value`] for metadata that no store can hold.
@@ -67,7 +68,7 @@ pub fn write(
     Ok(Written { checkpoints, elements, bytes: lines.bytes })
 }
 
-/// The lines of the file, and the hash of all of them.
+/// Writes the lines and hashes them.
 struct Lines<W> {
     to: W,
     hash: blake3::Hasher,
@@ -89,17 +90,17 @@ impl<W: Write> Lines<W> {
 
 struct Writer<W> {
     lines: Lines<W>,
-    /// The numbers of elements, counted for each channel and each map of their own: so lists and maps that grow are few
-    /// runs.
+    /// The numbers of elements, counted separately for each channel and each metadata map, so that lists and maps that
+    /// grow are few runs.
     elements: HashMap<String, HashMap<ElementHash, u32>>,
-    /// The lists that were written, for those that go on where one ended.
+    /// The lists written so far, for lists that extend them.
     lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
-    /// The entries of maps in metadata that are elements already, by the map's key and their own.
+    /// The entries of metadata maps that are already elements, by the map's key and their own.
     entries: HashMap<String, HashMap<String, (Json, u32)>>,
 }
 
 impl<W: Write> Writer<W> {
-    /// The number of an element, which is written if it is not yet.
+    /// The number of an element, which is written if it is new.
     fn element(&mut self, of: &str, element: &Element) -> Result<u32, ArchiveError> {
         if let Some(n) = self.elements.get(of).and_then(|known| known.get(element.hash())) {
             return Ok(*n);
@@ -137,7 +138,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// The value of a channel. `above` is the version at the parent: a list that goes on from there is told so.
+    /// The value of a channel. `above` is the version at the parent: a list that extends that one is written as such.
     fn channel(
         &mut self,
         (namespace, name): (&Namespace, &ChannelName),
@@ -178,7 +179,7 @@ impl<W: Write> Writer<W> {
             self.entries.entry(key.to_owned()).or_default().insert(name.clone(), (value.clone(), n));
             numbers.push(n);
         }
-        // The order of entries means nothing, and in this one a map that grew is few runs.
+        // The order of entries has no meaning, and sorted a map that grew is few runs.
         numbers.sort_unstable();
         let mut runs = Runs::new();
         for n in numbers {

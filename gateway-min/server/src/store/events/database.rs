@@ -1,6 +1,6 @@
-//! The feed in the table `run_events`. A number is given in the transaction that inserts its row, so
-//! a number that was given is a row, and two appends cannot get the same one.
-//! In SQLite events of a run are flushed with the decision how it ends.
+//! The feed in the table `run_events`. A number is assigned in the transaction that inserts its row, so every assigned
+//! number has a row, and two appends cannot get the same number. In SQLite the events of a run are flushed with its
+//! decided outcome.
 
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::store::codec::{Cells, object_text, time_text};

@@ -1,7 +1,7 @@
-//! The feed in memory. It is lost at a restart, and bounded: beyond [`MAX_BYTES`] the threads that were written to
-//! longest ago lose theirs, one after the other and each as a whole; the thread that is being written to loses its
-//! oldest events only if there is no other. A thread without events is as after a restart: its next run fills the feed
-//! from the head. All that stays of a lost feed is its last number, from which the thread goes on counting.
+//! The feed in memory. It is lost on restart, and bounded: beyond [`MAX_BYTES`], threads lose their whole feeds, least
+//! recently written first; the thread being written loses its oldest events only if it is the only one left. A thread
+//! without events is as after a restart: its next run fills the feed from the head. Only the last number of a lost feed
+//! is kept, from which the thread continues.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -12,14 +12,13 @@ use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_ow
 use crate::store::db::Db;
 use crate::store::error::StoreError;
 
-/// How much the events of all threads take at most, about: 64 MiB.
+/// The approximate maximum size of the events of all threads: 64 MiB.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 
 /// The feeds by thread.
 ///
-/// An append looks into the database for its run while it holds the lock, and a deletion clears the
-/// feed after it has deleted the rows. So an append that still found its run is cleared with the
-/// rest, and one that comes later is refused.
+/// An append checks in the database that its run exists while it holds the lock, and a deletion clears the feed after
+/// deleting the rows. So an append that still found its run is cleared with the rest, and a later one is refused.
 #[derive(Debug)]
 pub(super) struct MemoryFeed(Mutex<Feeds>);
 
@@ -114,13 +113,13 @@ fn is_message(row: &EventRow) -> bool {
     row.category == MESSAGE_CATEGORY
 }
 
-/// The events of all threads, within a bound.
+/// The events of all threads, up to a limit.
 #[derive(Debug)]
 struct Feeds {
     by_thread: HashMap<String, Feed>,
-    /// The threads that have events, those written to longest ago first.
+    /// The threads that have events, least recently written first.
     by_age: BTreeMap<u64, String>,
-    /// How often something was written; the time of [`Feed::written`].
+    /// The number of writes so far; the clock of [`Feed::written`].
     writes: u64,
     bytes: usize,
     max_bytes: usize,
@@ -132,7 +131,7 @@ struct Feed {
     rows: VecDeque<EventRow>,
     bytes: usize,
     last_seq: i64,
-    /// When it was last written to: its place in [`Feeds::by_age`].
+    /// When it was last written: its key in [`Feeds::by_age`].
     written: u64,
 }
 
@@ -145,7 +144,7 @@ impl Feeds {
         self.by_thread.get(thread_id).into_iter().flat_map(|feed| &feed.rows)
     }
 
-    /// Appends an event and returns its number; makes room for it where others are older.
+    /// Appends an event and returns its number; evicts older feeds to make room.
     fn push(&mut self, thread_id: &str, run_id: &str, user_id: Option<&str>, event: PreparedEvent) -> i64 {
         let feed = self.by_thread.entry(thread_id.to_owned()).or_default();
         feed.last_seq += 1;
@@ -187,7 +186,7 @@ impl Feeds {
         }
     }
 
-    /// Drops the oldest events of the only thread that has any, down to the bound or to one event.
+    /// Drops the oldest events of the only thread that has any, down to the limit or to one event.
     fn shorten(&mut self, thread_id: &str) {
         let Some(feed) = self.by_thread.get_mut(thread_id) else { return };
         while self.bytes > self.max_bytes
@@ -209,7 +208,7 @@ impl Feeds {
         feed.bytes = left;
     }
 
-    /// Forgets everything of a thread; returns how many events it had.
+    /// Drops everything about a thread; returns how many events it had.
     fn forget(&mut self, thread_id: &str) -> usize {
         let Some(feed) = self.by_thread.remove(thread_id) else { return 0 };
         self.by_age.remove(&feed.written);
@@ -218,7 +217,7 @@ impl Feeds {
     }
 }
 
-/// About how much memory an event takes.
+/// The approximate memory size of an event.
 fn bytes(row: &EventRow) -> usize {
     let texts = [&row.thread_id, &row.run_id, &row.event_type, &row.category];
     let user = row.user_id.as_ref().map_or(0, String::len);
@@ -276,11 +275,15 @@ mod tests {
         for thread in ["a", "a", "b", "c", "a"] {
             feeds.push(thread, "r", None, event("x"));
         }
-        assert_eq!(numbers(&feeds, "a"), [1, 2, 3], "full, and not more than that");
+        assert_eq!(numbers(&feeds, "a"), [1, 2, 3], "exactly full");
         feeds.push("c", "r", None, event("x"));
         assert_eq!((numbers(&feeds, "b"), numbers(&feeds, "c")), (vec![], vec![1, 2]), "b was oldest");
         assert_eq!(feeds.push("b", "r", None, event("x")), 2);
-        assert_eq!(numbers(&feeds, "a"), [] as [i64; 0], "as a whole, although one event would have done");
+        assert_eq!(
+            numbers(&feeds, "a"),
+            [] as [i64; 0],
+            "the whole feed, although one event would have sufficed"
+        );
         assert_eq!((numbers(&feeds, "b"), numbers(&feeds, "c")), (vec![2], vec![1, 2]));
         assert_eq!(feeds.push("a", "r", None, event("x")), 4);
     }
@@ -293,7 +296,7 @@ mod tests {
         }
         assert_eq!(numbers(&feeds, "a"), [3, 4, 5]);
         feeds.push("a", "r", None, event(&"long".repeat(1000)));
-        assert_eq!(numbers(&feeds, "a"), [6], "larger than the bound, and still there");
+        assert_eq!(numbers(&feeds, "a"), [6], "larger than the limit, and kept");
         feeds.push("a", "r", None, event("x"));
         assert_eq!(numbers(&feeds, "a"), [7]);
     }
@@ -317,7 +320,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written and deleted, the sums are right, the bound holds, and a thread has its newest events
+        /// Whatever is written and deleted, the sums are correct, the limit holds, and a thread keeps its newest events
         /// without a gap.
         #[test]
         fn the_bound_holds_and_what_is_kept_is_the_end_of_each_feed(

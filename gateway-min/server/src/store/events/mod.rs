@@ -1,12 +1,11 @@
-//! The event feed of the threads: an append-only list a thread, numbered 1, 2, 3 ... without gaps.
+//! The event feed of threads: one append-only list per thread, numbered 1, 2, 3 ... without gaps.
 //!
-//! The setting `run_events.backend` decides where the feed is: `memory` (the default; lost at a
-//! restart, and of limited size: about 64 MiB for all threads), `db` (the table `run_events`) or `jsonl`
-//! (a file a thread). They behave alike otherwise, and this file is what they share.
+//! The setting `run_events.backend` decides where the feed is: `memory` (the default; lost on restart, and limited to
+//! about 64 MiB for all threads), `db` (the table `run_events`) or `jsonl` (one file per thread). Otherwise they behave
+//! alike; this file is what they share.
 //!
-//! Events belong to a run, and a deleted thread takes both along: an append finds its run's row, or
-//! fails. So a worker that comes late cannot bring back a piece of a deleted thread, not even when a
-//! new thread has its id.
+//! Events belong to a run, and a deleted thread takes both along: an append finds its run's row, or fails. So a late
+//! worker cannot bring back a part of a deleted thread, not even if a new thread has its id.
 
 mod database;
 mod jsonl;
@@ -25,8 +24,8 @@ use super::db::Db;
 use super::error::StoreError;
 use super::query::{Sql, query};
 
-/// The most bytes of content that an event of the category `trace` keeps, unless
-/// `run_events.max_trace_content` says otherwise.
+/// The maximum content of an event of the category `trace`, in bytes, unless `run_events.max_trace_content` sets
+/// another.
 pub const MAX_TRACE_CONTENT: usize = 10_240;
 
 /// The category whose content is cut at [`MAX_TRACE_CONTENT`].
@@ -38,7 +37,7 @@ pub const MESSAGE_CATEGORY: &str = "message";
 const EVENT_TYPE_MAX_CHARS: usize = 32;
 const CATEGORY_MAX_CHARS: usize = 16;
 
-/// Where the feed is kept: the setting `run_events.backend`.
+/// Where the feed is stored: the setting `run_events.backend`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventBackend {
     /// In this process.
@@ -46,7 +45,7 @@ pub enum EventBackend {
     Memory,
     /// In the gateway's database.
     Database,
-    /// In files of one JSON document a line, in [`StoreOptions::event_directory`](super::StoreOptions).
+    /// In files with one JSON document per line, in [`StoreOptions::event_directory`](super::StoreOptions).
     Jsonl,
 }
 
@@ -57,28 +56,28 @@ pub struct NewEvent {
     pub event_type: String,
     /// For example `trace`; 1 to 16 characters.
     pub category: String,
-    /// What happened.
+    /// The event's content.
     pub content: Value,
-    /// About the event.
+    /// The event's metadata.
     pub metadata: JsonObject,
     /// When it happened; `None` means now.
     pub created_at: Option<DateTime<Utc>>,
 }
 
 impl NewEvent {
-    /// An event that happens now and has no metadata.
+    /// An event with the current time and no metadata.
     pub fn new(event_type: impl Into<String>, category: impl Into<String>, content: Value) -> Self {
         let metadata = JsonObject::new();
         Self { event_type: event_type.into(), category: category.into(), content, metadata, created_at: None }
     }
 }
 
-/// The events of a synthetic run, which has no row of its own: how a feed is filled from checkpoints.
+/// The events of a synthetic run, which has no row: used to fill a feed from checkpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeedRun {
     /// For example `checkpoint-seed-<thread>-0`.
     pub run_id: String,
-    /// In the order of the feed.
+    /// In feed order.
     pub events: Vec<NewEvent>,
 }
 
@@ -91,22 +90,23 @@ pub struct EventRow {
     pub run_id: String,
     /// The run's user.
     pub user_id: Option<String>,
-    /// Its place in the thread's feed, from 1.
+    /// Its position in the thread's feed, from 1.
     pub seq: i64,
     /// For example `run.start`.
     pub event_type: String,
     /// For example `trace`.
     pub category: String,
-    /// What happened.
+    /// The event's content.
     pub content: Value,
-    /// About the event.
+    /// The event's metadata.
     pub metadata: JsonObject,
     /// When it happened.
     pub created_at: DateTime<Utc>,
 }
 
-/// Which events of a run [`Events::list`] returns: the filters of the run events route (the service
-/// reference, "Other thread routes").
+/// Which events of a run [`Events::list`] returns: the filters of the run events route (service reference, "Other
+/// thread
+/// routes").
 #[derive(Clone, Debug)]
 pub struct EventQuery {
     /// The thread.
@@ -117,14 +117,14 @@ pub struct EventQuery {
     pub event_types: Option<Vec<String>>,
     /// Only events whose `metadata.task_id` is this string.
     pub task_id: Option<String>,
-    /// Only events after this place in the feed.
+    /// Only events after this position in the feed.
     pub after_seq: Option<i64>,
-    /// At most this many, counted after all other conditions: 1 to [`EventQuery::MAX_LIMIT`].
+    /// The maximum number of events, counted after all other conditions: 1 to [`EventQuery::MAX_LIMIT`].
     pub limit: u32,
 }
 
 impl EventQuery {
-    /// The limit where none is given.
+    /// The default limit.
     pub const DEFAULT_LIMIT: u32 = 500;
     /// The greatest limit.
     pub const MAX_LIMIT: u32 = 2000;
@@ -150,7 +150,7 @@ pub struct Events {
     feed: Feed,
 }
 
-/// Where the events are.
+/// Where the events are stored.
 #[derive(Clone, Debug)]
 enum Feed {
     Memory(Arc<MemoryFeed>),
@@ -168,11 +168,11 @@ impl Events {
         Self { db, max_trace_content, feed }
     }
 
-    /// Appends `events` of one run, all or none, and returns their places in the feed.
+    /// Appends `events` of one run, all or none, and returns their positions in the feed.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] if the thread has no such run (any more); [`StoreError::Invalid`] if a
-    /// type or category is empty or too long.
+    /// [`StoreError::NotFound`] if the thread has no such run (any more); [`StoreError::Invalid`] if a type or category
+    /// is empty or too long.
     pub async fn append(
         &self,
         thread_id: &str,
@@ -187,7 +187,7 @@ impl Events {
         }
     }
 
-    /// Appends `event` unless its run has an event of this type; then `None`. This is how
+    /// Appends `event`, or returns `None` if its run already has an event of this type. This ensures that
     /// `run.delivery` is written once.
     ///
     /// # Errors
@@ -206,12 +206,11 @@ impl Events {
         }
     }
 
-    /// Fills the feed of a thread that has no messages with the events of synthetic runs, all or none;
-    /// `false` if it has messages, and then nothing changes.
+    /// Fills the feed of a thread that has no messages with the events of synthetic runs, all or none; `false`, without
+    /// a change, if it has messages.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] if the thread has no row; [`StoreError::Invalid`] as in
-    /// [`Events::append`].
+    /// [`StoreError::NotFound`] if the thread has no row; [`StoreError::Invalid`] as in [`Events::append`].
     pub async fn seed(&self, thread_id: &str, runs: Vec<SeedRun>) -> Result<bool, StoreError> {
         let runs = runs
             .into_iter()
@@ -224,7 +223,7 @@ impl Events {
         }
     }
 
-    /// The events of a run in the order of the feed; empty for an unknown thread or run.
+    /// The events of a run in feed order; empty for an unknown thread or run.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] if the limit is outside its range.
@@ -240,7 +239,7 @@ impl Events {
         }
     }
 
-    /// How many events of the category `message` the thread has: a feed without any counts as empty.
+    /// How many events of the category `message` the thread has; without any, its feed counts as empty.
     pub async fn count_messages(&self, thread_id: &str) -> Result<u64, StoreError> {
         match &self.feed {
             Feed::Memory(feed) => Ok(feed.count_messages(thread_id).await),
@@ -249,27 +248,27 @@ impl Events {
         }
     }
 
-    /// Forgets what is kept outside the database of a thread whose rows are gone; returns how many events.
+    /// Removes what is stored outside the database for a thread whose rows are deleted; returns how many events.
     pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
         match &self.feed {
             Feed::Memory(feed) => feed.forget_thread(thread_id).await,
             Feed::Database => 0,
             Feed::Files(feed) => feed.forget_thread(thread_id).await.unwrap_or_else(|error| {
-                // The rows are gone; nothing leads to the events any more.
-                tracing::error!(thread_id, %error, "the event file of a deleted thread is left");
+                // The rows are deleted, so nothing refers to the events any more.
+                tracing::error!(thread_id, %error, "the event file of a deleted thread remains");
                 0
             }),
         }
     }
 
-    /// Forgets what is kept outside the database of a run whose row is gone.
+    /// Removes what is stored outside the database for a run whose row is deleted.
     pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) {
         match &self.feed {
             Feed::Memory(feed) => feed.forget_run(thread_id, run_id).await,
             Feed::Database => {}
             Feed::Files(feed) => {
                 if let Err(error) = feed.forget_run(thread_id, run_id).await {
-                    tracing::error!(thread_id, run_id, %error, "the events of a deleted run are left");
+                    tracing::error!(thread_id, run_id, %error, "the events of a deleted run remain");
                 }
             }
         }
@@ -295,7 +294,7 @@ impl Events {
     }
 }
 
-/// An event that has been checked and cut, and has a time.
+/// An event that has been validated, truncated and given a time.
 struct PreparedEvent {
     event_type: String,
     category: String,
@@ -304,17 +303,17 @@ struct PreparedEvent {
     created_at: DateTime<Utc>,
 }
 
-/// The user whose events are being appended.
+/// The user who owns the events.
 type Owner = (Option<String>,);
 
-/// Finds the owner of a run, and with it whether the run is still there.
+/// The query for the owner of a run, which also shows whether the run exists.
 fn run_owner(thread_id: &str, run_id: &str) -> Sql {
     query("SELECT user_id FROM runs WHERE thread_id = $1 AND run_id = $2 AND operation_kind = 'run'")
         .bind(thread_id)
         .bind(run_id)
 }
 
-/// Finds the owner of a thread, and with it whether the thread is still there.
+/// The query for the owner of a thread, which also shows whether the thread exists.
 fn thread_owner(thread_id: &str) -> Sql {
     query("SELECT user_id FROM threads_meta WHERE thread_id = $1").bind(thread_id)
 }
@@ -326,12 +325,12 @@ fn check_name(field: &'static str, name: &str, max: usize) -> Result<(), StoreEr
     }
     Err(StoreError::Invalid {
         field,
-        problem: format!("'{name}' has {chars} characters, allowed are 1 to {max}"),
+        problem: format!("'{name}' has {chars} characters, but must have 1 to {max}"),
     })
 }
 
-/// Cuts long content to its first `max` bytes (a JSON value to those of its text), never through a
-/// character, and says so in the metadata.
+/// Cuts long content to its first `max` bytes (a JSON value to those of its text), at a character boundary, and notes
+/// that in the metadata.
 fn cut_trace(event: &mut NewEvent, max: usize) {
     let text = match &event.content {
         Value::String(text) => text.clone(),

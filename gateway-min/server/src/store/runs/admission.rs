@@ -1,22 +1,20 @@
-//! How a run gets its thread.
+//! Admission: how a run gets its thread.
 //!
 //! # Waiting
 //!
-//! A new run may have to wait for a thread that somebody still writes to. It is stored at once, with
-//! the status `pending` and the flag `waiting`, which keeps it out of the index of active rows. When
-//! the holder ends, the same transaction clears the flag of the run that was admitted first of those
-//! that wait: the thread passes on directly and nobody can come in between.
+//! A new run may have to wait for a thread that is still being written. It is stored at once, with the status `pending`
+//! and the flag `waiting`, which keeps it out of the index of active rows. When the holder ends, the same transaction
+//! clears the flag of the waiting run that was admitted first: the thread passes on directly, and nothing can get in
+//! between.
 //!
-//! * With `enqueue` a run waits for whoever holds the thread, a run or another writer, and behind all
-//!   that wait already; at most [`QUEUE_MAX`] wait. Only a deletion is not waited for: there will be
-//!   no thread.
-//! * With `interrupt` and `rollback` a run takes the thread over from a run that still has to stop, and
-//!   perhaps to restore the state from before it. It cancels all that came before, as these
-//!   strategies promise: those that wait too, which have done nothing yet and are `interrupted` at
-//!   once. So of several that come while one run ends, exactly one runs, the last admitted; each of
-//!   the others is told so, and no caller has to try again.
+//! * With `enqueue` a run waits for the holder of the thread, a run or another writer, and for all runs that already
+//!   wait; at most [`QUEUE_MAX`] wait. It does not wait for a deletion, after which there is no thread.
+//! * With `interrupt` and `rollback` a run takes the thread over from a run that still has to stop, and perhaps to
+//!   restore the state from before it. As these strategies promise, it cancels all earlier runs, including waiting
+//!   ones, which have done nothing yet and become `interrupted` at once. So of several runs that arrive while one run
+//!   ends, exactly one runs, the last admitted; the others report their interruption, and no caller has to retry.
 //!
-//! All of it is in the table, so it holds between processes and after a crash.
+//! All of this is in the table, so it holds between processes and after a crash.
 
 use chrono::{DateTime, Utc};
 
@@ -28,25 +26,25 @@ use crate::store::db::WriteTx;
 use crate::store::error::StoreError;
 use crate::store::query::query;
 
-/// The most runs that wait for one thread.
+/// The maximum number of runs that wait for one thread.
 pub const QUEUE_MAX: u32 = 100;
 
-/// What became of a new run.
+/// The outcome of admitting a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Admission {
     /// The run holds the thread; start it.
     Admitted(RunRow),
-    /// The run waits for those before it, which go on; start it when it holds the thread.
+    /// The run waits for earlier ones, which continue; start it when it holds the thread.
     Queued(RunRow),
-    /// The run waits. Make the predecessor stop, and start this run when it has finished.
+    /// The run waits. Stop the predecessor, and start this run when that has finished.
     Waiting {
         /// The new run.
         run: RunRow,
         /// The id of the run that holds the thread and is marked for cancellation.
         predecessor: String,
-        /// How it is cancelled: by the new run's strategy, or as somebody asked before.
+        /// How it is cancelled: by the new run's strategy, or by an earlier request.
         action: CancelAction,
-        /// The ids of the runs that waited until now and are `interrupted` instead.
+        /// The ids of runs that were waiting and are now `interrupted`.
         superseded: Vec<String>,
     },
     /// A run was admitted earlier with this idempotency key; nothing was changed.
@@ -56,16 +54,14 @@ pub enum Admission {
 impl Runs {
     /// Stores `run` with the status `pending` if its thread is free, or if `strategy` frees it or waits for it.
     ///
-    /// This call and whatever makes sure that somebody works on the run belong into one task that
-    /// is not dropped half-way: a future dropped in here may have admitted the run, which then holds
-    /// its thread until the next recovery.
+    /// Call this and start the run's work in one task that is not dropped half-way: if this future is dropped, the run
+    /// may have been admitted, and then holds its thread until the next recovery.
     ///
     /// # Errors
     /// * [`StoreError::NotFound`]: the thread has no row; in particular it was deleted meanwhile.
-    /// * [`StoreError::Conflict`]: another operation holds the thread, and `strategy` neither stops it
-    ///   nor waits for it.
+    /// * [`StoreError::Conflict`]: another operation holds the thread, and `strategy` neither stops it nor waits.
     /// * [`StoreError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
-    /// * [`StoreError::DuplicateRun`]: the run id is taken.
+    /// * [`StoreError::DuplicateRun`]: the run id is already used.
     pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, StoreError> {
         let mut tx = self.db.write(&run.thread_id).await?;
         if let Some(key) = &run.idempotency_key {
@@ -98,15 +94,15 @@ impl Runs {
 }
 
 impl Runs {
-    /// The run, if an admission whose outcome is [in doubt](StoreError::InDoubt) has stored it: asked behind that
-    /// transaction, which has either happened by then or never will.
+    /// The run, if an admission with an [unknown outcome](StoreError::InDoubt) stored it: read after that transaction,
+    /// which by then has either happened or never will.
     pub async fn admitted(&self, run: &NewRun) -> Result<Option<RunRow>, StoreError> {
         let mut tx = self.db.write(&run.thread_id).await?;
         tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1").bind(&run.run_id)).await
     }
 }
 
-/// The thread is taken: makes the run wait for it, if its strategy says so.
+/// Handles a taken thread: makes the run wait, if its strategy allows it.
 async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
     let thread_id = &row.run.thread_id;
     let duplicate = || StoreError::DuplicateRun { run_id: row.run.run_id.clone() };
@@ -142,7 +138,7 @@ async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, Store
     Ok(Admission::Waiting { run, predecessor: holder.run_id, action, superseded })
 }
 
-/// Puts the run behind all that hold the thread or wait for it.
+/// Queues the run after all that hold the thread or wait for it.
 async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
     let thread_id = &row.run.thread_id;
     let waiting = query("SELECT COUNT(*) FROM runs WHERE thread_id = $1 AND waiting").bind(thread_id);
@@ -154,7 +150,7 @@ async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, St
     run.map(Admission::Queued).ok_or_else(|| StoreError::DuplicateRun { run_id: row.run.run_id.clone() })
 }
 
-/// Asks `run` to cancel and returns how: an earlier request stands as it is.
+/// Requests the cancellation of `run` and returns its action: an earlier request takes precedence.
 pub(super) async fn mark_cancelled(
     tx: &mut WriteTx,
     run: &RunRow,
@@ -165,7 +161,7 @@ pub(super) async fn mark_cancelled(
         return Ok(earlier);
     }
     if run.decided_status.is_some() {
-        // It ends without that.
+        // It ends anyway.
         return Ok(action);
     }
     let sql =
@@ -185,7 +181,7 @@ pub(super) struct RowToInsert<'a> {
     pub(super) lease: Option<&'a Lease>,
 }
 
-/// Inserts the row, unless a unique index forbids it: then `None`.
+/// Inserts the row; `None` if a unique index forbids it.
 pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Option<RunRow>, StoreError> {
     let run = row.run;
     tx.fetch_optional(

@@ -1,7 +1,7 @@
-//! What followed runs stream, for processes other than their own: the last frames of each, in batches.
+//! The stream of runs that other processes follow: the last frames of each, in batches.
 //!
-//! Nobody writes here for a run that no other process asked for ([`Runs::follow`]). The process that works on the run
-//! learns of that where it looks for cancellations ([`Runs::noticed`]).
+//! Frames of a run are written only after another process has requested them ([`Runs::follow`]). The process that owns
+//! the run sees the request where it polls for cancellations ([`Runs::noticed`]).
 
 use chrono::TimeDelta;
 use serde_json::Value;
@@ -11,17 +11,17 @@ use crate::store::codec::{Cells, time_text};
 use crate::store::error::StoreError;
 use crate::store::query::{FromRow, Row, query};
 
-/// Frames of runs that have ended stay no longer than this, should their own process not come to remove them.
+/// How long frames of ended runs are kept if their own process does not remove them.
 const LEFT_BEHIND: TimeDelta = TimeDelta::minutes(10);
 
-/// Frames of a run that follow each other.
+/// Consecutive frames of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FrameBatch {
     /// The number of the first one.
     pub first_seq: u64,
-    /// The number behind the last one.
+    /// The number after the last one.
     pub next_seq: u64,
-    /// The frames, each as its process writes and reads it.
+    /// The frames, in the owning process's format.
     pub frames: Vec<Value>,
     /// Whether no more frames follow.
     pub ends: bool,
@@ -40,7 +40,7 @@ impl FromRow for FrameBatch {
 }
 
 impl Runs {
-    /// Asks the process that works on an active run for its frames.
+    /// Requests the frames of an active run from the process that owns it.
     pub async fn follow(&self, run_id: &str) -> Result<(), StoreError> {
         let mut tx = self.db.write_of_run(run_id).await?;
         let sql = "UPDATE runs SET followed = TRUE WHERE run_id = $1 AND status IN ('pending', 'running') \
@@ -49,8 +49,8 @@ impl Runs {
         tx.commit().await
     }
 
-    /// Stores frames of a run that still has its row, and removes those before `keep_from`. The same batch again changes
-    /// nothing.
+    /// Stores frames of a run whose row exists, and removes those before `keep_from`. Storing the same batch again
+    /// changes nothing.
     pub async fn append_frames(
         &self,
         thread_id: &str,
@@ -77,7 +77,7 @@ impl Runs {
         tx.commit().await
     }
 
-    /// The frames of a run from this number on, oldest first: at most so many batches, of which the first may begin
+    /// The frames of a run from this number on, oldest first: at most `batches` batches, the first of which may start
     /// before it.
     pub async fn frames(&self, run_id: &str, from: u64, batches: u32) -> Result<Vec<FrameBatch>, StoreError> {
         let mut sql = self.db.builder("SELECT * FROM run_frames WHERE run_id = ");
@@ -87,7 +87,7 @@ impl Runs {
         self.db.fetch_all(sql.build()).await
     }
 
-    /// Removes the frames of a run that has ended, and those that processes which are gone have left of others.
+    /// Removes the frames of a run that has ended, and abandoned frames of other runs.
     pub async fn forget_frames(&self, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
         let mut tx = self.db.write(thread_id).await?;
         let sql = "DELETE FROM run_frames WHERE run_id = $1 OR (created_at < $2 AND NOT EXISTS (SELECT 1 FROM runs \

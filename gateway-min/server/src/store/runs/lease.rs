@@ -1,7 +1,7 @@
-//! How a process shows that it works on its rows: it owns them for some time, and renews that.
+//! Leases: a process owns its rows for a limited time, and renews them to show that it is alive.
 //!
-//! A row never changes its owner. Whoever takes an owner for gone ends the row ([`super::recovery`]), and an ended row
-//! is ended for good: so an owner that comes back too late can change nothing of it.
+//! A row never changes its owner. A process that considers an owner dead ends the row ([`super::recovery`]), and an
+//! ended row never changes: so an owner that comes back too late cannot change it.
 
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::store::codec::{Cells, time_text};
 use crate::store::error::StoreError;
 use crate::store::query::{FromRow, Row};
 
-/// On which terms a process owns its rows.
+/// The terms on which a process owns its rows.
 #[derive(Clone, Debug)]
 pub struct Lease {
     /// A name that no other process has, nor this one after a restart.
@@ -22,16 +22,16 @@ pub struct Lease {
     pub length: TimeDelta,
 }
 
-/// What a process has to know of a run that it works on.
+/// What a process must know about a run that it works on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noticed {
     /// The run.
     pub run_id: String,
     /// Its thread.
     pub thread_id: String,
-    /// Whether somebody has asked to cancel it, or has ended it.
+    /// Whether it was cancelled or ended elsewhere.
     pub stopped: bool,
-    /// Whether another process asked for its frames.
+    /// Whether another process requested its frames.
     pub followed: bool,
 }
 
@@ -48,20 +48,20 @@ impl FromRow for Noticed {
 }
 
 impl Runs {
-    /// The name under which this process owns rows, if it is not the only one.
+    /// The name under which this process owns rows, if there may be other processes.
     pub fn owner(&self) -> Option<&str> {
         self.lease.as_ref().map(|lease| lease.owner.as_str())
     }
 
-    /// Renews the leases of these runs and of all reservations that this process holds. What is not its own, or has
-    /// ended, stays as it is.
+    /// Renews the leases of these runs and of all reservations held by this process. Rows of others and ended rows are
+    /// unchanged.
     pub async fn renew(&self, run_ids: &[String]) -> Result<(), StoreError> {
         let Some(lease) = &self.lease else { return Ok(()) };
         let held: Vec<String> = run_ids.iter().cloned().chain(self.reserved().iter().cloned()).collect();
         if held.is_empty() {
             return Ok(());
         }
-        // Rows of many threads, in no order that others keep.
+        // Rows of many threads, in no particular order, so that taking each thread's lock could deadlock.
         let mut tx = self.db.write_everywhere().await?;
         let mut sql = self.db.builder("UPDATE runs SET lease_expires_at = ");
         sql.push_bind(time_text(self.db.clock.now() + lease.length));
@@ -71,7 +71,7 @@ impl Runs {
         tx.commit().await
     }
 
-    /// Which of these runs somebody has asked to cancel, has ended, or follows in another process.
+    /// Which of these runs were cancelled, were ended, or are followed by another process.
     pub async fn noticed(&self, run_ids: &[String]) -> Result<Vec<Noticed>, StoreError> {
         if run_ids.is_empty() {
             return Ok(Vec::new());

@@ -1,7 +1,7 @@
-//! How an admitted run moves on: start, progress, cancellation, end. Every change looks at the state it
-//! starts from in its own transaction, so that of two that race one wins and the other is told. What happens between
-//! the admission and the decision how the run ends is not flushed by SQLite: after a loss of power a run is recovered from
-//! each of these steps alike.
+//! The life of an admitted run: start, progress, cancellation, end. Every change checks the current state in its own
+//! transaction, so that of two racing changes one wins and the other gets to know. SQLite does not flush what happens
+//! between admission and the decided outcome, because after a power loss a run is recovered the same way from each of
+//! these steps.
 
 use super::admission::mark_cancelled;
 use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
@@ -11,29 +11,29 @@ use crate::store::error::StoreError;
 use crate::store::query::{Sql, query};
 use crate::store::threads::ThreadStatus;
 
-/// What [`Runs::start`] did.
+/// The result of [`Runs::start`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartOutcome {
-    /// The run is `running` now, by this call.
+    /// This call made the run `running`.
     Started,
     /// The run waits for its predecessor to end; nothing changed.
     Waiting,
     /// The run was cancelled before it started; nothing changed. Finish it.
     Cancelled(CancelAction),
-    /// The run is not `pending` any more; nothing changed.
+    /// The run is no longer `pending`; nothing changed.
     NotPending(RunStatus),
 }
 
-/// What [`Runs::request_cancel`] did.
+/// The result of [`Runs::request_cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelOutcome {
-    /// The cancellation is marked; make the run stop.
+    /// The cancellation is recorded; stop the run.
     Accepted,
-    /// The run was cancelled before, or is being cancelled; nothing changed.
+    /// The run was already cancelled or is being cancelled; nothing changed.
     AlreadyInterrupted,
-    /// The run had ended with this status before; nothing changed.
+    /// The run had already ended with this status; nothing changed.
     AlreadyTerminal(RunStatus),
-    /// There is no such run.
+    /// The run does not exist.
     NotFound,
 }
 
@@ -46,39 +46,39 @@ pub struct RunEnd {
     pub error: Option<String>,
     /// Why it stopped early.
     pub stop_reason: Option<String>,
-    /// What it used and said in all.
+    /// Its total usage and messages.
     pub totals: RunTotals,
 }
 
-/// What [`Runs::decide`] did.
+/// The result of [`Runs::decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecideOutcome {
-    /// It is stored how the run ends.
+    /// The outcome is stored.
     Decided,
-    /// The run was asked to cancel and cannot end as a `success`; nothing changed. Carry out the
-    /// cancellation and decide for another end.
+    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and decide on
+    /// another outcome.
     CancelRequested(CancelAction),
-    /// The run had ended with this status before, by whoever; nothing changed. It is not this process's any more:
-    /// write nothing for it.
+    /// The run had already ended with this status, possibly ended by another process; nothing changed. It no longer
+    /// belongs to this process: write nothing for it.
     AlreadyTerminal(RunStatus),
 }
 
-/// What [`Runs::finish`] did.
+/// The result of [`Runs::finish`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishOutcome {
-    /// The run has ended, by this call.
+    /// This call ended the run.
     Finished {
-        /// The first of the runs that waited, which holds the thread now; start it.
+        /// The first waiting run, which now holds the thread; start it.
         promoted: Option<String>,
     },
-    /// The run was asked to cancel and cannot end as a `success`; nothing changed. Carry out the
-    /// cancellation and finish the run with another status.
+    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and finish the
+    /// run with another status.
     CancelRequested(CancelAction),
-    /// The run had ended with this status before; nothing changed.
+    /// The run had already ended with this status; nothing changed.
     AlreadyTerminal(RunStatus),
 }
 
-/// The columns of [`RunTotals`] as the parameters that [`bind_totals`] adds after two others.
+/// The columns of [`RunTotals`] as parameters, which [`bind_totals`] binds after two others.
 macro_rules! set_totals {
     () => {
         "message_count = $3, first_human_message = COALESCE($4, first_human_message), \
@@ -108,7 +108,7 @@ impl Runs {
         Ok(StartOutcome::Started)
     }
 
-    /// Stores what the run has used so far; `false` if it is not `running`, and then nothing changes.
+    /// Stores the run's usage so far; `false`, without a change, if it is not `running`.
     pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, StoreError> {
         let mut tx = self.db.unflushed().write_of_run(run_id).await?;
         let sql = bind_totals(
@@ -126,9 +126,8 @@ impl Runs {
         Ok(changed)
     }
 
-    /// Marks an active run for cancellation. It keeps its thread until it has stopped and finished;
-    /// clients see it as `interrupted` at once ([`RunRow::reported_status`]). The first request
-    /// decides about the action.
+    /// Records the cancellation of an active run. It keeps its thread until it has stopped and finished; clients see it
+    /// as `interrupted` at once ([`RunRow::reported_status`]). The first request determines the action.
     pub async fn request_cancel(
         &self,
         run_id: &str,
@@ -146,10 +145,9 @@ impl Runs {
         Ok(CancelOutcome::Accepted)
     }
 
-    /// Stores how a run that works will end. It keeps its thread until [`Runs::finish`], so that what is still to be
-    /// written of it is written before anybody else writes; clients see it at work until then. A run that was asked to
-    /// cancel is not decided to be a `success`, so no accepted cancellation is lost to a run that was just done, and one
-    /// that is decided accepts no cancellation.
+    /// Stores how a running run will end. It keeps its thread until [`Runs::finish`], so that its remaining writes come
+    /// before anyone else's; clients still see it as running. A cancelled run cannot be decided as a `success`, so that
+    /// no accepted cancellation is lost to a run that was just finishing; a decided run accepts no cancellation.
     ///
     /// # Errors
     /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
@@ -179,9 +177,9 @@ impl Runs {
         Ok(DecideOutcome::Decided)
     }
 
-    /// Ends an active run, gives its thread the status that follows from that if the run has worked on it, and passes
-    /// the thread to the first run that waits for it, if there is one. A run that was asked to cancel does not end as a
-    /// `success`, unless that was [decided](Runs::decide) before.
+    /// Ends an active run, sets the resulting status of its thread if the run has worked on it, and passes the thread
+    /// to the first waiting run. A cancelled run does not end as a `success`, unless that was [decided](Runs::decide)
+    /// before.
     ///
     /// # Errors
     /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
@@ -232,7 +230,7 @@ async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreErro
         .await
 }
 
-/// Gives the thread, if nobody holds it, to the run that has waited longest for it.
+/// Gives the thread, if it is free, to the run that has waited longest.
 pub(super) async fn promote_waiting(
     tx: &mut WriteTx,
     thread_id: &str,

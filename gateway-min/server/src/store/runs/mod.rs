@@ -1,10 +1,9 @@
-//! The rows of `runs`: runs, and the reservations by which other writers hold a thread.
+//! The rows of `runs`: runs, and the reservations with which other writers hold a thread.
 //!
-//! The table is the one truth about who may write to a thread, over tasks and processes: a unique
-//! index allows one *active* row (`pending` or `running`) a thread. [`admission`] is how a run
-//! becomes that row, [`reservation`] how another writer does, [`lifecycle`] how a run moves on,
-//! [`lease`] how a process shows that it still works on its rows, [`frames`] how others see what its runs stream, and [`recovery`] what is done about rows that
-//! nobody works on any more.
+//! The table alone decides who may write to a thread, across tasks and processes: a unique index allows one *active*
+//! row (`pending` or `running`) per thread. [`admission`] is how a run becomes that row, [`reservation`] how another
+//! writer does, [`lifecycle`] how a run moves on, [`lease`] how a process shows that it is alive, [`frames`] how other
+//! processes see the streams of its runs, and [`recovery`] how abandoned rows are ended.
 
 mod admission;
 mod frames;
@@ -30,8 +29,8 @@ use super::db::Db;
 use super::error::StoreError;
 use super::query::{FromRow, Row, query};
 
-/// The most characters that [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`]
-/// keep; longer texts are cut.
+/// The maximum length of [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`] in characters; longer
+/// texts are truncated.
 pub const MESSAGE_PREVIEW_MAX_CHARS: usize = 2000;
 
 name_enum! {
@@ -39,7 +38,7 @@ name_enum! {
     RunStatus ("run status") {
         /// Admitted, not started.
         Pending = "pending",
-        /// At work.
+        /// Running.
         Running = "running",
         /// Ended normally.
         Success = "success",
@@ -60,7 +59,7 @@ impl RunStatus {
 }
 
 name_enum! {
-    /// What kind of work a row of `runs` stands for.
+    /// The kind of work that a row of `runs` represents.
     OperationKind ("operation kind") {
         /// A run of an agent.
         Run = "run",
@@ -68,7 +67,7 @@ name_enum! {
         CheckpointWrite = "checkpoint_write",
         /// A write to the thread's files.
         ArtifactWrite = "artifact_write",
-        /// The making of a branch of the thread.
+        /// The creation of a branch of the thread.
         Branch = "branch",
         /// The deletion of the thread.
         Delete = "delete",
@@ -76,7 +75,7 @@ name_enum! {
 }
 
 name_enum! {
-    /// What becomes of a cancelled run's work.
+    /// What happens to the work of a cancelled run.
     CancelAction ("cancel action") {
         /// Completed steps stay.
         Interrupt = "interrupt",
@@ -86,7 +85,7 @@ name_enum! {
 }
 
 name_enum! {
-    /// What a new run does when its thread is taken by another run.
+    /// What a new run does if another run holds its thread.
     MultitaskStrategy ("multitask strategy") {
         /// It is refused.
         Reject = "reject",
@@ -94,13 +93,13 @@ name_enum! {
         Interrupt = "interrupt",
         /// It cancels that run, restores the state from before it, and runs after that.
         Rollback = "rollback",
-        /// It runs after that run and after all that wait already.
+        /// It runs after that run and all waiting runs.
         Enqueue = "enqueue",
     }
 }
 
 impl Default for MultitaskStrategy {
-    /// What a request means that says nothing.
+    /// The default of a request without a strategy.
     fn default() -> Self {
         Self::Reject
     }
@@ -115,10 +114,10 @@ pub struct NewRun {
     pub thread_id: String,
     /// The agent.
     pub assistant_id: Option<String>,
-    /// Who started it.
+    /// The user who started it.
     pub user_id: Option<String>,
-    /// A key that stands for this one request of this one user on this one thread (a hash of the
-    /// three): a second admission with it returns the first one's run.
+    /// A hash that identifies this request of this user on this thread: a second admission with it returns the first
+    /// one's run.
     pub idempotency_key: Option<String>,
     /// The model.
     pub model_name: Option<String>,
@@ -128,11 +127,11 @@ pub struct NewRun {
     pub kwargs: Value,
     /// The text of the first human message; see [`MESSAGE_PREVIEW_MAX_CHARS`].
     pub first_human_message: Option<String>,
-    /// The run that this one follows up.
+    /// The run that this one continues.
     pub follow_up_to_run_id: Option<String>,
 }
 
-/// What a run has used and said so far.
+/// A run's usage and messages so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunTotals {
     /// Messages produced.
@@ -141,11 +140,11 @@ pub struct RunTotals {
     pub first_human_message: Option<String>,
     /// The text of the last answer; writing `None` keeps the stored one.
     pub last_ai_message: Option<String>,
-    /// Tokens sent to models.
+    /// Input tokens.
     pub total_input_tokens: i64,
-    /// Tokens received from models.
+    /// Output tokens.
     pub total_output_tokens: i64,
-    /// Both together.
+    /// Input and output tokens.
     pub total_tokens: i64,
     /// Model calls.
     pub llm_call_count: i64,
@@ -153,13 +152,13 @@ pub struct RunTotals {
     pub lead_agent_tokens: i64,
     /// Tokens of its subagents.
     pub subagent_tokens: i64,
-    /// Tokens of everything else, such as titles and summaries.
+    /// Tokens for everything else, such as titles and summaries.
     pub middleware_tokens: i64,
     /// Token counts by model name.
     pub token_usage_by_model: JsonObject,
 }
 
-/// A row of `runs`. What it shows of the request is what [`NewRun`] was given.
+/// A row of `runs`. Its request fields hold what [`NewRun`] contained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunRow {
     /// The run's id.
@@ -168,13 +167,13 @@ pub struct RunRow {
     pub thread_id: String,
     /// The agent.
     pub assistant_id: Option<String>,
-    /// Who started it.
+    /// The user who started it.
     pub user_id: Option<String>,
     /// The stored state; clients are shown [`RunRow::reported_status`].
     pub status: RunStatus,
-    /// What the row stands for.
+    /// The kind of work.
     pub operation_kind: OperationKind,
-    /// Whether this pending run waits for those before it to end.
+    /// Whether this pending run waits for earlier ones to end.
     pub waiting: bool,
     /// See [`NewRun::idempotency_key`].
     pub idempotency_key: Option<String>,
@@ -186,24 +185,23 @@ pub struct RunRow {
     pub metadata: JsonObject,
     /// The request's input and configuration.
     pub kwargs: Value,
-    /// Why it failed: for one, the mismatch text (the service reference, "Thread, checkpoint and run
-    /// records").
+    /// Why it failed, for example the mismatch text (service reference, "Thread, checkpoint and run records").
     pub error: Option<String>,
     /// Why it stopped early.
     pub stop_reason: Option<String>,
-    /// What it has used and said.
+    /// Its usage and messages.
     pub totals: RunTotals,
-    /// The run that this one follows up.
+    /// The run that this one continues.
     pub follow_up_to_run_id: Option<String>,
-    /// The process that works on it, if it is not the only one.
+    /// The process that works on it, if there may be several.
     pub owner_worker_id: Option<String>,
-    /// Until when that process is surely alive; `None` if it is the only one.
+    /// Until when that process is known to be alive; `None` without leases.
     pub lease_expires_at: Option<DateTime<Utc>>,
-    /// How it was asked to cancel.
+    /// How it was requested to cancel.
     pub cancel_action: Option<CancelAction>,
-    /// When it was asked to cancel.
+    /// When the cancellation was requested.
     pub cancel_requested_at: Option<DateTime<Utc>>,
-    /// How the run will end, as soon as all that belongs to it is written; no cancellation changes it any more.
+    /// How the run will end once everything that belongs to it is written; a cancellation no longer changes it.
     pub decided_status: Option<RunStatus>,
     /// When it was admitted.
     pub created_at: DateTime<Utc>,
@@ -212,8 +210,8 @@ pub struct RunRow {
 }
 
 impl RunRow {
-    /// The state that clients see: a run counts as `interrupted` from the moment a cancellation was
-    /// accepted, while the stored state keeps the thread until the run has really ended.
+    /// The status shown to clients: a run is `interrupted` as soon as its cancellation was accepted, while the stored
+    /// status keeps the thread until the run has ended.
     pub fn reported_status(&self) -> RunStatus {
         if self.status.is_active() && self.cancel_action.is_some() {
             RunStatus::Interrupted
@@ -266,14 +264,14 @@ impl FromRow for RunRow {
     }
 }
 
-/// What [`Runs::list_by_thread`] returns.
+/// The filter of [`Runs::list_by_thread`].
 #[derive(Clone, Debug)]
 pub struct RunQuery {
     /// Only runs with this [`RunRow::reported_status`].
     pub status: Option<RunStatus>,
-    /// At most this many rows.
+    /// The maximum number of rows.
     pub limit: u32,
-    /// After skipping this many.
+    /// The number of rows to skip.
     pub offset: u64,
 }
 
@@ -284,25 +282,25 @@ pub struct RunQuery {
 #[derive(Clone, Debug)]
 pub struct Runs {
     pub(super) db: Db,
-    /// On which terms this process owns its rows; `None` if it is the only one.
+    /// The lease terms of this process; `None` if it is the only one.
     pub(super) lease: Option<Arc<Lease>>,
     /// The rows of the reservations that this process holds.
     pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Runs {
-    /// The run with this id; reservations are not found here.
+    /// The run with this id; reservations are not found.
     pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, StoreError> {
         let sql = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
         self.db.fetch_optional(sql.bind(run_id)).await
     }
 
-    /// The run that was admitted with this key; see [`NewRun::idempotency_key`].
+    /// The run admitted with this key; see [`NewRun::idempotency_key`].
     pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, StoreError> {
         self.db.fetch_optional(query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
     }
 
-    /// The thread's runs, last admitted first; reservations are not among them.
+    /// The thread's runs, last admitted first, without reservations.
     pub async fn list_by_thread(&self, thread_id: &str, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
         let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
         sql.push_bind(thread_id);
@@ -325,7 +323,7 @@ impl Runs {
         self.db.fetch_all(sql.build()).await
     }
 
-    /// The runs that are pending or running and were not cancelled, first admitted first; those of one thread, or all.
+    /// The runs that are pending or running and not cancelled, first admitted first; of one thread, or all.
     pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, StoreError> {
         let mut sql = self.db.builder(
             "SELECT * FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
@@ -344,7 +342,7 @@ impl Runs {
         Ok(self.db.fetch_optional::<(String,)>(sql).await?.is_some())
     }
 
-    /// The run or reservation that holds the thread; a run that only waits for it does not count.
+    /// The run or reservation that holds the thread; a waiting run does not count.
     pub async fn active_for_thread(&self, thread_id: &str) -> Result<Option<RunRow>, StoreError> {
         self.db.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await
     }

@@ -1,4 +1,4 @@
-//! What is done about operations whose process is gone: at a start, and while others go on.
+//! Ends operations whose process is gone: at start, and while others run.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -9,10 +9,10 @@ use crate::store::error::StoreError;
 use crate::store::query::query;
 use crate::store::threads::ThreadStatus;
 
-/// The error text of a run whose process ended before it did.
+/// The error of a run whose process ended before it did.
 pub const RECOVERY_ERROR: &str = "Gateway restarted before this run reached a durable final state.";
 
-/// The error text of a run whose process has not renewed its lease.
+/// The error of a run whose process has not renewed its lease.
 pub const LEASE_EXPIRED_ERROR: &str = "Run lease expired \u{2014} owning worker is unreachable.";
 
 /// The stop reason of both.
@@ -21,31 +21,32 @@ pub const RECOVERY_STOP_REASON: &str = "orphan_recovered";
 /// What [`Runs::recover_orphans`] found and repaired.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recovered {
-    /// The runs that are `error` now, as they are now.
+    /// The runs that were set to `error`, with their new values.
     pub runs: Vec<RunRow>,
-    /// The threads that dead writers had reserved and that are free now.
+    /// The threads that dead writers had reserved, which are now free.
     pub released: Vec<String>,
-    /// The runs that waited for what is over and hold their thread now; their workers are alive.
+    /// The runs that waited for dead operations and now hold their threads; their workers are alive.
     pub promoted: Vec<String>,
 }
 
-/// The rows that nobody works on, before the time `$1`.
+/// Rows that no process works on, before the time `$1`.
 const DEAD: &str = "lease_expires_at < $1";
-/// The same at a start, where one without a lease is of a process that ended.
+/// The same at start, when a row without a lease belongs to a process that has ended.
 const DEAD_AT_START: &str = "(lease_expires_at IS NULL OR lease_expires_at < $1)";
 /// The rows of the process `$1`.
 const OWNED: &str = "owner_worker_id = $1";
 
 impl Runs {
-    /// Ends every active operation that no live worker can be working on: one without a lease, or
-    /// with a lease that ended more than `grace` before `now`. Call it once at start, before the first
-    /// admission. Processes that share a database must all have leases.
+    /// Ends every active operation that cannot have a live worker: one without a lease, or whose lease ended more than
+    /// `grace` before `now`. Call it once at start, before the first admission. Processes that share a database must
+    /// all have leases.
     ///
     /// * Runs become `error` with [`RECOVERY_ERROR`], or [`LEASE_EXPIRED_ERROR`] if they had a lease, and
-    ///   [`RECOVERY_STOP_REASON`], waiting ones too; but a run whose end was [decided](Runs::decide) ends like that.
+    ///   [`RECOVERY_STOP_REASON`], including waiting ones; but a run with a [decided](Runs::decide) outcome ends with
+    ///   that.
     /// * Reservations are removed.
-    /// * Threads whose last run is among those runs get the status that follows. Any other thread that is
-    ///   `running` though nothing holds it gets the status that its last run left.
+    /// * Threads whose last run is one of these get the resulting status. Any other thread that is `running` without a
+    ///   holder gets the status that follows from its last run.
     pub async fn recover_orphans(
         &self,
         now: DateTime<Utc>,
@@ -54,8 +55,8 @@ impl Runs {
         self.recover(now, DEAD_AT_START, time_text(now - grace), LEASE_EXPIRED_ERROR).await
     }
 
-    /// The same for operations with a lease, at any time: what other processes left that ended or stand still. If
-    /// there is none, nobody has to wait.
+    /// The same for operations with a lease, at any time: ends what other processes left that ended or stalled. If
+    /// there is nothing to end, takes no lock.
     pub async fn recover_expired(
         &self,
         now: DateTime<Utc>,
@@ -70,7 +71,7 @@ impl Runs {
         self.recover(now, DEAD, time_text(now - grace), LEASE_EXPIRED_ERROR).await
     }
 
-    /// The same for the operations of one process that is known to be gone, whatever their leases say; the error of its
+    /// The same for the operations of one process that is known to be gone, whatever their leases; the error of its
     /// runs is [`RECOVERY_ERROR`].
     pub async fn recover_owner(&self, now: DateTime<Utc>, owner: &str) -> Result<Recovered, StoreError> {
         self.recover(now, OWNED, owner.to_owned(), RECOVERY_ERROR).await
@@ -127,7 +128,7 @@ impl Runs {
             )
             .await?;
         }
-        // A run row is final before its thread's status is: a process may have ended in between.
+        // Repairs threads whose process ended between ending the run and setting the thread's status.
         tx.execute(
             query(
                 "UPDATE threads_meta SET updated_at = $1, status = COALESCE((SELECT CASE runs.status \

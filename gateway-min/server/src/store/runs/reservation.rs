@@ -1,4 +1,4 @@
-//! How a writer other than a run gets a thread: a row of `runs` that lasts as long as its work.
+//! Reservations: how a writer other than a run gets a thread, with a row of `runs` for the duration of its work.
 
 use uuid::Uuid;
 
@@ -34,12 +34,12 @@ impl From<WriterKind> for OperationKind {
     }
 }
 
-/// The right to write to a thread: while it lives, no run and no other writer gets the thread.
+/// The right to write to a thread: while it exists, no run or other writer gets the thread.
 ///
-/// Call [`Reservation::release`] when the work is done. A reservation that is dropped instead, by an
-/// error or with a cancelled request, is released in the background.
+/// Call [`Reservation::release`] when the work is done. A reservation that is dropped instead, by an error or with a
+/// cancelled request, is released in the background.
 #[derive(Debug)]
-#[must_use = "dropping a reservation gives the thread back"]
+#[must_use = "dropping a reservation releases the thread"]
 pub struct Reservation {
     runs: Runs,
     thread_id: String,
@@ -54,13 +54,13 @@ impl Reservation {
         &self.thread_id
     }
 
-    /// What it was reserved for.
+    /// The kind of work.
     pub fn kind(&self) -> WriterKind {
         self.kind
     }
 
-    /// Gives the thread back, to the first run that waits for it if there is one. After an error, or when the future is dropped, another attempt is made
-    /// in the background.
+    /// Releases the thread, to the first waiting run if there is one. After an error, or if the future is dropped,
+    /// another attempt is made in the background.
     pub async fn release(mut self) -> Result<(), StoreError> {
         delete_row(&self.runs, &self.row_id).await?;
         self.held = false;
@@ -72,7 +72,7 @@ impl Reservation {
         &self.row_id
     }
 
-    /// The row is gone with its thread.
+    /// Its row was deleted with the thread.
     pub(in crate::store) fn forget(mut self) {
         self.held = false;
     }
@@ -80,14 +80,14 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // From now on its lease is not renewed.
+        // Stop renewing its lease.
         self.runs.reserved().remove(&self.row_id);
-        // Without a runtime the process is ending, and the next start recovers the thread.
+        // Without a runtime the process is ending; the next start recovers the thread.
         if let (true, Ok(runtime)) = (self.held, tokio::runtime::Handle::try_current()) {
             let (runs, row_id, thread_id) = (self.runs.clone(), self.row_id.clone(), self.thread_id.clone());
             runtime.spawn(async move {
                 if let Err(error) = delete_row(&runs, &row_id).await {
-                    tracing::error!(%thread_id, %error, "a reserved thread stays reserved until its lease is over or the next start");
+                    tracing::error!(%thread_id, %error, "a thread stays reserved until its lease expires or the next start");
                 }
             });
         }
@@ -105,8 +105,8 @@ async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), StoreError> {
 }
 
 impl Runs {
-    /// Reserves the thread, which need not have a row, for a writer that is not a run. The future can
-    /// be dropped at any point; a reservation made by then is released.
+    /// Reserves the thread, which need not have a row, for a writer that is not a run. The future can be dropped at any
+    /// point; a reservation that was already created is released.
     ///
     /// # Errors
     /// [`StoreError::Conflict`]: a run or another writer holds the thread.
@@ -137,11 +137,11 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
         });
     }
     let reservation = Reservation { runs, thread_id, row_id, kind, held: true };
-    // Before the commit, from which on the row needs renewals.
+    // Before the commit, because the row needs renewals from then on.
     reservation.runs.reserved().insert(reservation.row_id.clone());
     match tx.commit().await {
         Ok(()) => Ok(reservation),
-        // Dropped, it is given back in case that it was made.
+        // Dropping it releases it, in case the commit happened.
         Err(error @ StoreError::InDoubt { .. }) => Err(error),
         Err(error) => {
             reservation.forget();

@@ -124,7 +124,7 @@ async fn taken_run_id_is_an_error_and_changes_nothing() {
     assert_eq!(dump(store).await, before);
     store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
     let free = store.runs().admit(new_run("t1", "r2"), Reject).await.unwrap_err();
-    assert_eq!(free.to_string(), "Run r2 exists already; use a new run id");
+    assert_eq!(free.to_string(), "Run r2 already exists; use a new run id");
     assert_eq!(holder(store, "t1").await, None);
 }
 
@@ -199,7 +199,7 @@ async fn taking_over_marks_the_holder_and_waits() {
         let old = run(store, "r1").await;
         assert_eq!((old.status, old.cancel_action), (RunStatus::Running, Some(action)));
         assert_eq!(old.cancel_requested_at, Some(fixture.clock.now()));
-        // The old run keeps the thread until it has ended.
+        // The old run holds the thread until it has ended.
         assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
         assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Waiting);
 
@@ -251,7 +251,7 @@ async fn newer_run_supersedes_the_waiting_one() {
     let late = store.runs().finish("r2", &end(RunStatus::Error)).await.unwrap();
     assert_eq!(late, FinishOutcome::AlreadyTerminal(RunStatus::Interrupted));
 
-    // A run that rejects does not get in while another waits, also not between the two.
+    // A run that rejects is not admitted while another waits, not even between the two.
     assert!(store.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
     store.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
     assert!(store.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
@@ -275,7 +275,7 @@ async fn superseded_run_keeps_an_earlier_cancellation() {
     assert_eq!(superseded.cancel_requested_at, cancelled.cancel_requested_at);
 }
 
-/// Runs `count` admissions at the same moment, half of them through a second store on the same file.
+/// Runs `count` admissions concurrently, half of them through a second store on the same file.
 async fn admit_together(
     fixture: &Fixture,
     count: usize,
@@ -381,10 +381,10 @@ async fn enqueued_runs_get_the_thread_one_after_the_other_in_the_order_of_their_
     let store = &fixture.store;
     create_thread(store, "t").await;
     let admission = store.runs().admit(new_run("t", "r1"), Enqueue).await.unwrap();
-    assert!(matches!(admission, Admission::Admitted(_)), "nobody to wait for: {admission:?}");
+    assert!(matches!(admission, Admission::Admitted(_)), "nothing to wait for: {admission:?}");
     store.runs().start("r1").await.unwrap();
     enqueue(store, "t", &["z", "a", "m"]).await;
-    assert_eq!(run(store, "r1").await.cancel_action, None, "it goes on");
+    assert_eq!(run(store, "r1").await.cancel_action, None, "it continues");
     assert!(store.runs().admit(new_run("t", "no"), Reject).await.unwrap_err().is_conflict());
     for (ended, next) in [("r1", Some("z")), ("z", Some("a")), ("a", Some("m")), ("m", None)] {
         assert_eq!(finish(store, ended).await.as_deref(), next);
@@ -408,7 +408,7 @@ async fn a_cancelled_run_leaves_the_queue_and_gives_nobody_the_thread() {
     assert_eq!(finish(store, "r3").await, None);
     store.delete_run("r3").await.unwrap();
     assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
-    // One whose cancellation is only marked gets the thread and passes it on.
+    // A run whose cancellation is only recorded gets the thread and passes it on.
     store.runs().request_cancel("r2", CancelAction::Interrupt).await.unwrap();
     assert_eq!(finish(store, "r1").await.as_deref(), Some("r2"));
     assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Cancelled(CancelAction::Interrupt));
@@ -469,7 +469,7 @@ async fn a_hundred_runs_wait_and_no_more() {
     }
     let before = dump(store).await;
     let refused = store.runs().admit(new_run("t", "more"), Enqueue).await.unwrap_err();
-    let text = "Thread t has 100 waiting runs, the most that it may have; try again when some have ended";
+    let text = "Thread t has 100 waiting runs, which is the maximum; try again when some have ended";
     assert_eq!(refused.to_string(), text);
     assert_eq!(dump(store).await, before);
     assert_eq!(finish(store, "first").await.as_deref(), Some("r0"));

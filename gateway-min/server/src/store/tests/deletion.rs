@@ -36,7 +36,7 @@ async fn deletion_takes_everything_of_the_thread_and_nothing_else() {
         assert_eq!(events(store, "kept", "kept-r1").await, 2);
         assert_eq!(events(store, "gone", "gone-r1").await, 0);
 
-        // The id starts afresh.
+        // The id can be used again.
         create_thread(store, "gone").await;
         assert_eq!(store.events().count_messages("gone").await.unwrap(), 0);
         start(store, "gone", "new").await;
@@ -93,7 +93,7 @@ async fn late_events_of_a_deleted_thread_are_refused() {
     }
 }
 
-/// Runs an append and the deletion of its thread at once, 100 times: in the end nothing is left.
+/// Runs an append and the deletion of its thread concurrently, 100 times: in the end nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn events_racing_with_the_deletion_leave_nothing() {
     for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
@@ -128,7 +128,7 @@ async fn of_a_run_and_a_deletion_exactly_one_wins() {
         create_thread(&fixture.store, &thread_id).await;
         let barrier = Arc::new(Barrier::new(2));
         let admitting = {
-            // Every other round from another process's view.
+            // Every other round through another process's store.
             let store = if round % 2 == 0 { fixture.store.clone() } else { second.clone() };
             let (run, barrier) = (new_run(&thread_id, &run_id), barrier.clone());
             tokio::spawn(async move {

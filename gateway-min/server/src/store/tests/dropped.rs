@@ -1,4 +1,4 @@
-//! Every future is dropped at every point where it waits: what is left is all of its work or nothing.
+//! Drops every future at every await point: its work is then done completely or not at all.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,14 +10,14 @@ use super::support::*;
 use crate::store::MultitaskStrategy::{Interrupt, Reject};
 use crate::store::*;
 
-/// Drives a future until it has been pending `left` times more, and drops it then.
+/// Polls a future until it has been pending `left` times more, and drops it then.
 struct DropAfter<F> {
     future: Pin<Box<F>>,
     left: usize,
 }
 
 impl<F: Future> Future for DropAfter<F> {
-    /// `None` if the future was given up.
+    /// `None` if the future was dropped.
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -50,7 +50,8 @@ async fn dropped_everywhere(
     let after = dump(&finished).await;
     assert_ne!(before, after);
 
-    // How often it waits depends on how fast the database answers: now and then never, on a busy machine.
+    // How often it waits depends on how fast the database answers; on a busy machine it occasionally does not wait at
+    // all.
     let (mut dropped, mut unwaited) = (0, 0);
     loop {
         let (store, clock) = open().await;
@@ -153,18 +154,18 @@ async fn events() {
 #[tokio::test]
 async fn a_reservation_whose_future_is_dropped_is_given_back() {
     let (store, _) = open().await;
-    // More than once: which waits there are varies, and the one for the commit is the one that counts.
+    // More than once, because the await points vary, and the commit's is the one that matters.
     for _ in 0..20 {
         let mut dropped = 0;
         loop {
             let reserving = Box::pin(store.runs().reserve("t", WriterKind::CheckpointWrite));
             match (DropAfter { future: reserving, left: dropped }).await {
                 Some(Ok(reservation)) => break reservation.release().await.unwrap(),
-                // An abandoned one of before is only now being made and given back.
+                // An abandoned earlier reservation is only now being created and released.
                 Some(Err(error)) => assert!(error.is_conflict(), "{error}"),
                 None => dropped += 1,
             }
-            // The abandoned reservation is made and given back in the background: this one gets through.
+            // The abandoned reservation is created and released in the background; this one must succeed.
             let next = soon(async {
                 loop {
                     match store.runs().reserve("t", WriterKind::CheckpointWrite).await {

@@ -104,7 +104,7 @@ async fn parallel_appends_leave_no_gap() {
             })
         });
         for batch in futures::future::try_join_all(tasks).await.unwrap() {
-            // A batch stays together.
+            // A batch is contiguous.
             assert!(batch.windows(2).all(|pair| pair[1] == pair[0] + 1), "{batch:?}");
         }
         for (thread_id, run_id) in [("t", "r"), ("u", "s")] {
@@ -147,7 +147,7 @@ async fn filters_are_exact_and_combine() {
             (EventQuery { after_seq: Some(4), ..base.clone() }, vec![5, 6]),
             (EventQuery { after_seq: Some(6), ..base.clone() }, vec![]),
             (EventQuery { limit: 2, ..base.clone() }, vec![1, 2]),
-            // The limit counts what the other conditions leave.
+            // The limit applies after the other conditions.
             (EventQuery { task_id: task_id("a"), after_seq: Some(1), limit: 2, ..base.clone() }, vec![2, 5]),
             (
                 EventQuery { task_id: task_id("a"), event_types: types(&["subagent.end"]), ..base.clone() },
@@ -231,7 +231,7 @@ async fn delivery_is_written_once() {
         });
         let written = futures::future::try_join_all(tasks).await.unwrap();
         assert_eq!(written.iter().flatten().collect::<Vec<_>>(), [&1]);
-        // Other types and other runs are not in its way.
+        // Other types and other runs do not prevent it.
         assert_eq!(
             fixture.store.events().append_if_absent("t", "r", event("run.end")).await.unwrap(),
             Some(2)
@@ -249,7 +249,7 @@ async fn events_need_their_run() {
             let error = fixture.store.events().append(thread_id, run_id, vec![event("x")]).await.unwrap_err();
             assert_eq!(error.to_string(), format!("Run {run_id} not found"));
         }
-        // A reservation is no run.
+        // A reservation is not a run.
         let reservation = fixture.store.runs().reserve("v", WriterKind::CheckpointWrite).await.unwrap();
         let row_id = holder(&fixture.store, "v").await.unwrap();
         assert!(
@@ -315,7 +315,7 @@ async fn long_trace_content_is_cut() {
         };
         let exact = Value::from("x".repeat(10_240));
         let (long, list) = ("é".repeat(5121), json!(["y".repeat(20_000)]));
-        // 10241 bytes, whose 10240th is the middle of a character.
+        // 10241 bytes; the 10240th is the middle of a character.
         let odd = format!("x{}", "é".repeat(5120));
         let given = vec![
             trace(exact.clone()),

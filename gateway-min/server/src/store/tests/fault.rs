@@ -1,11 +1,11 @@
-//! Makes the k-th statement of a write fail, or lose the answer to the k-th commit.
+//! Makes the k-th statement of a write fail, or loses the response to the k-th commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::store::StoreError;
 
-/// Counts the statements of write transactions, the commit among them; armed, it fails one.
+/// Counts the statements of write transactions, including the commit; fails one if armed.
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct Fault {
     statement: Arc<AtomicUsize>,
@@ -13,17 +13,17 @@ pub(in crate::store) struct Fault {
 }
 
 impl Fault {
-    /// The `k`-th statement from now fails, from 1.
+    /// Makes the `k`-th statement from now, from 1, fail.
     pub(in crate::store) fn arm(&self, k: usize) {
         self.statement.store(k, Ordering::SeqCst);
     }
 
-    /// The `k`-th commit from now happens, from 1, and nobody is told.
+    /// Makes the `k`-th commit from now, from 1, happen without a response.
     pub(in crate::store) fn arm_doubt(&self, k: usize) {
         self.answer.store(k, Ordering::SeqCst);
     }
 
-    /// Forgets an armed fault; `true` if there was one that has not failed anything yet.
+    /// Disarms; `true` if an armed fault was not used.
     pub(in crate::store) fn disarm(&self) -> bool {
         let left = [&self.statement, &self.answer].map(|armed| armed.swap(0, Ordering::SeqCst));
         left.iter().any(|left| *left > 0)

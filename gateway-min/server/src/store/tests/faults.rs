@@ -1,4 +1,4 @@
-//! Every statement of every write fails once: after it, nothing has changed.
+//! Every statement of every write fails once; nothing has changed afterwards.
 
 use chrono::TimeDelta;
 use serde_json::json;
@@ -7,9 +7,8 @@ use super::support::*;
 use crate::store::MultitaskStrategy::{Enqueue, Interrupt, Reject};
 use crate::store::*;
 
-/// Makes the 1st, 2nd, ... statement of `operation` fail until it gets through, and checks after each
-/// failure that all rows are as before. `statements` is how many there are, the commit among them, so
-/// that the test fails if it stops reaching one.
+/// Makes the 1st, 2nd, ... statement of `operation` fail until it succeeds, and checks after each failure that all rows
+/// are unchanged. `statements` is their number including the commit, so that the test fails if it stops reaching one.
 async fn every_statement_fails_once<T: std::fmt::Debug>(
     store: &Store,
     statements: usize,
@@ -94,7 +93,7 @@ async fn a_reservation() {
     let fixture = fixture().await;
     let runs = fixture.store.runs();
     every_statement_fails_once(&fixture.store, 2, async || {
-        // Kept as it is: a dropped one would be released.
+        // Leaked, because a dropped reservation would be released.
         runs.reserve("t", WriterKind::CheckpointWrite).await.map(std::mem::forget)
     })
     .await;
@@ -136,7 +135,7 @@ async fn events_in_the_database() {
     assert_eq!(events.list(&EventQuery::new("t", "s2")).await.unwrap().last().unwrap().seq, 8);
 }
 
-/// A failed deletion gives the thread back, so what must be unchanged is everything but that.
+/// A failed deletion releases the thread, so everything but that must be unchanged.
 #[tokio::test]
 async fn a_deletion() {
     for (backend, statements) in [(EventBackend::Database, 6), (EventBackend::Memory, 6)] {

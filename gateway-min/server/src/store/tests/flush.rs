@@ -1,11 +1,11 @@
-//! Which write transactions wait for the disk: on Postgres, which may fall under a run that goes on, all.
+//! Which write transactions wait for the disk: on Postgres, which may fail while a run continues, all of them.
 
 use super::support::*;
 use crate::store::db::Db;
 use crate::store::query::{Dialect, query};
 use crate::store::*;
 
-/// What the database says that the commit of a write transaction will wait for.
+/// What the commit of a write transaction will wait for, according to the database.
 async fn waits(db: &Db) -> bool {
     let mut tx = db.write("t").await.unwrap();
     if db.dialect() == Dialect::Sqlite {
@@ -21,7 +21,7 @@ async fn waits(db: &Db) -> bool {
 async fn a_transaction_waits_for_the_disk_unless_it_is_told_not_to() {
     let fixture = fixture().await;
     let store = fixture.place.try_open(StoreOptions::default()).await.unwrap();
-    // The setting is of one transaction, whatever the one before on this connection was.
+    // The setting is per transaction, independent of the previous one on this connection.
     for _ in 0..2 {
         assert!(waits(&store.db).await);
         let in_postgres = store.db.dialect() == Dialect::Postgres;
@@ -29,14 +29,15 @@ async fn a_transaction_waits_for_the_disk_unless_it_is_told_not_to() {
     }
 }
 
-/// What a client is told is flushed: a thread, a run's admission, a cancellation, how it ends. The steps between are not.
+/// What is acknowledged to a client is flushed: a thread, a run's admission, a cancellation, its outcome. The steps
+/// between are not.
 #[tokio::test]
 async fn of_a_run_its_admission_and_how_it_ends_wait_for_the_disk() {
     let fixture = fixture_with(EventBackend::Database).await;
     let options = StoreOptions { event_backend: EventBackend::Database, ..StoreOptions::default() };
     let store = fixture.place.try_open(options).await.unwrap();
     let commits = store.commits();
-    // Of so many commits, so many waited.
+    // Checks the number of commits, and of those that waited.
     let check = |all: u64, flushed: u64| {
         let flushed = if store.db.dialect() == Dialect::Postgres { all } else { flushed };
         assert_eq!((commits.all(), commits.flushed()), (all, flushed));
@@ -62,7 +63,7 @@ async fn of_a_run_its_admission_and_how_it_ends_wait_for_the_disk() {
     admit(&store, "t", "s").await;
     store.runs().request_cancel("s", CancelAction::Interrupt).await.unwrap();
     check(12, 7);
-    // What was rolled back is no commit.
+    // A rolled back transaction is not a commit.
     assert!(store.threads().set_status("nowhere", ThreadStatus::Running).await.is_err());
     check(12, 7);
 }

@@ -1,4 +1,4 @@
-//! Several processes on one database, as the store sees them.
+//! Several processes on one database, as seen by the store.
 
 use chrono::TimeDelta;
 
@@ -28,7 +28,7 @@ async fn renewed_rows_are_kept_and_the_others_of_the_process_are_not() {
     for _ in 0..5 {
         fixture.clock.advance_seconds(10);
         a.runs().renew(&["kept".to_owned()]).await.unwrap();
-        // What another process owns is not its to renew.
+        // A process does not renew rows of another.
         b.runs().renew(&["dropped".to_owned()]).await.unwrap();
     }
     let recovered = expired(&b, &fixture.clock).await;
@@ -56,7 +56,7 @@ async fn a_row_without_a_lease_is_left_alone_while_others_work() {
     assert_eq!(a.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap().runs.len(), 1);
 }
 
-/// It stood still for too long: whatever it does about its run is too late.
+/// It stalled for too long: whatever it does about its run is too late.
 #[tokio::test]
 async fn a_process_that_lost_its_lease_can_change_nothing_of_its_run() {
     let fixture = fixture().await;
@@ -131,7 +131,7 @@ async fn a_decided_run_keeps_its_thread_until_it_is_finished_and_takes_no_cancel
     assert_eq!(cancelled, CancelOutcome::AlreadyTerminal(RunStatus::Success));
     wait(store, "t", "next", Interrupt).await;
     assert_eq!(run(store, "r").await.cancel_action, None);
-    // Again, as after a commit in doubt.
+    // Again, as after a commit with an unknown outcome.
     assert_eq!(runs.decide("r", &success).await.unwrap(), DecideOutcome::Decided);
 
     let finished = runs.finish("r", &success).await.unwrap();
@@ -216,7 +216,7 @@ async fn runs_that_were_cancelled_ended_or_followed_are_told() {
     assert_eq!(a.runs().noticed(&[]).await.unwrap(), []);
 }
 
-/// Rows of a process that another one knows to be gone, whatever their leases say; nobody else's.
+/// Rows of a process known to be gone, whatever their leases; no other rows.
 #[tokio::test]
 async fn what_a_process_left_that_is_known_to_be_gone_is_ended_at_once() {
     let fixture = fixture().await;
@@ -269,15 +269,15 @@ async fn frames_are_kept_for_a_run_that_is_there_in_their_order_and_up_to_a_boun
     );
     assert_eq!((&all[0], all[2].ends), (&first, true));
     assert_eq!(b.runs().frames("r", 0, 2).await.unwrap(), all[..2]);
-    assert_eq!(b.runs().frames("r", 1, 10).await.unwrap(), all[..], "the batch in which it is");
+    assert_eq!(b.runs().frames("r", 1, 10).await.unwrap(), all[..], "the batch that contains it");
     assert_eq!(b.runs().frames("r", 2, 10).await.unwrap(), all[1..]);
-    assert_eq!(b.runs().frames("r", 9, 10).await.unwrap(), all[2..], "the end is told to everybody");
+    assert_eq!(b.runs().frames("r", 9, 10).await.unwrap(), all[2..], "every follower gets the end");
     append(&batch(3, &["d"], false), 3).await;
     let left = b.runs().frames("r", 0, 10).await.unwrap();
     assert_eq!(left.iter().map(|found| found.first_seq).collect::<Vec<_>>(), [3, 3]);
 
     a.runs().append_frames("t", "gone", &batch(0, &["x"], false), 0).await.unwrap();
-    assert_eq!(b.runs().frames("gone", 0, 10).await.unwrap(), [], "nobody would remove them");
+    assert_eq!(b.runs().frames("gone", 0, 10).await.unwrap(), [], "nothing would remove them");
     a.runs().forget_frames("t", "r").await.unwrap();
     assert_eq!(b.runs().frames("r", 0, 10).await.unwrap(), []);
 }

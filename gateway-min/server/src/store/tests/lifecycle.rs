@@ -36,7 +36,7 @@ async fn run_goes_from_pending_to_success() {
 
     fixture.clock.advance_micros(1);
     assert!(runs.progress("r", &totals(10)).await.unwrap());
-    // Texts that are not given stay.
+    // Omitted texts are kept.
     assert!(
         runs.progress("r", &RunTotals { first_human_message: None, last_ai_message: None, ..totals(10) })
             .await
@@ -50,7 +50,7 @@ async fn run_goes_from_pending_to_success() {
         status: RunStatus::Success,
         error: None,
         stop_reason: Some("loop_capped".to_owned()),
-        // Long texts are cut.
+        // Long texts are truncated.
         totals: RunTotals {
             first_human_message: None,
             last_ai_message: Some("é".repeat(2001)),
@@ -214,7 +214,7 @@ async fn waiting_run_that_is_cancelled_ends_without_taking_the_thread() {
     let outcome = runs.finish("r2", &end(RunStatus::Interrupted)).await.unwrap();
     assert_eq!(outcome, FinishOutcome::Finished { promoted: None });
     assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
-    // Nobody waits any more.
+    // No run waits any more.
     let outcome = runs.finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
     assert_eq!(outcome, FinishOutcome::Finished { promoted: None });
     assert_eq!(holder(store, "t").await, None);
@@ -247,7 +247,7 @@ async fn runs_are_listed_last_admitted_first() {
     assert_eq!(list(Some(RunStatus::Error), 9, 0).await, ["a"]);
     assert_eq!(list(Some(RunStatus::Timeout), 9, 0).await, [""; 0]);
 
-    // The filter goes by what clients see.
+    // The filter uses the status that clients see.
     wait(store, "t", "next", MultitaskStrategy::Interrupt).await;
     assert_eq!(list(Some(RunStatus::Running), 9, 0).await, [""; 0]);
     assert_eq!(list(Some(RunStatus::Interrupted), 9, 0).await, ["now", "m"]);

@@ -1,4 +1,4 @@
-//! Tests of the store as its users see it, and of what races, faults and dropped futures leave: on each database.
+//! Tests of the store through its interface, and of races, faults and dropped futures: on each database.
 
 pub(super) mod fault;
 mod on_postgres;

@@ -1,4 +1,4 @@
-//! Random operations on two threads, against a model that says in a few lines who holds what.
+//! Random operations on two threads, compared with a small model of who holds what.
 
 use std::collections::HashMap;
 
@@ -36,11 +36,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What one thread should look like.
+/// The expected state of one thread.
 #[derive(Default)]
 struct Model {
     holder: Option<String>,
-    /// In the order of admission.
+    /// In order of admission.
     waiting: Vec<String>,
     reservation: Option<Reservation>,
     /// Status and cancellation of every run.
@@ -63,13 +63,13 @@ impl Model {
         None
     }
 
-    /// The thread goes to the run that waits longest.
+    /// The thread passes to the run that has waited longest.
     fn pass_on(&mut self) -> Option<String> {
         self.holder = (!self.waiting.is_empty()).then(|| self.waiting.remove(0));
         self.holder.clone()
     }
 
-    /// What holds the thread, as others are told.
+    /// The holder of the thread, as reported to others.
     fn holding(&self) -> Option<OperationKind> {
         let reserved = self.reservation.as_ref().map(|reservation| reservation.kind().into());
         self.holder.as_ref().map(|_| OperationKind::Run).or(reserved)
@@ -211,7 +211,7 @@ impl Model {
         }
     }
 
-    /// A restart: everything that was active is over.
+    /// A restart: everything active has ended.
     fn recover(&mut self) -> usize {
         let mut recovered = 0;
         for (status, _) in self.runs.values_mut().filter(|(status, _)| status.is_active()) {

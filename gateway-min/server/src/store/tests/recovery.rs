@@ -31,7 +31,7 @@ async fn runs_of_a_dead_process_become_errors_and_free_their_threads() {
     start(&fixture.store, "cancelled", "r3").await;
     fixture.store.runs().request_cancel("r3", CancelAction::Rollback).await.unwrap();
     let reservation = fixture.store.runs().reserve("reserved", WriterKind::Delete).await.unwrap();
-    // The process ends without a word.
+    // The process ends without cleaning up.
     std::mem::forget(reservation);
     fixture.store.close().await;
 
@@ -83,7 +83,7 @@ async fn live_leases_and_their_grace_are_respected() {
     let owner = fixture.owner("a").await;
     for (name, by, advance) in [
         ("dead", &owner, 1),
-        // Its lease of 30 seconds is over for exactly the grace.
+        // Its lease of 30 seconds ended exactly the grace ago.
         ("grace", &owner, 40_000_000),
         ("live", &owner, 0),
         ("none", store, 0),

@@ -196,14 +196,14 @@ fn scalar() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// What the filter means, said without the database.
+/// The meaning of the filter, computed without the database.
 #[allow(clippy::float_cmp, reason = "equality is what a filter asks for")]
 fn matches(filter: &Value, stored: &Value) -> bool {
     match (filter, stored) {
         (Value::Number(filter), Value::Number(stored)) if filter.is_f64() => {
             let (filter, whole) = (filter.as_f64().unwrap(), stored.as_i64().map(i128::from));
             match whole {
-                // Compared as integers: as floats, neighbours of great integers would be equal.
+                // Compared as integers, because large adjacent integers are equal as floats.
                 #[allow(clippy::cast_possible_truncation, reason = "the float is whole and in range")]
                 Some(whole) => filter.fract() == 0.0 && filter.abs() < 1e19 && filter as i128 == whole,
                 None => stored.as_f64() == Some(filter),
@@ -217,7 +217,7 @@ fn matches(filter: &Value, stored: &Value) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every stored value is found by the filters that are equal to it, and by no other.
+    /// Every stored value is found by the filters equal to it, and by no other.
     #[test]
     fn filter_finds_exactly_the_equal_values(values in prop::collection::vec(scalar(), 1..12)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

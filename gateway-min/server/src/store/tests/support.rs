@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared by the tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::store::query::Dialect;
 use crate::store::*;
 
-/// A clock that stands until it is moved.
+/// A clock that stands still until it is moved.
 #[derive(Clone)]
 pub(super) struct TestClock(Arc<AtomicI64>);
 
@@ -44,20 +44,20 @@ impl TestClock {
     }
 }
 
-/// Where a store is.
+/// The location of a store.
 pub(super) enum Place {
     File { path: PathBuf, _directory: TempDir },
     Schema { url: String, name: String, directory: TempDir },
 }
 
 impl Place {
-    /// A SQLite file of its own.
+    /// A new SQLite file.
     pub(super) fn file() -> Self {
         let directory = tempfile::tempdir().unwrap();
         Self::File { path: directory.path().join(DATABASE_FILE), _directory: directory }
     }
 
-    /// A Postgres schema of its own.
+    /// A new Postgres schema.
     pub(super) async fn schema() -> Self {
         static DATABASE: OnceCell<Database> = OnceCell::const_new();
         let database = DATABASE
@@ -84,7 +84,7 @@ impl Place {
         }
     }
 
-    /// Where feeds that are files are.
+    /// The directory of feeds that are files.
     pub(super) fn event_directory(&self) -> PathBuf {
         match self {
             Self::File { path, .. } => path.with_file_name("run_events"),
@@ -97,7 +97,7 @@ impl Place {
         PostgresTarget::parse(url, name, 5).unwrap()
     }
 
-    /// What errors say of it.
+    /// Its name in errors.
     pub(super) fn describe(&self) -> String {
         self.target().place().to_owned()
     }
@@ -116,7 +116,7 @@ impl Place {
     }
 }
 
-/// A store in a place of its own, with a clock that stands.
+/// A store in its own location, with a clock that stands still.
 pub(super) struct Fixture {
     pub(super) store: Store,
     pub(super) clock: TestClock,
@@ -130,7 +130,7 @@ impl Fixture {
         Self { store, clock, place }
     }
 
-    /// Opens the same place as a process would that owns its rows under this name, for 30 seconds at a time.
+    /// Opens the same location as a process that owns its rows under this name, for 30 seconds at a time.
     pub(super) async fn owner(&self, name: &str) -> Store {
         let lease = Lease { owner: name.to_owned(), length: chrono::TimeDelta::seconds(30) };
         self.place
@@ -138,7 +138,7 @@ impl Fixture {
             .await
     }
 
-    /// Opens the same place as another process would.
+    /// Opens the same location as another process would.
     pub(super) async fn reopen(&self, event_backend: EventBackend) -> Store {
         self.place.open(options(&self.clock, event_backend)).await
     }
@@ -211,7 +211,7 @@ pub(super) async fn holder(store: &Store, thread_id: &str) -> Option<String> {
     store.runs().active_for_thread(thread_id).await.unwrap().map(|row| row.run_id)
 }
 
-/// Waits until nothing holds the thread any more: for releases in the background.
+/// Waits until nothing holds the thread any more, for releases in the background.
 pub(super) async fn until_free(store: &Store, thread_id: &str) {
     soon(async {
         while holder(store, thread_id).await.is_some() {
@@ -221,7 +221,7 @@ pub(super) async fn until_free(store: &Store, thread_id: &str) {
     .await;
 }
 
-/// Turns waiting for what never comes into a failure.
+/// Turns an endless wait into a failure.
 pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_mins(1), future).await.expect("never happened")
 }
@@ -233,7 +233,7 @@ pub(super) async fn sql(store: &Store, sql: &'static str) {
     tx.commit().await.unwrap();
 }
 
-/// All rows of all tables, as text, after the transactions that are under way.
+/// All rows of all tables as text, after all running transactions.
 pub(super) async fn dump(store: &Store) -> Vec<String> {
     let mut tx = store.db.write_everywhere().await.unwrap();
     let mut rows: Vec<(String,)> = Vec::new();

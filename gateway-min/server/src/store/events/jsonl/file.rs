@@ -1,4 +1,4 @@
-//! One file of the feed: reading it, appending to it, and what a call that was cut off leaves.
+//! One file of the feed: reading it, appending to it, and removing the rest of an interrupted append.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
@@ -9,12 +9,12 @@ use crate::store::error::StoreError;
 use crate::store::events::PreparedEvent;
 use threadkeep_files as files;
 
-/// How much is read from the end of a file to find its last line; more if that is longer.
+/// How much is read from the end of a file to find its last line; doubled if the line is longer.
 const TAIL: u64 = 16 * 1024;
-/// Only its owner may read or write a file: it holds conversations.
+/// Only its owner may access a file, because it holds conversations.
 const MODE: u32 = 0o600;
 
-/// A file that is locked against other writers, in this process and in others.
+/// A file locked against other writers, in this process and in others.
 #[derive(Debug)]
 pub(super) struct FeedFile {
     file: File,
@@ -22,7 +22,7 @@ pub(super) struct FeedFile {
     thread_id: String,
 }
 
-/// Where the whole calls of a file end.
+/// The end of the complete appends in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct End {
     bytes: u64,
@@ -30,12 +30,12 @@ struct End {
 }
 
 impl FeedFile {
-    /// Locks the file of a thread, which is made where it is missing.
+    /// Locks the file of a thread, creating it if missing.
     pub(super) fn hold(path: PathBuf, thread_id: String) -> Result<Self, StoreError> {
         loop {
             let file = open(&path).map_err(unavailable)?;
             file.lock().map_err(unavailable)?;
-            // Whoever had the lock may have removed the file or put another in its place.
+            // The previous holder of the lock may have removed or replaced the file.
             if is_at(&file, &path).map_err(unavailable)? {
                 return Ok(Self { file, path, thread_id });
             }
@@ -75,7 +75,7 @@ impl FeedFile {
         Ok(lines.iter().map(|line| line.seq).collect())
     }
 
-    /// Keeps the events for which `keep` holds, and the last number.
+    /// Keeps the events for which `keep` returns true, and the last number.
     pub(super) fn retain(mut self, keep: impl Fn(&Event) -> bool) -> Result<(), StoreError> {
         let last = self.end()?.seq;
         self.file.seek(SeekFrom::Start(0)).map_err(unavailable)?;
@@ -91,28 +91,28 @@ impl FeedFile {
         files::replace(&self.path, &text, MODE).map_err(unavailable)
     }
 
-    /// Removes the file. Whoever waits for its lock makes a new one.
+    /// Removes the file. A writer that waits for its lock creates a new one.
     pub(super) fn remove(self) -> Result<(), StoreError> {
         fs::remove_file(&self.path).map_err(unavailable)?;
         files::sync_directory(&self.path).map_err(unavailable)
     }
 
-    /// Removes the file if nothing is in it.
+    /// Removes the file if it is empty.
     pub(super) fn remove_if_empty(self) -> Result<(), StoreError> {
         if self.file.metadata().map_err(unavailable)?.len() == 0 { self.remove() } else { Ok(()) }
     }
 
-    /// Puts `text` behind the whole calls, in the place of what was cut off there.
+    /// Writes `text` after the complete appends, over the rest of an interrupted one.
     fn write(&mut self, at: u64, text: &[u8]) -> Result<(), StoreError> {
         let written = self.file.set_len(at).and_then(|()| {
             self.file.seek(SeekFrom::Start(at))?;
             self.file.write_all(text)?;
             self.file.sync_data()?;
-            // The first line is no more durable than the file's own entry.
+            // The first line is only as durable as the file's directory entry.
             if at == 0 { files::sync_directory(&self.path) } else { Ok(()) }
         });
         written.map_err(|error| {
-            // What is there of it must not come to count.
+            // A partial write must not become visible.
             match self.file.set_len(at).and_then(|()| self.file.sync_data()) {
                 Ok(()) => unavailable(error),
                 Err(_) => StoreError::InDoubt { cause: sqlx::Error::Io(error) },
@@ -120,7 +120,7 @@ impl FeedFile {
         })
     }
 
-    /// Where the whole calls end: found from the end of the file, whose length does not matter.
+    /// The end of the complete appends, found by reading backwards, so that the file's length does not matter.
     fn end(&mut self) -> Result<End, StoreError> {
         let len = self.file.metadata().map_err(unavailable)?.len();
         let mut size = TAIL.min(len);
@@ -135,7 +135,7 @@ impl FeedFile {
                         tracing::warn!(
                             thread_id = self.thread_id,
                             bytes = len - bytes,
-                            "an append to the event feed was cut off and is taken back"
+                            "removing the rest of an interrupted append to the event feed"
                         );
                     }
                     return Ok(End { bytes, seq });
@@ -150,8 +150,8 @@ impl FeedFile {
     }
 }
 
-/// Where the whole calls end in the last bytes of a file, and their last number; none if more is to be read. `is_all`
-/// says that these are all of its bytes.
+/// The end of the complete appends in the last bytes of a file, and their last number; `None` if more must be read.
+/// `is_all` says that these are all bytes of the file.
 fn end_of(tail: &[u8], is_all: bool) -> Result<Option<(usize, i64)>, String> {
     let mut end = tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
     while end > 0 {
@@ -162,7 +162,7 @@ fn end_of(tail: &[u8], is_all: bool) -> Result<Option<(usize, i64)>, String> {
             None => return Ok(None),
         };
         let line = &tail[start..end - 1];
-        // A block that never reached the disk reads as zeros, which no document has.
+        // A block that never reached the disk reads as zeros, which no document contains.
         if !line.contains(&0) {
             let line: Line = serde_json::from_slice(line).map_err(|error| format!("its end: {error}"))?;
             if !line.has_more() {
@@ -174,7 +174,7 @@ fn end_of(tail: &[u8], is_all: bool) -> Result<Option<(usize, i64)>, String> {
     Ok(is_all.then_some((0, 0)))
 }
 
-/// The first `limit` events of whole calls for which `wanted` holds.
+/// The first `limit` events of complete appends for which `wanted` returns true.
 pub(super) fn select(
     file: File,
     path: &Path,
@@ -188,7 +188,7 @@ pub(super) fn select(
     for number in 1_u64.. {
         line.clear();
         reader.read_until(b'\n', &mut line).map_err(unavailable)?;
-        // What was cut off is no event.
+        // An interrupted append has no events.
         if line.pop() != Some(b'\n') || line.contains(&0) {
             break;
         }
@@ -198,13 +198,13 @@ pub(super) fn select(
         };
         let read: Line = serde_json::from_slice(&line).map_err(|error| damaged(error.to_string()))?;
         if read.seq() <= last {
-            return Err(damaged(format!("number {} comes after {last}", read.seq())));
+            return Err(damaged(format!("number {} follows {last}", read.seq())));
         }
         last = read.seq();
         let has_more = read.has_more();
         if let Line::Event(event) = read {
             if event.thread_id != thread_id {
-                return Err(damaged("it is of another thread".to_owned()));
+                return Err(damaged("it belongs to another thread".to_owned()));
             }
             call.push(event);
         }
@@ -225,7 +225,7 @@ fn write_line(text: &mut Vec<u8>, line: &Line) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Opens a file to read and write, and makes it and its directory where they are missing.
+/// Opens a file to read and write, creating it and its directory if missing.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -242,7 +242,7 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether `path` still leads to this file.
+/// Whether `path` still refers to this file.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     #[cfg(unix)]
     {

@@ -58,7 +58,8 @@ fn a_feed_reads_back_one_document_a_line() {
     assert_eq!((lines.len(), &lines[0]["run_id"], &lines[2]["seq"]), (3, &json!("r"), &json!(3)));
 }
 
-/// Cut anywhere, as by a crash: the calls before are there, the one that was cut is not, and its numbers are given anew.
+/// Cut anywhere, as by a crash: the earlier appends remain, the truncated one is removed, and its numbers are assigned
+/// again.
 #[test]
 fn a_call_that_was_cut_off_anywhere_is_taken_back() {
     let feed = Feed::new();
@@ -129,10 +130,10 @@ fn a_removed_run_leaves_the_numbers_of_the_others_and_its_own_are_not_given_agai
     assert_eq!(feed.numbers(), [0_i64; 0]);
     assert_eq!(feed.append("c", &["6"]).unwrap(), [6]);
     hold().remove().unwrap();
-    assert_eq!(feed.append("c", &["1"]).unwrap(), [1], "a deleted thread begins anew");
+    assert_eq!(feed.append("c", &["1"]).unwrap(), [1], "a deleted thread starts again");
 }
 
-/// Whoever waits for a file that is removed or replaced meanwhile does not write to the old one.
+/// A writer that waits for a file which is removed or replaced meanwhile does not write to the old one.
 #[test]
 fn a_writer_that_waits_writes_to_the_file_that_is_there() {
     let feed = Feed::new();
@@ -161,7 +162,7 @@ fn a_writer_that_waits_writes_to_the_file_that_is_there() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Long lines and many calls: the end is found from the end.
+    /// With long lines and many appends, the end is found by reading backwards.
     #[test]
     fn numbers_go_on_whatever_the_sizes_are(sizes in prop::collection::vec((0_usize..40_000, 1_usize..3), 1..6)) {
         let feed = Feed::new();

@@ -1,9 +1,8 @@
-//! The feed as files: one a thread, one JSON document a line.
+//! The feed as files: one per thread, with one JSON document per line.
 //!
-//! A call's events are appended with one flush. All of its lines but the last say that more follows, so a call that was
-//! cut off, by a crash or a full disk, is told from a whole one: whoever appends next takes it back, and readers do not
-//! see it. A number is given under the file's lock, from the last line that is there; so several processes of one machine
-//! may share the directory.
+//! An append writes its events with one flush. Every line but the last says that more follow, so an append that was
+//! interrupted by a crash or a full disk is recognised: the next append removes it, and readers skip it. A number is
+//! assigned under the file's lock, from the last line, so several processes of one machine may share the directory.
 
 mod file;
 
@@ -22,8 +21,8 @@ use crate::store::codec::JsonObject;
 use crate::store::db::Db;
 use crate::store::error::StoreError;
 
-/// Tasks of this process that append at the same time; those of one thread wait for each other here, and do not occupy
-/// threads of the runtime with waiting for the file's lock.
+/// How many tasks of this process append concurrently; those of one thread wait for each other here, without blocking a
+/// runtime thread on the file's lock.
 const STRIPES: usize = 64;
 
 /// A line.
@@ -31,7 +30,7 @@ const STRIPES: usize = 64;
 #[serde(untagged)]
 enum Line {
     Event(Event),
-    /// Numbers up to this one were given; their events are gone.
+    /// Numbers up to this one were assigned; their events are deleted.
     Given {
         given: i64,
     },
@@ -50,7 +49,7 @@ struct Event {
     content: Value,
     metadata: JsonObject,
     created_at: DateTime<Utc>,
-    /// Whether the next line belongs to the same call.
+    /// Whether the next line belongs to the same append.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     more: bool,
 }
@@ -86,9 +85,9 @@ impl From<Event> for EventRow {
 
 /// The feeds by thread.
 ///
-/// As in memory: an append looks into the database for its run while it holds the file, and a deletion removes the file
-/// after it has deleted the rows. So an append that still found its run is removed with the rest, and one that comes later
-/// is refused.
+/// As in memory: an append checks in the database that its run exists while it holds the file, and a deletion removes
+/// the file after deleting the rows. So an append that still found its run is removed with the rest, and a later one is
+/// refused.
 #[derive(Debug)]
 pub(super) struct JsonlFeed {
     directory: PathBuf,
@@ -98,7 +97,7 @@ pub(super) struct JsonlFeed {
 /// A thread's file, held for writing.
 struct Held {
     file: FeedFile,
-    /// Given back after the file's own lock.
+    /// Dropped after the file's own lock.
     _stripe: OwnedMutexGuard<()>,
 }
 
@@ -190,11 +189,11 @@ impl JsonlFeed {
         let events = self.select(thread_id, usize::MAX, |_| true).await;
         let held = self.hold(thread_id).await?;
         blocking(move || held.file.remove()).await?;
-        // A damaged file is gone as well.
+        // A damaged file is removed as well.
         Ok(events.map_or(0, |events| events.len().try_into().unwrap_or(u64::MAX)))
     }
 
-    /// Removes the events of one run. The others keep their numbers, and no number is given again.
+    /// Removes the events of one run. The others keep their numbers, and no number is assigned again.
     pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
         if !self.exists(thread_id).await {
             return Ok(());
@@ -216,7 +215,7 @@ impl JsonlFeed {
         tokio::fs::try_exists(self.path(thread_id)).await.unwrap_or(true)
     }
 
-    /// The first `limit` events for which `wanted` holds, in the order of the feed.
+    /// The first `limit` events for which `wanted` returns true, in feed order.
     async fn select(
         &self,
         thread_id: &str,
@@ -235,7 +234,7 @@ impl JsonlFeed {
         .await
     }
 
-    /// The file of a thread. Ids that this gateway makes are names of files; any other is hashed to one.
+    /// The file of a thread. Ids created by this gateway are valid file names; any other id is hashed.
     fn path(&self, thread_id: &str) -> PathBuf {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         let is_name = (1..=64).contains(&thread_id.len()) && thread_id.bytes().all(plain);
@@ -257,12 +256,12 @@ impl Held {
         blocking(move || self.file.append(runs, user_id)).await
     }
 
-    /// Gives the file back after `error`; one that was made for nothing is removed.
+    /// Releases the file after `error`; one that was created for nothing is removed.
     async fn let_go(self, error: StoreError) -> StoreError {
         match blocking(move || self.file.remove_if_empty()).await {
             Ok(()) => error,
             Err(other) => {
-                tracing::warn!(error = %other, "an empty event file is left");
+                tracing::warn!(error = %other, "an empty event file remains");
                 error
             }
         }
@@ -278,7 +277,7 @@ fn is_message(event: &Event) -> bool {
     event.category == MESSAGE_CATEGORY
 }
 
-/// Runs what blocks off the reactor, to its end even when the caller's future is dropped.
+/// Runs blocking work off the reactor, to completion even if the caller's future is dropped.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {

@@ -41,7 +41,7 @@ mod support {
         Fixture::in_place(Place::schema().await, event_backend).await
     }
 
-    /// A store in a place of its own that nobody else opens.
+    /// A store in its own schema.
     pub(super) async fn lone(options: StoreOptions) -> Store {
         Place::schema().await.open(options).await
     }

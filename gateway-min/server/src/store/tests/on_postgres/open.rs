@@ -67,7 +67,7 @@ async fn a_connection_with_tls_trusts_only_who_it_was_told_to() {
         Store::open_postgres(&target, StoreOptions::default()).await
     };
     let store = open(&format!("?sslmode=require&sslrootcert={certificate}")).await.unwrap();
-    // A superuser may look at his own session.
+    // A superuser may read its own session.
     let sql = "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl";
     let session: Option<(String,)> = store.db.fetch_optional(query::query(sql)).await.unwrap();
     assert!(session.unwrap().0.starts_with("TLSv1."));
@@ -75,7 +75,7 @@ async fn a_connection_with_tls_trusts_only_who_it_was_told_to() {
     assert!(matches!(untrusted, StoreError::Open { .. }), "{untrusted}");
 }
 
-/// No text of Postgres can hold one.
+/// Postgres text cannot contain one.
 #[tokio::test]
 async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
     let fixture = fixture_with(EventBackend::Database).await;
@@ -115,14 +115,14 @@ async fn the_clocks_of_process_and_database_are_compared() {
     assert!(skew.abs() < chrono::TimeDelta::minutes(1), "{skew}");
 }
 
-/// One that stands still in the middle of a transaction, as when its machine is suspended.
+/// A process that stalls in the middle of a transaction, as when its machine is suspended.
 #[tokio::test]
 async fn a_process_that_stands_still_does_not_hold_up_the_others_for_long() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
     let _still = fixture.store.db.write("t").await.unwrap();
     let second = fixture.reopen(EventBackend::Memory).await;
-    // A thread's own transactions wait until the server ends the other one; those of other threads do not wait.
+    // The thread's own transactions wait until the server ends the stalled one; those of other threads do not wait.
     create_thread(&second, "u").await;
     let waited = soon(async {
         loop {

@@ -41,7 +41,7 @@ mod support {
         Fixture::in_place(Place::file(), event_backend).await
     }
 
-    /// A store in a place of its own that nobody else opens.
+    /// A store in its own file.
     pub(super) async fn lone(options: StoreOptions) -> Store {
         Store::open_memory(options).await.unwrap()
     }

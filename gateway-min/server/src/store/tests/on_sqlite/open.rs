@@ -6,7 +6,7 @@ async fn open_creates_the_directory_and_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a/b").join(DATABASE_FILE);
     let opened = path.clone();
-    // In a task of its own: the future can go to another thread.
+    // In its own task, because the future may move to another thread.
     let opening = tokio::spawn(async move { Store::open(&opened, StoreOptions::default()).await });
     let store = opening.await.unwrap().unwrap();
     create_thread(&store, "t").await;
@@ -69,7 +69,7 @@ async fn readers_do_not_wait_for_a_writer() {
     create_thread(&fixture.store, "t").await;
     let mut tx = fixture.store.db.write("t").await.unwrap();
     tx.execute(query::query("DELETE FROM threads_meta")).await.unwrap();
-    // Returns although the transaction is open, and does not see what is not committed.
+    // Returns although the transaction is open, and does not see uncommitted changes.
     assert_eq!(thread(&fixture.store, "t").await.thread_id, "t");
     tx.commit().await.unwrap();
     assert!(fixture.store.threads().get("t", None).await.unwrap().is_none());

@@ -1,8 +1,8 @@
 //! The file of API keys.
 //!
-//! A key is a text of the form `tk_<id>_<secret>`: the id, which is no secret, finds its record, and the secret is 256
-//! random bits. The file holds a keyed BLAKE3 hash of the whole key: of so much randomness one hash is enough, and
-//! whoever reads the file has no key.
+//! A key has the form `tk_<id>_<secret>`: the id, which is not secret, identifies its record, and the secret is 256
+//! random bits. The file holds a keyed BLAKE3 hash of the whole key: for a secret this random one hash suffices, and a
+//! reader of the file learns no key.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,19 +18,19 @@ use crate::stamp::Stamp;
 use threadkeep_files as files;
 
 const PREFIX: &str = "tk_";
-/// What sets the hashes of keys apart from all others.
+/// Separates the hashes of keys from all other hashes.
 const HASH_CONTEXT: &str = "threadkeep 2026-11-21 API keys";
 const VERSION: u32 = 1;
-/// Only its owner may read or write the file.
+/// Only its owner may access the file.
 const MODE: u32 = 0o600;
 
-/// What a key may be used for.
+/// What a key allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Threads and runs.
     User,
-    /// The same, and the routes for administrators.
+    /// Threads, runs and the routes for administrators.
     Admin,
 }
 
@@ -51,28 +51,28 @@ impl FromStr for Role {
         match name {
             "user" => Ok(Self::User),
             "admin" => Ok(Self::Admin),
-            _ => Err(format!("'{name}' is no role; there are user and admin")),
+            _ => Err(format!("'{name}' is not a role; use user or admin")),
         }
     }
 }
 
-/// What is kept of a key.
+/// The stored record of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRecord {
-    /// By which it is listed and revoked.
+    /// Identifies the key in lists and for revocation.
     pub id: String,
-    /// Whose it is.
+    /// The user of the key.
     pub user: String,
-    /// What it may be used for.
+    /// What it allows.
     pub role: Role,
-    /// When it was made.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
     /// The hash of the key.
     hash: KeyHash,
 }
 
-/// The hash of a key. Comparing two takes the same time wherever they differ.
+/// The hash of a key. Comparison takes constant time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct KeyHash(blake3::Hash);
 
@@ -106,15 +106,15 @@ struct Content {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The operating system refused.
-    #[error("the API keys in {} cannot be used: {source}", path.display())]
+    #[error("cannot use the API keys in {}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The file is not what this program wrote.
-    #[error("{} is no file of API keys: {detail}; mend it, or remove it and make new keys", path.display())]
+    /// The file was not written by this program, or is damaged.
+    #[error("{} is not a file of API keys: {detail}; repair it, or remove it and create new keys", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
@@ -122,26 +122,26 @@ pub enum KeyError {
         detail: String,
     },
     /// There is no key with this id.
-    #[error("there is no key {id} in {}; `threadkeep keys list` shows those that are there", path.display())]
+    #[error("there is no key {id} in {}; list the keys with `threadkeep keys list`", path.display())]
     Unknown {
         /// The id.
         id: String,
         /// The file.
         path: PathBuf,
     },
-    /// A user's name cannot be used.
-    #[error("'{0}' is no name of a user: use 1 to 128 characters without spaces and control characters")]
+    /// The user name is invalid.
+    #[error("'{0}' is not a valid user name: use 1 to 128 characters without spaces and control characters")]
     User(String),
 }
 
-/// What was read of a file whose stamp vouches for it.
+/// The content last read, with a trusted file stamp.
 #[derive(Debug)]
 struct Read {
     stamp: Stamp,
     keys: Arc<[KeyRecord]>,
 }
 
-/// The file of API keys, which may be absent: then there is no key. Clones share what was read last.
+/// The file of API keys; a missing file means that there are no keys. Clones share what was read last.
 #[derive(Debug, Clone)]
 pub struct KeyFile {
     path: PathBuf,
@@ -149,12 +149,12 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// The file at this path. Nothing is read yet.
+    /// The file at this path. Does not read it yet.
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), read: Arc::default() }
     }
 
-    /// Makes a key and keeps its hash. This is the only time that the key itself is there. Blocks.
+    /// Creates a key and stores its hash. The key itself is only available here. Blocks.
     ///
     /// # Errors
     /// [`KeyError`]; then there is no new key.
@@ -186,10 +186,10 @@ impl KeyFile {
         }
     }
 
-    /// Removes a key: the next request that carries it is refused. Blocks.
+    /// Removes a key: the next request with it is refused. Blocks.
     ///
     /// # Errors
-    /// [`KeyError`]; then the key still stands.
+    /// [`KeyError`]; then the key is still valid.
     pub fn revoke(&self, id: &str) -> Result<KeyRecord, KeyError> {
         self.change(|keys| {
             let at = keys.iter().position(|record| record.id == id);
@@ -198,7 +198,7 @@ impl KeyFile {
         })
     }
 
-    /// The record of a key as the file has it now. Blocks for a moment.
+    /// The current record of a key. Blocks briefly.
     ///
     /// # Errors
     /// [`KeyError::Io`], [`KeyError::Invalid`].
@@ -232,7 +232,7 @@ impl KeyFile {
         Ok(keys)
     }
 
-    /// Changes the keys while no other process does.
+    /// Changes the keys under a lock against other processes.
     fn change<T>(
         &self,
         change: impl FnOnce(&mut Vec<KeyRecord>) -> Result<T, KeyError>,
@@ -241,7 +241,7 @@ impl KeyFile {
         if let Some(directory) = self.path.parent() {
             fs::create_dir_all(directory).map_err(io)?;
         }
-        // A file of its own: the one with the keys is replaced, and a lock would stay with the old one.
+        // A separate lock file: the key file is replaced, and a lock on it would stay with the old one.
         let lock = File::create(self.path.with_added_extension("lock")).map_err(io)?;
         lock.lock().map_err(io)?;
         let mut keys = self.list()?;
@@ -257,7 +257,7 @@ impl KeyFile {
         let content: Content = serde_json::from_slice(text).map_err(|error| invalid(error.to_string()))?;
         if content.version != VERSION {
             return Err(invalid(format!(
-                "it has version {}, and this program knows {VERSION}",
+                "it has version {}, but this program supports {VERSION}",
                 content.version
             )));
         }
@@ -305,7 +305,7 @@ mod tests {
         assert!(stored.contains(&ann.id) && !stored.contains(secret), "{stored}");
         assert!(!format!("{file:?} {ann:?} {key:?}").contains(secret));
 
-        // Another handle, as of the command line while a gateway runs.
+        // Another handle, like the command line's while a gateway runs.
         assert_eq!(KeyFile::new(&file.path).revoke(&ann.id).unwrap(), ann);
         assert_eq!(file.find(&key).unwrap(), None);
         assert_eq!(file.find(&other).unwrap(), Some(bob));
@@ -348,11 +348,11 @@ mod tests {
     fn a_key_that_was_read_before_counts_no_longer_than_the_file_has_it() {
         let (_dir, file) = file();
         let (record, key) = file.create("ann", Role::User).unwrap();
-        // So old that the stamp vouches for the content.
+        // Old enough for the stamp to be trusted.
         let old = std::time::SystemTime::now() - std::time::Duration::from_hours(1);
         File::options().write(true).open(&file.path).unwrap().set_modified(old).unwrap();
         assert!(file.find(&key).unwrap().is_some());
-        assert!(file.read.lock().unwrap().is_some(), "it was kept");
+        assert!(file.read.lock().unwrap().is_some(), "it was cached");
         file.revoke(&record.id).unwrap();
         assert!(file.find(&key).unwrap().is_none());
         fs::remove_file(&file.path).unwrap();

@@ -4,11 +4,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-/// Writes `content` beside the file, makes it durable and puts it in the file's place. `mode` holds the permission
-/// bits of the new file, which belongs to the old one's owner where the process may give it to them.
+/// Writes `content` next to the file, makes it durable and replaces the file with it. `mode` is the new file's
+/// permission bits; it gets the old file's owner if the process may set that.
 ///
 /// # Errors
-/// What the operating system said; the file is as it was, unless only the last flush of its directory failed.
+/// The operating system's; the file is then unchanged, unless only the final flush of its directory failed.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let part = path.with_file_name(format!(".{}.{}.part", name.display(), uuid::Uuid::new_v4().simple()));
@@ -17,7 +17,7 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         fs::rename(&part, path)
     });
     if let Err(error) = written {
-        // It may not even be there.
+        // It may not exist.
         let _ = fs::remove_file(&part);
         return Err(error);
     }
@@ -36,22 +36,22 @@ fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Gives the new file to the owner of the old one: an administrator edits the files of a service.
+/// Gives the new file the old one's owner, for an administrator who edits a service's files.
 fn keep_owner(old: &Path, new: &Path) {
     #[cfg(unix)]
     if let Ok(old) = fs::metadata(old) {
         use std::os::unix::fs::MetadataExt as _;
-        // Only the superuser may; for everybody else the file is theirs in most cases anyway.
+        // Only the superuser may; for everyone else the owner is usually right already.
         let _ = std::os::unix::fs::chown(new, Some(old.uid()), Some(old.gid()));
     }
     #[cfg(not(unix))]
     let _ = (old, new);
 }
 
-/// Makes the entry of `path` in its directory durable.
+/// Makes the directory entry of `path` durable.
 ///
 /// # Errors
-/// What the operating system said.
+/// The operating system's.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     if let Some(directory) = path.parent() {

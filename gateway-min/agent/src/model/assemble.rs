@@ -1,4 +1,4 @@
-//! From chunks to the message that is stored, and to the dictionaries that clients receive meanwhile.
+//! Assembles chunks into the message that is stored, and into the dictionaries that clients receive meanwhile.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,10 +10,9 @@ use super::{Fallback, ModelChunk, ToolCallChunk, Usage};
 
 /// Folds the chunks of one answer.
 ///
-/// The dictionaries that [`push`](Self::push) returns concatenate to the message that
-/// [`finish`](Self::finish) returns, under one id. One exception: a fallback message has no tool calls,
-/// though chunks of some may have gone out before the answer failed, because a call that was cut off must
-/// never run.
+/// The dictionaries returned by [`push`](Self::push) concatenate to the message returned by [`finish`](Self::finish),
+/// under one id. One exception: a fallback message has no tool calls, although chunks of some may have been sent before
+/// the answer failed, because a truncated call must never run.
 #[derive(Debug)]
 pub struct ChunkAssembler {
     id: String,
@@ -75,8 +74,8 @@ impl ChunkAssembler {
             }
             call_chunks.push(piece);
         }
-        // Concatenating dictionaries concatenates their texts, so whatever describes the whole answer is
-        // given once, with its last chunk.
+        // Concatenating dictionaries concatenates their strings, so values that describe the whole answer are sent
+        // once, with its last chunk.
         json!({
             "type": "AIMessageChunk",
             "content": chunk.text,
@@ -92,8 +91,8 @@ impl ChunkAssembler {
         })
     }
 
-    /// Adds a piece to its call and returns the piece as clients receive it: with the id and the name on the
-    /// first chunk only, however often the provider repeats them.
+    /// Adds a piece to its call and returns the piece for clients: with the id and the name on the first chunk only,
+    /// even if the provider repeats them.
     fn add_to_call(&mut self, piece: &ToolCallChunk) -> Value {
         let given_name = piece.name.as_ref().filter(|name| !name.is_empty());
         let (mut id, mut name) = (None, None);
@@ -115,8 +114,8 @@ impl ChunkAssembler {
         })
     }
 
-    /// The provider's id for a call, or a fresh one if it gave none or gave it to another call of this
-    /// answer: a result must find its call.
+    /// The provider's id for a call, or a new one if it gave none or reused one within this answer: a result must match
+    /// one call.
     fn unused_call_id(&self, given: Option<&str>) -> String {
         let used: HashSet<&str> = self.calls.values().map(|call| call.id.as_str()).collect();
         match given {
@@ -127,7 +126,7 @@ impl ChunkAssembler {
 
     /// The whole answer as a serialised assistant message.
     ///
-    /// A call whose arguments are no JSON object is in `invalid_tool_calls`, with its arguments as they came.
+    /// A call whose arguments are not a JSON object is in `invalid_tool_calls`, with its raw arguments.
     pub fn finish(self) -> Value {
         let (mut calls, mut invalid) = (Vec::new(), Vec::new());
         if self.fallback.is_none() {
@@ -353,7 +352,7 @@ mod tests {
         assert_eq!(message["content"], "sorry");
     }
 
-    /// What a client makes of the dictionaries: texts appended, call chunks merged by index.
+    /// What a client assembles from the dictionaries: texts appended, call chunks merged by index.
     fn concatenate(rendered: &[Value]) -> (String, BTreeMap<u64, (String, String, String)>) {
         let mut content = String::new();
         let mut calls: BTreeMap<u64, (String, String, String)> = BTreeMap::new();
@@ -369,7 +368,7 @@ mod tests {
         (content, calls)
     }
 
-    /// `text` in pieces whose lengths are drawn from `sizes`.
+    /// `text` in pieces with the given lengths.
     fn split(text: &str, sizes: &[usize]) -> Vec<String> {
         let mut rest: Vec<char> = text.chars().collect();
         let mut pieces = Vec::new();
@@ -390,7 +389,7 @@ mod tests {
             sizes in prop::collection::vec(0usize..9, 0..12),
             seed in any::<u64>(),
         ) {
-            // One queue of chunks for the text and one for each call, then any interleaving of the queues.
+            // One queue of chunks for the text and one per call, interleaved arbitrarily.
             let mut queues: Vec<std::collections::VecDeque<ModelChunk>> =
                 vec![split(&content, &sizes).iter().map(|piece| text(piece)).collect()];
             for (index, argument) in (0u64..).zip(&arguments) {

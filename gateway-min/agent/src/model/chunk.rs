@@ -1,24 +1,24 @@
-//! The pieces a streamed answer is made of.
+//! The chunks of a streamed answer.
 
 use serde_json::{Map, Value, json};
 
-/// One piece of a streamed answer. Concatenated in order, the pieces make the answer.
+/// One chunk of a streamed answer. Concatenated in order, the chunks make up the answer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelChunk {
     /// The next piece of the visible text.
     pub text: String,
-    /// The next piece of the model's reasoning, where the provider shows it.
+    /// The next piece of the model's reasoning, if the provider returns it.
     pub reasoning: String,
     /// The next pieces of tool calls.
     pub tool_call_chunks: Vec<ToolCallChunk>,
-    /// What the whole answer cost; on the last chunk only.
+    /// The usage of the whole answer; only on the last chunk.
     pub usage: Option<Usage>,
     /// Why the answer ended (`stop`, `tool_calls`, `length`, ...). Marks the last chunk.
     pub finish_reason: Option<String>,
-    /// The provider's id of the completion. It goes to `response_metadata`: it is no message id, as some
-    /// servers repeat it, and a repeated message id would overwrite an older message.
+    /// The provider's id of the completion. It goes to `response_metadata` and is not used as the message id, because
+    /// some servers repeat it, and a repeated message id would overwrite an older message.
     pub completion_id: Option<String>,
-    /// Present on the last chunk of an answer that stands in for one the provider failed to give.
+    /// Set on the last chunk of an answer that replaces one the provider failed to give.
     pub fallback: Option<Fallback>,
 }
 
@@ -32,7 +32,7 @@ impl ModelChunk {
 /// One piece of one tool call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolCallChunk {
-    /// Which call of the answer it belongs to.
+    /// The index of the call in the answer.
     pub index: u64,
     /// The call's id; on its first chunk.
     pub id: Option<String>,
@@ -42,14 +42,14 @@ pub struct ToolCallChunk {
     pub args: String,
 }
 
-/// The tokens one answer cost.
+/// The token usage of one answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the request.
+    /// Input tokens.
     pub input_tokens: u64,
-    /// Tokens of the answer.
+    /// Output tokens.
     pub output_tokens: u64,
-    /// Both together, as the provider counts them.
+    /// Input and output tokens, as counted by the provider.
     pub total_tokens: u64,
     /// How many input tokens came from the provider's cache.
     pub cache_read: Option<u64>,
@@ -79,6 +79,6 @@ fn detail(key: &str, tokens: Option<u64>) -> Map<String, Value> {
 pub struct Fallback {
     /// The kind of the failure: [`ModelErrorKind::as_str`](super::ModelErrorKind::as_str).
     pub error_type: String,
-    /// The failure in words; becomes the run's error.
+    /// The failure as text; becomes the run's error.
     pub reason: String,
 }

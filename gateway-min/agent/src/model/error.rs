@@ -1,17 +1,17 @@
-//! Why a model gave no answer.
+//! Errors of model calls.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A failed attempt to get an answer. Never holds a credential.
+/// A failed attempt to get an answer. Never contains a credential.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("model `{model}`: {kind}: {detail}")]
 pub struct ModelError {
-    /// The name the model is configured under.
+    /// The configured name of the model.
     pub model: String,
-    /// What went wrong, and thereby whether another attempt makes sense.
+    /// The kind of failure, which decides whether to retry.
     pub kind: ModelErrorKind,
-    /// The particulars: a cut error body, a file, a limit.
+    /// The details: a truncated error body, a file, a limit.
     pub detail: String,
     /// How long the provider asked to wait before the next attempt.
     pub retry_after: Option<Duration>,
@@ -30,26 +30,26 @@ pub enum ModelErrorKind {
     RateLimited,
     /// The provider failed (5xx).
     Server,
-    /// No answer, or no next event of it, in time.
+    /// No answer, or no next event, in time.
     Timeout,
-    /// The connection could not be made, or broke.
+    /// The connection failed or broke.
     Connection,
     /// The account has no quota or credit left.
     Quota,
-    /// The credentials are missing or not accepted (401, 403).
+    /// The credentials are missing or were refused (401, 403).
     Authentication,
-    /// The provider refuses this request (other 4xx).
+    /// The provider refused the request (other 4xx).
     Rejected,
     /// The provider's answer does not follow the protocol.
     Protocol,
-    /// The settings make no usable model.
+    /// The settings are unusable.
     Configuration,
     /// A script has no answer for the conversation.
     Script,
 }
 
 impl ModelErrorKind {
-    /// Whether the same request may succeed a little later.
+    /// Whether the same request may succeed later.
     pub fn is_transient(self) -> bool {
         matches!(self, Self::RateLimited | Self::Server | Self::Timeout | Self::Connection)
     }
@@ -70,7 +70,7 @@ impl ModelErrorKind {
         }
     }
 
-    /// What a person can do about it: the text of a fallback answer.
+    /// What the user can do about it: the text of a fallback answer.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::RateLimited | Self::Server | Self::Timeout | Self::Connection => {

@@ -1,5 +1,5 @@
-//! Reading and making serialised messages: JSON objects with `type`, `content`, `id` and, by type, tool
-//! calls or a tool result.
+//! Reads and builds serialised messages: JSON objects with `type`, `content`, `id` and, by type, tool calls or a tool
+//! result.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -8,20 +8,20 @@ use uuid::Uuid;
 pub const ERROR_FALLBACK: &str = "svc_error_fallback";
 /// Key in `additional_kwargs` of a fallback: the kind of the failure.
 pub const ERROR_TYPE: &str = "svc_error_type";
-/// Key in `additional_kwargs` of a fallback: the failure in words.
+/// Key in `additional_kwargs` of a fallback: the failure as text.
 pub const ERROR_REASON: &str = "svc_error_reason";
-/// Key in `additional_kwargs` that marks a message the user did not write and is not shown.
+/// Key in `additional_kwargs` that marks a message that the user neither wrote nor sees.
 pub const HIDDEN: &str = "hide_from_ui";
 
-/// The error of a run whose fallback answer gives no reason of its own.
+/// The error of a run whose fallback answer has no reason.
 pub const FALLBACK_WITHOUT_REASON: &str = "LLM provider failed after retries";
 
-/// Whether a tool did what it was asked.
+/// Whether a tool succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolStatus {
-    /// It did.
+    /// It succeeded.
     Success,
-    /// It did not; the content says why.
+    /// It failed; the content says why.
     Error,
 }
 
@@ -35,12 +35,12 @@ impl ToolStatus {
     }
 }
 
-/// The message's `type` (`human`, `ai`, `tool`, `system`), or an empty text.
+/// The message's `type` (`human`, `ai`, `tool`, `system`), or an empty string.
 pub fn kind(message: &Value) -> &str {
     message["type"].as_str().unwrap_or_default()
 }
 
-/// The message's visible text: its content, or its text blocks one after the other.
+/// The message's visible text: its content, or its concatenated text blocks.
 pub fn text(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
@@ -49,7 +49,7 @@ pub fn text(message: &Value) -> String {
     }
 }
 
-/// The text of a content block that is text.
+/// The text of a content block, if it is a text block.
 pub(super) fn block_text(block: &Value) -> Option<&str> {
     match block {
         Value::String(text) => Some(text),
@@ -63,7 +63,7 @@ pub fn tool_calls(message: &Value) -> &[Value] {
     list(message, "tool_calls")
 }
 
-/// The message's tool calls whose arguments could not be read.
+/// The message's tool calls whose arguments could not be parsed.
 pub fn invalid_tool_calls(message: &Value) -> &[Value] {
     list(message, "invalid_tool_calls")
 }
@@ -72,22 +72,22 @@ fn list<'a>(message: &'a Value, key: &str) -> &'a [Value] {
     message[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Whether the message is marked as hidden: put in by the gateway, not written by the user.
+/// Whether the message is hidden: inserted by the gateway, not written by the user.
 pub fn is_hidden(message: &Value) -> bool {
     message["additional_kwargs"][HIDDEN] == true
 }
 
-/// Where the current turn starts: the position of the last human message that is not hidden.
+/// Where the current turn starts: the index of the last human message that is not hidden.
 pub fn turn_start(messages: &[Value]) -> Option<usize> {
     messages.iter().rposition(is_from_user)
 }
 
-/// Whether a person wrote the message.
+/// Whether the user wrote the message.
 pub fn is_from_user(message: &Value) -> bool {
     kind(message) == "human" && !is_hidden(message)
 }
 
-/// The run error an assistant message stands for, when it is a fallback for a failed model call.
+/// The run error of an assistant message that is a fallback for a failed model call.
 pub fn fallback_reason(message: &Value) -> Option<&str> {
     let kwargs = &message["additional_kwargs"];
     (kwargs[ERROR_FALLBACK] == true).then(|| {
@@ -103,8 +103,8 @@ pub fn human(content: impl Into<Value>) -> Value {
     })
 }
 
-/// A hidden message in the human role, named `name`: how the gateway tells the model something in the
-/// middle of a conversation.
+/// A hidden message with the human role, named `name`: how the gateway informs the model in the middle of a
+/// conversation.
 pub fn hidden(name: &str, content: impl Into<Value>) -> Value {
     let mut message = human(content);
     message["name"] = name.into();
@@ -121,8 +121,8 @@ pub fn tool_result(call: &Value, status: ToolStatus, content: impl Into<Value>) 
     })
 }
 
-/// `message` without its tool calls, wherever they are noted, and with `notice` at the end of its text: how
-/// a guard ends a run with the text the model has given so far.
+/// `message` without its tool calls, wherever they are stored, and with `notice` appended to its text: how a guard ends
+/// a run with the text so far.
 pub fn strip_tool_calls(message: &Value, notice: &str) -> Value {
     let mut stripped = message.clone();
     let Some(fields) = stripped.as_object_mut() else { return stripped };

@@ -1,4 +1,4 @@
-//! Retrying a failed model call, and the fallback answer when that does not help.
+//! Retries failed model calls, and returns a fallback answer if that does not help.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,32 +12,30 @@ use tracing::Instrument as _;
 use super::{ChatModel, ChunkStream, Fallback, ModelChunk, ModelError, ModelErrorKind, ModelRequest};
 use crate::spans;
 
-/// How often a call is tried in all.
+/// The maximum number of attempts.
 const ATTEMPTS: u32 = 3;
 /// The pause after the first failure; it doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
-/// The longest pause of our own choice.
+/// The longest pause that we choose.
 const MAX_DELAY: Duration = Duration::from_secs(8);
-/// The longest pause we make because the provider asked for it. Beyond it a retry would only hold the run,
-/// and an earlier one would be refused, so the call fails at once.
+/// The longest pause that a provider may request. Beyond it, waiting would only block the run, and an earlier retry
+/// would be refused, so the call fails at once.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
 /// The finish reason of a fallback answer.
 const FALLBACK_FINISH_REASON: &str = "error";
 
-/// Waits for a while. Replaced in tests, which must not.
+/// Waits for a duration. Tests replace it in order not to wait.
 pub type Sleeper = Arc<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// A model whose calls never fail: transient failures are retried, and what remains becomes a marked answer.
+/// A model whose calls never fail: transient failures are retried, and a remaining failure becomes a marked answer.
 ///
-/// A call is tried three times, with pauses of 1 s and 2 s (doubling, at most 8 s) or as long as the
-/// provider's `Retry-After` asks, up to a minute. It is retried only after a
-/// [transient](ModelErrorKind::is_transient) failure and only as long as nothing of the answer has been
-/// passed on: a second answer after half of a first one would garble what clients already show. A failure
-/// in the middle of an answer therefore ends it.
+/// A call is tried three times, with pauses of 1 s and 2 s (doubling, at most 8 s) or as long as the provider's
+/// `Retry-After` asks, up to a minute. It is retried only after a [transient](ModelErrorKind::is_transient) failure,
+/// and only if no part of the answer has been passed on: a second answer after half of a first one would garble what
+/// clients already show. So a failure in the middle of an answer ends it.
 ///
-/// The fallback is an ordinary last chunk with a text for the user and a [`Fallback`]; the message made of
-/// it is marked, so that the run ends as `error` with the fallback's reason
-/// ([`fallback_reason`](super::message::fallback_reason)).
+/// The fallback is an ordinary last chunk with a text for the user and a [`Fallback`]; the resulting message is marked,
+/// so that the run ends as `error` with the fallback's reason ([`fallback_reason`](super::message::fallback_reason)).
 #[derive(Clone)]
 pub struct RetryingModel {
     inner: Arc<dyn ChatModel>,
@@ -51,17 +49,17 @@ impl fmt::Debug for RetryingModel {
 }
 
 impl RetryingModel {
-    /// Wraps `inner`, pausing on tokio's clock.
+    /// Wraps `inner`; pauses use tokio's clock.
     pub fn new(inner: Arc<dyn ChatModel>) -> Self {
         Self::with_sleeper(inner, Arc::new(|delay| Box::pin(tokio::time::sleep(delay))))
     }
 
-    /// Wraps `inner`, pausing by `sleeper`.
+    /// Wraps `inner`; pauses use `sleeper`.
     pub fn with_sleeper(inner: Arc<dyn ChatModel>, sleeper: Sleeper) -> Self {
         Self { inner, sleeper }
     }
 
-    /// The name the model is configured under.
+    /// The configured name of the model.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
@@ -71,12 +69,11 @@ impl RetryingModel {
         self.inner.provider()
     }
 
-    /// The chunks of the answer, the last of which has a finish reason. Does nothing until it is polled;
-    /// dropping it abandons the call.
+    /// The chunks of the answer, the last of which has a finish reason. Lazy; dropping it abandons the call.
     pub fn stream(&self, request: ModelRequest) -> BoxStream<'static, ModelChunk> {
         let span = spans::model_call(self.name(), self.provider());
         let answer = answer(Arc::clone(&self.inner), Arc::clone(&self.sleeper), request);
-        // The span is held by what looks at the chunks, so it ends with the answer or with who gives it up.
+        // The stream holds the span, which ends when the answer ends or is abandoned.
         stream::once(answer.instrument(span.clone()))
             .flatten()
             .inspect(move |chunk| spans::model_answered(&span, chunk))
@@ -84,7 +81,7 @@ impl RetryingModel {
     }
 }
 
-/// Tries until an answer begins, or until it is known that none will.
+/// Retries until an answer starts, or until none will.
 async fn answer(
     model: Arc<dyn ChatModel>,
     sleeper: Sleeper,
@@ -118,7 +115,7 @@ async fn begin(
     }
 }
 
-/// An answer that has begun: its chunks, and a fallback chunk where it breaks off.
+/// An answer that has started: its chunks, and a fallback chunk if it breaks off.
 fn pass_on(model: String, first: ModelChunk, rest: ChunkStream) -> BoxStream<'static, ModelChunk> {
     let chunks = stream::iter([Ok(first)]).chain(rest);
     stream::unfold(Some(chunks), move |chunks| {
@@ -143,7 +140,7 @@ fn cut_off(model: &str) -> ModelError {
     ModelError::new(model, ModelErrorKind::Connection, "the answer ended before it was complete")
 }
 
-/// How long to wait before another attempt after `failures` failures; `None` when there shall be none.
+/// How long to wait before the next attempt after `failures` failures; `None` to give up.
 fn delay_before_retry(error: &ModelError, failures: u32) -> Option<Duration> {
     if failures >= ATTEMPTS || !error.kind.is_transient() {
         return None;
@@ -170,7 +167,7 @@ mod tests {
     use super::super::{ChunkAssembler, message};
     use super::*;
 
-    /// Plays one prepared stream (or failure to start one) per attempt.
+    /// Plays one prepared stream, or failure to start one, per attempt.
     struct Prepared {
         attempts: Mutex<std::vec::IntoIter<Attempt>>,
         seen: Mutex<Vec<u32>>,
@@ -249,7 +246,7 @@ mod tests {
             ModelErrorKind::Timeout,
             ModelErrorKind::Connection,
         ] {
-            // The second failure comes as the first item of the stream, before anything was passed on.
+            // The second failure is the first item of the stream, before anything was passed on.
             let outcome = play(vec![
                 Err(error(kind)),
                 Ok(vec![Err(error(kind))]),

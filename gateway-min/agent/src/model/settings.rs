@@ -1,4 +1,4 @@
-//! The settings one model is built from.
+//! The settings of a model.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,35 +7,35 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use threadkeep_config::Secret;
 
-/// One entry of the configuration's `models`, as far as the model itself needs it.
+/// The part of an entry of the configuration's `models` that the model itself needs.
 #[derive(Clone)]
 pub struct ModelSettings {
-    /// The name the model is configured and chosen by.
+    /// The configured name.
     pub name: String,
-    /// Which client answers.
+    /// The client to use.
     pub kind: ModelKind,
     /// The provider's own name of the model.
     pub model: String,
-    /// Where the endpoint is, up to and without `/chat/completions`; the OpenAI service when absent.
+    /// The endpoint's URL without `/chat/completions`; default the OpenAI service.
     pub base_url: Option<String>,
-    /// Sent as a bearer token; absent for local servers that need none.
+    /// Sent as a bearer token; absent for local servers without authentication.
     pub api_key: Option<Secret>,
-    /// The script of a scripted model; the built-in demo when absent.
+    /// The script of a scripted model; default the built-in demo.
     pub script: Option<PathBuf>,
-    /// Every other key of the entry. `request_timeout` (seconds until the answer must have begun, default
-    /// 600) is used here; `max_retries` is ignored, as retries belong to
-    /// [`RetryingModel`](super::RetryingModel); the entries of `extra_body` and `model_kwargs` and all other
-    /// keys become parameters of the request, where null removes a parameter.
+    /// Every other key of the entry. `request_timeout` (seconds until the answer must have begun, default 600) is used
+    /// here; `max_retries` is ignored, because [`RetryingModel`](super::RetryingModel) handles retries; the entries of
+    /// `extra_body` and `model_kwargs` and all other keys become parameters of the request, where null removes a
+    /// parameter.
     pub extra: Map<String, Value>,
-    /// Merged into `extra` for a request that asks for thinking.
+    /// Merged into `extra` for a request with thinking.
     pub when_thinking_enabled: Map<String, Value>,
-    /// Merged into `extra` for a request that asks for no thinking.
+    /// Merged into `extra` for a request without thinking.
     pub when_thinking_disabled: Map<String, Value>,
     /// The longest pause between two events of a streamed answer.
     pub stream_chunk_timeout: Duration,
 }
 
-/// Which client a model is reached with.
+/// How a model is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelKind {
     /// An endpoint with the OpenAI chat-completions protocol.
@@ -45,7 +45,7 @@ pub enum ModelKind {
 }
 
 impl ModelSettings {
-    /// Settings with everything optional left out and a `stream_chunk_timeout` of 240 s.
+    /// Settings with a `stream_chunk_timeout` of 240 s and nothing optional set.
     pub fn new(name: impl Into<String>, kind: ModelKind, model: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -62,8 +62,8 @@ impl ModelSettings {
     }
 }
 
-/// Shows no value of the free-form maps, as a provider's own keys may hold credentials, and not the base
-/// URL, which may hold a password.
+/// Omits the values of the free-form maps, because a provider's own keys may be credentials, and the base URL, which
+/// may contain a password.
 impl fmt::Debug for ModelSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ModelSettings")

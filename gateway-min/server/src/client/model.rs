@@ -1,4 +1,4 @@
-//! A configured model, as far as programs may know it.
+//! A configured model, as shown to clients.
 
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ pub struct ModelInfo {
     pub description: Option<String>,
     /// Whether thinking can be switched on.
     pub supports_thinking: bool,
-    /// Whether a reasoning effort can be asked for.
+    /// Whether a reasoning effort can be requested.
     pub supports_reasoning_effort: bool,
 }
 

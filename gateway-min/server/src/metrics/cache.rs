@@ -1,4 +1,4 @@
-//! Counting what the history cache has.
+//! Counts the hits and misses of the history cache.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use threadkeep::id::ThreadId;
 
 use super::Metrics;
 
-/// A cache whose looks are counted.
+/// A cache whose lookups are counted.
 pub(crate) struct MeteredCache {
     inner: Arc<dyn HistoryCache>,
     metrics: Metrics,

@@ -1,4 +1,4 @@
-//! What is counted, for `/metrics`. Each gateway has a registry of its own; no label says which thread, run or user.
+//! The metrics for `/metrics`. Each gateway has its own registry; no label contains a thread, run or user.
 
 mod cache;
 mod records;
@@ -22,9 +22,9 @@ pub(crate) use saver::MeteredSaver;
 
 use crate::store::{Commits, RunStatus};
 
-/// The type of what [`Metrics::rendered`] gives.
+/// The content type of [`Metrics::rendered`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// What stands before every name.
+/// The prefix of every name.
 const PREFIX: &str = "threadkeep";
 
 /// How a run ended.
@@ -33,7 +33,7 @@ struct RunLabels {
     outcome: &'static str,
 }
 
-/// How a call of the saver went.
+/// The outcome of a call to the saver.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
     outcome: CallOutcome,
@@ -43,7 +43,7 @@ struct CallLabels {
 #[allow(non_camel_case_types, reason = "these are the values of a label")]
 enum CallOutcome {
     ok,
-    /// Somebody else moved the head.
+    /// Another writer moved the head.
     conflict,
     in_doubt,
     error,
@@ -60,7 +60,7 @@ impl CallOutcome {
     }
 }
 
-/// What a look into the history cache found.
+/// The outcome of a history cache lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LookupLabels {
     result: &'static str,
@@ -81,7 +81,7 @@ struct Inner {
     now: Now,
 }
 
-/// What is measured when somebody looks.
+/// Gauges that are set when the metrics are read.
 #[derive(Debug, Default)]
 struct Now {
     runs: Gauge,
@@ -95,14 +95,14 @@ struct Now {
     database_free_bytes: Gauge<u64, AtomicU64>,
 }
 
-/// What the gateway's parts say of themselves at this moment.
+/// The current state of the gateway's parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Snapshot {
-    /// Runs that this process works on.
+    /// Runs that this process is working on.
     pub(crate) runs: usize,
-    /// Runs that wait in it for their thread.
+    /// Runs in this process that wait for their thread.
     pub(crate) waiting: usize,
-    /// Writers in the background.
+    /// Background tasks.
     pub(crate) background: usize,
     /// Runs whose frames are kept for clients.
     pub(crate) streams: usize,
@@ -110,61 +110,52 @@ pub(crate) struct Snapshot {
     pub(crate) followers: usize,
     /// Threads whose newest state is kept in memory.
     pub(crate) heads: usize,
-    /// Whether the configuration file as it is now is the one in use.
+    /// Whether the current configuration file is in use.
     pub(crate) config_valid: bool,
-    /// The checkpoint database's room, if it is a file.
+    /// The size of the checkpoint database, if it is a file.
     pub(crate) database: Option<FileSize>,
 }
 
 impl Metrics {
-    /// Counters at zero; those that `sqlite` and the gateway's records have themselves are told along.
+    /// Counters at zero, plus those that `sqlite` and the gateway's records count themselves.
     pub(crate) fn new(sqlite: Option<Arc<SqliteSaver>>, records: Arc<Commits>) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let of = &mut registry;
         let runs = Family::default();
-        of.register("runs", "Runs that ended, by how", runs.clone());
+        of.register("runs", "Runs that ended, by outcome", runs.clone());
         let commits = Family::new_with_constructor(latencies as fn() -> Histogram);
-        of.register_with_unit(
-            "commit",
-            "How long commits of supersteps took",
-            Unit::Seconds,
-            commits.clone(),
-        );
+        of.register_with_unit("commit", "Duration of superstep commits", Unit::Seconds, commits.clone());
         let commit_bytes = Counter::default();
-        let help = "Values in committed supersteps, as they are before anything is shared or compressed";
+        let help = "Bytes of values in committed supersteps, before sharing and compression";
         of.register_with_unit("commit_values", help, Unit::Bytes, commit_bytes.clone());
         let replayed = Histogram::new(exponential_buckets(1.0, 2.0, 13));
-        let help = "Supersteps behind the seed of a delta channel that was read";
+        let help = "Supersteps replayed after the seed when a delta channel was read";
         of.register("replay_supersteps", help, replayed.clone());
         let lookups = Family::default();
-        of.register(
-            "history_cache_lookups",
-            "Looks into the history cache, by what they found",
-            lookups.clone(),
-        );
+        of.register("history_cache_lookups", "History cache lookups, by result", lookups.clone());
         let now = Now::default();
-        of.register("runs_active", "Runs that this process works on", now.runs.clone());
+        of.register("runs_active", "Runs that this process is working on", now.runs.clone());
         let help = "Runs of this process that wait for their thread";
         of.register("runs_waiting", help, now.waiting.clone());
-        of.register("background_tasks", "Writers that work in the background", now.background.clone());
+        of.register("background_tasks", "Background tasks", now.background.clone());
         of.register("streams_kept", "Runs whose frames are kept for clients", now.streams.clone());
         of.register("streams_open", "Clients that follow a run", now.followers.clone());
         let help = "Threads whose newest state is kept in memory";
         of.register("warm_heads", help, now.heads.clone());
-        let help = "Whether the configuration file as it is now is the one in use";
+        let help = "Whether the current configuration file is in use";
         of.register("config_valid", help, now.config_valid.clone());
         of.register_collector(Box::new(records::Collected(records)));
         if let Some(sqlite) = sqlite {
-            let help = "Room of the checkpoint database";
+            let help = "Size of the checkpoint database";
             of.register_with_unit("database", help, Unit::Bytes, now.database_bytes.clone());
-            let help = "Room in it that holds nothing";
+            let help = "Free space in the checkpoint database";
             of.register_with_unit("database_free", help, Unit::Bytes, now.database_free_bytes.clone());
             of.register_collector(Box::new(sqlite::Collected(sqlite)));
         }
         Self(Arc::new(Inner { registry, runs, commits, commit_bytes, replayed, lookups, now }))
     }
 
-    /// A run has ended for good.
+    /// Counts a run that has ended.
     pub(crate) fn run_ended(&self, status: RunStatus) {
         self.0.runs.get_or_create(&RunLabels { outcome: status.as_str() }).inc();
     }
@@ -186,7 +177,7 @@ impl Metrics {
         self.0.lookups.get_or_create(&LookupLabels { result }).inc();
     }
 
-    /// Everything as text, with what holds now.
+    /// All metrics as text, with the current state.
     pub(crate) fn rendered(&self, snapshot: Snapshot) -> String {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let now = &self.0.now;
@@ -208,7 +199,7 @@ impl Metrics {
     }
 }
 
-/// From a tenth of a millisecond to some seconds.
+/// Buckets from a tenth of a millisecond to some seconds.
 fn latencies() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 16))
 }

@@ -1,4 +1,4 @@
-//! What the gateway's records count themselves, told when somebody looks.
+//! The counters of the gateway's records, read on request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 
 use crate::store::Commits;
 
-/// The counts of a store.
+/// The counters of a store.
 #[derive(Debug)]
 pub(super) struct Collected(pub(super) Arc<Commits>);
 
@@ -17,7 +17,7 @@ impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, count) in [
             ("records_commits", "Write transactions on threads, runs and events", self.0.all()),
-            ("records_flushes", "Those of them that waited for the disk", self.0.flushed()),
+            ("records_flushes", "Write transactions that waited for the disk", self.0.flushed()),
         ] {
             let counter = ConstCounter::new(count);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;

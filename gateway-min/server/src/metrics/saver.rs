@@ -1,4 +1,4 @@
-//! Counting what the saver does.
+//! Counts the saver's operations.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tracing::Instrument as _;
 use super::{CallOutcome, Metrics};
 use crate::telemetry::spans;
 
-/// A saver whose commits and replays are counted; every answer is the inner one's.
+/// A saver whose commits and replays are counted; it forwards every call.
 pub(crate) struct MeteredSaver {
     inner: Arc<dyn Saver>,
     metrics: Metrics,
@@ -31,7 +31,7 @@ impl MeteredSaver {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // A method with a plain default would hide the inner saver's better one.
+#[deny(clippy::missing_trait_methods)] // A default method would hide the inner saver's faster one.
 impl Saver for MeteredSaver {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
         self.inner.get(at).await
@@ -98,7 +98,7 @@ impl Saver for MeteredSaver {
     }
 }
 
-/// The logical bytes of a superstep: what a store takes that shares nothing.
+/// The logical bytes of a superstep: its size in a store without sharing.
 fn bytes(step: &StepCommit) -> u64 {
     let values = step.checkpoint.channels.values().filter_map(|entry| entry.stored.value());
     let writes = step.writes.iter().flat_map(|row| &row.writes).map(|write| &write.value);

@@ -1,4 +1,4 @@
-//! What the SQLite saver counts itself, told when somebody looks.
+//! The counters of the SQLite saver, read on request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use threadkeep_sqlite::SqliteSaver;
 
-/// The counts of a saver.
+/// The counters of a saver.
 pub(super) struct Collected(pub(super) Arc<SqliteSaver>);
 
 impl fmt::Debug for Collected {
@@ -25,30 +25,30 @@ impl Collector for Collected {
         for (name, help, count) in [
             (
                 "sqlite_commands",
-                "Writing operations; those of one flush were made durable together",
+                "Write operations; those of one flush became durable together",
                 stats.commands,
             ),
-            ("sqlite_flushes", "Transactions, each of which waits for the disk once", stats.transactions),
+            ("sqlite_flushes", "Transactions; each waits for the disk once", stats.transactions),
             ("sqlite_elements_stored", "List elements that were stored", stats.elements_stored),
-            ("sqlite_element_bytes", "Bytes of these before they were compressed", stats.bytes_stored),
+            ("sqlite_element_bytes", "Bytes of stored list elements before compression", stats.bytes_stored),
         ] {
             let counter = ConstCounter::new(count);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        let help = "Writing operations that were made durable by one flush";
+        let help = "Write operations per flush";
         let mut sizes =
             encoder.encode_descriptor("sqlite_flush_commands", help, None, MetricType::Histogram)?;
         let buckets = stats.transaction_sizes.iter().zip(0..).map(|(count, size)| (2_f64.powi(size), *count));
         let mut buckets: Vec<(f64, u64)> = buckets.collect();
         if let Some((bound, _)) = buckets.last_mut() {
-            // The last one has no bound.
+            // The last bucket has no upper bound.
             *bound = f64::MAX;
         }
         #[allow(clippy::cast_precision_loss, reason = "a count")]
         let sum = stats.committed as f64;
         sizes.encode_histogram::<NoLabelSet>(sum, stats.transactions, &buckets, None)?;
         let queued = ConstGauge::new(u64::try_from(self.0.queued()).unwrap_or(u64::MAX));
-        let help = "Writing operations that wait for the writer";
+        let help = "Write operations waiting for the writer";
         queued.encode(encoder.encode_descriptor("sqlite_queued", help, None, queued.metric_type())?)
     }
 }

@@ -1,4 +1,4 @@
-//! Sending traces to a collector.
+//! Sends traces to a collector.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,13 +8,13 @@ use tokio::runtime::Handle;
 
 use super::TelemetryError;
 
-/// A collector, over HTTP. The log says once when it does not answer, and once when it does again.
+/// A collector, over HTTP. Logs once when it stops answering, and once when it answers again.
 #[derive(Debug)]
 pub(super) struct Collector {
     client: reqwest::Client,
-    /// What is exported comes from a thread without a runtime.
+    /// Exports run on a thread without a runtime.
     runtime: Handle,
-    /// Where it is, as the log may show it.
+    /// Its address for the log.
     shown: String,
     away: AtomicBool,
 }
@@ -22,10 +22,10 @@ pub(super) struct Collector {
 impl Collector {
     pub(super) fn new(endpoint: &str, runtime: Handle) -> Result<Self, TelemetryError> {
         let url = reqwest::Url::parse(endpoint)
-            .map_err(|error| TelemetryError::Endpoint(format!("it is no address: {error}")))?;
+            .map_err(|error| TelemetryError::Endpoint(format!("not a valid URL: {error}")))?;
         let port = url.port_or_known_default().map(|port| format!(":{port}")).unwrap_or_default();
         let shown = format!("{}{port}", url.host_str().unwrap_or_default());
-        // Somebody else in this process may have chosen one before.
+        // Other code in this process may have installed one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
         Ok(Self { client, runtime, shown, away: AtomicBool::new(false) })
@@ -33,7 +33,7 @@ impl Collector {
 
     fn answered(&self) {
         if self.away.swap(false, Ordering::Relaxed) {
-            tracing::info!(collector = self.shown, "the collector takes traces again");
+            tracing::info!(collector = self.shown, "the collector accepts traces again");
         }
     }
 
@@ -42,7 +42,7 @@ impl Collector {
             tracing::warn!(
                 collector = self.shown,
                 reason,
-                "the collector does not take traces; they are lost until it does"
+                "the collector does not accept traces; they are lost until it does"
             );
         }
     }
@@ -61,7 +61,7 @@ async fn send(client: reqwest::Client, request: reqwest::Request) -> reqwest::Re
 #[async_trait]
 impl HttpClient for Collector {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        // Without its address, which may be one that only the environment knows.
+        // Without its address, which may come from the environment.
         let sent = match reqwest::Request::try_from(request) {
             Ok(request) => self.runtime.spawn(send(self.client.clone(), request)).await?,
             Err(error) => Err(error),
@@ -83,7 +83,7 @@ impl HttpClient for Collector {
     }
 }
 
-/// Why nothing was sent, in words that hold no address.
+/// Why nothing was sent, without the address.
 fn reason(error: &reqwest::Error) -> &'static str {
     if error.is_connect() {
         "no connection"

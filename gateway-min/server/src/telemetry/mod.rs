@@ -1,12 +1,10 @@
-//! What the gateway says of its work: the log on stderr and, if they are switched on, traces for an OpenTelemetry
-//! collector.
+//! The log on stderr and, if enabled, traces for an OpenTelemetry collector.
 //!
-//! What can be in a trace is in `spans.rs`, here and in the agent, and nowhere else: only the spans made there are sent,
-//! with the attributes that are set there. Events of the log and spans of libraries are not, so no text that somebody wrote into an error gets out
-//! this way.
+//! `spans.rs` alone defines what a trace can contain: only the spans created there are sent, with the attributes set
+//! there. Log events and spans of libraries are not sent, so no text from an error leaves the process this way.
 //!
 //! A trace is a request, the run that it started, the run's supersteps, and in these the commits, model calls and tool
-//! calls. A request that carries a W3C `traceparent` goes on with that trace.
+//! calls. A request with a W3C `traceparent` continues that trace.
 
 mod export;
 mod request;
@@ -32,40 +30,40 @@ use crate::config::{Environment, Secret, Traces as Settings};
 use export::Collector;
 pub(crate) use request::traced;
 
-/// The name of a gateway that has none of its own.
+/// The default name of a gateway.
 const SERVICE_NAME: &str = "threadkeep";
 /// The scope of our spans.
 const SCOPE: &str = "threadkeep-gateway";
-/// How long a stopping gateway tries to send what it still has.
+/// How long a stopping gateway tries to send its remaining traces.
 const LAST_WORDS: Duration = Duration::from_secs(3);
-/// Where a collector takes traces.
+/// The path to which traces are sent.
 const PATH: &str = "/v1/traces";
-/// Where a collector is unless somebody says otherwise.
+/// The default address of the collector.
 const DEFAULT_ENDPOINT: &str = "http://localhost:4318";
 
-/// Why there can be no traces.
+/// Why traces cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The collector's address, from the configuration or the environment.
+    /// The collector's address, from the configuration or the environment, is invalid.
     #[error("telemetry.traces.endpoint: {0}")]
     Endpoint(String),
-    /// The client that would send them.
+    /// The HTTP client cannot be created.
     #[error("telemetry.traces: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// Traces on their way to a collector. They are sent in batches, behind the work that they are about; a collector that is
-/// away costs one warning and the traces of that time.
+/// Sends traces to a collector, in batches and in the background; an unreachable collector costs one warning and the
+/// traces of that time.
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
 }
 
 impl Traces {
-    /// What the configuration asks for; none if it asks for none.
+    /// Starts what the configuration asks for; `None` if traces are disabled.
     ///
     /// # Errors
-    /// [`TelemetryError`]. Whether the collector answers is not looked at.
+    /// [`TelemetryError`]. Does not check whether the collector answers.
     pub fn start(
         settings: &Settings,
         environment: &Environment,
@@ -98,14 +96,15 @@ impl Traces {
         Ok(Some(Self { provider }))
     }
 
-    /// Sends what is left, for a few seconds at most. Blocks, and needs the runtime of [`Self::start`] to go on.
+    /// Sends the remaining traces, for a few seconds at most. Blocks, and needs the runtime of [`Self::start`] to be
+    /// running.
     pub fn stop(self) {
-        // The collector has told why; there is nothing more to try.
+        // The failure was already logged; there is nothing more to try.
         let _ = self.provider.shutdown_with_timeout(LAST_WORDS);
     }
 }
 
-/// The full address to send to.
+/// The complete URL to send to.
 fn endpoint(settings: &Settings, environment: &Environment) -> String {
     let of_base = |base: &str| format!("{}{PATH}", base.trim_end_matches('/'));
     if let Some(base) = &settings.endpoint {
@@ -117,7 +116,7 @@ fn endpoint(settings: &Settings, environment: &Environment) -> String {
     of_base(environment.non_empty("OTEL_EXPORTER_OTLP_ENDPOINT").unwrap_or(DEFAULT_ENDPOINT))
 }
 
-/// The headers of the configuration, and those of the environment.
+/// The headers from the configuration and from the environment.
 fn headers<'a>(
     settings: &'a Settings,
     environment: &'a Environment,
@@ -132,12 +131,12 @@ fn headers<'a>(
     configured.chain(listed)
 }
 
-/// The log of this process on stderr, as `RUST_LOG` says, else from `level` on.
+/// The process's log on stderr: as `RUST_LOG` says, else from `level` on.
 pub fn log(level: LevelFilter) -> impl Subscriber + Send + Sync {
     Registry::default().with(log_layer(level))
 }
 
-/// Makes the log, and the traces if there are any, those of this process.
+/// Installs the log and, if enabled, the traces for this process.
 pub fn install(level: LevelFilter, traces: Option<&Traces>) {
     let traces = traces.map(|traces| {
         OpenTelemetryLayer::new(traces.provider.tracer(SCOPE))

@@ -11,8 +11,8 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use super::spans;
 
-/// Handles a request in a span of its own, which ends with the head of the answer: a stream may go on for as long as its
-/// run, which has its own span.
+/// Handles a request in its own span, which ends with the head of the response: a stream can last as long as its run,
+/// which has its own span.
 pub(crate) async fn traced(request: Request, next: Next) -> Response {
     let span = of(&request);
     if span.is_disabled() {
@@ -24,12 +24,12 @@ pub(crate) async fn traced(request: Request, next: Next) -> Response {
 }
 
 fn of(request: &Request) -> Span {
-    // Of the path only the template: the ids in it are not for names.
+    // Only the path's template: a span name must not contain ids.
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     let span = spans::request(request.method(), route);
     if !span.is_disabled() {
         let parent = TraceContextPropagator::new().extract(&HeaderExtractor(request.headers()));
-        // Without a trace of somebody else, it is the first span of its own.
+        // Without an incoming trace, the span starts a new one.
         let _ = span.set_parent(parent);
     }
     span

@@ -1,8 +1,7 @@
-//! The spans of requests, runs and commits, and all that may be in one: names from this list, ids of threads and runs,
-//! counts, outcomes. Never a message, an error's text, a key, or a value that a client or a model chose freely. The
-//! agent's own spans, under the same target and rule, are in its crate.
+//! Every span of a trace, and everything it may contain: names from this list, ids of threads and runs, counts,
+//! outcomes. Never a message, an error text, a key, or a value that a client or a model can choose freely.
 //!
-//! Without an exporter, making a span costs a look at a flag.
+//! Without traces, creating a span costs one check of a flag.
 
 use axum::http::{Method, StatusCode};
 use threadkeep::saver::StepCommit;
@@ -15,7 +14,7 @@ use crate::store::RunStatus;
 /// The method of a request that is none of the known ones.
 const OTHER: &str = "_OTHER";
 
-/// A request; none of `route` is one that no route takes.
+/// A request; `route` is `None` if no route matches.
 pub(super) fn request(method: &Method, route: Option<&str>) -> Span {
     let known = [
         Method::GET,
@@ -38,7 +37,7 @@ pub(super) fn request(method: &Method, route: Option<&str>) -> Span {
     span
 }
 
-/// The request was answered.
+/// Records the response.
 pub(super) fn answered(span: &Span, status: StatusCode) {
     span.record("http.response.status_code", status.as_u16());
     if status.is_server_error() {
@@ -46,7 +45,7 @@ pub(super) fn answered(span: &Span, status: StatusCode) {
     }
 }
 
-/// A run, from when somebody may work on it until its last write.
+/// A run, from its start until its last write.
 pub(crate) fn run(thread_id: &str, run_id: &str) -> Span {
     info_span!(
         target: TARGET, "run",
@@ -55,12 +54,12 @@ pub(crate) fn run(thread_id: &str, run_id: &str) -> Span {
     )
 }
 
-/// The run that is worked on asks this model.
+/// Records the model of the current run.
 pub(crate) fn run_model(name: &str) {
     Span::current().record("gen_ai.request.model", name);
 }
 
-/// The run that is worked on has ended.
+/// Records that the current run has ended.
 pub(crate) fn run_ended(status: RunStatus) {
     let span = Span::current();
     span.record("threadkeep.run.outcome", status.as_str());
@@ -78,7 +77,7 @@ pub(crate) fn commit(step: &StepCommit, bytes: u64) -> Span {
     )
 }
 
-/// The commit came to this.
+/// Records the outcome of the commit.
 pub(crate) fn committed(span: &Span, outcome: &'static str, failed: bool) {
     span.record("threadkeep.commit.outcome", outcome);
     if failed {

@@ -1,4 +1,4 @@
-//! From the events of a streamed completion to chunks.
+//! Converts the events of a streamed completion to chunks.
 
 use std::mem;
 
@@ -11,21 +11,21 @@ use super::failure::Failure;
 /// The event that ends a stream.
 const DONE: &str = "[DONE]";
 
-/// Reads the events of one answer.
+/// Parses the events of one answer.
 ///
-/// Why the answer finished and what it cost come in events of their own, in no fixed order, so they are kept
-/// until the end and given together in the last chunk.
+/// The finish reason and the usage come in separate events, in no fixed order, so they are kept until the end and
+/// returned together in the last chunk.
 #[derive(Debug, Default)]
 pub(super) struct AnswerParser {
     finish_reason: Option<String>,
     usage: Option<Usage>,
     completion_id: Option<String>,
-    /// Index and id of the call last seen, for servers that leave the index out.
+    /// Index and id of the last call, for servers that omit the index.
     current_call: Option<(u64, String)>,
 }
 
 impl AnswerParser {
-    /// Reads the data of the next event; `None` if it holds nothing to pass on.
+    /// Parses the data of the next event; `None` if there is nothing to pass on.
     pub(super) fn read(&mut self, data: &str) -> Result<Option<ModelChunk>, Failure> {
         if data.trim() == DONE {
             let reason = self.finish_reason.take().unwrap_or_else(|| "stop".to_owned());
@@ -50,7 +50,7 @@ impl AnswerParser {
         Ok((chunk != ModelChunk::default()).then_some(chunk))
     }
 
-    /// The last chunk, if the answer is complete although the stream ended without saying so.
+    /// The last chunk, if the answer is complete although the stream ended without `[DONE]`.
     pub(super) fn end(&mut self) -> Option<ModelChunk> {
         self.finish_reason.take().map(|reason| self.last_chunk(reason))
     }
@@ -97,7 +97,7 @@ impl AnswerParser {
             args: match &function["arguments"] {
                 Value::String(text) => text.clone(),
                 Value::Null => String::new(),
-                // Some servers send the arguments as an object instead of its text.
+                // Some servers send the arguments as an object instead of a string.
                 value => value.to_string(),
             },
         }
@@ -125,7 +125,7 @@ fn usage(usage: &Value) -> Option<Usage> {
 }
 
 #[cfg(test)]
-// JSON literals are handed over whole.
+// JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! What can go wrong with a chat completion, and of which kind it is.
+//! Failures of a chat completion, and their kinds.
 
 use std::error::Error;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use serde_json::Value;
 
 use super::super::{ModelError, ModelErrorKind, Secret};
 
-/// The most characters of a server's own words that an error carries.
+/// The maximum quotation from a server in an error, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
-/// The most bytes of an error body that are read at all.
+/// The maximum part of an error body that is read, in bytes.
 const MAX_BODY_BYTES: usize = 64 * 1024;
 
-/// A failure before it is known to which model it happened.
+/// A failure without the name of its model.
 #[derive(Debug)]
 pub(super) struct Failure {
     kind: ModelErrorKind,
@@ -47,7 +47,7 @@ impl Failure {
         }
     }
 
-    /// The server answered with an error status.
+    /// The server returned an error status.
     pub(super) async fn from_response(response: Response) -> Self {
         let status = response.status();
         let retry_after = retry_after(response.headers());
@@ -73,7 +73,7 @@ impl Failure {
         Self::new(kind_of_event(error), words)
     }
 
-    /// The error of the model `model` at `host`, with the server's words cut and free of `key`.
+    /// The error of the model `model` at `host`, with the server's text truncated and free of `key`.
     pub(super) fn into_error(self, model: &str, host: &str, key: Option<&Secret>) -> ModelError {
         let detail = key.map_or_else(|| self.detail.clone(), |key| key.redact(&self.detail));
         ModelError {
@@ -85,7 +85,7 @@ impl Failure {
     }
 }
 
-/// The error and its causes in one line, without the URL, which may hold a password.
+/// The error and its causes in one line, without the URL, which may contain a password.
 pub(super) fn describe(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();
@@ -100,12 +100,12 @@ pub(super) fn describe(error: reqwest::Error) -> String {
 fn cut(text: &str) -> String {
     match text.char_indices().nth(MAX_QUOTE_CHARS) {
         None => text.to_owned(),
-        // The ellipsis takes the place of the last character.
+        // The ellipsis replaces the last character.
         Some(_) => text.chars().take(MAX_QUOTE_CHARS - 1).chain(['\u{2026}']).collect(),
     }
 }
 
-/// Reads what is worth quoting; a body that breaks off is quoted as far as it came.
+/// Reads the part worth quoting; a body that breaks off is quoted as far as it was received.
 async fn read_body(response: Response) -> String {
     let mut bytes = Vec::new();
     let mut parts = response.bytes_stream();
@@ -118,7 +118,7 @@ async fn read_body(response: Response) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The error object in `{"error": {...}}`, or the value itself where a server does without the envelope.
+/// The error object in `{"error": {...}}`, or the value itself if the server omits the envelope.
 fn unwrap_error(mut body: Value) -> Value {
     match body.get_mut("error") {
         Some(error) => error.take(),
@@ -144,7 +144,7 @@ fn is_quota(error: &Value) -> bool {
     })
 }
 
-/// There is no status in the middle of a stream; some servers give it as the code.
+/// An event has no HTTP status; some servers send it as the code.
 fn kind_of_event(error: &Value) -> ModelErrorKind {
     let status = error["code"].as_u64().and_then(|code| u16::try_from(code).ok());
     if let Some(status) = status.and_then(|code| StatusCode::from_u16(code).ok()) {
@@ -162,7 +162,7 @@ fn kind_of_event(error: &Value) -> ModelErrorKind {
     known.iter().find(|(word, _)| words.contains(word)).map_or(ModelErrorKind::Server, |(_, kind)| *kind)
 }
 
-/// `Retry-After`, in seconds or as a date, which is compared with the server's own clock if it gives it.
+/// `Retry-After`, in seconds or as a date, which is compared with the server's own clock if it sends that.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let asked = text(RETRY_AFTER)?;
@@ -171,7 +171,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     }
     let date = |value: &str| DateTime::parse_from_rfc2822(value).ok().map(|date| date.with_timezone(&Utc));
     let now = text(DATE).and_then(date).unwrap_or_else(Utc::now);
-    // A date in the past means: now.
+    // A date in the past means now.
     Some((date(asked)? - now).to_std().unwrap_or(Duration::ZERO))
 }
 
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn words_are_cut_to_500_characters_after_the_key_is_removed() {
         let key = Secret::new("sk-hush");
-        // The key lies across the border of the cut: cutting first would leave a part of it.
+        // The key is across the truncation limit, so truncating before masking would leave a part of it.
         let words = format!("{}sk-hush{}", "\u{e9}".repeat(496), "x".repeat(100));
         let error = Failure::new(ModelErrorKind::Rejected, words).into_error("m", "host", Some(&key));
         let quoted = error.detail.strip_prefix("host: ").unwrap();

@@ -3,7 +3,7 @@
 use super::AnswerParser;
 use crate::model::ChunkAssembler;
 
-/// Reads each line as the data of an event, and folds what they say into a message.
+/// Parses each line as the data of an event, and folds the result into a message.
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let mut parser = AnswerParser::default();

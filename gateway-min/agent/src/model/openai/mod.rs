@@ -1,4 +1,4 @@
-//! The client of the OpenAI chat-completions protocol, spoken by many providers and local servers.
+//! A client for the OpenAI chat-completions protocol, which many providers and local servers support.
 
 mod answer;
 mod failure;
@@ -6,7 +6,7 @@ mod failure;
 mod fuzzing;
 mod request;
 #[cfg(test)]
-// JSON literals are handed over whole.
+// JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]
 mod tests;
 
@@ -42,7 +42,7 @@ pub(super) struct OpenAiModel {
 }
 
 impl OpenAiModel {
-    /// Checks `settings` and prepares the connection pool; connects to nothing yet.
+    /// Validates `settings` and prepares the connection pool; does not connect yet.
     pub(super) fn new(settings: ModelSettings) -> Result<Self, ModelError> {
         let unusable =
             |detail: String| ModelError::new(&settings.name, ModelErrorKind::Configuration, detail);
@@ -51,13 +51,13 @@ impl OpenAiModel {
         let authorization = settings.api_key.as_ref().map(authorization).transpose().map_err(unusable)?;
         let request_timeout = request_timeout(&settings).map_err(unusable)?;
 
-        // Fails when a provider is installed already, which is as good: the only one linked in is ring.
+        // Fails if a provider is already installed, which is just as good: only ring is linked.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // A conversation goes only where the configuration says, so redirects are not followed.
+        // Send conversations only to the configured host: do not follow redirects.
         let mut client =
             Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(redirect::Policy::none());
         if is_loopback(&endpoint) {
-            // The environment's proxy cannot reach a server on this machine.
+            // A proxy from the environment cannot reach a server on this machine.
             client = client.no_proxy();
         }
         let client = client.build().map_err(|error| unusable(failure::describe(error)))?;
@@ -140,14 +140,14 @@ where
                     format!("no further part of the answer within {pause:?} (stream_chunk_timeout)"),
                 ),
             };
-            // A provider that said why it finished has given the whole answer, however the connection ends.
+            // A provider that sent a finish reason has sent the whole answer, however the connection ends.
             return Some((parser.end().ok_or(failure), None));
         }
     })
 }
 
 fn endpoint(base_url: &str) -> Result<Url, String> {
-    let invalid = |why: &dyn std::fmt::Display| format!("`base_url` is not usable: {why}");
+    let invalid = |why: &dyn std::fmt::Display| format!("`base_url` is invalid: {why}");
     let mut url = Url::parse(base_url).map_err(|error| invalid(&error))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(invalid(&"it must start with http:// or https://"));

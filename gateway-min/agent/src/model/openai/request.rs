@@ -1,4 +1,4 @@
-//! From our request to the body of a chat-completions request.
+//! Converts a request to the body of a chat-completions request.
 
 use serde_json::{Map, Value, json};
 
@@ -6,14 +6,14 @@ use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_cal
 use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
 
-/// The setting that bounds how long an answer may take to begin, in seconds.
+/// The setting that limits how long an answer may take to start, in seconds.
 pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
-/// Settings of a client, not of a request.
+/// Settings of the client, not of a request.
 const CLIENT_SETTINGS: [&str; 3] = [REQUEST_TIMEOUT, "timeout", "max_retries"];
-/// Settings whose entries are parameters themselves.
+/// Settings whose entries are request parameters.
 const NESTED_PARAMETERS: [&str; 2] = ["model_kwargs", "extra_body"];
 
-/// The body that asks the model of `settings` to answer `request` as a stream.
+/// The body that asks the model of `settings` to stream an answer to `request`.
 pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<Value, Failure> {
     let mut body = parameters(settings, request.thinking);
     body.entry("stream_options").or_insert_with(|| json!({"include_usage": true}));
@@ -49,7 +49,7 @@ fn parameters(settings: &ModelSettings, thinking: Option<bool>) -> Map<String, V
     parameters
 }
 
-/// Adds `changes` to `target`, object by object.
+/// Merges `changes` into `target` recursively.
 fn merge(target: &mut Map<String, Value>, changes: &Map<String, Value>) {
     for (key, change) in changes {
         match (target.get_mut(key), change) {
@@ -90,12 +90,12 @@ fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
     Ok(messages)
 }
 
-/// An assistant message; none for one that says and does nothing, which many servers refuse.
+/// An assistant message; `None` for one without text and calls, which many servers refuse.
 fn assistant(message: &Value) -> Option<Value> {
     let said = text(message);
     let valid = tool_calls(message).iter().map(|call| function_call(call, &call["args"].to_string()));
-    // Servers parse the arguments of earlier calls, so unreadable ones cannot be sent back as they came. The
-    // call itself must be, as its result refers to it; the result says what was wrong.
+    // Servers parse the arguments of earlier calls, so unreadable ones cannot be sent back unchanged. The call itself
+    // must be sent, because its result refers to it and says what was wrong.
     let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}"));
     let calls: Vec<Value> = valid.chain(invalid).collect();
     match (said.is_empty(), calls.is_empty()) {
@@ -111,7 +111,7 @@ fn function_call(call: &Value, arguments: &str) -> Value {
     json!({"type": "function", "id": call["id"], "function": {"name": name, "arguments": arguments}})
 }
 
-/// A tool's result as text: the protocol has nothing else for it.
+/// A tool's result as text, the only form in the protocol.
 fn tool_content(message: &Value) -> String {
     match &message["content"] {
         Value::String(_) | Value::Array(_) => text(message),
@@ -119,8 +119,7 @@ fn tool_content(message: &Value) -> String {
     }
 }
 
-/// A user's content: plain text as it is, blocks in the protocol's form. Blocks it has no form for are left
-/// out.
+/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported blocks are omitted.
 fn user_content(content: &Value) -> Value {
     match content {
         Value::Array(blocks) => blocks.iter().filter_map(user_block).collect(),
@@ -140,7 +139,7 @@ fn user_block(block: &Value) -> Option<Value> {
     }
 }
 
-/// The address of an image block, or its data as one. The data is in `base64` or, in older messages, `data`.
+/// The URL of an image block, or its data as a data URL. The data is in `base64` or, in older messages, `data`.
 fn image_url(block: &Value) -> Option<String> {
     if let Some(url) = block["url"].as_str() {
         return Some(url.to_owned());
@@ -151,7 +150,7 @@ fn image_url(block: &Value) -> Option<String> {
 }
 
 #[cfg(test)]
-// JSON literals are handed over whole.
+// JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]
 mod tests {
     use super::super::super::ModelKind;

@@ -1,4 +1,4 @@
-//! The client against an in-process stub of the protocol.
+//! The client with an in-process stub of the protocol.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use super::*;
 
 const KEY: &str = "sk-very-secret-key";
 
-/// A server that gives prepared responses, one per request, and notes the requests.
+/// A server that sends prepared responses, one per request, and records the requests.
 struct Stub {
     base_url: String,
     requests: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
@@ -77,15 +77,14 @@ fn events(data: &[String]) -> HttpResponse<Body> {
     response(200, "text/event-stream; charset=utf-8", body.into())
 }
 
-/// The events, and then nothing more while the connection stays open.
+/// Sends the events, then nothing more while the connection stays open.
 fn hanging(data: &[String]) -> HttpResponse<Body> {
     let body = sse(data);
     let parts = stream::iter([Ok::<_, std::io::Error>(Bytes::from(body))]).chain(stream::pending());
     response(200, "text/event-stream", Body::from_stream(parts))
 }
 
-/// A server that sends the events to its one client and then breaks the connection, in the middle of the
-/// response as HTTP sees it.
+/// A server that sends the events to its one client and then closes the connection in the middle of the HTTP response.
 async fn breaking(data: &[String]) -> Arc<dyn ChatModel> {
     let body = sse(data);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -162,7 +161,7 @@ fn assemble(chunks: &[ModelChunk]) -> Value {
     assembler.finish()
 }
 
-/// What comes of a response that fails: the chunks before the failure, and the failure.
+/// The result of a failing response: the chunks before the failure, and the failure.
 async fn failure(response: HttpResponse<Body>) -> (Vec<ModelChunk>, ModelError) {
     failure_of(&*Stub::start([response]).await.model()).await
 }
@@ -351,7 +350,7 @@ async fn a_pause_between_chunks_has_a_limit() {
 
 #[tokio::test]
 async fn an_answer_must_begin_within_the_request_timeout() {
-    // Accepts connections (the system does so for it) and never answers.
+    // The operating system accepts connections to it; nothing answers.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut settings = ModelSettings::new("silent", ModelKind::OpenAiCompatible, "gpt-x");
     settings.base_url = Some(format!("http://{}", silent.local_addr().unwrap()));
@@ -437,7 +436,7 @@ fn only_addresses_of_this_machine_are_loopback() {
 
 #[test]
 fn a_proxy_of_the_environment_is_not_used_for_this_machine() {
-    // The variable must be there before the process starts, so another test runs once more in its own.
+    // The variable must be set before the process starts, so the test runs again in its own process.
     let rerun = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "model::openai::tests::text_is_streamed_and_usage_comes_last"])
         .env("http_proxy", "http://127.0.0.1:1")

@@ -1,19 +1,19 @@
-//! Gates: where a scripted answer waits until a test lets it go on.
+//! Gates: points at which a scripted answer waits for a test.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// A point where scripted answers wait. Closed at first; once opened it stays open.
+/// A point where scripted answers wait. Initially closed; once opened it stays open.
 #[derive(Debug, Clone)]
 pub struct Gate {
     opened: Arc<watch::Sender<bool>>,
     reached: Arc<watch::Sender<bool>>,
 }
 
-/// The gate with this name. There is one per name in the process, so that a test reaches a model that was
-/// built from a configuration; tests that run together need names of their own.
+/// The gate with this name. Names are global to the process, so that a test can reach a model that was built from a
+/// configuration; concurrent tests need different names.
 pub fn gate(name: &str) -> Gate {
     static GATES: LazyLock<Mutex<HashMap<String, Gate>>> = LazyLock::new(Mutex::default);
     let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,12 +31,12 @@ impl Gate {
         self.opened.send_replace(true);
     }
 
-    /// Returns as soon as an answer has come to the gate.
+    /// Returns as soon as an answer has reached the gate.
     pub async fn reached(&self) {
         wait_until_set(&self.reached).await;
     }
 
-    /// Comes to the gate and waits until it is open.
+    /// Waits at the gate until it is open.
     pub(super) async fn pass(&self) {
         self.reached.send_replace(true);
         wait_until_set(&self.opened).await;
@@ -44,6 +44,6 @@ impl Gate {
 }
 
 async fn wait_until_set(flag: &watch::Sender<bool>) {
-    // It fails only when the sender is gone, which `flag` itself prevents.
+    // This fails only if the sender is dropped, which `flag` itself prevents.
     let _ = flag.subscribe().wait_for(|set| *set).await;
 }

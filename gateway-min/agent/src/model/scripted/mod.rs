@@ -23,32 +23,30 @@
 //! }
 //! ```
 //!
-//! The first rule whose `when` matches answers; a rule without `when` always matches. All conditions given
-//! must hold:
+//! The first rule whose `when` matches answers; a rule without `when` always matches. All given conditions must hold:
 //!
 //! | Condition | Holds when |
 //! |---|---|
-//! | `contains` | the user's last message contains one of the texts, whatever their case |
+//! | `contains` | the user's last message contains one of the texts, ignoring case |
 //! | `turn` | that many messages of the user came before the last one |
 //! | `caller` | the request's caller is this, or begins with this and a colon |
 //!
-//! The rule's answers are given one after the other within a turn: which one is next is the number of
-//! assistant messages after the user's last message. Nothing is remembered, so a restarted process goes on
-//! where the conversation stands. After the last answer the script has none left, which is an error, unless
-//! `repeat_last` is set.
+//! The rule's answers are used in order within a turn: the index of the next one is the number of assistant messages
+//! after the user's last message. No other state is kept, so a restarted process continues where the conversation is.
+//! After the last answer there is an error, unless `repeat_last` is set.
 //!
 //! | Key of an answer | Meaning |
 //! |---|---|
 //! | `text` | streamed in pieces of `chunk_chars` characters (default 16) |
-//! | `tool_calls` | list of `{name, args, id}`; without an `id` one is made from the conversation; the arguments are streamed in pieces too |
+//! | `tool_calls` | list of `{name, args, id}`; without an `id` one is derived from the conversation; the arguments are streamed in pieces, too |
 //! | `usage` | `{input_tokens, output_tokens}`; their sum is the total |
 //! | `finish_reason` | default `tool_calls` with tool calls, else `stop` |
 //! | `error` | `{kind, message, attempts, after_chunks}`: fails, with kind `transient` or `fatal`, after that many chunks (default 0); with `attempts` only in the first that many attempts of a retried call |
 //! | `delay_ms` | pause before each chunk |
 //! | `gate` | `{name, after_chunks}`: after that many chunks (default 0) the answer waits until the [`gate`] is opened |
 //!
-//! In texts and in the arguments' strings `{{input}}` stands for the user's last message and
-//! `{{tool_result}}` for the last tool result. The chunks are the same each time; the message ids are not.
+//! In texts and in strings of arguments `{{input}}` is replaced by the user's last message and `{{tool_result}}` by the
+//! last tool result. The chunks are deterministic; the message ids are not.
 
 mod gate;
 mod script;
@@ -67,7 +65,7 @@ use super::{
 pub use gate::{Gate, gate};
 use script::{Answer, ErrorKind, Failing, Script, Situation, pieces};
 
-/// The script of the demo, which runs without an API key.
+/// The demo script, which needs no API key.
 const DEMO: &str = include_str!("../../../scripts/demo.json");
 
 /// A model that answers from a script.
@@ -89,7 +87,7 @@ impl ScriptedModel {
         }
     }
 
-    /// The model of `settings`, with its script file read, or with the demo. Blocks on the file.
+    /// The model of `settings`, with its script file or the demo. Blocks on the file.
     pub(super) fn from_settings(settings: ModelSettings) -> Result<Self, ModelError> {
         let Some(path) = settings.script else { return Self::from_json(settings.name, DEMO) };
         let in_file = |error: &dyn std::fmt::Display| {
@@ -129,7 +127,7 @@ impl ChatModel for ScriptedModel {
     }
 }
 
-/// What the script needs to know of the conversation.
+/// What the script needs to know about the conversation.
 fn situation(request: &ModelRequest) -> Situation {
     let messages = &request.messages;
     let start = turn_start(messages);
@@ -145,7 +143,7 @@ fn situation(request: &ModelRequest) -> Situation {
     }
 }
 
-/// A step in the course of an answer.
+/// A step of an answer.
 enum Event {
     Pause(Duration),
     Gate(Gate),
@@ -168,7 +166,7 @@ impl ScriptedModel {
         let error =
             answer.error.as_ref().filter(|error| error.attempts.is_none_or(|failing| attempt < failing));
         let mut plan = Vec::new();
-        // The last chunk ends the answer, so a gate or an error comes before it at the latest.
+        // The last chunk ends the answer, so a gate or an error comes before it.
         let chunks = chunks(answer, situation, self.script.chunk_chars);
         let count = chunks.len();
         for (given, chunk) in chunks.into_iter().enumerate() {
@@ -196,7 +194,7 @@ impl ScriptedModel {
     }
 }
 
-/// The chunks of `answer`: its text, its calls one after the other, and the one that ends it.
+/// The chunks of `answer`: its text, its calls in order, and the final chunk.
 fn chunks(answer: &Answer, situation: &Situation, chunk_chars: usize) -> Vec<ModelChunk> {
     let text = pieces(&situation.expand(&answer.text), chunk_chars);
     let mut chunks: Vec<ModelChunk> =
@@ -234,6 +232,6 @@ fn chunks(answer: &Answer, situation: &Situation, chunk_chars: usize) -> Vec<Mod
 }
 
 #[cfg(test)]
-// JSON literals are handed over whole.
+// JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]
 mod tests;

@@ -1,4 +1,4 @@
-//! The script: its format, which answer it has for a situation, and its placeholders.
+//! The script: its format, choosing an answer for a situation, and placeholders.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -89,20 +89,20 @@ pub(super) struct GateAt {
     pub(super) after_chunks: usize,
 }
 
-/// Where the conversation stands.
+/// The state of the conversation.
 #[derive(Debug)]
 pub(super) struct Situation {
     /// The user's last message.
     pub(super) input: String,
     /// Its id.
     pub(super) input_id: String,
-    /// How many messages of the user came before it.
+    /// The number of user messages before it.
     pub(super) turn: usize,
-    /// How many answers came after it.
+    /// The number of answers after it.
     pub(super) answered: usize,
     /// The last tool result.
     pub(super) tool_result: String,
-    /// Who asks.
+    /// The caller.
     pub(super) caller: String,
 }
 
@@ -132,7 +132,7 @@ impl Condition {
 }
 
 impl Situation {
-    /// `text` with its placeholders replaced. What they stand for is not searched for placeholders again.
+    /// `text` with its placeholders replaced. Replacements are not expanded again.
     pub(super) fn expand(&self, text: &str) -> String {
         let mut expanded = String::new();
         let mut rest = text;
@@ -150,7 +150,7 @@ impl Situation {
         expanded + rest
     }
 
-    /// `args` with the placeholders in their texts replaced.
+    /// `args` with the placeholders in their strings replaced.
     pub(super) fn expand_args(&self, args: &Map<String, Value>) -> Map<String, Value> {
         args.iter().map(|(key, value)| (key.clone(), self.expand_value(value))).collect()
     }

@@ -76,14 +76,14 @@ async fn the_next_answer_depends_on_the_conversation_alone() {
     let call = json!({"name": "ls", "id": "a"});
     let asked = vec![human("q")];
     let called = vec![human("q"), ai("one"), tool_result(&call, ToolStatus::Success, "R")];
-    // In any order and any number of times: nothing is used up by asking.
+    // In any order and any number of times, because asking changes nothing.
     for _ in 0..2 {
         assert_eq!(answer_text(&model, called.clone()).await, "two R");
         assert_eq!(answer_text(&model, asked.clone()).await, "one");
     }
     let next_turn = vec![human("q"), ai("one"), ai("two"), human("again")];
     assert_eq!(answer_text(&model, next_turn).await, "one");
-    // A hidden message is no turn of the user.
+    // A hidden message does not start a turn.
     let warned = vec![human("q"), ai("one"), message::hidden("loop_warning", "stop")];
     assert_eq!(answer_text(&model, warned).await, "two ");
 }
@@ -151,7 +151,7 @@ async fn an_error_comes_at_its_place_and_with_its_kind() {
     assert_eq!((error.kind, error.detail.as_str()), (ModelErrorKind::Rejected, "no"));
     assert!(!error.kind.is_transient());
 
-    // Never after the last chunk, where nobody would see it.
+    // Never after the last chunk, where it would have no effect.
     let late = failing(json!({"kind": "transient", "message": "late", "after_chunks": 99}));
     let items = chunks(&late, &asking(vec![human("x")])).await;
     assert!(items.last().unwrap().as_ref().unwrap_err().kind.is_transient());
@@ -178,13 +178,13 @@ async fn a_gate_holds_the_answer_until_it_is_opened() {
     let mut stream = model.stream(&asking(vec![human("x")])).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().text, "a");
     assert_eq!(stream.next().await.unwrap().unwrap().text, "b");
-    // Polled once more, the answer stands at the gate and gives nothing.
+    // Polled again, the answer waits at the gate and returns nothing.
     assert!(futures::poll!(stream.next()).is_pending());
     gate("scripted-hold").reached().await;
     assert!(futures::poll!(stream.next()).is_pending());
     gate("scripted-hold").open();
     assert_eq!(stream.next().await.unwrap().unwrap().text, "c");
-    // Open for good.
+    // Open from now on.
     assert_eq!(chunks(&model, &asking(vec![human("x")])).await.len(), 4);
 }
 

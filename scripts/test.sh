@@ -25,7 +25,7 @@ begin() {
     began=$SECONDS
     : > "$log"
     # On a terminal the running step is visible, and its result replaces it.
-    [ ! -t 1 ] || printf '...                           %s\r' "$name"
+    [ ! -t 1 ] || printf '...                           %s\033[K\r' "$name"
 }
 
 # end STATUS: counts what the step's programs say of themselves ("test result: ok. 3 passed; 0 failed; ..." or
@@ -38,6 +38,7 @@ end() {
     [ "$status" = 0 ] || [ "$bad" != 0 ] || bad=1
     passed=$((passed + good))
     failed=$((failed + bad))
+    [ ! -t 1 ] || printf '\033[K'
     if [ "$bad" = 0 ]; then
         printf 'ok     %5d s  %5d passed  %s\n' "$((SECONDS - began))" "$good" "$name"
     else
@@ -54,33 +55,37 @@ step() { # step NAME COMMAND...
     end $?
 }
 
-# One line for each test program that cargo starts. A program that ends without a result has crashed.
+# One line for each test program that cargo starts and that has tests.
 rust_tests() {
-    local running='' result='' line status
+    local running='' status='' line
+    begin "cargo test"
     while IFS= read -r line; do
         case $line in
             '     Running '* | '   Doc-tests '*)
-                [ -z "$running" ] || end "${result:-1}"
-                running=yes result=''
+                [ -z "$running" ] || end_program "$status"
+                running=yes status=0
                 begin "$(title "$line")"
                 ;;
-            # What cargo says between two programs, and at the end.
-            'error: test failed'* | 'error: doctest failed'* | 'error: '[0-9]*' target'*) continue ;;
+            # Cargo says so after the program has ended, whether it has reported failures or crashed.
+            'error: test failed'* | 'error: doctest failed'*) status=1 ;;
         esac
-        [ -n "$running" ] || begin "cargo test"
-        running=yes
         printf '%s\n' "$line" >> "$log"
-        case $line in
-            'test result: ok.'*) [ -n "$result" ] || result=0 ;;
-            'test result: FAILED.'*) result=1 ;;
-        esac
     done < <(cargo test --workspace --locked --no-fail-fast 2>&1 < /dev/null; echo $? > "$logs/status")
-    [ -z "$running" ] || end "${result:-1}"
+    [ -z "$running" ] || end_program "$status"
     status=$(cat "$logs/status")
+    # Cargo itself has failed.
     if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
-        begin "cargo test"
+        name="cargo test"
         end "$status"
     fi
+}
+
+# end_program STATUS: ends the step, unless the program has no tests.
+end_program() {
+    if [ "$1" = 0 ] && grep -q '^test result' "$log" && ! grep -qE '^test result: .* [1-9][0-9]* (passed|failed)' "$log"; then
+        return
+    fi
+    end "$1"
 }
 
 # "     Running tests/x.rs (.../deps/x-0123)" and "   Doc-tests name" as a reader wants them.

@@ -5,6 +5,7 @@ mod container;
 mod corpus;
 mod pgbouncer;
 mod postgres;
+pub mod proxy;
 mod redis;
 mod supervisor;
 mod tools;

@@ -1,13 +1,13 @@
 //! What the driver's tests share.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test uses its part")]
 
 pub mod damage;
-pub mod proxy;
 pub mod talk;
 
 use std::time::Duration;
 
 use threadkeep_postgres::{Options, PostgresSaver, setup};
+pub use threadkeep_testing::proxy;
 use threadkeep_testing::{Database, postgres};
 
 /// A database with the tables in it.

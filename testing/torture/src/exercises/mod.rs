@@ -1,8 +1,12 @@
 //! The exercises, one a file.
 
+pub mod conversions;
+pub mod cut_answers;
 pub mod killed;
 pub mod power_loss;
 pub mod processes;
+pub mod properties;
+pub mod readers;
 pub mod statements;
 pub mod storms;
 
@@ -28,4 +32,16 @@ pub const ALL: &[Exercise] = &[
     exercise("storms", Kind::Postgres, storms::ABOUT, |turn| Box::pin(storms::run(turn))),
     exercise("two processes", Kind::Sqlite, processes::ABOUT, |turn| Box::pin(processes::run(turn))),
     exercise("two processes", Kind::Postgres, processes::ABOUT, |turn| Box::pin(processes::run(turn))),
+    exercise("cut answers", Kind::Memory, cut_answers::ABOUT, |turn| Box::pin(cut_answers::run(turn))),
+    exercise("cut answers", Kind::Sqlite, cut_answers::ABOUT, |turn| Box::pin(cut_answers::run(turn))),
+    exercise("cut answers", Kind::Postgres, cut_answers::ABOUT, |turn| Box::pin(cut_answers::run(turn))),
+    exercise("reads beside rewrites", Kind::Memory, readers::ABOUT, |turn| Box::pin(readers::run(turn))),
+    exercise("reads beside rewrites", Kind::Sqlite, readers::ABOUT, |turn| Box::pin(readers::run(turn))),
+    exercise("reads beside rewrites", Kind::Postgres, readers::ABOUT, |turn| Box::pin(readers::run(turn))),
+    exercise("open writers", Kind::Memory, conversions::ABOUT, |turn| Box::pin(conversions::run(turn))),
+    exercise("open writers", Kind::Sqlite, conversions::ABOUT, |turn| Box::pin(conversions::run(turn))),
+    exercise("open writers", Kind::Postgres, conversions::ABOUT, |turn| Box::pin(conversions::run(turn))),
+    exercise("properties", Kind::Memory, properties::ABOUT, |turn| Box::pin(properties::run(turn))),
+    exercise("properties", Kind::Sqlite, properties::ABOUT, |turn| Box::pin(properties::run(turn))),
+    exercise("properties", Kind::Postgres, properties::ABOUT, |turn| Box::pin(properties::run(turn))),
 ];

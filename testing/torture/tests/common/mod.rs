@@ -2,6 +2,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
+    clippy::print_stdout,
     unreachable_pub,
     dead_code,
     reason = "tests; each uses its part"

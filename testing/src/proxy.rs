@@ -1,4 +1,9 @@
 //! A proxy before Postgres that counts requests, and can cut the connection at any of them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "a part of tests: what it meets is their own doing"
+)]
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -79,6 +84,7 @@ impl Proxy {
         Self { url: url.into(), state }
     }
 
+    /// The URL through the proxy.
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -1,10 +1,10 @@
-//! Which agent a checkpoint belongs to, in its metadata.
+//! The agent that a checkpoint belongs to, in its metadata.
 
 use serde_json::{Map, Value as Json};
 
 /// Metadata key of the agent that a checkpoint belongs to.
 pub const AGENT_BINDING: &str = "svc_agent_name";
-/// The binding of a run without an agent of its own.
+/// The binding of a run without a custom agent.
 pub const DEFAULT_AGENT: &str = "__default__";
 
 /// The agent binding in a checkpoint's metadata, for a checkpoint that restores or continues it.

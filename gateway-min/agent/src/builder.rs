@@ -1,4 +1,4 @@
-//! From the configuration to a lead agent: what the gateway's runs and the embedded client have in common.
+//! Builds a lead agent from the configuration, for the gateway's runs and the embedded client.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -19,26 +19,26 @@ pub struct AgentSpec<'a> {
     pub run_id: &'a str,
     /// Its thread.
     pub thread_id: &'a str,
-    /// The configured name of the model; none means the first one.
+    /// The configured name of the model; `None` for the first one.
     pub model_name: Option<&'a str>,
-    /// Whether the model is to think; none leaves it to the model.
+    /// Whether the model should think; `None` leaves it to the model.
     pub thinking: Option<bool>,
-    /// Sent to the model as it is.
+    /// Passed to the model unchanged.
     pub reasoning_effort: Option<&'a str>,
 }
 
-/// Builds lead agents from the configuration as it is when each of them is asked for.
+/// Builds lead agents from the current configuration.
 pub struct AgentBuilder {
     config: ConfigHandle,
-    /// Where tools run, as it was at the start.
+    /// Where tools run; fixed at start.
     tool_settings: ToolSettings,
     threads_dir: PathBuf,
-    /// By name, with the state of the configuration of which each was built.
+    /// Models by name, each with the configuration it was built from.
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
 }
 
 impl AgentBuilder {
-    /// A builder that follows `config`, which is `current` at the start.
+    /// A builder that follows `config`; `current` is the configuration at start.
     pub fn new(config: ConfigHandle, current: &Config) -> Self {
         Self {
             config,
@@ -48,7 +48,7 @@ impl AgentBuilder {
         }
     }
 
-    /// The directory in which a thread's tools work.
+    /// The working directory of a thread's tools.
     pub fn thread_dir(&self, thread_id: &str) -> PathBuf {
         self.threads_dir.join(thread_id)
     }
@@ -94,8 +94,8 @@ impl AgentBuilder {
         })
     }
 
-    /// What shortens the conversations that `reader` goes on with, by summaries of `writer`; without a name, it is the
-    /// first model.
+    /// The summarizer for conversations that the model `reader` continues, with summaries by `writer`; without a name,
+    /// the first model.
     pub async fn summarizer(
         &self,
         config: &Arc<Config>,
@@ -110,7 +110,7 @@ impl AgentBuilder {
         })
     }
 
-    /// The model of this name, or the first one; built once for each state of the configuration.
+    /// The model with this name, or the first one; built once per configuration.
     async fn model(&self, config: &Arc<Config>, name: Option<&str>) -> Result<RetryingModel, AgentError> {
         let section = match name {
             Some(name) => config.model(name),
@@ -133,7 +133,7 @@ impl AgentBuilder {
     }
 }
 
-/// What the section `sandbox` says of the tools.
+/// The tools' settings from the section `sandbox`.
 fn tool_settings(config: &Config) -> ToolSettings {
     let sandbox = &config.sandbox;
     ToolSettings {
@@ -145,7 +145,7 @@ fn tool_settings(config: &Config) -> ToolSettings {
     }
 }
 
-/// What an entry of `models` says of its client.
+/// A model's settings from its entry in `models`.
 fn model_settings(config: &threadkeep_config::Model) -> ModelSettings {
     let (kind, script) = match &config.kind {
         threadkeep_config::ModelKind::Scripted { script } => (ModelKind::Scripted, script.clone()),

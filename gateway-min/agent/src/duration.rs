@@ -1,7 +1,7 @@
-//! The duration-only checkpoint: how long a run took and which messages it made, noted on the head after the run.
+//! The duration-only checkpoint: how long a run took and which messages it created, noted on the head after the run.
 //!
-//! The note repeats the head and carries the maps of the runs before it forward, so that one trailing leaf answers
-//! every history read, and no read has to write.
+//! The note repeats the head and includes the maps of earlier runs, so that one trailing leaf answers every history
+//! read, and no read has to write.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 pub const RUN_DURATIONS: &str = "run_durations";
 /// Metadata key: message id -> run id.
 pub const RUN_MESSAGE_IDS: &str = "run_message_ids";
-/// How often a note is tried again on a head that moved.
+/// How often a note is tried on a moving head.
 const ATTEMPTS: usize = 3;
-/// How far back the newest known maps are looked for, in checkpoints.
+/// How many checkpoints back the newest maps are searched.
 const LOOK_BACK: usize = 256;
 
-/// What is to be noted.
+/// What to note.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunNotes {
     /// Run id -> whole seconds.
@@ -32,7 +32,7 @@ pub struct RunNotes {
     pub messages: BTreeMap<String, String>,
 }
 
-/// The maps of a checkpoint's metadata, shared with it: what a note carries forward does not cost its length.
+/// The maps in a checkpoint's metadata, shared with it, so that carrying them forward does not cost their length.
 #[derive(Debug, Clone, Default)]
 pub struct NotedMaps {
     durations: Entries,
@@ -57,7 +57,7 @@ impl NotedMaps {
         self.durations().next().is_none() && self.messages().next().is_none()
     }
 
-    /// What they say; malformed entries are dropped.
+    /// Their contents, without malformed entries.
     fn notes(&self) -> RunNotes {
         RunNotes {
             durations: self.durations().map(|(run, seconds)| (run.to_owned(), seconds)).collect(),
@@ -74,7 +74,7 @@ impl NotedMaps {
         }
     }
 
-    /// Puts them into the metadata of a checkpoint, without malformed entries; empty maps are left out.
+    /// Adds them to a checkpoint's metadata, without malformed entries and empty maps.
     pub fn carry_to(mut self, extra: &mut Extra) {
         drop_entries(&mut self.durations, |run, seconds| duration(run, seconds).is_none());
         drop_entries(&mut self.messages, |message, run| message_run(message, run).is_none());
@@ -86,12 +86,12 @@ impl NotedMaps {
     }
 }
 
-/// An entry of the durations, if it is well formed.
+/// A duration entry, if well-formed.
 fn duration<'e>(run: &'e str, seconds: &Json) -> Option<(&'e str, u64)> {
     Some((run, seconds.as_u64()?)).filter(|(run, _)| !run.is_empty())
 }
 
-/// An entry of the messages, if it is well formed.
+/// A message entry, if well-formed.
 fn message_run<'e>(message: &'e str, run: &'e Json) -> Option<(&'e str, &'e str)> {
     Some((message, run.as_str()?)).filter(|(message, run)| !message.is_empty() && !run.is_empty())
 }
@@ -119,7 +119,7 @@ impl RunNotes {
 }
 
 /// Writes a duration-only checkpoint on the head of the thread. Returns it, or `None` if there is nothing to note: no
-/// head, nothing new, a run that waits for the user, or a head that keeps moving.
+/// head, no new entries, a run that waits for the user, or a head that keeps moving.
 ///
 /// # Errors
 /// The accessor's, except conflicts.
@@ -156,7 +156,7 @@ pub async fn note(
     Ok(None)
 }
 
-/// What [`newest_maps`] finds, as it is to be read.
+/// The parsed result of [`newest_maps`].
 pub async fn newest_notes(
     saver: &dyn Saver,
     head: &CheckpointKey,
@@ -165,8 +165,9 @@ pub async fn newest_notes(
     newest_maps(saver, head, extra).await.map(|maps| maps.notes())
 }
 
-/// The maps of the newest checkpoint that has any, seen from `head` with the metadata `extra`: graph steps do not carry
-/// them, so they are on the note that the previous run left. Metadata is the same in both modes, so nothing is gated.
+/// The maps of the newest checkpoint that has any, searching back from `head` with the metadata `extra`: graph steps do
+/// not carry them, so they are on the note of the previous run. Metadata is the same in both modes, so there is no
+/// gate.
 pub async fn newest_maps(
     saver: &dyn Saver,
     head: &CheckpointKey,
@@ -176,7 +177,7 @@ pub async fn newest_maps(
     if !own.is_empty() {
         return Ok(own);
     }
-    // When runs are short, as nearly always, a small page has it.
+    // For short runs, which is almost always, the small page suffices.
     for limit in [8, LOOK_BACK] {
         let query = ListQuery {
             namespace: Some(head.namespace.clone()),
@@ -292,7 +293,7 @@ mod tests {
         accessor.saver().put_writes(&head.key, &row).await.unwrap();
         assert_eq!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap(), None);
         let still = accessor.get(&thread, None).await.unwrap().unwrap();
-        assert_eq!((still.key, still.writes), (head.key, vec![row]), "what it asks is still on the head");
+        assert_eq!((still.key, still.writes), (head.key, vec![row]), "its question is still on the head");
     }
 
     #[tokio::test]
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(head.metadata.extra[RUN_DURATIONS], json!({"a": 1, "b": 2}));
     }
 
-    /// Lets somebody else commit in front of the next commit.
+    /// Lets another writer commit before the next commit.
     struct Crowded {
         inner: MemorySaver,
         others: Mutex<Vec<StepCommit>>,
@@ -373,7 +374,7 @@ mod tests {
         }
     }
 
-    /// A commit that writes a title on the head, not yet carried out.
+    /// A commit, not yet executed, that writes a title on the head.
     async fn titling(saver: &MemorySaver, thread: &ThreadId) -> StepCommit {
         let head = saver.get(&CheckpointSelector::head(thread)).await.unwrap().unwrap();
         let ids = IdSource::default();
@@ -410,17 +411,13 @@ mod tests {
         let title = titling(&memory, &thread).await;
         crowded.others.lock().unwrap().push(title.clone());
         let noted = note(&accessor, &thread, &notes("r", 4, "one")).await.unwrap().unwrap();
-        assert_eq!(
-            noted.parent,
-            Some(title.checkpoint.id),
-            "the note is on the checkpoint that came between"
-        );
+        assert_eq!(noted.parent, Some(title.checkpoint.id), "the note is on the intervening checkpoint");
         let read = accessor.get(&thread, None).await.unwrap().unwrap();
         assert_eq!(read.json("title").unwrap(), Some(json!("a title")));
         assert_eq!(read.key.id, noted.key.id);
     }
 
-    /// Rows of a superstep that failed half way hang on the head, and are no part of what the note repeats.
+    /// Rows of a superstep that failed half-way are on the head, and do not belong to what the note repeats.
     #[tokio::test]
     async fn a_note_on_leftover_rows_repeats_the_head_and_nothing_else() {
         for mode in [ChannelMode::Full, ChannelMode::Delta] {

@@ -1,4 +1,4 @@
-//! The body of a fuzz target: what comes from a model. It takes any bytes, must not panic, and asserts what always holds.
+//! The body of a fuzz target: input from a model. Accepts any bytes, must not panic, and asserts invariants.
 
 /// The events of a model's answer.
 pub fn answer(data: &[u8]) {

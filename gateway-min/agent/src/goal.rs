@@ -1,17 +1,17 @@
-//! The goal of a thread: when a run has come to its end, a model is asked whether the goal is reached, and if it is not
-//! and work can go on, the run goes on.
+//! The goal of a thread: when a run has finished, a model judges whether the goal is reached; if it is not and work can
+//! continue, the run continues.
 //!
 //! | The goal is | What follows |
 //! |---|---|
 //! | reached | it is cleared |
-//! | not reached, and nothing stands in the way (`goal_not_met_yet`) | the agent is told what is missing, in a hidden message, and goes on |
-//! | not reached for any other reason, or the model gave no verdict | the goal stands down |
-//! | not reached, and the run was stopped early, or the goal has had its continuations, or two of them changed nothing | the goal stands down |
+//! | not reached, and nothing blocks it (`goal_not_met_yet`) | a hidden message tells the agent what is missing, and it continues |
+//! | not reached for any other reason, or without a verdict | the goal is suspended |
+//! | not reached, and the run was stopped early, or the continuations are used up, or two of them made no progress | the goal is suspended |
 //!
-//! A goal that stands down stays active, and its last evaluation says why: the next run of the thread is evaluated again.
-//! A question to the user needs no evaluation: it stands down until there is an answer. A run that fails, is cancelled or
-//! stops at a breakpoint leaves the goal as it is; so does one behind which another run waits, which goes first and is
-//! evaluated in its place.
+//! A suspended goal stays active, and its last evaluation says why: the next run of the thread is evaluated again. A
+//! question to the user needs no evaluation: the goal is suspended until the answer. A run that fails, is cancelled or
+//! stops at a breakpoint leaves the goal unchanged; so does a run that another run waits for, which is evaluated
+//! instead.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
@@ -25,20 +25,20 @@ use crate::summary::{ask, line, start_of_tail};
 use crate::tools::asks;
 use crate::{AgentError, Ended, LeadAgent, ObserverError, Session, TaskInput};
 
-/// The channel of the goal, and the node as which it is written.
+/// The channel of the goal, and the node that writes it.
 pub const CHANNEL: &str = "goal";
-/// The most continuations of one goal.
+/// The maximum number of continuations of one goal.
 pub const CONTINUATIONS_MAX: i64 = 8;
-/// Continuations without progress after which a goal stands down.
+/// The number of continuations without progress after which a goal is suspended.
 pub const NO_PROGRESS_MAX: i64 = 2;
 
-/// Who asks the model for a verdict.
+/// The caller name for the judging model.
 const CALLER: &str = "middleware:goal";
-/// The name of the message that makes the agent go on.
+/// The name of the message that makes the agent continue.
 const CONTINUATION: &str = "goal_continuation";
-/// About so many tokens of the conversation's end are evidence.
+/// The approximate number of tokens from the end of the conversation that are used as evidence.
 const EVIDENCE_TOKENS: u64 = 8000;
-/// The longest reason and the longest summary of the evidence, in characters.
+/// The maximum length of the reason and of the evidence summary, in characters.
 const TEXT_MAX: usize = 1000;
 const PROMPT: &str = "You check whether an assistant has reached a goal. Go by what the conversation shows and by nothing \
     else: what it does not show was not done. Answer with one JSON object and no other text: {\"satisfied\": true or \
@@ -47,18 +47,18 @@ const PROMPT: &str = "You check whether an assistant has reached a goal. Go by w
     \"missing_evidence\" (the conversation does not show enough to tell), \"reason\": what is missing, in one or two \
     sentences, \"evidence_summary\": what the conversation shows}";
 
-/// What becomes of a run that has come to its end.
+/// What to do with a run that has finished.
 #[derive(Debug)]
 enum Pursuit {
     /// It has ended.
     Done,
-    /// It was cancelled while its goal was looked at.
+    /// It was cancelled while its goal was evaluated.
     Cancelled,
-    /// It goes on with this input.
+    /// It continues with this input.
     GoOn(Map<String, Json>),
 }
 
-/// What stands between a thread and its goal.
+/// What blocks the goal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blocker {
     None,
@@ -91,20 +91,20 @@ impl Blocker {
     }
 }
 
-/// What was found out about a goal.
+/// The result of evaluating a goal.
 #[derive(Debug, Clone, PartialEq)]
 struct Verdict {
     satisfied: bool,
     blocker: Blocker,
     reason: String,
     evidence: String,
-    /// Why the goal stands down, if it is not for the blocker.
+    /// Why the goal is suspended, if not because of the blocker.
     stand_down: Option<&'static str>,
 }
 
 impl Verdict {
-    /// The verdict in a model's answer, also where it has put other text around it. `None` if there is none; a goal is
-    /// not taken for reached, and the agent does not go on, without saying so plainly.
+    /// The verdict in a model's answer, which may contain other text around it. `None` if there is none: without an
+    /// explicit verdict, a goal is not considered reached and the agent does not continue.
     fn read(answer: &str) -> Option<Self> {
         let json = answer.get(answer.find('{')?..=answer.rfind('}')?)?;
         let verdict: Json = serde_json::from_str(json).ok()?;
@@ -125,12 +125,12 @@ impl Verdict {
         })
     }
 
-    /// The agent has asked the user something.
+    /// The verdict when the agent has asked the user a question.
     fn asked() -> Self {
         Self::unfounded(Blocker::NeedsUserInput, "The assistant has asked the user a question.", None)
     }
 
-    /// Nobody knows.
+    /// The verdict when the evaluation failed.
     fn failed() -> Self {
         let why = Some("evaluation_failed");
         Self::unfounded(Blocker::MissingEvidence, "The goal could not be evaluated.", why)
@@ -145,12 +145,12 @@ impl Verdict {
 struct Run<'a> {
     id: &'a str,
     now: DateTime<Utc>,
-    /// What the run has said and done since it was last told something: the same again is no progress.
+    /// What the run has said and done since its last instruction; a repetition is no progress.
     progress_key: String,
     stop_reason: Option<&'a str>,
 }
 
-/// The goal after an evaluation, and whether the agent goes on.
+/// The goal after an evaluation, and whether the agent continues.
 fn evaluated(goal: &Json, verdict: &Verdict, run: &Run<'_>) -> (Json, bool) {
     if verdict.satisfied {
         return (Json::Null, false);
@@ -192,7 +192,7 @@ fn evaluated(goal: &Json, verdict: &Verdict, run: &Run<'_>) -> (Json, bool) {
     (goal, stand_down.is_none())
 }
 
-/// What the agent said and its tools answered since the last message of anybody else.
+/// The agent's texts and tool results since the last message from anyone else.
 fn progress_key(messages: &[Json]) -> String {
     let since = messages.iter().rposition(|message| kind(message) == "human").map_or(0, |at| at + 1);
     let mut hasher = blake3::Hasher::new();
@@ -202,7 +202,7 @@ fn progress_key(messages: &[Json]) -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-/// The active goal of the thread, and what it is.
+/// The thread's active goal and its objective.
 fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
     let Some(state) = session.writer.state().filter(|state| state.next.is_empty()) else { return Ok(None) };
     let goal = state.json(CHANNEL)?.filter(|goal| goal["status"] == "active");
@@ -213,9 +213,9 @@ fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
 }
 
 impl LeadAgent {
-    /// Runs until the graph has nothing more to run and the thread's goal asks for nothing more. `yields` is asked before
-    /// the goal is: if it says that somebody else waits for the thread, the goal is left to whoever that is. Not
-    /// cancel-safe, as [`LeadAgent::run`].
+    /// Runs until the graph has nothing more to run and the thread's goal asks for nothing more. `yields` is called
+    /// before the goal is evaluated: if it returns true, another run waits for the thread and takes over the goal. Not
+    /// cancel-safe, like [`LeadAgent::run`].
     ///
     /// # Errors
     /// As [`LeadAgent::run`], and if the goal cannot be read or written, or `yields` fails.
@@ -241,10 +241,10 @@ impl LeadAgent {
         }
     }
 
-    /// Looks at the thread's goal, if it has an active one, behind a run that `ended`.
+    /// Evaluates the thread's goal, if it has an active one, after a run that `ended`.
     ///
     /// # Errors
-    /// [`AgentError`], if the goal cannot be read or written. A model that gives no verdict is no error.
+    /// [`AgentError`], if the goal cannot be read or written. A model without a verdict is not an error.
     async fn pursue(&self, session: &mut Session<'_>, ended: &Ended) -> Result<Pursuit, AgentError> {
         let Ended::Done { stop_reason, fallback: None } = ended else { return Ok(Pursuit::Done) };
         let Some((goal, objective)) = active(session)? else { return Ok(Pursuit::Done) };
@@ -285,7 +285,7 @@ impl LeadAgent {
         Ok(Pursuit::Done)
     }
 
-    /// The answer of the model that judges.
+    /// The answer of the judging model.
     async fn evaluate(&self, objective: &str, messages: &[Json]) -> Json {
         let evidence = &messages[start_of_tail(messages, ContextSize::Tokens(EVIDENCE_TOKENS), None)..];
         let lines: Vec<String> = evidence.iter().map(line).collect();
@@ -293,7 +293,7 @@ impl LeadAgent {
         ask(&self.model, CALLER, PROMPT, content).await
     }
 
-    /// Writes the goal, as a superstep of its own.
+    /// Writes the goal, in its own superstep.
     async fn note(&self, session: &mut Session<'_>, goal: Json) -> Result<(), AgentError> {
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(&CHANNEL.into(), 0);
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(after, expected);
     }
 
-    /// Evaluates until the goal stands down; returns how often it went on, and why it stopped.
+    /// Evaluates until the goal is suspended; returns how often it continued, and why it stopped.
     fn pursued(mut goal: Json, progress: impl Fn(usize) -> String) -> (usize, Json) {
         for round in 0.. {
             let (next, goes_on) = evaluated(&goal, &not_yet(), &run(&progress(round)));
@@ -394,7 +394,7 @@ mod tests {
         few["max_continuations"] = json!(1000);
         assert_eq!(pursued(few, progress).0, 8, "whatever the state says");
         assert_eq!(pursued(goal(), |_| "same".to_owned()), (2, json!("no_progress")));
-        assert_eq!(pursued(goal(), |round| (round / 2).to_string()).0, 8, "every second one was progress");
+        assert_eq!(pursued(goal(), |round| (round / 2).to_string()).0, 8, "every second one made progress");
         assert_eq!(
             pursued(json!({"objective": "x", "status": "active"}), progress).0,
             8,

@@ -1,4 +1,4 @@
-//! The goal as a thread stores it. It is read and written directly through the saver, so mode does not matter.
+//! The goal as stored in a thread. It is read and written directly through the saver, so the mode does not matter.
 
 use chrono::Utc;
 use serde_json::{Map, Value as Json, json};
@@ -14,17 +14,17 @@ use crate::duration;
 use crate::goal::{CHANNEL, NO_PROGRESS_MAX};
 use crate::serialize::time;
 
-/// The longest objective, in characters.
+/// The maximum length of an objective, in characters.
 pub const OBJECTIVE_MAX: usize = 4000;
-/// The answer to an objective without a text.
+/// The error for an empty objective.
 pub const EMPTY_OBJECTIVE: &str = "Goal objective must not be empty.";
 
-/// An objective as it is stored: runs of white space count as one space.
+/// An objective in its stored form: white space is normalised.
 pub fn normalized(objective: &str) -> String {
     objective.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A goal that begins now.
+/// A new goal.
 pub fn new(objective: &str, max_continuations: i64) -> Json {
     let now = time(Utc::now());
     json!({
@@ -73,7 +73,7 @@ pub async fn clear(accessor: &StateAccessor, thread: &ThreadId) -> Result<()> {
     }
 }
 
-/// The head, with the goal only.
+/// The head, with only the goal loaded.
 async fn head(accessor: &StateAccessor, thread: &ThreadId) -> Result<Option<CheckpointTuple>> {
     let load = Load::Only([CHANNEL.into()].into());
     accessor.saver().get(&CheckpointSelector::head(thread).loading(load)).await
@@ -85,8 +85,8 @@ fn goal_of(head: &CheckpointTuple) -> Result<Json> {
     Ok(value.transpose()?.unwrap_or_default())
 }
 
-/// Repeats the head with another goal. All else is as the head stores it, the marker and the counters included; the goal
-/// has a version of its own. Rows of tasks that ran from the head go along.
+/// Repeats the head with another goal, which gets a new version. Everything else is as stored on the head, including
+/// the marker and the counters; rows of tasks that ran from the head are copied.
 async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -> Result<()> {
     let (saver, ids) = (accessor.saver(), accessor.ids());
     let id = ids.checkpoint_after(Some(head.checkpoint.id));
@@ -117,7 +117,7 @@ async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) ->
         flush: Flush::Now,
     };
     let key = match saver.commit(commit.clone()).await {
-        // Repeating a commit is idempotent, which settles it.
+        // Repeating a commit is idempotent, so this resolves the doubt.
         Err(Error::InDoubt { .. }) => saver.commit(commit).await?,
         other => other?,
     };

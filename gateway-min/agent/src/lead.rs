@@ -22,7 +22,7 @@ use crate::tools::{ToolContext, Toolbox, dangling};
 use crate::{Added, AgentError, Ended, Origin, Session, TaskInput, prompt, spans, title};
 
 const INPUT: &str = "__input__";
-/// The node that asks the model.
+/// The node that calls the model.
 pub const MODEL: &str = "model";
 const TOOLS: &str = "tools";
 const SUMMARIZATION: &str = "summarization";
@@ -32,25 +32,25 @@ const CALLER: &str = "lead_agent";
 pub struct LeadAgent {
     /// The model that answers.
     pub model: RetryingModel,
-    /// The model that writes titles; without one they are cut from the first message.
+    /// The model that writes titles; `None` cuts them from the first message.
     pub title_model: Option<RetryingModel>,
-    /// What shortens conversations that grow too long; without one they grow.
+    /// Summarizes long conversations; `None` lets them grow.
     pub summarizer: Option<Summarizer>,
-    /// What the model can call.
+    /// The tools that the model can call.
     pub toolbox: Arc<Toolbox>,
-    /// Where its calls work.
+    /// Where tool calls run.
     pub tool_context: ToolContext,
     /// Whether and how the thread gets a title.
     pub title: Title,
-    /// When the model is going round in circles.
+    /// When the model is considered to be going round in circles.
     pub loop_detection: LoopDetection,
-    /// Whether the model is to think; none leaves it to the model.
+    /// Whether the model should think; `None` leaves it to the model.
     pub thinking: Option<bool>,
-    /// Sent to the model as it is.
+    /// Passed to the model unchanged.
     pub reasoning_effort: Option<String>,
 }
 
-/// What a superstep leaves to be known.
+/// The result of a superstep.
 #[derive(Default)]
 struct Stepped {
     stop_reason: Option<String>,
@@ -58,8 +58,7 @@ struct Stepped {
 }
 
 impl LeadAgent {
-    /// An agent of this model with these tools: titles from the first message, loop detection as configured by default, no
-    /// summaries.
+    /// An agent with this model and these tools: titles from the first message, default loop detection, no summaries.
     pub fn new(model: RetryingModel, toolbox: Toolbox, tool_context: ToolContext) -> Self {
         Self {
             model,
@@ -74,8 +73,8 @@ impl LeadAgent {
         }
     }
 
-    /// Runs until the graph has nothing more to run. Not cancel-safe: use [`RunTerms::cancel`](crate::RunTerms::cancel), which stops it at the next
-    /// point where nothing is half-written.
+    /// Runs until the graph has nothing more to run. Not cancel-safe: use
+    /// [`RunTerms::cancel`](crate::RunTerms::cancel), which stops it at the next point where nothing is half-written.
     ///
     /// # Errors
     /// [`AgentError`]; the head then is the last completed superstep, with the failed node next.
@@ -106,7 +105,7 @@ impl LeadAgent {
             if session.terms.cancel.is_cancelled() {
                 return Ok(Ended::Cancelled);
             }
-            // A run that resumes stands before the node at which it stopped, and goes past it.
+            // A resumed run is before the node at which it stopped, and must not stop there again.
             if session.terms.breakpoints.before.any_of(&next) && !std::mem::take(&mut resumed) {
                 session.observer.interrupted(state)?;
                 return Ok(ended);
@@ -118,7 +117,7 @@ impl LeadAgent {
             let step = |session: &Session<'_>| next_step(session.writer.state());
             let stepped = match node.as_str() {
                 MODEL => {
-                    // A model that gives no summary now is not asked again in this run.
+                    // After a failed summary, do not try again in this run.
                     summarizes = summarizes && self.shorten(session, &next, &mut conversation).await?;
                     let span = spans::superstep(MODEL, step(session));
                     self.model_step(session, node, &mut conversation).instrument(span).await?
@@ -166,8 +165,8 @@ impl LeadAgent {
         Ok(())
     }
 
-    /// Puts a summary in the place of the beginning of a conversation that has grown too long: a superstep of its own,
-    /// so that it is not lost with the model call that follows. False if there is no summary, and all stays as it is.
+    /// Replaces the beginning of a long conversation by a summary, in its own superstep, so that it is not lost if the
+    /// following model call fails. `false`, without a change, if there is no summary.
     async fn shorten(
         &self,
         session: &mut Session<'_>,
@@ -192,9 +191,9 @@ impl LeadAgent {
         let Some(text) = text else {
             tracing::warn!(
                 run_id = session.terms.run_id,
-                "the conversation stays long: the model gave no summary"
+                "the conversation stays long: the model returned no summary"
             );
-            session.observer.task_ended(step, &task, Err("the model gave no summary"));
+            session.observer.task_ended(step, &task, Err("the model returned no summary"));
             return Ok(false);
         };
         let update = json!({ "messages": preserved, (summary::CHANNEL): text });
@@ -254,7 +253,7 @@ impl LeadAgent {
         Ok(Some(Stepped { stop_reason, fallback }))
     }
 
-    /// Streams an answer of the model to the end. `None` if the run was cancelled meanwhile.
+    /// Streams an answer of the model to its end. `None` if the run was cancelled meanwhile.
     async fn ask(
         &self,
         session: &mut Session<'_>,
@@ -295,7 +294,7 @@ impl LeadAgent {
         Ok(Some(assembler.finish()))
     }
 
-    /// The title, if the thread gets one now: with the answer that ends its first exchange.
+    /// The title, if this answer ends the thread's first exchange.
     async fn title(&self, session: &mut Session<'_>, conversation: &[Json], last: bool) -> Option<String> {
         let config = &self.title;
         let has_title =
@@ -317,7 +316,7 @@ impl LeadAgent {
         Some(title)
     }
 
-    /// The tool calls of the last answer, in parallel; their results are added to the conversation. `None` if they were
+    /// Runs the tool calls of the last answer in parallel; adds their results to the conversation. `None` if they were
     /// cancelled.
     async fn tools_step(
         &self,
@@ -364,7 +363,7 @@ impl LeadAgent {
             results[task.index as usize] = Some(result.clone());
             let mut writes = vec![write];
             let mut update = Map::from_iter([("messages".to_owned(), json!([result]))]);
-            // The last one to finish is durable with the commit that follows at once.
+            // The commit that follows at once makes the last one durable.
             let last = running.is_empty();
             if last
                 && ends_run
@@ -386,7 +385,7 @@ impl LeadAgent {
     }
 }
 
-/// The calls of an answer that get a task each: also those that cannot be read, which are answered with an error.
+/// The calls of an answer, one task each, including unreadable ones, whose result is an error.
 fn calls(answer: &Json) -> Vec<&Json> {
     message::tool_calls(answer).iter().chain(message::invalid_tool_calls(answer)).collect()
 }
@@ -395,7 +394,7 @@ pub(crate) fn next_step(state: Option<&StateSnapshot>) -> i64 {
     state.map_or(-1, |state| state.metadata.step + 1)
 }
 
-/// The summary of what was said before the conversation begins.
+/// The summary of what preceded the conversation.
 fn earlier_summary(state: Option<&StateSnapshot>) -> Result<Option<String>, AgentError> {
     let summary = state.map(|state| state.json(summary::CHANNEL)).transpose()?.flatten();
     Ok(summary.and_then(|summary| summary.as_str().map(str::to_owned)))
@@ -419,7 +418,7 @@ fn messages_of(writes: &[Write]) -> Result<Vec<Json>, AgentError> {
     Ok(messages)
 }
 
-/// Marks the run's human messages as its own; a client's mark is overwritten, because turns are told apart by it.
+/// Stamps the run's human messages with its id, over a client's stamp, because turns are told apart by it.
 fn stamp_run(messages: &mut Json, run_id: &str) {
     let stamp = |message: &mut Json| {
         let role = message.get("type").or_else(|| message.get("role")).and_then(Json::as_str);

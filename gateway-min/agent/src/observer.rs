@@ -10,13 +10,13 @@ use threadkeep::step::Task;
 
 use crate::tools::loop_detection::Verdict;
 
-/// Why an observer could not keep what it was shown. The run fails with it.
+/// Why an observer could not store a report. It fails the run.
 pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Watches one run of an agent.
+/// Observes one run of an agent.
 ///
-/// Every method has a default that ignores the report, so an observer implements only what it shows or keeps. The loop
-/// waits for each call: only [`message_added`](Self::message_added) may take time.
+/// Every method ignores the report by default, so an observer implements only what it shows or stores. The loop waits
+/// for each call: only [`message_added`](Self::message_added) may take time.
 #[async_trait]
 pub trait Observer: Send {
     /// A task of superstep `step` starts.
@@ -28,7 +28,7 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// A task makes a message, or a chunk of one. `origin` is the model that it comes from, if it comes from one.
+    /// A task produces a message, or a chunk of one. `origin` is the model it comes from, if any.
     fn message(&mut self, step: i64, task: &Task, origin: Option<Origin<'_>>, message: &Json) {
         let _ = (step, task, origin, message);
     }
@@ -38,7 +38,7 @@ pub trait Observer: Send {
         let _ = (step, task, outcome);
     }
 
-    /// The state that a superstep left, or the one that a run without input goes on from.
+    /// The state after a superstep, or the state from which a run without input continues.
     ///
     /// # Errors
     /// If the state cannot be rendered.
@@ -56,21 +56,22 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// A model call ended, of the lead agent or of one of its helpers: `answer` says what it cost, and whether it failed.
+    /// A model call of the lead agent or of one of its helpers ended: `answer` contains its usage, and whether it
+    /// failed.
     fn model_answered(&mut self, model: &str, caller: &str, answer: &Json) {
         let _ = (model, caller, answer);
     }
 
-    /// A message joins the conversation.
+    /// A message is added to the conversation.
     ///
     /// # Errors
-    /// If it could not be kept; this ends the run.
+    /// If it could not be stored; this ends the run.
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
         let _ = message;
         Ok(())
     }
 
-    /// What loop detection makes of the last answer.
+    /// The verdict of loop detection on the last answer.
     fn loop_checked(&mut self, verdict: &Verdict) {
         let _ = verdict;
     }
@@ -81,10 +82,10 @@ pub trait Observer: Send {
     }
 }
 
-/// What a task works on. It is rendered only if somebody wants to see it.
+/// The input of a task. It is rendered only if requested.
 #[derive(Debug, Clone, Copy)]
 pub enum TaskInput<'a> {
-    /// The whole state; none if the thread has no checkpoint.
+    /// The whole state; `None` if the thread has no checkpoint.
     State(Option<&'a StateSnapshot>),
     /// One call of a tool.
     Call(&'a Json),
@@ -95,11 +96,11 @@ pub enum TaskInput<'a> {
 pub struct Origin<'a> {
     /// The provider's short name.
     pub provider: &'a str,
-    /// The name the model is configured under.
+    /// The configured name of the model.
     pub model: &'a str,
 }
 
-/// A message that joins the conversation.
+/// A message added to the conversation.
 #[derive(Debug, Clone, Copy)]
 pub enum Added<'a> {
     /// The user's.
@@ -108,7 +109,7 @@ pub enum Added<'a> {
     Answer {
         /// The message.
         message: &'a Json,
-        /// Who asked the model.
+        /// The caller of the model.
         caller: &'a str,
         /// How long the model took.
         latency: Duration,

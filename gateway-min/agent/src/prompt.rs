@@ -21,8 +21,8 @@ pub(crate) fn system(now: DateTime<Utc>, tools: bool) -> String {
     prompt
 }
 
-/// What the model is told of the conversation before its first message. It was made of what others wrote, so it is no
-/// part of the system prompt.
+/// What the model is told about the conversation before its first message. It is not part of the system prompt, because
+/// it is derived from untrusted text.
 pub(crate) fn summary(text: &str) -> Json {
     message::hidden("summary", format!("Summary of the conversation so far:\n{text}"))
 }

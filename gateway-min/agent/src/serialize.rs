@@ -1,4 +1,4 @@
-//! How stored values become what clients see.
+//! Converts stored values to what clients see.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use threadkeep::state::StateSnapshot;
 
 use crate::model::message::is_hidden;
 
-/// How the names of channels begin that belong to the graph runtime of another writer.
+/// The prefix of channels that belong to another writer's graph runtime.
 const RUNTIME_CHANNEL_PREFIX: &str = "__pregel_";
 
 /// A time, ISO-8601 in UTC with microseconds.
@@ -49,7 +49,7 @@ fn remove_secrets(map: &mut Map<String, Value>) {
     map.values_mut().filter_map(Value::as_object_mut).for_each(remove_secrets);
 }
 
-/// Gives a message every field of its type, and takes the image data out of a hidden one, which no client shows.
+/// Gives a message every field of its type, and removes the image data of a hidden one, which no client shows.
 pub fn complete_message(message: &mut Value) {
     let hidden = is_hidden(message);
     let Value::Object(fields) = message else { return };
@@ -88,7 +88,7 @@ pub fn complete_message(message: &mut Value) {
     }
 }
 
-/// Gives an absent or null field its default.
+/// Sets an absent or null field to its default.
 fn fill(fields: &mut Map<String, Value>, field: &str, default: Value) {
     let value = fields.entry(field).or_insert(Value::Null);
     if value.is_null() {
@@ -96,7 +96,7 @@ fn fill(fields: &mut Map<String, Value>, field: &str, default: Value) {
     }
 }
 
-/// Whether a content block carries an image itself, not just its address.
+/// Whether a content block contains an image, not just its URL.
 fn is_image_data(block: &Value) -> bool {
     let is_data = |url: &Value| url.as_str().is_some_and(|url| url.starts_with("data:"));
     match block["type"].as_str() {

@@ -1,4 +1,4 @@
-//! One run of an agent: what it writes to, under which terms, and who watches.
+//! One run of an agent: its writer, its terms, and its observer.
 
 use serde_json::{Map, Value as Json};
 use threadkeep::id::NodeName;
@@ -14,16 +14,16 @@ pub struct RunTerms {
     pub run_id: String,
     /// Metadata of every checkpoint of the run.
     pub metadata: Map<String, Json>,
-    /// The greatest number of supersteps, over all that the run does for its goal.
+    /// The maximum number of supersteps, including continuations for the goal.
     pub recursion_limit: u64,
-    /// Where the run stops for a person.
+    /// Where the run stops for the user.
     pub breakpoints: Breakpoints,
     /// Stops the run at the next point where nothing is half-written.
     pub cancel: CancellationToken,
 }
 
 impl RunTerms {
-    /// A run of at most `recursion_limit` supersteps, with nothing else to keep to.
+    /// A run of at most `recursion_limit` supersteps, with no other terms.
     pub fn new(run_id: impl Into<String>, recursion_limit: u64) -> Self {
         Self {
             run_id: run_id.into(),
@@ -35,7 +35,7 @@ impl RunTerms {
     }
 }
 
-/// A run at work.
+/// A run in progress.
 pub struct Session<'a> {
     pub(crate) terms: RunTerms,
     pub(crate) writer: &'a mut StepWriter,
@@ -45,18 +45,18 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// A run that has not begun. It goes on from the state of `writer`.
+    /// A run that has not started. It continues from the state of `writer`.
     pub fn new(terms: RunTerms, writer: &'a mut StepWriter, observer: &'a mut dyn Observer) -> Self {
         Self { terms, writer, observer, steps: 0 }
     }
 
-    /// Reports a message that joins the conversation.
+    /// Reports a message that is added to the conversation.
     pub(crate) async fn added(&mut self, message: Added<'_>) -> Result<(), AgentError> {
         self.observer.message_added(message).await.map_err(AgentError::Observer)
     }
 }
 
-/// Where a run stops although the graph goes on.
+/// Where a run stops although the graph could continue.
 #[derive(Debug, Clone, Default)]
 pub struct Breakpoints {
     /// Nodes to stop before.
@@ -65,7 +65,7 @@ pub struct Breakpoints {
     pub after: Interrupts,
 }
 
-/// Nodes before or after which a run stops for a person.
+/// Nodes before or after which a run stops for the user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Interrupts {
     /// Nowhere.
@@ -78,7 +78,7 @@ pub enum Interrupts {
 }
 
 impl Interrupts {
-    /// Whether one of these nodes is among them.
+    /// Whether it contains one of these nodes.
     pub fn any_of(&self, nodes: &[NodeName]) -> bool {
         match self {
             Self::None => false,

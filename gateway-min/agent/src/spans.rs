@@ -1,7 +1,7 @@
-//! The spans of an agent's work, and all that may be in one: names from this list, counts, outcomes. Never a message, an
-//! error's text, a key, or a value that a user or a model chose freely.
+//! The spans of an agent's work, and everything they may contain: names from this list, counts, outcomes. Never a
+//! message, an error text, a key, or a value that a user or a model can choose freely.
 //!
-//! They go to whatever subscriber the process has; without one, making a span costs a look at a flag.
+//! They go to the process's subscriber; without one, creating a span costs one check of a flag.
 
 use tracing::field::Empty;
 use tracing::{Span, info_span};
@@ -9,7 +9,7 @@ use tracing::{Span, info_span};
 use crate::model::ModelChunk;
 use crate::tools::ToolStatus;
 
-/// The target of the spans that may be exported, and of nothing else.
+/// The target of spans that may be exported.
 pub const TRACE_TARGET: &str = "threadkeep::trace";
 /// `otel.status_code` of a span whose work failed.
 pub const TRACE_FAILED: &str = "ERROR";
@@ -24,7 +24,7 @@ pub(crate) fn superstep(node: &'static str, step: i64) -> Span {
     )
 }
 
-/// A call of a model, with its retries. `model` is the name it is configured under.
+/// A model call, including its retries. `model` is its configured name.
 pub(crate) fn model_call(model: &str, provider: &str) -> Span {
     info_span!(
         target: TRACE_TARGET, "chat",
@@ -34,7 +34,7 @@ pub(crate) fn model_call(model: &str, provider: &str) -> Span {
     )
 }
 
-/// A chunk of the model's answer: only what it cost, and which kind of failure it reports.
+/// A chunk of the model's answer: only its usage and the kind of failure it reports.
 pub(crate) fn model_answered(span: &Span, chunk: &ModelChunk) {
     if let Some(usage) = &chunk.usage {
         span.record("gen_ai.usage.input_tokens", usage.input_tokens);
@@ -46,7 +46,7 @@ pub(crate) fn model_answered(span: &Span, chunk: &ModelChunk) {
     }
 }
 
-/// A call of a tool; `name` is none if there is no such tool.
+/// A tool call; `name` is `None` for an unknown tool.
 pub(crate) fn tool_call(name: Option<&str>) -> Span {
     let name = name.unwrap_or(OTHER);
     info_span!(
@@ -56,7 +56,7 @@ pub(crate) fn tool_call(name: Option<&str>) -> Span {
     )
 }
 
-/// The tool answered.
+/// Records the tool's result.
 pub(crate) fn tool_answered(span: &Span, status: ToolStatus) {
     if status == ToolStatus::Error {
         span.record("otel.status_code", TRACE_FAILED);

@@ -1,4 +1,4 @@
-//! Shortening a conversation: what stays, and a summary of the rest.
+//! Summarizes conversations: which messages stay, and a summary of the rest.
 
 use futures::StreamExt as _;
 use serde_json::{Value as Json, json};
@@ -7,43 +7,43 @@ use threadkeep_config::{ContextSize, Summarization};
 use crate::model::message::{fallback_reason, kind, text, turn_start};
 use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
 
-/// Who asks the model for a summary.
+/// The caller name for the summarizing model.
 pub const CALLER: &str = "middleware:summarization";
 /// The channel of the summary.
 pub const CHANNEL: &str = "summary_text";
-/// What the model is told unless the configuration says otherwise.
+/// The default prompt of the summarizing model.
 const PROMPT: &str = "Summarize this conversation for the assistant that will go on with it: what the user wants, what was \
                       decided and found out, what is still to do. Answer with the summary alone.";
-/// About so many bytes of a message's JSON are a token.
+/// Approximate bytes of a message's JSON per token.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// About how many tokens a model takes a message for.
+/// The approximate number of tokens of a message.
 pub fn tokens(message: &Json) -> u64 {
     let bytes = message["content"].to_string().len() + message["tool_calls"].to_string().len();
     u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
 }
 
-/// Shortens conversations, as the section `summarization` says.
+/// Summarizes conversations, as the section `summarization` says.
 pub struct Summarizer {
     /// The model that writes the summary.
     pub model: RetryingModel,
     /// The section `summarization`.
     pub settings: Summarization,
-    /// The context of the model that goes on with the conversation, in tokens.
+    /// The context window of the model that continues the conversation, in tokens.
     pub window: Option<u64>,
 }
 
-/// How a conversation is shortened.
+/// How a conversation is cut.
 #[derive(Debug, PartialEq)]
 pub struct Cut {
-    /// The messages before this place are summarized.
+    /// The messages before this index are summarized.
     pub at: usize,
-    /// What stays: the user's message of the current turn and all from that place on.
+    /// What stays: the user's message of the current turn, and everything from that index on.
     pub preserved: Vec<Json>,
 }
 
 impl Summarizer {
-    /// Whether the conversation has reached what the configuration takes for long.
+    /// Whether the conversation has reached the configured length.
     pub fn is_due(&self, messages: &[Json]) -> bool {
         let count: u64 = messages.iter().map(tokens).sum();
         #[allow(clippy::cast_precision_loss, reason = "an estimate")]
@@ -57,7 +57,8 @@ impl Summarizer {
         self.settings.trigger.iter().any(reached)
     }
 
-    /// The cut that leaves about `keep` of the conversation, or what is configured; none if that would remove nothing.
+    /// The cut that leaves about `keep`, or the configured amount, of the conversation; `None` if it would remove
+    /// nothing.
     pub fn cut(&self, messages: &[Json], keep: Option<ContextSize>) -> Option<Cut> {
         let last = beside_calls(messages, messages.len().checked_sub(1)?);
         let at = start_of_tail(messages, keep.unwrap_or(self.settings.keep), self.window).min(last);
@@ -67,12 +68,12 @@ impl Summarizer {
         (preserved.len() < messages.len()).then_some(Cut { at, preserved })
     }
 
-    /// The summary of `messages`, of which the last ones are shown to the model if they are too many, after the summary
-    /// of what was before them; `None` if the model gives none. With the model's answer, for the ledger.
+    /// The summary of `messages` (only the last ones, if they are too many for the model) and of the earlier summary;
+    /// `None` if the model returns none. Also the model's answer, for the ledger.
     pub async fn summarize(&self, earlier: Option<&str>, messages: &[Json]) -> (Option<String>, Json) {
         let most = ContextSize::Tokens(self.settings.trim_tokens_to_summarize);
         let shown = &messages[start_of_tail(messages, most, None)..];
-        let earlier = earlier.map(|summary| format!("summary of what was before: {summary}"));
+        let earlier = earlier.map(|summary| format!("summary of the earlier conversation: {summary}"));
         let lines = shown.iter().map(line);
         let content = earlier.into_iter().chain(lines).collect::<Vec<_>>().join("\n");
         let prompt = self.settings.summary_prompt.as_deref().unwrap_or(PROMPT);
@@ -82,12 +83,12 @@ impl Summarizer {
     }
 }
 
-/// A message as a line of a transcript that another model reads.
+/// A message as a line of a transcript for another model.
 pub(crate) fn line(message: &Json) -> String {
     format!("{}: {}", kind(message), text(message))
 }
 
-/// Asks a model something beside the conversation, and waits for the whole answer.
+/// Asks a model a question outside the conversation, and waits for the whole answer.
 pub(crate) async fn ask(model: &RetryingModel, caller: &str, system: &str, content: String) -> Json {
     let request = ModelRequest {
         system: Some(system.to_owned()),
@@ -103,8 +104,8 @@ pub(crate) async fn ask(model: &RetryingModel, caller: &str, system: &str, conte
     assembler.finish()
 }
 
-/// Where the last messages begin that are about `keep` of the conversation. A tool result stays with its call.
-/// `window` is the model's context in tokens; without one, a share is one of the conversation.
+/// The start of the last messages that make up about `keep` of the conversation. A tool result stays with its call.
+/// `window` is the model's context in tokens; without one, a fraction refers to the conversation.
 pub(crate) fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> usize {
     let budget = match keep {
         ContextSize::Messages(count) => {
@@ -133,7 +134,7 @@ pub(crate) fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option
     beside_calls(messages, messages.len() - stays)
 }
 
-/// The place at or before `cut` at which no tool result loses its call.
+/// The last index up to `cut` at which no tool result is separated from its call.
 fn beside_calls(messages: &[Json], mut cut: usize) -> usize {
     while cut > 0 && messages.get(cut).is_some_and(|message| kind(message) == "tool") {
         cut -= 1;
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!(
             summarizer(ContextSize::Messages(1), &[], None).cut(&asked, None),
             None,
-            "nothing would go"
+            "nothing would be removed"
         );
         assert_eq!(summarizer(ContextSize::Messages(1), &[], None).cut(&[], None), None);
         let asked_for =
@@ -232,7 +233,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every tool result that stays has the call that it answers before it, whatever is to be kept.
+        /// Every remaining tool result has its call before it, whatever is kept.
         #[test]
         fn no_tool_result_loses_its_call(
             turns in prop::collection::vec(prop::collection::vec(0..4_usize, 0..4), 1..5),

@@ -8,20 +8,20 @@ use crate::summary::ask;
 use crate::model::RetryingModel;
 use crate::model::message::{fallback_reason, invalid_tool_calls, is_from_user, kind, text, tool_calls};
 
-/// Who asks the model for a title.
+/// The caller name for the title model.
 pub const CALLER: &str = "middleware:title";
-/// The longest title that is cut from the user's text, whatever `title.max_chars` says.
+/// The maximum length of a title cut from the user's text, whatever `title.max_chars` is.
 const LOCAL_MAX_CHARS: usize = 50;
 /// The title of a conversation whose first message has no text.
 const EMPTY_TITLE: &str = "New Conversation";
 
-/// Whether the conversation has had its first exchange and nothing more: a question, and an answer.
+/// Whether the conversation consists of exactly its first exchange: a question and an answer.
 pub fn is_due(messages: &[Json]) -> bool {
     is_first_exchange(messages) && messages.iter().any(|message| kind(message) == "ai")
 }
 
-/// Whether the user has written, and nothing more since the first answer. A turn that stopped before its answer does
-/// not end the exchange: what the user writes then belongs to it.
+/// Whether, since the first answer, only the user has written. A turn that stopped before its answer does not end the
+/// exchange: what the user writes next belongs to it.
 pub fn is_first_exchange(messages: &[Json]) -> bool {
     let answer = |message: &Json| {
         kind(message) == "ai" && tool_calls(message).is_empty() && invalid_tool_calls(message).is_empty()
@@ -30,7 +30,7 @@ pub fn is_first_exchange(messages: &[Json]) -> bool {
     messages[..end].iter().any(is_from_user) && !messages[end..].iter().any(is_from_user)
 }
 
-/// The title made of the first human message, without a model.
+/// The title derived from the first human message, without a model.
 pub fn local(config: &Title, messages: &[Json]) -> String {
     let first = messages.iter().find(|message| is_from_user(message)).map(text).unwrap_or_default();
     let first = first.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -44,7 +44,7 @@ pub fn local(config: &Title, messages: &[Json]) -> String {
     }
 }
 
-/// The title that `model` gives, with its answer for the ledger; the local form if it gives none.
+/// The title by `model`, with its answer for the ledger; the local title if the model returns none.
 pub async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) -> (String, Option<Json>) {
     let excerpt: Vec<String> = messages
         .iter()

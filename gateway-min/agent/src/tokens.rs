@@ -1,25 +1,25 @@
-//! What a model call cost.
+//! The token usage of a model call.
 
 use std::ops::AddAssign;
 
 use serde_json::Value as Json;
 
-/// The maximum that counts of one answer: a larger number is a server's fault, and must not make the sums overflow.
+/// The maximum counted for one answer: a larger number is a server's bug, and must not overflow the sums.
 const MAX: i64 = 1 << 40;
 
 /// Tokens of model calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// Of the requests.
+    /// Input tokens.
     pub input: i64,
-    /// Of the answers.
+    /// Output tokens.
     pub output: i64,
-    /// Both, and what else the provider counts.
+    /// Both, plus anything else the provider counts.
     pub total: i64,
 }
 
 impl Tokens {
-    /// The tokens of the call that gave this answer.
+    /// The usage of the call that returned this answer.
     pub fn of(answer: &Json) -> Self {
         let tokens = |key: &str| answer["usage_metadata"][key].as_i64().unwrap_or(0).clamp(0, MAX);
         let (input, output) = (tokens("input_tokens"), tokens("output_tokens"));

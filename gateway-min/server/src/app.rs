@@ -1,4 +1,4 @@
-//! The gateway's parts, put together: configuration, stores, locks, models. The one place that chooses a driver.
+//! Assembles the gateway: configuration, stores, locks, models. The only place that chooses a driver.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
@@ -32,9 +32,9 @@ use crate::runs::progress;
 use crate::settings;
 use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
 
-/// The file of the checkpoints inside `database.sqlite_dir`.
+/// The file of the checkpoints in `database.sqlite_dir`.
 pub const CHECKPOINT_FILE: &str = "checkpoints.db";
-/// The directory of `run_events.backend: jsonl` inside the state directory.
+/// The directory of `run_events.backend: jsonl` in the state directory.
 const EVENT_DIRECTORY: &str = "run_events";
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -43,23 +43,23 @@ const DRAIN: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The checkpoint store.
-    #[error("the checkpoint store cannot be opened: {0}")]
+    #[error("cannot open the checkpoint store: {0}")]
     Checkpoints(#[from] threadkeep::Error),
     /// The gateway's own records.
-    #[error("the gateway's records cannot be opened: {0}")]
+    #[error("cannot open the gateway's records: {0}")]
     Records(#[from] StoreError),
     /// The history cache's Redis.
     #[error("database.checkpoint_cache.redis_url: {0}")]
     HistoryCache(#[from] InvalidUrl),
-    /// The clocks of the machines that share the database.
+    /// The clocks of the machines that share the database differ too much.
     #[error(
         "the clock of this machine and the database's differ by {skew} s, more than run_ownership.grace_seconds ({grace}); \
          processes could take each other for gone; set the clocks right"
     )]
     Clock {
-        /// By how many seconds.
+        /// The difference in seconds.
         skew: i64,
-        /// How many are allowed.
+        /// The maximum in seconds.
         grace: i64,
     },
 }
@@ -75,21 +75,21 @@ pub struct App {
     pub(crate) bridge: StreamBridge,
     pub(crate) locks: ThreadLocks,
     pub(crate) local_runs: LocalRuns,
-    /// How often the totals of a run at work are stored.
+    /// How often the totals of a running run are stored.
     pub(crate) progress_every: Duration,
-    /// Work that goes on behind a request, or without the client that asked for it: all of it writes to the stores.
+    /// Work that outlives its request or its client; all of it writes to the stores.
     pub(crate) background: TaskTracker,
     modes: Arc<ModeRegister>,
     accessor: StateAccessor,
     checkpoints: Checkpoints,
     stopping: AtomicBool,
-    /// The lock of the state directory, where several processes share a database.
+    /// The lock of the state directory, if several processes share a database.
     _instance: Option<Instance>,
 }
 
 impl App {
-    /// Opens the stores, freezes mode and cadence, and recovers the runs of a process that ended without finishing
-    /// them. `modes` is the register of the process; a test gives each gateway its own.
+    /// Opens the stores, freezes mode and cadence, and recovers runs that a dead process left unfinished. `modes` is
+    /// the process's register; each gateway in a test has its own.
     ///
     /// # Errors
     /// [`StartError`].
@@ -115,7 +115,7 @@ impl App {
             tracing::warn!(
                 run_id = run.run_id,
                 thread_id = run.thread_id,
-                "recovered a run that an earlier process left"
+                "recovered an unfinished run of an earlier process"
             );
         }
         let ids = Arc::new(IdSource::default());
@@ -149,7 +149,7 @@ impl App {
         Ok(app)
     }
 
-    /// The state accessor of this process: the frozen mode and cadence.
+    /// The state accessor of this process, with the frozen mode and cadence.
     pub(crate) fn accessor(&self) -> &StateAccessor {
         &self.accessor
     }
@@ -164,7 +164,7 @@ impl App {
         Ok(&self.accessor)
     }
 
-    /// What was counted since the start, and what holds now, as text for `/metrics`.
+    /// Counters since the start and current gauges, as text for `/metrics`.
     pub(crate) async fn metrics(&self) -> String {
         let database = match &self.checkpoints.sqlite() {
             Some(sqlite) => sqlite.file_size().await.ok(),
@@ -185,13 +185,13 @@ impl App {
         })
     }
 
-    /// Whether the gateway takes no new runs because it is about to stop.
+    /// Whether the gateway accepts no new runs because it is stopping.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Takes no new runs, interrupts those at work and waits for their last writes, and for what works in the
-    /// background: the first part of stopping, while clients still get the end of their streams.
+    /// Stops accepting runs, interrupts running ones, and waits for their last writes and for background work: the
+    /// first part of stopping, while clients still receive the end of their streams.
     pub async fn stop_runs(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let runs = self.local_runs.all();
@@ -208,7 +208,7 @@ impl App {
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
             tracing::warn!(
                 seconds = DRAIN.as_secs(),
-                "runs or other writers did not stop in time; the next start recovers runs"
+                "some runs or other writers did not stop in time; the next start recovers the runs"
             );
         }
     }
@@ -220,7 +220,7 @@ impl App {
     }
 }
 
-/// Opens the gateway's records, and makes them where they are missing.
+/// Opens the gateway's records, creating them if missing.
 pub(crate) async fn open_store(config: &Config) -> Result<Store, StartError> {
     let database = &config.database;
     let options = StoreOptions {
@@ -237,7 +237,7 @@ pub(crate) async fn open_store(config: &Config) -> Result<Store, StartError> {
     })
 }
 
-/// What keeps the checkpoints.
+/// The checkpoint store.
 pub(crate) enum Checkpoints {
     Memory(Arc<MemorySaver>),
     Sqlite(Arc<SqliteSaver>),
@@ -245,7 +245,7 @@ pub(crate) enum Checkpoints {
 }
 
 impl Checkpoints {
-    /// Opens the configured store, and makes it where it is missing.
+    /// Opens the configured store, creating it if missing.
     pub(crate) async fn open(config: &Config) -> Result<Self, StartError> {
         Ok(match config.database.backend {
             Backend::Memory => Self::Memory(Arc::new(MemorySaver::default())),
@@ -278,16 +278,16 @@ impl Checkpoints {
     }
 }
 
-/// Whether several processes can share the database, of which this one may be the first.
+/// Checks that several processes can share the database, as this one may be the first of several.
 async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
     let skew = store.clock_skew().await?.abs();
-    // A second is less than what a query may take on a busy machine.
+    // A query may take up to a second on a busy machine.
     if skew > grace.max(TimeDelta::seconds(1)) {
         return Err(StartError::Clock { skew: skew.num_seconds(), grace: grace.num_seconds() });
     }
     if config.run_events.backend == RunEventsBackend::Memory {
         tracing::warn!(
-            "run_events.backend is memory: of several processes on one database each shows the events of its own runs only"
+            "run_events.backend is memory: if several processes share the database, each shows only the events of its own runs"
         );
     }
     Ok(())
@@ -295,14 +295,14 @@ async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Resu
 
 #[cfg(test)]
 impl App {
-    /// Puts something between the gateway and its saver.
+    /// Wraps the saver.
     pub(crate) fn wrap_saver(&mut self, wrap: impl FnOnce(Arc<dyn Saver>) -> Arc<dyn Saver>) {
         let (saver, table) = (Arc::clone(self.accessor.saver()), self.accessor.table().clone());
         self.accessor = StateAccessor::new(wrap(saver), Arc::new(table), Arc::clone(&self.ids));
     }
 }
 
-/// The saver with the configured history cache before it. Only delta mode has histories to cache.
+/// The saver behind the configured history cache. Only delta mode has histories to cache.
 fn with_history_cache(
     saver: Arc<dyn Saver>,
     config: &Config,
@@ -316,7 +316,7 @@ fn with_history_cache(
     Ok(Arc::new(CachedSaver::new(saver, Arc::new(MeteredCache::new(cache, counted.clone())))))
 }
 
-/// The bound of the history cache; none if there is to be no cache, whatever its type.
+/// The maximum number of entries of the history cache; `None` without a cache, whatever its type.
 pub(crate) fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
     match settings::mode(config) {
         ChannelMode::Delta => NonZeroUsize::new(config.database.checkpoint_cache.max_entries),
@@ -324,7 +324,7 @@ pub(crate) fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
     }
 }
 
-/// The history cache in Redis, if it is configured.
+/// The Redis history cache, if configured.
 pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, InvalidUrl> {
     let section = &config.database.checkpoint_cache;
     if section.kind != CheckpointCacheType::Redis || history_cache_entries(config).is_none() {
@@ -341,15 +341,15 @@ async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
     let directory = &config.database.sqlite_dir;
     let unusable = |error: std::io::Error| threadkeep::Error::Unavailable {
         saver: "sqlite",
-        reason: format!("cannot make the directory {}: {error}", directory.display()),
+        reason: format!("cannot create the directory {}: {error}", directory.display()),
     };
     tokio::fs::create_dir_all(directory).await.map_err(unusable)?;
     let path = directory.join(CHECKPOINT_FILE);
     Ok(SqliteSaver::open_async(path, sqlite_options(config)).await?)
 }
 
-/// Connects to the Postgres server. Tables that are missing or of an older format are made first, for which the role
-/// must be their owner.
+/// Connects to the Postgres server. First creates missing tables and upgrades old ones, for which the role must own
+/// them.
 async fn open_postgres(config: &Config) -> Result<PostgresSaver, StartError> {
     let (url, options) =
         (settings::postgres_url(&config.database), settings::postgres_options(&config.database));
@@ -362,7 +362,7 @@ async fn open_postgres(config: &Config) -> Result<PostgresSaver, StartError> {
     }
 }
 
-/// How the configuration wants the checkpoint database to be opened.
+/// The options for opening the checkpoint database.
 pub(crate) fn sqlite_options(config: &Config) -> Options {
     Options {
         synchronous: match config.database.sqlite_synchronous {

@@ -1,9 +1,9 @@
-//! Who may use the gateway, and whose threads they see.
+//! Authentication, and which threads a caller sees.
 //!
-//! Off by default: whoever reaches the gateway is its one user, [`SINGLE_USER`], and administrator, which is why it then
-//! listens on this machine only ([`reach`]). With `auth.enabled`, each request carries an API key. Keys are in
-//! one file ([`KeyFile`]), as hashes; each belongs to a user, who sees their own threads and those without an owner, and
-//! has a role. A role opens routes, not the threads of others.
+//! Off by default: every client is the one user, [`SINGLE_USER`], and an administrator, which is why the gateway then
+//! listens on this machine only ([`reach`]). With `auth.enabled`, each request carries an API key. Keys are in one file
+//! ([`KeyFile`]), as hashes; each belongs to a user, who sees their own threads and those without an owner, and has a
+//! role. A role opens routes, not the threads of others.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::config::{Auth, KeyError, KeyFile, Role, Secret};
 /// The user of a gateway without authentication.
 pub const SINGLE_USER: &str = "default";
 
-/// Who a request comes from.
+/// Who sent a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
     user: Arc<str>,
@@ -22,40 +22,40 @@ pub struct Principal {
 }
 
 impl Principal {
-    /// Whoever asks a gateway without authentication.
+    /// Any caller of a gateway without authentication.
     fn single_user() -> Self {
         Self { user: SINGLE_USER.into(), role: Role::Admin, sees_all: true }
     }
 
-    /// The owner of what the request makes.
+    /// The owner of what the request creates.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// The user whose threads, beside those without an owner, are visible; `None` sees all.
+    /// The user whose threads are visible, along with those without an owner; `None` sees all.
     pub fn sees(&self) -> Option<&str> {
         (!self.sees_all).then_some(&*self.user)
     }
 
-    /// Whether the routes for administrators are open.
+    /// Whether the administrator routes are allowed.
     pub fn is_admin(&self) -> bool {
         self.role == Role::Admin
     }
 }
 
-/// Whom a gateway without authentication serves. With authentication it does not matter.
+/// Which clients a gateway without authentication serves. Irrelevant with authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// Clients on this machine, which know it as `localhost` or by an address.
+    /// Clients on this machine, which connect to `localhost` or an IP address.
     Local,
-    /// Everybody, under any name, as the operator wants it (`auth.allow_unauthenticated`).
+    /// Everyone, under any host name, if the operator allows it (`auth.allow_unauthenticated`).
     Anywhere,
 }
 
-/// Tells who a request comes from.
+/// Determines who sent a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Authenticator {
-    /// None if authentication is off.
+    /// `None` without authentication.
     keys: Option<KeyFile>,
     reach: Reach,
 }
@@ -76,34 +76,34 @@ impl Authenticator {
         self.keys.is_some()
     }
 
-    /// The principal of a request that carries this key; `None` if it is not to be let in.
+    /// The principal of a request with this key; `None` if it is refused.
     ///
     /// # Errors
-    /// [`KeyError`] if the keys cannot be read: then nobody is let in.
+    /// [`KeyError`] if the keys cannot be read: then every request is refused.
     pub(crate) async fn authenticate(&self, key: Option<Secret>) -> Result<Option<Principal>, KeyError> {
         let Some(file) = self.keys.clone() else { return Ok(Some(Principal::single_user())) };
         let Some(key) = key else { return Ok(None) };
-        // Looks at the file, so it is off the reactor; a panic or a stopping runtime lets nobody in.
+        // This reads the file, so it runs off the reactor; a panic or a stopping runtime refuses the request.
         let found = tokio::task::spawn_blocking(move || file.find(&key)).await;
         let record = found.unwrap_or(Ok(None))?;
         Ok(record.map(|record| Principal { user: record.user.into(), role: record.role, sees_all: false }))
     }
 }
 
-/// A gateway without authentication is about to listen beyond this machine.
+/// A gateway without authentication would listen beyond this machine.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "will not listen on {0} without authentication: whoever reaches the port would be the administrator. \
-     Set auth.enabled: true and make a key with `threadkeep keys create`; or listen on 127.0.0.1; or accept it with \
+    "will not listen on {0} without authentication: every client that reaches the port would be an administrator. \
+     Set auth.enabled: true and create a key with `threadkeep keys create`; or listen on 127.0.0.1; or accept it with \
      --allow-unauthenticated or auth.allow_unauthenticated: true"
 )]
 pub struct Exposed(pub SocketAddr);
 
-/// Whom a gateway that listens on `address` serves. `accepted` says that the operator accepts to serve everybody, on the
-/// command line; the configuration may say it too.
+/// Which clients a gateway that listens on `address` serves. `accepted` means that the operator agreed on the command
+/// line to serve everyone; the configuration can do the same.
 ///
 /// # Errors
-/// [`Exposed`] if it would serve everybody without authentication, and nobody said that it shall.
+/// [`Exposed`] if it would serve everyone without authentication and without the operator's agreement.
 pub fn reach(address: SocketAddr, settings: &Auth, accepted: bool) -> Result<Reach, Exposed> {
     if accepted || settings.allow_unauthenticated {
         return Ok(Reach::Anywhere);
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!((found.user(), found.sees(), found.is_admin()), ("ann", Some("ann"), admin));
         }
         std::fs::write(&settings.keys_file, "{").unwrap();
-        assert!(on.authenticate(last).await.is_err(), "a broken file lets nobody in");
+        assert!(on.authenticate(last).await.is_err(), "a broken file refuses every request");
         assert_eq!(on.authenticate(None).await.unwrap(), None);
     }
 }

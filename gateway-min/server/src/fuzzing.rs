@@ -1,5 +1,5 @@
-//! The bodies of the gateway's fuzz targets: what comes from a file, from a client and from a model. Each takes any bytes,
-//! must not panic, and asserts what always holds.
+//! The bodies of the gateway's fuzz targets: input from files and clients. Each accepts any bytes, must not panic, and
+//! asserts invariants.
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use futures::{FutureExt as _, StreamExt as _};
@@ -12,18 +12,18 @@ pub fn archive(data: &[u8]) {
     crate::ops::archive::fuzz(data);
 }
 
-/// The `Last-Event-ID` with which a client comes back to the stream of a run.
+/// The `Last-Event-ID` with which a client resumes the stream of a run.
 pub fn last_event_id(data: &[u8]) {
     const KEPT: u64 = 3;
     const PUBLISHED: u64 = 5;
     let Ok(text) = std::str::from_utf8(data) else { return };
     let id = EventId::parse(text);
-    assert!(id.is_none_or(|id| id.to_string() == text), "an id is told as it was read");
+    assert!(id.is_none_or(|id| id.to_string() == text), "an id is printed as it was read");
 
     let bridge = StreamBridge::new(BridgeOptions { queue_maxsize: 3, ..BridgeOptions::default() });
     let publisher = bridge.open("run");
     let ids: Vec<_> = (0..PUBLISHED).filter_map(|n| publisher.publish("custom", &json!(n))).collect();
-    // A millisecond that a client cannot know, so that its own ids are met too.
+    // A millisecond unknown to the fuzzer, so use the run's own ids, too.
     let own = ids.iter().find(|own| own.seq.to_string() == text).map(ToString::to_string);
     let mut stream = bridge.subscribe("run", Some(own.as_deref().unwrap_or(text)));
     publisher.end();
@@ -41,7 +41,7 @@ pub fn last_event_id(data: &[u8]) {
     }
     let expected: Vec<u64> =
         (0..PUBLISHED).skip(usize::try_from(PUBLISHED).unwrap_or(0) - seqs.len()).collect();
-    assert_eq!(seqs, expected, "what is kept, to its end");
+    assert_eq!(seqs, expected, "what is kept, up to the end");
 }
 
 #[cfg(test)]

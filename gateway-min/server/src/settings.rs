@@ -1,5 +1,5 @@
-//! From the configuration to what the gateway's parts take. Each part has settings of its own, so that it can be used
-//! and tested without a configuration file.
+//! Derives the settings of the gateway's parts from the configuration. Each part has its own settings, so that it can
+//! be used and tested without a configuration file.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ pub(crate) fn mode(config: &Config) -> ChannelMode {
     }
 }
 
-/// What stands before every key of the Redis history cache: as configured, or made from what names the database. Users
-/// and passwords are no part of it, so changing them keeps the cache.
+/// The key prefix of the Redis history cache: as configured, or derived from what identifies the database. User and
+/// password are excluded, so changing them keeps the cache.
 pub(crate) fn history_cache_prefix(database: &Database) -> String {
     let configured = &database.checkpoint_cache.key_prefix;
     if !configured.is_empty() {
         return configured.clone();
     }
     let identity = match database.backend {
-        // Another one in each process.
+        // A different one in each process.
         Backend::Memory => vec![uuid::Uuid::new_v4().to_string()],
         Backend::Sqlite => {
             let path = database.sqlite_dir.join(CHECKPOINT_FILE);
@@ -48,15 +48,15 @@ pub(crate) fn history_cache_prefix(database: &Database) -> String {
     format!("threadkeep:{}:", &hasher.finalize().to_hex()[..16])
 }
 
-/// The schema of the Postgres tables where the configuration names none.
+/// The default schema of the Postgres tables.
 const POSTGRES_SCHEMA: &str = "public";
 
-/// The address of the Postgres server; a configuration of that backend without one is refused.
+/// The URL of the Postgres server; a configuration with this backend but no URL is refused.
 pub(crate) fn postgres_url(database: &Database) -> &str {
     database.postgres_url.as_ref().map_or("", Secret::expose)
 }
 
-/// How the checkpoints in Postgres are reached.
+/// The options for the checkpoints in Postgres.
 pub(crate) fn postgres_options(database: &Database) -> threadkeep_postgres::Options {
     threadkeep_postgres::Options {
         schema: database.postgres_schema.clone().unwrap_or_else(|| POSTGRES_SCHEMA.to_owned()),
@@ -65,13 +65,13 @@ pub(crate) fn postgres_options(database: &Database) -> threadkeep_postgres::Opti
     }
 }
 
-/// How the gateway's records in Postgres are reached: beside the checkpoints, with a pool of their own.
+/// The options for the gateway's records in Postgres: next to the checkpoints, with their own pool.
 pub(crate) fn postgres_records(database: &Database) -> Result<PostgresTarget, StoreError> {
     let schema = database.postgres_schema.as_deref().unwrap_or(POSTGRES_SCHEMA);
     PostgresTarget::parse(postgres_url(database), schema, database.pool_size)
 }
 
-/// On which terms this process owns what it works on; none if it is the only one on its database.
+/// The terms on which this process owns its work; `None` if it is the only one on its database.
 pub(crate) fn ownership(config: &Config) -> Option<Terms> {
     let section = &config.run_ownership;
     let shared = section.heartbeat_enabled.unwrap_or(config.database.backend == Backend::Postgres);

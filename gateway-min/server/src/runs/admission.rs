@@ -1,4 +1,4 @@
-//! How a run comes to be: checks, admission by the database, and the task that works on it.
+//! Creates runs: checks, admission by the database, and the task that works on the run.
 
 use std::sync::Arc;
 
@@ -22,14 +22,14 @@ use crate::app::App;
 use crate::auth::Principal;
 use crate::store::{Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
 
-/// The key of a run's metadata that says which way it makes a turn again, and its value for another text of the user.
+/// The key of a run's metadata that says how it repeats a turn, and its value for an edited question.
 pub(crate) const REPLAY_KIND: &str = "replay_kind";
 pub(crate) const EDIT: &str = "edit";
 
 /// Why a run was not created. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CreateError {
-    /// The selected checkpoint is not there.
+    /// The selected checkpoint does not exist.
     #[error("Checkpoint {0} not found")]
     CheckpointNotFound(String),
     /// The selected checkpoint could not be looked up.
@@ -38,13 +38,13 @@ pub(crate) enum CreateError {
     /// The thread does not wait for the value that the run resumes with.
     #[error(transparent)]
     Resume(ResumeError),
-    /// The head, which would fill the empty event feed, cannot be read.
+    /// The head, from which the empty event feed would be filled, cannot be read.
     #[error("{0}")]
     HeadUnreadable(threadkeep::Error),
     /// The gateway is stopping.
-    #[error("the gateway is stopping; try again in a moment")]
+    #[error("the gateway is stopping; try again shortly")]
     Stopping,
-    /// The records refuse the run: another operation holds the thread, or the store failed.
+    /// The records refused the run: another operation holds the thread, or the store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -54,11 +54,11 @@ pub(crate) enum CreateError {
 pub(crate) enum Place<'a> {
     /// On a thread that has a row.
     Existing,
-    /// On any that this caller may see; one without a row gets it with the run.
+    /// On any thread that this caller may see; a missing row is created with the run.
     Visible(&'a Principal),
 }
 
-/// A run that was admitted, and the stream of what it does.
+/// An admitted run, and its stream.
 pub(crate) struct Created {
     pub(crate) run: RunRow,
     pub(crate) stream: Subscription,
@@ -67,10 +67,9 @@ pub(crate) struct Created {
 impl App {
     /// Admits a run on a thread and starts to work on it.
     ///
-    /// A request with an idempotency key that was used before gets the run that it created then, and starts nothing.
-    /// Otherwise the order of checks is the reference's: checkpoint selector, event feed, admission; a value to resume with is
-    /// checked behind the selector. A caller that drops the
-    /// future may have started the run all the same.
+    /// If the idempotency key was used before, returns the run created then, and starts nothing. Otherwise the checks
+    /// run in the reference's order: checkpoint selector, event feed, admission; a resume value is checked after the
+    /// selector. If the caller drops the future, the run may have been started.
     pub(crate) async fn create_run(
         self: &Arc<Self>,
         thread_id: &str,
@@ -100,7 +99,7 @@ impl App {
                 user_id: owner.map(str::to_owned),
                 ..NewThread::default()
             };
-            // Somebody else may have been quicker to take the id.
+            // Another request may have taken the id first.
             if !self.store.threads().create(row).await?.row.visible_to(caller.sees()) {
                 let id = thread_id.to_owned();
                 return Err(StoreError::NotFound { entity: Entity::Thread, id }.into());
@@ -121,7 +120,7 @@ impl App {
         };
         let app = Arc::clone(self);
         let thread = thread_id.to_owned();
-        // From the admission on, somebody must work on the run: a task of its own, which no dropped request can stop.
+        // An admitted run must be worked on, so this is a separate task, which no dropped request can stop.
         let created =
             tokio::spawn(async move { app.admit(thread, run_id, new, request).await }.in_current_span());
         created.await.map_err(|_| CreateError::Stopping)?
@@ -134,7 +133,7 @@ impl App {
         new: NewRun,
         request: RunRequest,
     ) -> Result<Created, CreateError> {
-        // The stream exists before anybody can know the run, and the handle before the run can be cancelled.
+        // Create the stream before the run becomes known, and the handle before it can be cancelled.
         let publisher = self.bridge.open(&run_id);
         let guard = self.local_runs.enter(&run_id);
         let admitted = self.store.runs().admit(new.clone(), request.options.multitask_strategy).await;
@@ -147,7 +146,7 @@ impl App {
                 };
                 run
             }
-            // A request with the same key was quicker.
+            // A concurrent request with the same key was faster.
             Ok(Admission::Existing(run)) => {
                 publisher.end();
                 return Ok(self.joined(run));
@@ -178,7 +177,7 @@ impl App {
                 before: request.options.interrupt_before,
                 after: request.options.interrupt_after,
             },
-            // A checkpoint of a nested graph selects nothing of the thread's own.
+            // A checkpoint of a nested graph does not select anything in the thread's own graph.
             checkpoint: request.checkpoint.filter(is_root).map(|selected| selected.id),
             edits: request.metadata.get(REPLAY_KIND).is_some_and(|kind| kind == EDIT),
             input: request.input,
@@ -191,28 +190,28 @@ impl App {
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
     }
 
-    /// The run, if an admission in doubt has stored it: then it holds its thread, and must be worked on. Runs that it
-    /// stops are told as if another process had stopped them.
+    /// The run, if an admission with an unknown outcome stored it: it then holds its thread and must be worked on. Runs
+    /// that it cancels are notified as if another process had cancelled them.
     async fn settle(self: &Arc<Self>, new: &NewRun) -> Option<RunRow> {
         let run_id = &new.run_id;
         let found = persistently(|| self.store.runs().admitted(new)).await.unwrap_or_else(|error| {
-            tracing::error!(run_id, %error, "a run may hold its thread until its lease is over or the next start");
+            tracing::error!(run_id, %error, "a run may hold its thread until its lease expires or the next start");
             None
         });
         if found.is_some()
             && let Err(error) = self.notice_runs().await
         {
-            tracing::warn!(run_id, %error, "runs that a new one stops were not told");
+            tracing::warn!(run_id, %error, "could not notify the runs that a new run cancels");
         }
         found
     }
 
-    /// A run that an earlier request has created. Its stream belongs to that request: leaving it does not stop the run.
+    /// A run created by an earlier request. Its stream belongs to that request: leaving it here does not stop the run.
     fn joined(self: &Arc<Self>, run: RunRow) -> Created {
         Created { stream: self.follow(&run, None), run }
     }
 
-    /// Whether the selected checkpoint exists. A raw check: the gate comes when the run starts.
+    /// Checks that the selected checkpoint exists, without the gate, which comes when the run starts.
     async fn check_selected(&self, selected: &CheckpointKey) -> Result<(), CreateError> {
         let selector = CheckpointSelector::at(selected).loading(Load::None);
         let found =
@@ -220,8 +219,8 @@ impl App {
         found.map(|_| ()).ok_or_else(|| CreateError::CheckpointNotFound(selected.id.to_string()))
     }
 
-    /// Whether the thread waits for the value. As long as another run works on it, nobody can tell; and where the state
-    /// cannot be read, because of the gate for one, the run itself fails and says so.
+    /// Checks that the thread waits for the value. This is unknown while another run is active; and if the state cannot
+    /// be read, for example because of the gate, the run itself fails with the reason.
     async fn check_resume(
         &self,
         thread_id: &str,
@@ -242,8 +241,8 @@ impl App {
         }
     }
 
-    /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows what was said
-    /// before. The head is read through the gate.
+    /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows the conversation
+    /// so far. The head is read through the gate.
     async fn seed_feed(&self, thread_id: &str) -> Result<(), CreateError> {
         if self.store.events().count_messages(thread_id).await? > 0 {
             return Ok(());
@@ -284,8 +283,8 @@ pub(crate) fn seed_runs(prefix: &str, messages: Vec<Json>) -> Vec<SeedRun> {
     runs
 }
 
-/// What every checkpoint of the run carries in its metadata: scalars of the request's configuration, the run, the
-/// agent it belongs to. A client's own run id or binding is overwritten.
+/// The metadata of every checkpoint of the run: scalars from the request's configuration, the run, and its agent. A
+/// client's own run id or binding is overwritten.
 fn checkpoint_metadata(run_id: &str, request: &RunRequest) -> Map<String, Json> {
     let scalar = |value: &Json| !value.is_object() && !value.is_array() && !value.is_null();
     let config = &request.config;
@@ -301,7 +300,7 @@ fn is_root(selected: &CheckpointKey) -> bool {
     selected.namespace == Namespace::root()
 }
 
-/// A text of the run's context.
+/// A string in the run's context.
 fn text(request: &RunRequest, key: &str) -> Option<String> {
     request.config.context.get(key).and_then(Json::as_str).map(str::to_owned)
 }

@@ -1,7 +1,7 @@
-//! A branch: a thread of its own that begins as a copy of another one, up to the end of some turn.
+//! A branch: a separate thread that starts as a copy of another one, up to the end of a turn.
 //!
-//! It has two checkpoints: the state before the turn, so that the turn can be run again, and the state after it. Both
-//! are written from values, never copied as rows, so the branch does not need its source.
+//! It has two checkpoints: the state before the turn, so that the turn can be repeated, and the state after it. Both
+//! are written from values, never copied as rows, so the branch does not depend on its source.
 
 use serde_json::{Map, Value as Json};
 use threadkeep::channel::MESSAGES_CHANNEL;
@@ -12,23 +12,23 @@ use threadkeep_agent::model::message::{is_from_user, is_hidden, kind};
 
 use super::lineage::{PAGE, SCAN_ROWS, messages_only};
 
-/// The node as which the checkpoints of a branch are written.
+/// The node recorded for the checkpoints of a branch.
 const BRANCH_NODE: &str = "branch";
-/// Channels that belong to the source's own directory.
+/// Channels that refer to the source's own directory.
 const LEFT_OUT: [&str; 2] = ["sandbox", "thread_data"];
 
-/// The checkpoint in which a turn has just ended.
+/// A checkpoint at which a turn has just ended.
 pub(crate) struct TurnEnd {
-    /// The checkpoint, with its messages only.
+    /// The checkpoint, with only its messages loaded.
     pub(crate) state: StateSnapshot,
-    /// The message with which the user began the turn.
+    /// The id of the user's message that began the turn.
     pub(crate) question: String,
-    /// Whether nothing but notes came after it.
+    /// Whether only notes follow it.
     pub(crate) latest: bool,
 }
 
-/// The newest checkpoint in which the turn with these answers has just ended; `None` if there is none any more, or the
-/// messages are no such answers.
+/// The newest checkpoint at which the turn with these answers has just ended; `None` if there is none any more, or the
+/// ids are not such answers.
 ///
 /// # Errors
 /// The accessor's.
@@ -76,10 +76,10 @@ fn question_of(messages: &[Json], answers: &[String]) -> Option<String> {
     question["id"].as_str().map(str::to_owned)
 }
 
-/// Writes the checkpoints of a branch to a thread that has none, and returns the last one. The states come with all
-/// their values; `title` takes the place of the last one's title.
+/// Writes the checkpoints of a branch to an empty thread, and returns the last one. The states contain all their
+/// values; `title` replaces the title in the last one.
 ///
-/// A call that fails or is dropped may leave checkpoints, which are to be deleted with the thread.
+/// A failed or dropped call may leave checkpoints, which must be deleted with the thread.
 ///
 /// # Errors
 /// The accessor's.
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(question(&first, &["a1"]), None, "not the last part of the turn");
         assert_eq!(question(&first, &["h1"]), None, "not an answer");
         assert_eq!(question(&first, &["t1", "a2"]), None, "not all are answers");
-        assert_eq!(question(&first, &["a2", "x"]), None, "not all are there");
+        assert_eq!(question(&first, &["a2", "x"]), None, "not all exist");
         assert_eq!(question(&first[1..], &["a2"]), None, "no question");
         let and = |more: Json| [&first[..], &[more]].concat();
         assert_eq!(question(&and(message("tool", "t2")), &["a2"]).as_deref(), Some("h1"));

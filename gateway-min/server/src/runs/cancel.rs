@@ -1,12 +1,12 @@
-//! Cancelling a run.
+//! Cancels runs.
 
 use super::relay::POLL;
 use crate::app::App;
 use crate::store::{CancelAction, CancelOutcome, StoreError};
 
 impl App {
-    /// Marks the run for cancellation in the database and tells the task that works on it, if it is this process's; another
-    /// process finds the mark.
+    /// Records the cancellation of a run in the database and notifies the task that works on it, if it belongs to this
+    /// process; another process polls for it.
     pub(crate) async fn cancel_run(
         &self,
         run_id: &str,
@@ -14,7 +14,7 @@ impl App {
     ) -> Result<CancelOutcome, StoreError> {
         let request = || self.store.runs().request_cancel(run_id, action);
         let outcome = match request().await {
-            // The mark is there, or is set now; either way the task has yet to be told.
+            // The cancellation is recorded, now or before; the task must be notified either way.
             Err(StoreError::InDoubt { .. }) => request().await?,
             outcome => outcome?,
         };
@@ -26,8 +26,7 @@ impl App {
         Ok(outcome)
     }
 
-    /// Waits until nothing of the run is written any more, here or in another process. Ends early if the database cannot
-    /// tell.
+    /// Waits until the run writes nothing any more, here or in another process. Returns early if the database fails.
     pub(crate) async fn run_ended(&self, run_id: &str) {
         if let Some(control) = self.local_runs.get(run_id) {
             control.ended().await;

@@ -1,5 +1,5 @@
-//! What this process knows of the runs that it works on. The database decides what is active; this is how a request
-//! reaches the task that does the work.
+//! The runs that this process works on. The database decides what is active; this is how a request reaches the task
+//! that does the work.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +11,13 @@ use tokio_util::sync::CancellationToken;
 /// The handle of a run that this process works on.
 #[derive(Debug)]
 pub(crate) struct RunControl {
-    /// Cancelled when the run is to stop; the row says how.
+    /// Cancelled when the run should stop; the row says how.
     pub(crate) cancel: CancellationToken,
     /// Notified when the run's predecessor has ended.
     pub(crate) promoted: Notify,
-    /// Whether its stream is handed on to other processes.
+    /// Whether its stream is forwarded to other processes.
     pub(crate) mirrored: AtomicBool,
-    /// Set when the thread is the run's.
+    /// Set when the run holds the thread.
     at_work: AtomicBool,
     ended: watch::Sender<bool>,
 }
@@ -33,7 +33,7 @@ impl RunControl {
         }
     }
 
-    /// The thread is the run's now.
+    /// Records that the run holds the thread.
     pub(crate) fn begun(&self) {
         self.at_work.store(true, Ordering::Relaxed);
     }
@@ -43,10 +43,10 @@ impl RunControl {
         !self.at_work.load(Ordering::Relaxed)
     }
 
-    /// Waits until nothing of the run will be written any more.
+    /// Waits until the run writes nothing any more.
     pub(crate) async fn ended(&self) {
         let mut ended = self.ended.subscribe();
-        // An error means that the sender is gone, and with it the run.
+        // An error means that the sender is dropped, and with it the run.
         let _ = ended.wait_for(|ended| *ended).await;
     }
 }
@@ -60,7 +60,7 @@ impl LocalRuns {
         use_map(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Enters a run. It leaves when the guard is dropped, also by a panic of its task.
+    /// Adds a run, which is removed when the guard is dropped, also by a panic of its task.
     pub(crate) fn enter(&self, run_id: &str) -> RunGuard {
         let control = Arc::new(RunControl::new());
         self.with(|runs| runs.insert(run_id.to_owned(), Arc::clone(&control)));
@@ -96,8 +96,8 @@ impl Drop for RunGuard {
     }
 }
 
-/// One lock a thread, held while checkpoints are written: by a run from its start until its last write, by a state
-/// update, by the note of a duration. The reservation in the database excludes other processes.
+/// One lock per thread, held while checkpoints are written: by a run from its start until its last write, by a state
+/// update, by a duration note. The reservation in the database excludes other processes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ThreadLocks(Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>>);
 
@@ -106,7 +106,7 @@ impl ThreadLocks {
     pub(crate) async fn lock(&self, thread_id: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // Only the map holds a lock that nobody uses.
+            // An unused lock is only held by the map.
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             Arc::clone(locks.entry(thread_id.to_owned()).or_default())
         };

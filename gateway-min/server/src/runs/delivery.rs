@@ -1,4 +1,4 @@
-//! The receipt of what a run delivered: the `run.delivery` event.
+//! The delivery receipt of a run: the `run.delivery` event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,17 +7,17 @@ use serde_json::{Value as Json, json};
 
 use crate::store::StoreError;
 
-/// How long to wait before each further attempt to write.
+/// The pauses before further attempts to write.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
-/// The files that a run wrote with its file tools. What a command wrote is in the summary of the changes only.
+/// The files that a run wrote with its file tools. Files written by commands are only in the summary of changes.
 #[derive(Debug, Default)]
 pub(crate) struct Delivery {
     by_tool: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Delivery {
-    /// Notes what a call of `tool` wrote, as paths in the thread's directory.
+    /// Records what a call of `tool` wrote, as paths in the thread's directory.
     pub(crate) fn add(&mut self, tool: &str, written: &[String]) {
         if !written.is_empty() {
             self.by_tool.entry(tool.to_owned()).or_default().extend(written.iter().cloned());
@@ -25,14 +25,15 @@ impl Delivery {
     }
 
     /// The content of the event: every path once, sorted, and the paths by tool. No tool of this gateway presents files
-    /// to the user of its own accord, so `presented` is false.
+    /// to the user by itself, so `presented` is false.
     pub(crate) fn receipt(&self) -> Json {
         let paths: BTreeSet<&String> = self.by_tool.values().flatten().collect();
         json!({ "presented": false, "paths": paths, "by_tool": self.by_tool })
     }
 }
 
-/// Tries `write` up to three times while the database is away, with pauses of 0.1 s and 0.5 s. It must be idempotent.
+/// Tries `write` up to three times while the database is unavailable, with pauses of 0.1 s and 0.5 s. It must be
+/// idempotent.
 ///
 /// # Errors
 /// That of the last attempt.
@@ -42,7 +43,7 @@ where
 {
     for delay in RETRY_DELAYS {
         match write().await {
-            Err(error) if error.is_unavailable() => tracing::debug!(%error, ?delay, "to be written again"),
+            Err(error) if error.is_unavailable() => tracing::debug!(%error, ?delay, "writing again"),
             written => return written,
         }
         tokio::time::sleep(delay).await;

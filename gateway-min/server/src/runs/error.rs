@@ -1,4 +1,4 @@
-//! Why a run failed.
+//! Errors of runs.
 
 use threadkeep::id::CheckpointId;
 use threadkeep_agent::AgentError;

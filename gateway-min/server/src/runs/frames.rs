@@ -14,13 +14,12 @@ use threadkeep_agent::serialize;
 use super::bridge::Publisher;
 use super::request::StreamMode;
 
-/// Publishes the frames of one run, in the modes that its request asked for. Nothing is rendered for a mode that
-/// nobody asked for.
+/// Publishes the frames of one run in the requested modes. Nothing is rendered for other modes.
 pub(crate) struct Frames {
     publisher: Arc<Publisher>,
     modes: Vec<StreamMode>,
     thread: String,
-    /// Scalar entries of the run's configuration; every message frame carries them.
+    /// Scalar entries of the run's configuration, included in every message frame.
     run_metadata: Map<String, Json>,
 }
 
@@ -43,12 +42,12 @@ impl Frames {
         self.publisher.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
     }
 
-    /// The frame of an exception that ends the run.
+    /// The frame for an error that ends the run.
     pub(crate) fn error(&self, name: &str, message: &str) {
         self.publisher.publish("error", &json!({ "message": message, "name": name }));
     }
 
-    /// A task starts. `input` is rendered only if somebody looks.
+    /// A task starts. `input` is rendered only if requested.
     pub(crate) fn task_started(
         &self,
         step: i64,
@@ -96,7 +95,7 @@ impl Frames {
         }
     }
 
-    /// A message or a chunk of one, as a task makes it.
+    /// A message or a chunk of one, as a task produces it.
     pub(crate) fn message(&self, step: i64, task: &Task, origin: Option<Origin<'_>>, message: &Json) {
         if !self.wants(StreamMode::MessagesTuple) {
             return;
@@ -152,7 +151,7 @@ impl Frames {
         Ok(())
     }
 
-    /// The run stops before or behind a node, as it was asked to.
+    /// The run stops before or after a node, as requested.
     pub(crate) fn interrupted(&self, state: &StateSnapshot) -> Result<()> {
         self.updates("__interrupt__", &json!([]));
         if self.wants(StreamMode::Values) {

@@ -19,7 +19,7 @@ fn script() -> Json {
     ]}]})
 }
 
-/// The transcript with every UUID replaced by its number of appearance, and times by what they are.
+/// The transcript with every UUID replaced by its order of appearance, and times by placeholders.
 fn masked(transcript: &str) -> String {
     let uuid = Regex::new("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap();
     let mut seen = HashMap::new();

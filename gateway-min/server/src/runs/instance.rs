@@ -1,12 +1,13 @@
-//! Clearing up behind a process of the same machine at once, where several share a database.
+//! Cleans up at once after a dead process of the same machine, if several share a database.
 //!
-//! What a killed process left is ended when its lease and the grace are over, because nobody can tell whether it lives.
-//! The process that starts again in its place can: it holds the lock of a file in the state directory, which the system
-//! lets go when a process dies, and finds there the name under which the last holder owned its rows.
+//! The rows of a killed process are ended when its lease and the grace have expired, because other machines cannot know
+//! whether it is alive. Its successor on the same machine can: it holds the lock of a file in the state directory,
+//! which the operating system releases when a process dies, and finds there the name under which the last holder owned
+//! its rows.
 //!
-//! The name counts only in the very file and on the very start of the system on which it was written. A copy of the
-//! directory, be it on another machine, and a file system that does not lock across machines, prove nothing; then the
-//! leases decide, as they do where the operating system tells neither.
+//! The name only counts in the same file and the same boot of the system in which it was written. A copy of the
+//! directory, even on another machine, and a file system that does not lock across machines, prove nothing; then the
+//! leases decide, as they do if the operating system identifies neither.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -16,24 +17,24 @@ use serde::{Deserialize, Serialize};
 
 /// The file in the state directory.
 const FILE: &str = "instance.json";
-/// What the system is called from its start to its end.
+/// Identifies a boot of the system.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The lock of a state directory. It is held until this is dropped, or the process dies.
+/// The lock of a state directory, held until this is dropped or the process dies.
 #[derive(Debug)]
 pub(crate) struct Instance {
     file: File,
     place: Place,
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     owner: String,
     place: Place,
 }
 
-/// A file, on a start of the system.
+/// A file, in one boot of the system.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     boot: String,
@@ -42,10 +43,10 @@ struct Place {
 }
 
 impl Instance {
-    /// Takes the lock of the state directory; `None` if a live process has it. Blocks for a moment.
+    /// Takes the lock of the state directory; `None` if a live process holds it. Blocks briefly.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub(crate) fn enter(state_dir: &Path) -> io::Result<Option<Self>> {
         std::fs::create_dir_all(state_dir)?;
         let path = state_dir.join(FILE);
@@ -57,7 +58,7 @@ impl Instance {
         }
     }
 
-    /// The name of the process that held the lock before, if it is sure that it is gone.
+    /// The name of the previous holder, if it is certainly gone.
     pub(crate) fn predecessor(&mut self) -> Option<String> {
         let mut text = String::new();
         self.file.rewind().and_then(|()| self.file.read_to_string(&mut text)).ok()?;
@@ -65,10 +66,11 @@ impl Instance {
         (note.place == self.place).then_some(note.owner)
     }
 
-    /// Notes the name of this process: do it when the predecessor's rows are ended, and before this one owns any.
+    /// Records the name of this process: call it after the predecessor's rows are ended, and before this process owns
+    /// any.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub(crate) fn sign(&mut self, owner: &str) -> io::Result<()> {
         let note = Note { owner: owner.to_owned(), place: Place::of(&self.file)? };
         self.file.set_len(0)?;

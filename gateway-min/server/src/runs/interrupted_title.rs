@@ -1,8 +1,7 @@
 //! The title of a thread whose first turn was interrupted or failed, so that lists do not show it without a name.
 //!
-//! An ordinary checkpoint on the head: the channel `title` gets a version of its own, what is to run next stays, and so
-//! do the rows of tasks that have finished already, and the maps of durations. The title is the local one: a run that
-//! has ended asks no model.
+//! An ordinary checkpoint on the head: the channel `title` gets a new version, and the next nodes, the rows of finished
+//! tasks and the maps of durations are kept. The title is the local one, because a run that has ended calls no model.
 
 use serde_json::{Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
@@ -14,7 +13,7 @@ use threadkeep_agent::{duration, title};
 
 use crate::config::Title;
 
-/// The node as which the title is written.
+/// The node recorded as the writer of the title.
 const TITLE_NODE: &str = "runtime_interrupt_title";
 
 /// Gives the thread its title, if it is in its first exchange and has no title yet.
@@ -83,7 +82,7 @@ mod tests {
         gateway.head().await.unwrap()
     }
 
-    /// Has a run come to the gate and cancels it there.
+    /// Runs until the gate and cancels there.
     async fn interrupted(gateway: &Gateway, name: &str, action: CancelAction) -> RunStatus {
         let created = gateway.create(ask("wait for it")).await.unwrap();
         gate(name).reached().await;

@@ -1,5 +1,5 @@
-//! The event feed of a run, written in batches. Events of the run's end wait for [`Journal::close`], so that a feed
-//! that cannot be written does not keep the run from ending.
+//! The event feed of a run, written in batches. Events at the run's end wait for [`Journal::close`], so that a failing
+//! feed does not keep the run from ending.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use threadkeep_agent::tools::loop_detection::Verdict;
 use super::delivery::{Delivery, persistently};
 use crate::store::{NewEvent, Store, StoreError};
 
-/// So many events are held back before they are written.
+/// How many events are buffered before they are written.
 const BATCH: usize = 20;
 
 /// Collects the events of one run.
@@ -63,7 +63,7 @@ impl Journal {
         self.add(NewEvent::new("llm.tool.result", "message", message.clone())).await
     }
 
-    /// A model call failed for good; `answer` is the fallback in its place. Nothing of the request is in the event.
+    /// A model call failed for good; `answer` is its fallback. The event contains nothing of the request.
     pub(crate) fn llm_error(&mut self, answer: &Json, model: &str, caller: &str) {
         let Some(reason) = message::fallback_reason(answer) else { return };
         let error_type = &answer["additional_kwargs"][message::ERROR_TYPE];
@@ -73,8 +73,8 @@ impl Journal {
         self.hold(event);
     }
 
-    /// What loop detection did about an answer of the lead agent, if anything. A warning is given once for what it is
-    /// about, because [`assess`](threadkeep_agent::tools::loop_detection::assess) gives it once.
+    /// What loop detection did about an answer of the lead agent, if anything. A warning is reported once per cause,
+    /// because [`assess`](threadkeep_agent::tools::loop_detection::assess) returns it once.
     pub(crate) fn loop_detection(&mut self, verdict: &Verdict) {
         let (action, finding) = match verdict {
             Verdict::Proceed => return,
@@ -120,8 +120,8 @@ impl Journal {
         self.delivery.add(tool, written);
     }
 
-    /// Writes what is held back, and the receipt of what the run delivered, which is written once. A feed that cannot
-    /// be written does not keep a run from its end.
+    /// Writes the buffered events, and the delivery receipt, which is written once. A failing feed does not keep a run
+    /// from ending.
     pub(crate) async fn close(&mut self) {
         if let Err(error) = self.flush().await {
             let (thread_id, run_id) = (&self.thread_id, &self.run_id);
@@ -135,7 +135,7 @@ impl Journal {
         }
     }
 
-    /// Takes an event of which nothing depends on being stored now: it is written with the next batch.
+    /// Buffers an event that need not be stored at once: it is written with the next batch.
     fn hold(&mut self, event: NewEvent) {
         self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
     }

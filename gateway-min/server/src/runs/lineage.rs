@@ -1,9 +1,9 @@
-//! The checkpoint before a turn: where it can be branched off, or run again.
+//! Finds the checkpoint before a turn, from which the turn can be branched off or repeated.
 //!
-//! It is looked for along the parent links, since the checkpoint that was written before another one need not be its
-//! ancestor. A checkpoint that restores the state of an older one continues that one, whatever its parent is: in delta
-//! mode it is written onto what it replaces. Only a lineage that ends too early, as threads of other writers may have it, is searched by time instead;
-//! one that is damaged is an error.
+//! It follows the parent links, because the previously written checkpoint need not be an ancestor. A checkpoint that
+//! restores the state of an older one continues that one, whatever its parent: in delta mode it is written onto what it
+//! replaces. Only a lineage that ends too early, as in threads of other writers, is searched by time instead; a damaged
+//! lineage is an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,22 +13,22 @@ use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 
-/// Metadata key of a checkpoint that restores the state of an older one: the id of that one.
+/// Metadata key of a checkpoint that restores an older state: the id of the older checkpoint.
 pub(crate) const RESTORED: &str = "svc_restored_checkpoint_id";
-/// The most parent links that a walk follows.
+/// The maximum number of parent links to follow.
 const MAX_DEPTH: usize = 400;
-/// The most checkpoints that a search by time looks at: two for each that a user sees.
+/// The maximum number of checkpoints in a search by time: two for each that a user sees.
 pub(crate) const SCAN_ROWS: usize = 400;
-/// How many checkpoints are read at once.
+/// Checkpoints per page.
 pub(crate) const PAGE: usize = 50;
 
 /// Why the checkpoint before a message is not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LineageError {
-    /// The checkpoint from which to walk does not have the message.
+    /// The starting checkpoint does not contain the message.
     #[error("Target message is not present in the checkpoint head")]
     NotInHead,
-    /// A parent is not there, cannot be read, or is another checkpoint than the link says.
+    /// A parent is missing, cannot be read, or is not the checkpoint that the link names.
     #[error("Checkpoint parent link is not addressable")]
     NotAddressable,
     /// A checkpoint is its own ancestor.
@@ -37,7 +37,7 @@ pub(crate) enum LineageError {
     /// The checkpoint is too far away.
     #[error("Checkpoint lineage exceeded the scan limit ({MAX_DEPTH})")]
     TooDeep,
-    /// The lineage has its root in the turn of the message.
+    /// The lineage's root belongs to the message's own turn.
     #[error("Checkpoint lineage ended before the target message")]
     ParentMissing,
     /// The store failed.
@@ -46,12 +46,12 @@ pub(crate) enum LineageError {
 }
 
 impl LineageError {
-    /// Whether the lineage is damaged, so that searching on would be a guess.
+    /// Whether the lineage is damaged, so that searching by time would be a guess.
     pub(crate) fn is_integrity(&self) -> bool {
         matches!(self, Self::NotInHead | Self::NotAddressable | Self::Cycle | Self::TooDeep)
     }
 
-    /// What a failed read of an ancestor means.
+    /// Classifies a failed read of an ancestor.
     fn of_read(error: Error) -> Self {
         match error {
             Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. } => {
@@ -62,21 +62,21 @@ impl LineageError {
     }
 }
 
-/// What is before a message.
+/// What precedes a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Base {
     /// The newest settled checkpoint without it.
     At(CheckpointId),
     /// Nothing: the thread begins with the message's own turn.
     Nothing,
-    /// The message is in none of the checkpoints that were searched.
+    /// None of the searched checkpoints contains the message.
     Unknown,
 }
 
-/// The checkpoint before the message with this id, which `head` has with its messages loaded.
+/// The checkpoint before the message with this id, which must be in `head` with its messages loaded.
 ///
 /// # Errors
-/// [`LineageError`], but never [`LineageError::ParentMissing`]: that begins the search by time.
+/// [`LineageError`], but never [`LineageError::ParentMissing`], which starts the search by time.
 pub(crate) async fn base_before(
     accessor: &StateAccessor,
     thread: &ThreadId,
@@ -95,13 +95,13 @@ pub(crate) async fn base_before(
     }
 }
 
-/// Whether the state has the message with this id.
+/// Whether the state contains the message with this id.
 pub(crate) fn has_message(state: &StateSnapshot, message: &str) -> threadkeep::Result<bool> {
     let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
     Ok(messages.as_array().is_some_and(|list| list.iter().any(|one| one["id"] == message)))
 }
 
-/// The checkpoint whose state this one continues; none for a root.
+/// The checkpoint whose state this one continues; `None` for a root.
 fn continued(state: &StateSnapshot) -> Option<CheckpointId> {
     let restored = state.metadata.extra.get(RESTORED).and_then(|id| id.as_str()?.parse().ok());
     state.parent.map(|parent| restored.unwrap_or(parent))
@@ -112,22 +112,22 @@ pub(crate) fn messages_only() -> Load {
     Load::Only([ChannelName::from(MESSAGES_CHANNEL)].into())
 }
 
-/// A checkpoint on the way.
+/// A checkpoint on the path.
 #[derive(Debug, Clone, Copy)]
 struct Ancestor {
     id: CheckpointId,
     parent: Option<CheckpointId>,
     /// Whether it only notes how long a run took.
     duration_only: bool,
-    /// Whether no node is left to run: in the middle of a run, the message may be there under another id.
+    /// Whether no node is left to run: in the middle of a run, the message may exist under another id.
     settled: bool,
 }
 
-/// Where a walk reads.
+/// The reads of a walk.
 trait Ancestry {
-    /// The checkpoint with this id; `None` if there is none.
+    /// The checkpoint with this id; `None` if it does not exist.
     async fn ancestor(&mut self, id: CheckpointId) -> Result<Option<Ancestor>, LineageError>;
-    /// Whether that checkpoint has the message.
+    /// Whether that checkpoint contains the message.
     async fn has_message(&mut self, id: CheckpointId) -> Result<bool, LineageError>;
 }
 
@@ -154,12 +154,12 @@ async fn walk(
     Err(LineageError::TooDeep)
 }
 
-/// The checkpoints of a thread, read a page at a time, and the messages of those that matter.
+/// The checkpoints of a thread, read page by page, and the messages of relevant ones.
 struct Stored<'a> {
     accessor: &'a StateAccessor,
     thread: &'a ThreadId,
     message: &'a str,
-    /// Every checkpoint that is older than the head and not older than `oldest`.
+    /// Every checkpoint older than the head and not older than `oldest`.
     links: BTreeMap<CheckpointId, Ancestor>,
     oldest: CheckpointId,
     exhausted: bool,
@@ -249,7 +249,7 @@ mod tests {
         CheckpointId::from_bytes(u128::from(number).to_be_bytes())
     }
 
-    /// Checkpoints `length`, `length - 1` ... 0; all but 0, the root, have the message.
+    /// Checkpoints `length`, `length - 1` ... 0; all but 0, the root, contain the message.
     fn chain(length: u16) -> Made {
         let ancestor = |number: u16| Ancestor {
             id: id(number),
@@ -328,7 +328,7 @@ mod tests {
             let root = accessor.create(&thread, Map::new()).await.unwrap();
             let one = say(&accessor, None, "one").await;
             say(&accessor, None, "two").await;
-            // A branch of the root that is newer than all of these, then more of the first one.
+            // A newer branch of the root, then more of the first one.
             say(&accessor, Some(root.key.id), "other").await;
             say(&accessor, Some(one.key.id), "three").await;
             // More than a page of ancestors.
@@ -343,7 +343,7 @@ mod tests {
             assert_eq!(base("one").await.unwrap(), Base::At(root.key.id));
             let Base::At(before_last) = base("last").await.unwrap() else { panic!() };
             let before_last = accessor.get(&thread, Some(before_last)).await.unwrap().unwrap();
-            assert!(!before_last.metadata.is_duration_only(), "the note is stepped over");
+            assert!(!before_last.metadata.is_duration_only(), "the note is skipped");
             assert!(matches!(base("two").await, Err(LineageError::NotInHead)), "it is not in this lineage");
         }
     }

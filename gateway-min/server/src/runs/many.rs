@@ -1,4 +1,4 @@
-//! Many runs in one process: what they took is given back.
+//! Many runs in one process release everything they used.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
         }
         assert_eq!(app.local_runs.all().len(), 0, "{mode}");
         assert!(app.accessor().remembered() <= 64, "`accessor_graph_max` of them");
-        // Clients have had their time to come back for the ends of their streams.
+        // The time for clients to reconnect at the end of their streams is over.
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(61)).await;
         while app.bridge.kept() > 0 {
@@ -41,7 +41,7 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
         }
         tokio::time::resume();
         assert_eq!(app.background.len(), 0);
-        // And all of them happened.
+        // All of them ran.
         let every = RunQuery { status: None, limit: 100, offset: 0 };
         for thread in (0..THREADS).map(|n| format!("t{n}")) {
             assert_eq!(app.store.runs().list_by_thread(&thread, &every).await.unwrap().len(), RUNS);

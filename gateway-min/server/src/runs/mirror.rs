@@ -1,8 +1,8 @@
-//! Handing the stream of a run on to other processes: through the database, while one of them follows it.
+//! Forwards the stream of a run to other processes, through the database, while one of them follows it.
 //!
-//! The frames keep their ids, so that a client can come back to another process than the one that it was at. Batches are
-//! what came while the one before was written, so a fast stream costs no more statements than a slow one. A run that
-//! nobody follows elsewhere writes nothing.
+//! The frames keep their ids, so that a client can reconnect to another process. A batch contains what arrived while
+//! the previous one was written, so a fast stream costs no more statements than a slow one. A run that no other process
+//! follows writes nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,23 +18,23 @@ use crate::store::{FrameBatch, StoreError};
 
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A batch is written when it has so many bytes.
+/// A batch is written when it has this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Hands on what a run of this process streams, from the oldest frame that is kept to its end; removes it when clients
-/// that lost their connection have had their time to come back.
+/// Forwards what a run of this process streams, from the oldest kept frame to its end; removes it when the time for
+/// clients to reconnect is over.
 pub(super) async fn mirror(app: Arc<App>, thread_id: String, run_id: String) {
     if let Err(error) = hand_on(&app, &thread_id, &run_id).await {
-        tracing::warn!(run_id, %error, "the stream of a run is not handed on to other processes any more");
+        tracing::warn!(run_id, %error, "the stream of a run is no longer forwarded to other processes");
     }
     let keep = app.bridge.cleanup_delay();
     let store = app.store.clone();
     drop(app);
-    // Not the background's: a gateway that stops does not wait for it, and others remove what it leaves.
+    // Not background work: a stopping gateway does not wait for it, and other processes remove what remains.
     tokio::spawn(async move {
         tokio::time::sleep(keep).await;
         if let Err(error) = store.runs().forget_frames(&thread_id, &run_id).await {
-            tracing::debug!(run_id, %error, "frames of an ended run are left to be removed later");
+            tracing::debug!(run_id, %error, "frames of an ended run remain and are removed later");
         }
     });
 }
@@ -55,7 +55,7 @@ async fn hand_on(app: &App, thread_id: &str, run_id: &str) -> Result<(), StoreEr
                     batch.frames.push(encode(&event));
                 }
                 Frame::Heartbeat => {}
-                // The database is slower than the run: what is lost is told to the clients as a gap.
+                // The database is slower than the run: clients see the loss as a gap.
                 Frame::Gap(_) => gap = true,
                 Frame::End => batch.ends = true,
             }
@@ -79,12 +79,12 @@ async fn hand_on(app: &App, thread_id: &str, run_id: &str) -> Result<(), StoreEr
 }
 
 fn encode(event: &Event) -> Json {
-    // The data stays the bytes that it is.
+    // Keep the data's exact bytes.
     let data = String::from_utf8_lossy(&event.data);
     json!([event.id.unix_ms, event.id.seq, &*event.name, data])
 }
 
-/// The event of a frame that [`encode`] wrote; none if it is something else.
+/// The event of a frame written by [`encode`]; `None` for anything else.
 pub(super) fn decode(frame: &Json) -> Option<Event> {
     let (unix_ms, seq) = (frame[0].as_u64()?, frame[1].as_u64()?);
     let data = Bytes::from(frame[3].as_str()?.to_owned());

@@ -1,4 +1,4 @@
-//! Runs: admission, the worker that lives one run, its stream, its events.
+//! Runs: admission, the worker of a run, its stream, its events.
 
 pub(crate) mod admission;
 pub(crate) mod branch;

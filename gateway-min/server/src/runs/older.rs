@@ -1,4 +1,4 @@
-//! Runs from an older checkpoint, as they show from inside.
+//! Runs from an older checkpoint, seen from inside.
 
 use serde_json::{Map, json};
 use threadkeep::checkpoint::CheckpointKey;
@@ -33,7 +33,7 @@ async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in
     }
 }
 
-/// A selector of a nested graph's checkpoint is none of the thread's own.
+/// A selector of a nested graph's checkpoint does not select anything in the thread's own graph.
 #[tokio::test]
 async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
     for mode in MODES {
@@ -54,7 +54,7 @@ async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
     }
 }
 
-/// Scenario 58: capture and resume see the same head, the one that the writer before them left.
+/// Scenario 58: capture and resume see the same head, the one left by the previous writer.
 #[tokio::test]
 async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_left() {
     for mode in MODES {

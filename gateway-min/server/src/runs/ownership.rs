@@ -1,9 +1,10 @@
-//! Keeping what this process works on its own, where several processes share a database.
+//! Keeps ownership of what this process works on, if several processes share a database.
 //!
 //! Each row of a run or another writer has an owner and a lease. The owner renews the leases of what its tasks work on,
-//! and of nothing else. Who is gone, or stands still, renews nothing: when the lease and its grace are over, any other
-//! process ends its runs, once; one that starts in the place of a dead one does not wait for that ([`super::instance`]). An owner that could not renew in time takes its runs for lost and stops them by itself;
-//! and what was ended by others it can end no more, because the end of a row is for good.
+//! and nothing else. A dead or stalled process renews nothing: when the lease and its grace have expired, any other
+//! process ends its runs, once; the successor of a dead process does not wait for that ([`super::instance`]). An owner
+//! that could not renew in time considers its runs lost and stops them itself; it cannot end what others have ended,
+//! because the end of a row is final.
 
 use std::io;
 use std::path::Path;
@@ -21,7 +22,7 @@ use super::mirror::mirror;
 use crate::app::App;
 use crate::store::{Lease, Noticed, RunRow, Store, StoreError};
 
-/// How often a process looks whether somebody else has cancelled, ended or followed its runs.
+/// How often a process polls whether its runs were cancelled, ended or followed elsewhere.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The terms on which rows are owned.
@@ -29,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Terms {
     /// How long a row is owned without a renewal; at least a second.
     pub(crate) lease: Duration,
-    /// How much longer the others wait: more than the clocks of their machines differ.
+    /// How much longer other processes wait: more than the difference of the machines' clocks.
     pub(crate) grace: Duration,
 }
 
@@ -41,9 +42,9 @@ impl Terms {
     }
 }
 
-/// Ends what the process left that ran in the place of this one, if that is sure to be gone, and has this one known to
-/// the next. Returns the lock to hold, and the runs. Where this process is the only one there is nothing to lock; without
-/// a lock, the leases decide.
+/// Ends what this process's predecessor left, if that is certainly gone, and records this process for its successor.
+/// Returns the lock to hold, and the runs. Without other processes there is nothing to lock; without a lock, the leases
+/// decide.
 ///
 /// # Errors
 /// The store's.
@@ -58,7 +59,7 @@ pub(crate) async fn take_over(
         Ok(instance.map(|mut instance| (instance.predecessor(), instance)))
     });
     let unlocked = |error: io::Error| {
-        tracing::warn!(%error, "the state directory is not locked: after a kill, runs are ended when their leases are over");
+        tracing::warn!(%error, "the state directory is not locked: after a kill, runs end only when their leases expire");
     };
     let (predecessor, mut instance) = match entered.await.unwrap_or_else(|error| Err(error.into())) {
         Ok(Some(entered)) => entered,
@@ -77,26 +78,26 @@ pub(crate) async fn take_over(
     Ok((instance.map_err(unlocked).ok(), recovered))
 }
 
-/// Starts the tasks that keep up the ownership for as long as the gateway lives.
+/// Starts the tasks that maintain the ownership while the gateway lives.
 pub(crate) fn keep(app: &Arc<App>, terms: Terms) {
     tokio::spawn(own(Arc::downgrade(app), terms));
     tokio::spawn(look(Arc::downgrade(app)));
 }
 
-/// Renews what is this process's, and ends what processes that are gone have left.
+/// Renews this process's leases, and ends what dead processes left.
 async fn own(app: Weak<App>, terms: Terms) {
     let (pause, mut renewed) = (terms.lease / 3, Instant::now());
     loop {
         tokio::time::sleep(pause).await;
         let Some(app) = app.upgrade() else { return };
         let asked = Instant::now();
-        // Not past the end of the lease, which a database that is away does not tell.
+        // Not after the end of the lease, which an unavailable database cannot report.
         let over = (renewed + terms.lease).max(asked + pause);
         match tokio::time::timeout_at(over, app.renew()).await {
-            // From when it was asked: the lease in the database is not younger.
+            // Count from the request: the lease in the database cannot be older.
             Ok(Ok(())) => renewed = asked,
-            Ok(Err(error)) => tracing::warn!(%error, "leases cannot be renewed"),
-            Err(late) => tracing::warn!(%late, "leases cannot be renewed"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot renew leases"),
+            Err(late) => tracing::warn!(%late, "cannot renew leases"),
         }
         if renewed != asked {
             if renewed.elapsed() >= terms.lease {
@@ -105,18 +106,18 @@ async fn own(app: Weak<App>, terms: Terms) {
             continue;
         }
         if let Ok(Err(error)) = tokio::time::timeout(pause, app.recover_expired(terms.grace)).await {
-            tracing::warn!(%error, "cannot look for runs of processes that are gone");
+            tracing::warn!(%error, "cannot look for runs of dead processes");
         }
     }
 }
 
-/// Looks whether somebody else has cancelled, ended or followed runs of this process.
+/// Polls whether runs of this process were cancelled, ended or followed elsewhere.
 async fn look(app: Weak<App>) {
     loop {
         tokio::time::sleep(LOOK).await;
         let Some(app) = app.upgrade() else { return };
         if let Err(error) = app.notice_runs().await {
-            tracing::debug!(%error, "cannot look for runs that others cancelled or follow");
+            tracing::debug!(%error, "cannot look for runs that were cancelled or are followed elsewhere");
         }
     }
 }
@@ -126,7 +127,8 @@ impl App {
         self.store.runs().renew(&self.local_runs.ids()).await
     }
 
-    /// Stops what this process works on and somebody else has cancelled or ended, and hands on what others follow.
+    /// Stops runs of this process that were cancelled or ended elsewhere, and forwards those that other processes
+    /// follow.
     pub(super) async fn notice_runs(self: &Arc<Self>) -> Result<(), StoreError> {
         for Noticed { run_id, thread_id, stopped, followed } in
             self.store.runs().noticed(&self.local_runs.ids()).await?
@@ -142,17 +144,17 @@ impl App {
         Ok(())
     }
 
-    /// Stops everything: others may take it for dead by now.
+    /// Stops everything, because other processes may consider this one dead by now.
     fn lose_all(&self) {
         for control in self.local_runs.all() {
             if !control.cancel.is_cancelled() {
-                tracing::error!("a run is stopped, because its lease could not be renewed in time");
+                tracing::error!("stopping a run because its lease could not be renewed in time");
                 control.cancel.cancel();
             }
         }
     }
 
-    /// Ends what processes that are gone have left.
+    /// Ends what dead processes left.
     async fn recover_expired(&self, grace: Duration) -> Result<(), StoreError> {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let recovered = self.store.runs().recover_expired(Utc::now(), grace).await?;

@@ -1,4 +1,4 @@
-//! What a run has used so far, pushed to its row while it works.
+//! Stores a run's usage in its row while it runs.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::store::{RunTotals, StoreError};
 
-/// How often the row is brought up to date.
+/// How often the row is updated.
 pub(crate) const EVERY: Duration = Duration::from_secs(5);
 
-/// Pushes the totals every `every`, if they have changed since the last push. It never ends by itself: who waits for
-/// the run drops it. What a push that was dropped half-way has stored is overwritten by the run's end.
+/// Stores the totals every `every`, if they have changed. It never ends by itself; the caller drops it. The run's end
+/// overwrites what a push that was dropped half-way may have stored.
 pub(crate) async fn report<F>(
     mut totals: watch::Receiver<RunTotals>,
     every: Duration,
@@ -22,17 +22,17 @@ where
     F: Future<Output = Result<(), StoreError>>,
 {
     let mut ticks = interval_at(Instant::now() + every, every);
-    // After a slow push, the next one has its whole distance again.
+    // After a slow push, wait the whole interval again.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // An error means that nobody will change them any more.
+        // An error means that the totals will not change any more.
         if !totals.has_changed().unwrap_or(false) {
             continue;
         }
         let now = totals.borrow_and_update().clone();
         if let Err(error) = push(now).await {
-            tracing::warn!(%error, "the totals of a run could not be pushed; the next tick tries again");
+            tracing::warn!(%error, "cannot store the totals of a run; the next tick tries again");
             totals.mark_changed();
         }
     }
@@ -64,7 +64,7 @@ mod tests {
         }
     }
 
-    /// Reports, each push taking `takes` and the first `failures` failing, while `work` works.
+    /// Reports, each push taking `takes` and the first `failures` failing, while `work` runs.
     async fn while_working(
         takes: Duration,
         failures: usize,

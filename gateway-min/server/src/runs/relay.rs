@@ -1,8 +1,8 @@
-//! Following a run that another process works on: through the database.
+//! Follows a run of another process, through the database.
 //!
-//! The process that works on the run is asked for its frames ([`super::mirror`]), and they are shown here under their own
-//! ids. Where it hands on none, because it is gone or the run was over before it could, the state that the run left is
-//! shown instead: the head as a `values` frame, a failure as an `error` frame, the end.
+//! The process that works on the run is asked for its frames ([`super::mirror`]), which are published here under their
+//! own ids. If there are none, because the process is gone or the run ended first, the run's result is shown instead:
+//! the head as a `values` frame, a failure as an `error` frame, and the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,15 +18,15 @@ use super::mirror::decode;
 use crate::app::App;
 use crate::store::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RunRow, RunStatus, StoreError};
 
-/// How often the database is asked what has become of a run.
+/// How often the database is polled for the state of a run.
 pub(crate) const POLL: Duration = Duration::from_millis(250);
-/// How long the last frames of a run may come behind the end of its row.
+/// How long the last frames of a run may arrive after its row has ended.
 const LAST_FRAMES: Duration = Duration::from_secs(2);
-/// So many batches of frames are read at once.
+/// Batches of frames read at once.
 const BATCHES: u32 = 32;
 
 impl App {
-    /// The stream of a run, whichever process works on it, from the event after `last_event_id`.
+    /// The stream of a run of any process, from the event after `last_event_id`.
     pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
         if self.is_foreign(run)
             && self.may_have_frames(run)
@@ -37,20 +37,20 @@ impl App {
         self.bridge.subscribe(&run.run_id, last_event_id)
     }
 
-    /// Whether frames of the run may be there: those of one that has ended stay for a while, for clients that lost their
+    /// Whether there may be frames of the run: those of an ended run stay for a while, for clients that lost their
     /// connection at its end.
     fn may_have_frames(&self, run: &RunRow) -> bool {
         let ended = (Utc::now() - run.updated_at).to_std().unwrap_or_default();
         run.status.is_active() || ended < self.bridge.cleanup_delay()
     }
 
-    /// Whether another process works on the run, as far as its row tells.
+    /// Whether another process works on the run, according to its row.
     pub(crate) fn is_foreign(&self, run: &RunRow) -> bool {
         self.store.runs().owner().is_some_and(|owner| run.owner_worker_id.as_deref() != Some(owner))
     }
 }
 
-/// Publishes what another process streams of a run until it has ended. While the database is away, it waits.
+/// Publishes another process's stream of a run until it has ended. Waits while the database is unavailable.
 async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
     let runs = app.store.runs();
     let abandoned = publisher.abandoned();
@@ -64,7 +64,7 @@ async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
         match look(&app, &run.run_id, &mut next_seq, &publisher).await {
             Ok(Seen::AtWork) => {}
             Ok(Seen::All) => break,
-            // It was over when the client came: there are the frames that were handed on by then, or none.
+            // It had ended when the client came: the frames forwarded by then are all there are.
             Ok(Seen::Ended(_)) if !run.status.is_active() => break,
             Ok(Seen::Ended(row)) => {
                 let since = *ended_at.get_or_insert_with(Instant::now);
@@ -74,30 +74,30 @@ async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
                     break;
                 }
             }
-            Err(error) => tracing::warn!(run_id = run.run_id, %error, "a run elsewhere cannot be looked at"),
+            Err(error) => tracing::warn!(run_id = run.run_id, %error, "cannot read a run of another process"),
         }
         tokio::time::sleep(POLL).await;
     }
     publisher.end();
 }
 
-/// What a look at a run elsewhere found.
+/// The result of polling a run of another process.
 enum Seen {
     AtWork,
-    /// Its row has ended; its last frames have not come.
+    /// Its row has ended, but its last frames have not arrived.
     Ended(Box<RunRow>),
     /// There is nothing more to show.
     All,
 }
 
-/// Publishes the frames that have come.
+/// Publishes new frames.
 async fn look(
     app: &App,
     run_id: &str,
     next_seq: &mut u64,
     publisher: &Publisher,
 ) -> Result<Seen, StoreError> {
-    // The row first: the frames of a run that has ended by then may be all there.
+    // Read the row first: if the run has ended by then, its frames may be complete.
     let row = app.store.runs().get(run_id).await?;
     loop {
         let batches = app.store.runs().frames(run_id, *next_seq, BATCHES).await?;
@@ -122,7 +122,7 @@ async fn look(
     })
 }
 
-/// Publishes what an ended run left, to clients that have not seen its end, nor perhaps its beginning.
+/// Publishes the result of an ended run, to clients that may have seen only part of it.
 async fn show_outcome(app: &App, row: &RunRow, from_the_start: bool, publisher: &Publisher) {
     let thread = ThreadId::from(row.thread_id.as_str());
     if from_the_start {
@@ -134,14 +134,16 @@ async fn show_outcome(app: &App, row: &RunRow, from_the_start: bool, publisher: 
             publisher.publish("values", &Json::Object(values));
         }
         Ok(None) => {}
-        Err(error) => tracing::debug!(%thread, %error, "the head that a run elsewhere left cannot be read"),
+        Err(error) => {
+            tracing::debug!(%thread, %error, "cannot read the head that a run of another process left")
+        }
     }
     if let Some(error) = failure(app, row).await {
         publisher.publish("error", &error);
     }
 }
 
-/// The data of the `error` frame of a run that failed; none if it ended otherwise.
+/// The data of a failed run's `error` frame; `None` if it ended otherwise.
 async fn failure(app: &App, row: &RunRow) -> Option<Json> {
     let message = row.error.as_deref().filter(|_| row.status == RunStatus::Error)?;
     if row.cancel_action.is_some() {
@@ -154,7 +156,7 @@ async fn failure(app: &App, row: &RunRow) -> Option<Json> {
     let told: Result<Vec<_>, StoreError> = app.store.events().list(&query).await;
     let name = told.ok().and_then(|mut told| told.pop()).map(|mut event| event.content["name"].take());
     match name {
-        // The model's failure is told by its answer.
+        // The answer already shows the model's failure.
         Some(Json::String(name)) if name == "LLMProviderError" => None,
         Some(Json::String(name)) => Some(json!({"message": message, "name": name})),
         _ => Some(json!({"message": message, "name": "RunError"})),

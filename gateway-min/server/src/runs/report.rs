@@ -1,4 +1,4 @@
-//! What becomes of an agent's reports in a run: frames for its stream, events for its feed, sums for its row.
+//! Distributes an agent's reports: frames for the run's stream, events for its feed, sums for its row.
 
 use async_trait::async_trait;
 use serde_json::Value as Json;
@@ -13,7 +13,7 @@ use super::frames::Frames;
 use super::journal::Journal;
 use super::usage::UsageLedger;
 
-/// Shows and keeps what one run reports.
+/// Shows and stores what one run reports.
 pub(super) struct Reporter {
     pub(super) frames: Frames,
     pub(super) journal: Journal,

@@ -1,4 +1,4 @@
-//! What a run is asked to do, complete and checked. The HTTP routes make it from a request's body.
+//! A request for a run, complete and validated. The HTTP routes build it from a request's body.
 
 use std::fmt;
 
@@ -8,31 +8,31 @@ use threadkeep_agent::Interrupts;
 
 use crate::store::MultitaskStrategy;
 
-/// A run to start, complete and checked.
+/// A run to start, complete and validated.
 #[derive(Clone)]
 pub struct RunRequest {
     /// As sent, for the run's record.
     pub assistant_id: Option<String>,
-    /// The custom agent that runs, under its normalised name; none for the default one.
+    /// The custom agent that runs, under its normalised name; `None` for the default agent.
     pub agent: Option<String>,
     /// What the run starts from.
     pub input: RunInput,
     /// The request's metadata, for the run's record.
     pub metadata: Map<String, Value>,
-    /// What the agent is configured with.
+    /// The agent's configuration.
     pub config: RunConfig,
     /// Credentials for tools: the entries of `config.context.secrets`, and `github_token`.
     pub secrets: Secrets,
-    /// The checkpoint to resume from; none for the head.
+    /// The checkpoint to resume from; `None` for the head.
     pub checkpoint: Option<CheckpointKey>,
-    /// How the run streams, stops and meets other runs.
+    /// How the run streams, stops and handles other runs.
     pub options: RunOptions,
     /// `{input, config}` as sent, with secrets redacted, for the run's record.
     pub kwargs: Value,
 }
 
 impl fmt::Debug for RunRequest {
-    /// Without the contents, which are a conversation.
+    /// Omits the contents, which are a conversation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { assistant_id, checkpoint, options, .. } = self;
         let mut debug = f.debug_struct("RunRequest");
@@ -41,39 +41,38 @@ impl fmt::Debug for RunRequest {
     }
 }
 
-/// What a run starts from.
+/// What a run starts with.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RunInput {
     /// Writes to the channels of the thread. The messages among them are normalised and have ids.
     Values(Map<String, Value>),
-    /// The value of `command.resume`: the answer to what the thread waits for, and what that is decides what becomes of
-    /// it. At a question to the user it is the next human message; at a breakpoint it is kept as a pending write and the
-    /// run goes on; where nothing waits the run is refused.
+    /// The value of `command.resume`: the answer to what the thread waits for, which decides how it is used. At a
+    /// question to the user it becomes the next human message; at a breakpoint it is stored as a pending write and the
+    /// run continues; if nothing waits, the run is refused.
     Resume(Resume),
-    /// Nothing: the run goes on from the checkpoint.
+    /// Nothing: the run continues from the checkpoint.
     Continue,
 }
 
-/// A value to resume with; never null.
+/// A resume value; never null.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resume {
     /// As sent.
     pub value: Value,
-    /// The messages that it stands for, normalised and with ids, if it is a text or an object with nothing but
-    /// `messages`.
+    /// The messages it represents, normalised and with ids, if it is a string or an object with only `messages`.
     pub messages: Option<Vec<Value>>,
 }
 
-/// What a run is configured with, beside its input. No credential is in here.
+/// The configuration of a run, without its input. Contains no credentials.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunConfig {
-    /// Entries that parts of the agent look up, and that become checkpoint metadata where they are scalars.
+    /// Entries for parts of the agent; scalars also become checkpoint metadata.
     pub configurable: Map<String, Value>,
     /// What the agent may read of the request's context.
     pub context: Map<String, Value>,
     /// Entries for checkpoint metadata.
     pub metadata: Map<String, Value>,
-    /// The greatest number of supersteps, at least 1.
+    /// The maximum number of supersteps, at least 1.
     pub recursion_limit: u64,
 }
 
@@ -82,17 +81,17 @@ pub struct RunConfig {
 pub enum StreamMode {
     /// The whole state after each superstep.
     Values,
-    /// Messages, and chunks of messages, as they are made.
+    /// Messages, and chunks of messages, as they are produced.
     MessagesTuple,
     /// What each node wrote.
     Updates,
-    /// Checkpoints and tasks with details for people who look for a fault.
+    /// Checkpoints and tasks with details for debugging.
     Debug,
     /// The start and the end of each task.
     Tasks,
     /// Each checkpoint.
     Checkpoints,
-    /// What tools and nodes say of their own accord.
+    /// Custom output of tools and nodes.
     Custom,
 }
 
@@ -100,7 +99,7 @@ impl StreamMode {
     pub(crate) fn parse(name: &str) -> Option<Self> {
         Some(match name {
             "values" => Self::Values,
-            // The second is what newer clients call it.
+            // Newer clients use the second name.
             "messages-tuple" | "messages" => Self::MessagesTuple,
             "updates" => Self::Updates,
             "debug" => Self::Debug,
@@ -125,13 +124,13 @@ impl StreamMode {
     }
 }
 
-/// What becomes of a run when the client that it belongs to disconnects.
+/// What happens to a run when its client disconnects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnDisconnect {
     /// It is interrupted.
     #[default]
     Cancel,
-    /// It goes on.
+    /// It continues.
     Continue,
 }
 
@@ -142,17 +141,17 @@ pub struct RunOptions {
     pub interrupt_before: Interrupts,
     /// Nodes to stop after.
     pub interrupt_after: Interrupts,
-    /// What is streamed, each mode once; at least one.
+    /// The stream modes, each once; at least one.
     pub stream_modes: Vec<StreamMode>,
-    /// Whether frames of nested graphs are streamed as well.
+    /// Whether frames of nested graphs are also streamed.
     pub stream_subgraphs: bool,
-    /// What follows from the disconnection of the client.
+    /// What happens when the client disconnects.
     pub on_disconnect: OnDisconnect,
-    /// What follows from another active run.
+    /// What happens if another run is active.
     pub multitask_strategy: MultitaskStrategy,
 }
 
-/// The credentials that came with one request. They live as long as its run and are never stored.
+/// The credentials of one request. They live as long as its run and are never stored.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secrets(Map<String, Value>);
 
@@ -168,7 +167,7 @@ impl Secrets {
 }
 
 impl fmt::Debug for Secrets {
-    /// The names only.
+    /// Shows only the names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }

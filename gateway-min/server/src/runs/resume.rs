@@ -1,16 +1,16 @@
-//! What becomes of the value of `command.resume`.
+//! Handles the value of `command.resume`.
 //!
-//! | The thread stands | The value |
+//! | The thread is | The value |
 //! |---|---|
-//! | before or behind a breakpoint, or where a run was interrupted: it has nodes to run next | the run goes on; the value answers nothing there, and is kept as a pending `__resume__` row of the checkpoint that the run goes on from |
-//! | at a question that `ask_clarification` asked | is the answer: a text becomes the next human message, an object with nothing but `messages` these messages, anything else is refused |
+//! | before or after a breakpoint, or where a run was interrupted: it has nodes to run next | answers nothing; the run continues, and the value is stored as a pending `__resume__` row of the checkpoint from which it continues |
+//! | at a question of `ask_clarification` | is the answer: a string becomes the next human message, an object with only `messages` these messages, anything else is refused |
 //! | anywhere else, or has no checkpoint | is refused |
 //!
-//! So a value is never dropped. No value (`null`) means to go on without one. The question is asked by a tool message
-//! that ends the run, so its answer is the next human message, and clients that send it as `input` do the same thing.
+//! So a value is never dropped. No value (`null`) means to continue without one. The question is a tool message that
+//! ends the run, so its answer is the next human message, and sending it as `input` has the same effect.
 //!
-//! It is looked at twice: when the run is created, so that clients get a 4xx, and when it starts, because what went
-//! before it may have moved the thread; then the run fails.
+//! It is checked twice: when the run is created, so that clients get a 4xx, and when it starts, because earlier runs
+//! may have moved the thread; then the run fails.
 
 use serde_json::Value as Json;
 use threadkeep::channel::MESSAGES_CHANNEL;
@@ -22,23 +22,22 @@ use threadkeep_agent::tools::asks;
 
 use super::request::Resume;
 
-/// The node and the task under which a value that answers nothing is kept. There is one a checkpoint; a later value
-/// takes its place.
+/// The node and the task under which an unused value is stored. There is one per checkpoint; a later value replaces it.
 const RESUME_NODE: &str = "__resume__";
 const RESUME_TASK: TaskId = TaskId::from_bytes([0; 16]);
 
 /// Why a value is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ResumeError {
-    /// There is no question and nothing to go on with.
+    /// There is no question and nothing to continue with.
     #[error("Thread {0} waits for no answer: send messages as input instead of command.resume")]
     NothingWaits(ThreadId),
-    /// There is a question, and the value is no answer to it.
+    /// There is a question, and the value is not an answer to it.
     #[error(
-        "Thread {0} waits for the answer to a question: command.resume must be a text or an object with messages"
+        "Thread {0} waits for the answer to a question: command.resume must be a string or an object with messages"
     )]
     NoAnswer(ThreadId),
-    /// The state, which would tell, cannot be read or written.
+    /// The state cannot be read or written.
     #[error(transparent)]
     State(#[from] threadkeep::Error),
 }
@@ -48,11 +47,11 @@ pub(crate) enum ResumeError {
 pub(crate) enum Resumed<'a> {
     /// It starts with these messages.
     Answer(&'a [Json]),
-    /// It goes on from here with the nodes that are next, and the value is to be [kept](keep).
+    /// It continues from this state with its next nodes, and the value must be [stored](keep).
     GoOn(&'a StateSnapshot),
 }
 
-/// What `resume` means to a thread in this state.
+/// What `resume` means for a thread in this state.
 ///
 /// # Errors
 /// [`ResumeError`].
@@ -73,7 +72,7 @@ pub(crate) fn resolve<'a>(
     answer.map(Resumed::Answer).ok_or_else(|| ResumeError::NoAnswer(thread.clone()))
 }
 
-/// Keeps a value that answers nothing, on the checkpoint that the run goes on from.
+/// Stores a value that answers nothing on the checkpoint from which the run continues.
 ///
 /// # Errors
 /// The saver's.
@@ -103,7 +102,7 @@ mod tests {
         RunRequest { input, ..ask("") }
     }
 
-    /// What is kept on a checkpoint.
+    /// The values stored on a checkpoint.
     async fn kept(gateway: &Gateway, at: &StateSnapshot) -> Vec<Json> {
         let read = gateway.app.accessor().get(&at.key.thread, Some(at.key.id)).await.unwrap().unwrap();
         let writes = read.writes.iter().flat_map(|row| &row.writes);
@@ -137,7 +136,7 @@ mod tests {
             assert_eq!(
                 children.map(|state| state.metadata.step).collect::<Vec<_>>(),
                 [2],
-                "it went on from there"
+                "it continued from there"
             );
             assert_eq!(kept(&gateway, &after_tools).await, [] as [Json; 0]);
 
@@ -154,7 +153,7 @@ mod tests {
 
             let state = gateway.app.accessor();
             keep(state, &after_tools, &json!("no")).await.unwrap();
-            assert_eq!(kept(&gateway, &after_tools).await, [json!("no")], "the later value takes its place");
+            assert_eq!(kept(&gateway, &after_tools).await, [json!("no")], "the later value replaces it");
         }
     }
 }

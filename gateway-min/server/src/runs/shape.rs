@@ -1,5 +1,4 @@
-//! What runs leave in the store, row by row: the checkpoints of fixed scripts, and that mode and cadence change nothing
-//! of what they say.
+//! The checkpoints that runs of fixed scripts store, row by row; mode and cadence do not change what they contain.
 
 use std::collections::HashMap;
 
@@ -12,7 +11,7 @@ use threadkeep::state::StateSnapshot;
 
 use super::tests::{Gateway, On, SAVERS, ask, everywhere};
 
-/// The word that a question contains, and what the model answers to it.
+/// The word in a question, and the model's answer to it.
 fn script() -> Json {
     let waits = "until [ -e flag ]; do sleep 0.01; done; rm flag; echo slow";
     json!({"rules": [
@@ -52,8 +51,8 @@ impl Gateway {
     }
 }
 
-/// A checkpoint on one line: step, source, what is next, the tasks whose writes made it, and the rows of the tasks that
-/// ran from it.
+/// A checkpoint on one line: step, source, next nodes, the tasks whose writes created it, and the rows of the tasks
+/// that ran from it.
 fn line(tuple: &CheckpointTuple, made_by: &[TaskWrites]) -> String {
     let row = |row: &TaskWrites| {
         let channels: Vec<&str> = row.writes.iter().map(|write| write.channel.as_str()).collect();
@@ -71,7 +70,7 @@ fn line(tuple: &CheckpointTuple, made_by: &[TaskWrites]) -> String {
     format!("{step} {source} next[{}] by[{}] rows[{}]", next.join(" "), applied.join(" "), rows.join(" "))
 }
 
-/// The lines of a thread, after a check that it is one unbroken chain with ids in order.
+/// The lines of a thread, after checking that it is one unbroken chain with increasing ids.
 fn shape(tuples: &[CheckpointTuple]) -> Vec<String> {
     assert_eq!(tuples[0].parent, None);
     for pair in tuples.windows(2) {
@@ -83,7 +82,7 @@ fn shape(tuples: &[CheckpointTuple]) -> Vec<String> {
     tuples.iter().zip(parents).map(|(tuple, made_by)| line(tuple, made_by)).collect()
 }
 
-/// What two turns leave on a thread without checkpoints: first the lines of the first, then those of the second.
+/// The checkpoints of two turns on a new thread: the lines of the first, then those of the second.
 async fn turns(on: On, question: &str) -> [Vec<String>; 2] {
     let gateway = Gateway::start_on(on, &script()).await;
     gateway.run(ask(question)).await;
@@ -94,7 +93,7 @@ async fn turns(on: On, question: &str) -> [Vec<String>; 2] {
     [lines, second]
 }
 
-/// The first turn of a thread has no parent on which its input's row could stand, and its last answer brings the title.
+/// The first turn of a thread has no parent for its input's row, and its last answer sets the title.
 #[tokio::test]
 async fn each_kind_of_turn_leaves_exactly_these_checkpoints_and_rows() {
     let no_tool = [
@@ -125,7 +124,7 @@ async fn each_kind_of_turn_leaves_exactly_these_checkpoints_and_rows() {
             "8 update next[] by[] rows[]",
         ],
     ];
-    // The second call is done first: its row stands first, and is applied second.
+    // The second call finishes first: its row is stored first, and applied second.
     let two_tools = [
         vec![
             "-1 input next[model] by[] rows[model#0(messages)]",
@@ -142,7 +141,7 @@ async fn each_kind_of_turn_leaves_exactly_these_checkpoints_and_rows() {
             "8 update next[] by[] rows[]",
         ],
     ];
-    // A failed run is not noted.
+    // A failed run has no note.
     let bad_model = [
         vec![
             "-1 input next[model] by[] rows[model#0(messages+title)]",
@@ -166,7 +165,7 @@ async fn each_kind_of_turn_leaves_exactly_these_checkpoints_and_rows() {
     }
 }
 
-/// The state at every checkpoint, oldest first, with each id replaced by its number of appearance.
+/// The state at every checkpoint, oldest first, with each id replaced by its order of appearance.
 fn states(history: &[StateSnapshot]) -> Vec<String> {
     let uuid = Regex::new("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap();
     let mut seen = HashMap::new();
@@ -204,7 +203,7 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
         let mut history = gateway.history().await;
         history.reverse();
 
-        // As it was live: every superstep showed its state.
+        // As during the run: every superstep shows its state.
         let steps = history.iter().filter(|state| !state.metadata.is_duration_only());
         let read: Vec<Json> = steps.map(|state| Json::Object(state.values().unwrap())).collect();
         assert_eq!(
@@ -217,7 +216,7 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
             results.iter().filter_map(|message| message["tool_call_id"].as_str()).collect();
         assert_eq!(calls, ["slow", "fast", "a", "a", "slow", "fast"], "in the order of the calls");
 
-        // One by one as in one pass.
+        // Reading one by one equals reading in one pass.
         for state in &history {
             let alone = gateway.app.accessor().get(&state.key.thread, Some(state.key.id)).await.unwrap();
             assert_eq!(alone.unwrap().values().unwrap(), state.values().unwrap());
@@ -225,7 +224,7 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
         let snapshots = history.iter().filter(|state| state.metadata.counters.is_empty()).count();
         match (mode, frequency) {
             ("delta", 1) => assert_eq!(snapshots, history.len()),
-            ("delta", _) => assert!(snapshots < history.len(), "sentinels are read as well"),
+            ("delta", _) => assert!(snapshots < history.len(), "sentinels are read, too"),
             _ => assert_eq!(snapshots, history.len()),
         }
 

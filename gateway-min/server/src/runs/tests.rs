@@ -1,4 +1,4 @@
-//! Runs from admission to their last write, in both modes. Whatever a saver could do in another way is tested on all three.
+//! Runs from admission to their last write, in both modes. Whatever savers could do differently is tested on all three.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) struct Gateway {
     _database: Option<Database>,
 }
 
-/// Where a gateway keeps its threads, and how: `database.backend` and `database.checkpoint_channel_mode`.
+/// Where and how a gateway stores its threads: `database.backend` and `database.checkpoint_channel_mode`.
 pub(super) type On = (&'static str, &'static str);
 
 /// Every saver.
@@ -67,7 +67,7 @@ impl Gateway {
                          "checkpoint_delta": {"snapshot_frequency": frequency}},
             "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
             "sandbox": {"use": "local", "allow_host_bash": true},
-            // The only process on its database, whatever that is.
+            // The only process on its database.
             "run_ownership": {"heartbeat_enabled": false},
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
@@ -297,7 +297,7 @@ async fn a_failing_model_leaves_a_marked_answer_and_a_run_in_error() {
     let head = gateway.head().await.unwrap();
     let messages = head.json("messages").unwrap().unwrap();
     assert_eq!(messages[1]["additional_kwargs"]["svc_error_fallback"], true);
-    assert!(!head.metadata.is_duration_only(), "only a success is noted");
+    assert!(!head.metadata.is_duration_only(), "only a successful run is noted");
 }
 
 #[tokio::test]
@@ -427,7 +427,7 @@ async fn a_waiting_run_is_interrupted_when_the_gateway_stops() {
     let first = gateway.create(ask("wait")).await.unwrap();
     gate("both").reached().await;
     let options = RunOptions { multitask_strategy: MultitaskStrategy::Interrupt, ..options([]) };
-    // The first run is told to stop; the second one waits for it, and is told to stop itself.
+    // The first run is cancelled; the second one waits for it, and is cancelled itself.
     let second = gateway.create(RunRequest { options, ..ask("wait") }).await.unwrap();
     gateway.app.stop_runs().await;
     for run in [first, second] {
@@ -501,7 +501,7 @@ async fn a_stopping_gateway_interrupts_its_runs_and_takes_no_new_ones() {
     assert!(refused.to_string().contains("is stopping"));
 }
 
-/// The second message belongs to the exchange that the breakpoint has held up.
+/// The second message belongs to the exchange that stopped at the breakpoint.
 #[tokio::test]
 async fn a_first_turn_that_stopped_at_a_breakpoint_and_went_on_with_another_message_gets_a_title() {
     for mode in MODES {
@@ -511,7 +511,7 @@ async fn a_first_turn_that_stopped_at_a_breakpoint_and_went_on_with_another_mess
             ..options([StreamMode::Values])
         };
         gateway.run(RunRequest { options: stopping, ..ask("use tools") }).await;
-        assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), None, "it may go on as it was");
+        assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), None, "it may continue unchanged");
         gateway.run(ask("rather not")).await;
         assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), Some(json!("use tools")), "{mode}");
         let thread = gateway.app.store.threads().get("t", None).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! What a run's model calls cost, per model and per caller.
+//! The token usage of a run's model calls, per model and per caller.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ impl UsageLedger {
         self.shown.send_replace(self.totals());
     }
 
-    /// The sums as they change.
+    /// The sums, as they change.
     pub(crate) fn watch(&self) -> watch::Receiver<RunTotals> {
         self.shown.subscribe()
     }

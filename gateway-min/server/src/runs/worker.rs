@@ -37,37 +37,37 @@ use crate::store::{
 };
 use crate::telemetry::spans;
 
-/// The error text of a run that was rolled back by its user.
+/// The error of a run that its user rolled back.
 const ROLLED_BACK: &str = "Rolled back by user";
-/// The error text of a run whose model failed without saying why.
+/// The error of a run whose model failed without a reason.
 const MODEL_FAILED: &str = "LLM provider failed after retries";
 
-/// The error text of a run whose task died, or could not write its records.
+/// The error of a run whose task panicked, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
 
-/// How often a waiting run looks whether it still waits.
+/// How often a waiting run checks whether it still waits.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What a run is to do.
+/// What a run should do.
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,
     pub(crate) thread_id: String,
-    /// What the run brings with it.
+    /// The run's input.
     pub(crate) input: RunInput,
-    /// The checkpoint to start from; none means the head.
+    /// The checkpoint to start from; `None` for the head.
     pub(crate) checkpoint: Option<CheckpointId>,
     pub(crate) model_name: Option<String>,
     pub(crate) thinking: Option<bool>,
     pub(crate) reasoning_effort: Option<String>,
     pub(crate) recursion_limit: u64,
     pub(crate) breakpoints: Breakpoints,
-    /// Whether the run makes a turn again with another text of the user, and leaves the old turn if it fails.
+    /// Whether the run repeats a turn with an edited question, and keeps the old turn if it fails.
     pub(crate) edits: bool,
-    /// Scalar entries that every checkpoint of the run carries in its metadata.
+    /// Scalar entries in the metadata of every checkpoint of the run.
     pub(crate) metadata: Map<String, Json>,
 }
 
-/// How the work of a run went.
+/// The outcome of a run's work.
 enum Outcome {
     Ended { stop_reason: Option<String>, fallback: Option<String> },
     Cancelled,
@@ -86,7 +86,7 @@ impl RunSpec {
     }
 }
 
-/// Starts the task that works on a run. Should it die, the run ends in error, so that its thread is not held for ever.
+/// Starts the task that works on a run. If it panics, the run ends in error, so that its thread is released.
 pub(crate) fn start(
     app: Arc<App>,
     spec: RunSpec,
@@ -104,7 +104,7 @@ pub(crate) fn start(
     });
 }
 
-/// Ends a run whose task died or could not write its records, unless it has ended.
+/// Ends a run whose task panicked or could not write its records, unless it has ended.
 async fn bury(store: &Store, run_id: &str) {
     let end = RunEnd {
         status: RunStatus::Error,
@@ -113,7 +113,7 @@ async fn bury(store: &Store, run_id: &str) {
         totals: RunTotals::default(),
     };
     if let Err(error) = persistently(|| store.runs().finish(run_id, &end)).await {
-        tracing::error!(run_id, %error, "a run died and its row could not be ended");
+        tracing::error!(run_id, %error, "a run's task failed and its row could not be ended");
     }
 }
 
@@ -140,13 +140,13 @@ async fn work(app: Arc<App>, spec: RunSpec, publisher: Arc<Publisher>, frames: F
             lived = &mut living => return lived,
             () = abandoned.cancelled() => {}
         }
-        // Its client left, and it asked for the run to end with it.
+        // Its client disconnected, and requested that the run end with it.
         app.cancel_run(&spec.run_id, CancelAction::Interrupt).await?;
         living.await
     };
     if let Err(error) = Box::pin(lived).await {
-        tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "the run's records could not be written");
-        // Its clients need not wait for a database that is away.
+        tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
+        // Its clients need not wait for an unavailable database.
         publisher.end();
         bury(&app.store, &spec.run_id).await;
     }
@@ -159,9 +159,9 @@ struct Worker<'a> {
     thread: ThreadId,
     guard: &'a RunGuard,
     reporter: Reporter,
-    /// The state before the run; none as long as it is not captured, or if that failed.
+    /// The state before the run; `None` until it is captured, or if that failed.
     rollback: Option<RollbackPoint>,
-    /// The thread's files before the run; none as long as they were not looked at, or if that failed.
+    /// The thread's files before the run; `None` until they are read, or if that failed.
     workspace: Option<Snapshot>,
 }
 
@@ -170,7 +170,7 @@ impl Worker<'_> {
         if let Some(action) = self.await_turn().await? {
             return self.never_started(action).await;
         }
-        // Held to the end: the next run of the thread starts behind this one's last write.
+        // Held to the end: the thread's next run starts after this one's last write.
         let lock = self.app.locks.lock(&self.spec.thread_id).await;
         self.guard.control.begun();
         let started = Utc::now();
@@ -193,7 +193,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Waits until the thread is the run's. Returns the action if it is cancelled before.
+    /// Waits until the run holds the thread. Returns the action if it is cancelled first.
     async fn await_turn(&mut self) -> Result<Option<CancelAction>, StoreError> {
         let in_doubt = AtomicBool::new(false);
         loop {
@@ -213,7 +213,7 @@ impl Worker<'_> {
                 StartOutcome::Waiting => {
                     tokio::select! {
                         () = promoted => {}
-                        // A stopping gateway cancels its runs without a mark in their rows.
+                        // A stopping gateway cancels its runs without recording that in their rows.
                         () = self.guard.control.cancel.cancelled() => {
                             self.app.cancel_run(&self.spec.run_id, CancelAction::Interrupt).await?;
                         }
@@ -224,8 +224,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Looks at the row of the waiting run until it does not wait any more: the predecessor may be another process's,
-    /// or another writer, whose end nobody tells us.
+    /// Polls the row of the waiting run until it no longer waits: the predecessor may be another process's run or
+    /// another writer, whose end is not announced.
     async fn row_changed(&self) -> Result<(), StoreError> {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -247,10 +247,10 @@ impl Worker<'_> {
         match accessor.capture(thread).await {
             Ok(point) => self.rollback = Some(point),
             Err(error) => {
-                tracing::warn!(run_id = spec.run_id, %error, "no rollback: the state before the run cannot be read");
+                tracing::warn!(run_id = spec.run_id, %error, "no rollback possible: cannot read the state before the run");
             }
         }
-        // Before the first write: a run without an agent leaves its thread as it was, in either mode.
+        // Before the first write: a run whose agent cannot be built leaves its thread unchanged, in either mode.
         let agent = self.app.agents.lead(&spec.agent()).await?;
         spans::run_model(agent.model.name());
         let at = self.linearized(accessor).await?;
@@ -269,7 +269,7 @@ impl Worker<'_> {
             cancel: self.guard.control.cancel.clone(),
         };
         let mut session = Session::new(terms, &mut writer, &mut self.reporter);
-        // A run that waits for the thread goes first, and looks at the goal after its own turn.
+        // A run that waits for the thread goes first, and evaluates the goal after its own turn.
         let yields = || async { Ok(store.runs().is_waited_for(&spec.thread_id).await?) };
         tokio::select! {
             biased;
@@ -278,7 +278,7 @@ impl Worker<'_> {
         }
     }
 
-    /// What the agent starts with, by channel; none goes on with what the thread is to run next.
+    /// The agent's input, by channel; `None` continues with the thread's next nodes.
     async fn input(
         &self,
         accessor: &StateAccessor,
@@ -300,7 +300,7 @@ impl Worker<'_> {
         }
     }
 
-    /// The checkpoint to open: none if it is the head, be it because the selected state was put onto the head.
+    /// The checkpoint to open: `None` for the head, including after the selected state was written onto the head.
     async fn linearized(&self, accessor: &StateAccessor) -> Result<Option<CheckpointId>, RunError> {
         let Some(selected) = self.spec.checkpoint else { return Ok(None) };
         let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
@@ -309,14 +309,14 @@ impl Worker<'_> {
             Ok(restored) => Ok(if restored.is_some() { None } else { Some(selected) }),
             Err(error @ (Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. })) => {
                 let (run, checkpoint) = (self.spec.run_id.clone(), selected);
-                tracing::error!(run_id = run, %checkpoint, %error, "the checkpoint to resume from cannot be read");
+                tracing::error!(run_id = run, %checkpoint, %error, "cannot read the checkpoint to resume from");
                 Err(RunError::NotMaterialized { run, checkpoint })
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Finalizes: rolls back where that was asked for, ends the row, and writes everything behind it.
+    /// Finishes the run: rolls back if requested, ends the row, and does all remaining writes.
     async fn conclude(
         &mut self,
         accessor: Option<&StateAccessor>,
@@ -350,7 +350,7 @@ impl Worker<'_> {
             decided = self.decide(&end).await?;
         }
         if let DecideOutcome::AlreadyTerminal(status) = decided {
-            // Another process took this one for gone; what is written from now on is not this run's.
+            // Another process considered this one dead; from now on this run must not write.
             tracing::error!(run_id = self.spec.run_id, %status, "the run was ended by another process");
             return Ok(());
         }
@@ -360,22 +360,20 @@ impl Worker<'_> {
             }
             self.settle_title(accessor, &end).await;
         }
-        // Last: with its row the run gives its thread away, also to other processes.
+        // Last: ending the row releases the thread, also to other processes.
         self.end_row(&end).await
     }
 
-    /// The files of the thread now. A failure costs the summary of their changes, nothing else.
+    /// The thread's current files. A failure only costs the summary of their changes.
     async fn look_at_workspace(&self) -> Option<Snapshot> {
         let root = self.app.agents.thread_dir(&self.spec.thread_id);
         let taken = tokio::task::spawn_blocking(move || Snapshot::take(&root)).await;
         let taken = taken.unwrap_or_else(|error| Err(error.into()));
         let run_id = &self.spec.run_id;
-        taken
-            .inspect_err(|error| tracing::warn!(run_id, %error, "the thread's files cannot be looked at"))
-            .ok()
+        taken.inspect_err(|error| tracing::warn!(run_id, %error, "cannot read the thread's files")).ok()
     }
 
-    /// Tells what the run changed in the thread's directory; a run that changed nothing says nothing.
+    /// Reports what the run changed in the thread's directory, if anything.
     async fn note_workspace_changes(&mut self) {
         let Some(before) = self.workspace.take() else { return };
         let Some(after) = self.look_at_workspace().await else { return };
@@ -384,9 +382,10 @@ impl Worker<'_> {
         }
     }
 
-    /// Carries out a cancellation: an interrupted run leaves what it committed, a rolled back one the state before it.
+    /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state
+    /// before it.
     async fn cancelled(&self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
-        // A run that another process has ended has nothing to restore any more.
+        // A run that another process has ended has nothing to restore.
         let row = self.app.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
         let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
@@ -395,20 +394,20 @@ impl Worker<'_> {
         Ok(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) })
     }
 
-    /// An edited turn that does not come to its end gives its place back to the turn that it was to replace.
+    /// Restores the old turn if the edited turn that should replace it does not finish.
     async fn undo_edit(&self, accessor: Option<&StateAccessor>, end: &mut End) {
         if !self.spec.edits || end.status == RunStatus::Success || end.restored {
             return;
         }
-        // What another process has ended is not this one's any more.
+        // What another process has ended no longer belongs to this one.
         let row = persistently(|| self.app.store.runs().get(&self.spec.run_id)).await;
         if row.is_ok_and(|row| row.is_some_and(|row| row.status.is_active())) {
             end.restored = self.restore(accessor).await;
         }
     }
 
-    /// Restores the state before the run; false if that is not possible. Who watches an edit is shown the state that
-    /// is true again.
+    /// Restores the state before the run; `false` if that is not possible. Followers of an edit are shown the restored
+    /// state.
     async fn restore(&self, accessor: Option<&StateAccessor>) -> bool {
         let run_id = &self.spec.run_id;
         let (Some(accessor), Some(point)) = (accessor, &self.rollback) else {
@@ -424,7 +423,7 @@ impl Worker<'_> {
         shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok()
     }
 
-    /// A run that was cancelled before it started writes no checkpoint and shows nothing but its end.
+    /// A run that was cancelled before it started writes no checkpoint and shows only its end.
     async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
         let end = match action {
             CancelAction::Rollback => {
@@ -437,7 +436,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Makes the run's row terminal, once all else is written, and wakes the run that waited for it.
+    /// Ends the run's row, after everything else is written, and wakes the run that waited for it.
     async fn end_row(&self, end: &End) -> Result<(), StoreError> {
         let status = end.status;
         let end = self.row_end(end);
@@ -454,7 +453,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Stores how the run will end, which no cancellation changes any more.
+    /// Stores how the run will end; no later cancellation changes it.
     async fn decide(&self, end: &End) -> Result<DecideOutcome, StoreError> {
         let end = self.row_end(end);
         persistently(|| self.app.store.runs().decide(&self.spec.run_id, &end)).await
@@ -469,7 +468,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Notes how long the run took. A failure costs a later history read some work, nothing else.
+    /// Notes how long the run took. A failure only costs a later history read some work.
     async fn note_duration(&self, accessor: &StateAccessor, started: DateTime<Utc>) {
         let (run_id, seconds) = (&self.spec.run_id, (Utc::now() - started).num_seconds());
         let notes = RunNotes {
@@ -477,16 +476,15 @@ impl Worker<'_> {
             messages: self.reporter.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
         };
         if let Err(error) = duration::note(accessor, &self.thread, &notes).await {
-            tracing::warn!(run_id, %error, "the duration of the run was not noted");
+            tracing::warn!(run_id, %error, "could not note the duration of the run");
         }
     }
 
-    /// Gives an interrupted or failed first turn its title, and copies the title of the state to the thread's display
-    /// name.
+    /// Gives an interrupted or failed first turn its title, and copies the state's title to the thread's display name.
     async fn settle_title(&self, accessor: &StateAccessor, end: &End) {
         let load = Load::Only([ChannelName::from("title")].into());
         let settled = async {
-            // What was restored is as it was before the run, and an edit that failed is no first turn.
+            // A restored state is unchanged, and a failed edit is not a first turn.
             if end.status != RunStatus::Success && !end.restored && !self.spec.edits {
                 let config = self.app.config.current_async().await;
                 interrupted_title::write(accessor, &self.thread, &config.title).await?;
@@ -495,7 +493,7 @@ impl Worker<'_> {
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
                 let (threads, id) = (self.app.store.threads(), &self.spec.thread_id);
                 let row = threads.get(id, None).await?;
-                // Most turns leave the title as it is, and a look waits for nobody.
+                // Most turns keep the title, and a read waits for nothing.
                 if row.is_none_or(|row| row.display_name.as_ref() != Some(&title)) {
                     threads.set_display_name(id, Some(&title)).await?;
                 }
@@ -503,7 +501,7 @@ impl Worker<'_> {
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         };
         if let Err(error) = settled.await {
-            tracing::warn!(thread_id = self.spec.thread_id, %error, "the title was not settled");
+            tracing::warn!(thread_id = self.spec.thread_id, %error, "could not set the title");
         }
     }
 }
@@ -513,7 +511,7 @@ struct End {
     status: RunStatus,
     error: Option<String>,
     stop_reason: Option<String>,
-    /// Whether the state is the one from before the run.
+    /// Whether the state is that from before the run.
     restored: bool,
 }
 
@@ -548,6 +546,6 @@ mod tests {
         bury(&store, "r").await;
         assert_eq!(store.runs().get("r").await.unwrap().unwrap(), row, "once");
         let held = store.runs().active_for_thread("t").await.unwrap().unwrap();
-        assert_eq!(held.run_id, "next", "another run's thread stays its own");
+        assert_eq!(held.run_id, "next", "another run keeps its thread");
     }
 }

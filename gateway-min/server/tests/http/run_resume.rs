@@ -34,7 +34,7 @@ fn resume(value: &Value) -> Value {
 
 const NOTHING: &str = "Thread t waits for no answer: send messages as input instead of command.resume";
 const NO_ANSWER: &str =
-    "Thread t waits for the answer to a question: command.resume must be a text or an object with messages";
+    "Thread t waits for the answer to a question: command.resume must be a string or an object with messages";
 
 #[tokio::test]
 async fn the_value_answers_the_question_of_the_last_run() {

@@ -1,11 +1,11 @@
-//! The stream bridge: what a run publishes, kept for the clients that follow it.
+//! The stream bridge: keeps what a run publishes for the clients that follow it.
 //!
 //! A run publishes into a buffer of its last events and never waits. A subscriber is a cursor into that buffer; one
-//! that falls behind it, or reconnects with an id that is older than it, gets a [`Frame::Gap`] and has to reload the
-//! thread's durable state. The buffer outlives the end of the run by [`BridgeOptions::cleanup_delay`], so that a client
-//! whose connection broke near the end still gets the rest.
+//! that falls out of it, or reconnects with an older id, gets a [`Frame::Gap`] and must reload the thread's durable
+//! state. The buffer outlives the run by [`BridgeOptions::cleanup_delay`], so that a client whose connection broke near
+//! the end still gets the rest.
 //!
-//! The bridge belongs to one process and keeps nothing durable: to a run it does not know, the answer is the end.
+//! The bridge belongs to one process and stores nothing durably: for an unknown run it returns the end.
 
 mod subscription;
 
@@ -45,14 +45,14 @@ impl Default for BridgeOptions {
 /// The id of an event: `<unix ms>-<seq>`. `seq` counts the events of the run from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventId {
-    /// When the event was published, in milliseconds since the Unix epoch; never less than that of an earlier event.
+    /// When the event was published, in milliseconds since the Unix epoch; never less than for an earlier event.
     pub unix_ms: u64,
-    /// The event's place among the events of its run.
+    /// The event's index within its run.
     pub seq: u64,
 }
 
 impl EventId {
-    /// Reads what a client sent; none if it is not exactly the text of an id.
+    /// Parses what a client sent; `None` if it is not exactly the text of an id.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (unix_ms, seq) = text.split_once('-')?;
         let id = Self { unix_ms: unix_ms.parse().ok()?, seq: seq.parse().ok()? };
@@ -78,39 +78,39 @@ pub struct Event {
 }
 
 impl fmt::Debug for Event {
-    /// Without the data, which is a conversation.
+    /// Omits the data, which is a conversation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Event({}, {}, {} bytes)", self.id, self.name, self.data.len())
     }
 }
 
-/// Events between the subscriber and the buffer are gone. The run goes on.
+/// Events between the subscriber and the buffer are lost. The run continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gap {
     /// The run.
     pub run_id: Arc<str>,
-    /// The last event that the subscriber has; none if it never got one.
+    /// The last event that the subscriber has; `None` if it has none.
     pub requested: Option<EventId>,
-    /// The oldest event that is kept.
+    /// The oldest event in the buffer.
     pub earliest: EventId,
     /// The newest event.
     pub latest: EventId,
 }
 
-/// What a subscriber gets.
+/// What a subscriber receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// The next event.
     Event(Event),
     /// Events are missing; nothing follows.
     Gap(Gap),
-    /// Nothing happened for [`HEARTBEAT`].
+    /// No event for [`HEARTBEAT`].
     Heartbeat,
-    /// The run has ended and everything was delivered; nothing follows.
+    /// The run has ended and every event was delivered; nothing follows.
     End,
 }
 
-/// The streams of the runs of this process. Clones share them.
+/// The streams of this process's runs. Clones share them.
 #[derive(Clone)]
 pub struct StreamBridge {
     shared: Arc<Shared>,
@@ -145,26 +145,26 @@ impl StreamBridge {
         Self { shared: Arc::new(shared) }
     }
 
-    /// How many runs have their frames kept.
+    /// How many runs have a buffer.
     pub(crate) fn kept(&self) -> usize {
         lock(&self.shared.runs).len()
     }
 
-    /// How many subscriptions to runs there are.
+    /// The number of subscriptions.
     pub(crate) fn followers(&self) -> usize {
         self.shared.followers.load(Ordering::Relaxed)
     }
 
-    /// Starts the stream of a run. Do it before the run's id is given to anybody: a subscription to a run that has no
-    /// stream is told that the run has ended.
+    /// Starts the stream of a run. Call it before publishing the run's id: a subscription to a run without a stream
+    /// gets the end.
     pub fn open(&self, run_id: &str) -> Publisher {
         let run = self.new_run(run_id, false);
         lock(&self.shared.runs).insert(Arc::clone(&run.id), Arc::clone(&run));
         Publisher { run, bridge: Arc::clone(&self.shared) }
     }
 
-    /// Starts the stream of a run of another process, whose events will be [repeated](Publisher::repeat), unless there is
-    /// one: of several that ask at the same moment one gets it.
+    /// Starts the stream of another process's run, whose events will be [repeated](Publisher::repeat); `None` if there
+    /// is one already, so that one of several concurrent callers gets it.
     pub(crate) fn open_relayed(&self, run_id: &str) -> Option<Publisher> {
         let run = self.new_run(run_id, true);
         match lock(&self.shared.runs).entry(Arc::clone(&run.id)) {
@@ -197,9 +197,9 @@ impl StreamBridge {
 
     /// Follows a run, from the event after `last_event_id` (the `Last-Event-ID` of a reconnecting client).
     ///
-    /// - Without an id, or with one that the run never published: from the oldest event that is kept.
+    /// - Without an id, or with one that the run never published: starts at the oldest event that is kept.
     /// - With an id whose next event is no longer kept: one [`Frame::Gap`].
-    /// - Of a run that has no stream (unknown, or ended longer ago than the cleanup delay): one [`Frame::End`].
+    /// - For a run without a stream (unknown, or ended longer ago than the cleanup delay): one [`Frame::End`].
     pub fn subscribe(&self, run_id: &str, last_event_id: Option<&str>) -> Subscription {
         let run = lock(&self.shared.runs).get(run_id).cloned();
         Subscription::new(run, last_event_id)
@@ -207,7 +207,7 @@ impl StreamBridge {
 }
 
 impl Shared {
-    /// Forgets `run`, unless another stream was opened under its id.
+    /// Removes `run`, unless another stream was opened under its id.
     fn forget(&self, run: &Arc<Run>) {
         let mut runs = lock(&self.runs);
         if runs.get(&run.id).is_some_and(|kept| Arc::ptr_eq(kept, run)) {
@@ -216,7 +216,7 @@ impl Shared {
     }
 }
 
-/// The run's side of its stream. Dropping it ends the stream, so that no subscriber waits for a run that died.
+/// The run's side of its stream. Dropping it ends the stream, so that no subscriber waits for a dead run.
 pub struct Publisher {
     run: Arc<Run>,
     bridge: Arc<Shared>,
@@ -235,18 +235,18 @@ impl Publisher {
         self.run.push(event.into(), data, self.bridge.clock.now_ms())
     }
 
-    /// Publishes an event of another process under its own id. Events come in their order; where some are missing, those
-    /// before them are forgotten, so that a subscriber that has not seen them gets a [`Frame::Gap`].
+    /// Publishes an event of another process under its own id. Events come in order; if some are missing, earlier ones
+    /// are dropped, so that a subscriber that has not seen them gets a [`Frame::Gap`].
     pub(crate) fn repeat(&self, event: Event) {
         self.run.repeat(event);
     }
 
-    /// Ends the stream and, after the cleanup delay, forgets it. Ending it again changes nothing.
+    /// Ends the stream and removes it after the cleanup delay. Idempotent.
     pub fn end(&self) {
         if !self.run.end() {
             return;
         }
-        // Outside the runtime, which means that the process goes down, nobody is left to come back for the events.
+        // Without a runtime the process is ending, and no client can reconnect for the events.
         let Ok(runtime) = Handle::try_current() else { return self.bridge.forget(&self.run) };
         let (run, bridge) = (Arc::clone(&self.run), Arc::clone(&self.bridge));
         let until = Instant::now() + bridge.options.cleanup_delay;
@@ -256,8 +256,8 @@ impl Publisher {
         });
     }
 
-    /// Cancelled when a subscriber that [owns](Subscription::owning) the run leaves it before its end. What follows
-    /// from that (`on_disconnect`) is the run's business.
+    /// Cancelled when a subscriber that [owns](Subscription::owning) the run leaves it before its end. The run handles
+    /// the consequence (`on_disconnect`).
     pub fn abandoned(&self) -> CancellationToken {
         self.run.abandoned.clone()
     }
@@ -273,7 +273,7 @@ impl Drop for Publisher {
 struct Run {
     id: Arc<str>,
     capacity: usize,
-    /// Whether the events are another process's, so that a client may know more of them than this one.
+    /// Whether the events belong to another process, so that a client may know more of them than this one.
     relayed: bool,
     abandoned: CancellationToken,
     /// The bridge's count of subscriptions.
@@ -288,7 +288,7 @@ struct State {
     next_seq: u64,
     ended: bool,
     next_subscriber: u64,
-    /// Who waits for the next change, by subscriber.
+    /// The wakers of waiting subscribers.
     waiting: Vec<(u64, Waker)>,
 }
 
@@ -298,16 +298,16 @@ impl fmt::Debug for Run {
     }
 }
 
-/// What is at a cursor.
+/// What a cursor points to.
 enum Place {
     Event(Event),
-    /// Behind the buffer, which holds these two and what is between them.
+    /// Before the buffer, whose first and last ids these are.
     Behind(EventId, EventId),
     End,
 }
 
 impl State {
-    /// The `seq` of the oldest event that is kept; of the next one if there is none.
+    /// The `seq` of the oldest kept event, or of the next one if there is none.
     fn first_seq(&self) -> u64 {
         self.next_seq - self.events.len() as u64
     }
@@ -361,14 +361,14 @@ impl Run {
         first
     }
 
-    /// Admits a subscriber that says it has everything up to `last`: its key, `last` if the run did publish it, and the
-    /// `seq` that comes next.
+    /// Adds a subscriber that claims to have everything up to `last`: returns its key, `last` if the run did publish
+    /// it, and the next `seq`.
     fn join(&self, last: Option<EventId>) -> (u64, Option<EventId>, u64) {
         self.followers.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
         let first = state.first_seq();
-        // Of an event that is gone nothing but its number can be checked; of one that is kept, the whole id. One that is
-        // still to come from another process, the client may have had from there.
+        // For an evicted event only the number can be checked; for a kept one, the whole id. A later event of another
+        // process the client may have received there.
         let published = |id: &EventId| match id.seq.checked_sub(first) {
             Some(_) if self.relayed && id.seq >= state.next_seq => true,
             Some(index) => usize::try_from(index)
@@ -408,7 +408,7 @@ impl Run {
         Poll::Pending
     }
 
-    /// Dismisses a subscriber; whether the run is still live.
+    /// Removes a subscriber; returns whether the run is still live.
     fn leave(&self, subscriber: u64) -> bool {
         self.followers.fetch_sub(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
@@ -417,7 +417,7 @@ impl Run {
     }
 }
 
-/// Wakes everybody, after the lock was released: a waker may run code that takes it.
+/// Wakes all subscribers, after releasing the lock: a waker may run code that takes it.
 fn wake(mut state: MutexGuard<'_, State>) {
     let waiting = std::mem::take(&mut state.waiting);
     drop(state);
@@ -426,7 +426,7 @@ fn wake(mut state: MutexGuard<'_, State>) {
     }
 }
 
-/// Nothing panics while it holds one of these locks half way through a change, so a poisoned one is still whole.
+/// No code can panic half-way through a change under one of these locks, so a poisoned one is still consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

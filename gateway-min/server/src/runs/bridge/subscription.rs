@@ -11,15 +11,15 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::{EventId, Frame, Gap, Place, Run};
 
-/// After so long without an event a subscriber gets a [`Frame::Heartbeat`].
+/// How long a subscriber waits for an event before it gets a [`Frame::Heartbeat`].
 pub const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// One client's place in the stream of a run. It costs the run nothing while it is not polled.
+/// One client's position in the stream of a run. It costs the run nothing while it is not polled.
 ///
-/// The stream ends after [`Frame::Gap`] and after [`Frame::End`]. Polling it needs a tokio runtime with a timer.
+/// The stream ends after [`Frame::Gap`] and after [`Frame::End`]. Polling needs a tokio runtime with a timer.
 #[derive(Debug)]
 pub struct Subscription {
-    /// None for a run that has no stream.
+    /// `None` for a run without a stream.
     run: Option<Arc<Run>>,
     key: u64,
     cursor: u64,
@@ -27,7 +27,7 @@ pub struct Subscription {
     last: Option<EventId>,
     owning: bool,
     finished: bool,
-    /// Running while the subscriber waits for an event.
+    /// Set while the subscriber waits for an event.
     heartbeat: Option<Pin<Box<Sleep>>>,
 }
 
@@ -38,9 +38,9 @@ impl Subscription {
         Self { run, key, cursor, last, owning: false, finished: false, heartbeat: None }
     }
 
-    /// Makes this subscriber one that the run depends on: if it is dropped while the run is live and before it got a
-    /// [`Frame::Gap`], the run counts as [abandoned](super::Publisher::abandoned). It is for the request that created a
-    /// run with `on_disconnect: cancel`, and for one that joined it with `cancel_on_disconnect`.
+    /// Makes the run depend on this subscriber: if it is dropped while the run is live and before a [`Frame::Gap`], the
+    /// run counts as [abandoned](super::Publisher::abandoned). For the request that created a run with `on_disconnect:
+    /// cancel`, and for one that joined it with `cancel_on_disconnect`.
     #[must_use = "dropping an owning subscription abandons the run"]
     pub fn owning(mut self) -> Self {
         self.owning = true;
@@ -54,7 +54,7 @@ impl Subscription {
         }
     }
 
-    /// The next frame, but for the heartbeat.
+    /// The next frame, except a heartbeat.
     fn poll_frame(&mut self, cx: &Context<'_>) -> Poll<Frame> {
         let Some(run) = &self.run else { return Poll::Ready(Frame::End) };
         Poll::Ready(match ready!(run.poll(self.key, self.cursor, cx)) {

@@ -8,7 +8,7 @@ use tokio::time::{Instant, advance, sleep};
 
 use super::*;
 
-/// Shows its numbers one after the other, then the last one for ever.
+/// Returns its numbers in order, then the last one forever.
 struct Times(Vec<u64>, AtomicU64);
 
 impl Clock for Times {
@@ -22,7 +22,7 @@ fn times(times: &[u64]) -> Times {
     Times(times.to_vec(), AtomicU64::new(0))
 }
 
-/// A bridge that keeps `size` events and lives in the millisecond 1000.
+/// A bridge that keeps `size` events, with its clock at millisecond 1000.
 fn bridge(size: usize) -> StreamBridge {
     let options = BridgeOptions { queue_maxsize: size, ..BridgeOptions::default() };
     StreamBridge::with_clock(options, times(&[1000]))
@@ -34,7 +34,7 @@ fn publish(publisher: &Publisher, count: u64) {
     }
 }
 
-/// The frame that is there now; none if the subscriber has to wait or the stream is over.
+/// The current frame; `None` if the subscriber has to wait or the stream is over.
 fn now(subscription: &mut Subscription) -> Option<Frame> {
     subscription.next().now_or_never().flatten()
 }
@@ -43,7 +43,7 @@ fn over(subscription: &mut Subscription) -> bool {
     subscription.next().now_or_never() == Some(None)
 }
 
-/// The numbers of the events that are there now, and the frame behind them if it is another one.
+/// The numbers of the available events, and a following frame that is not an event.
 fn read(subscription: &mut Subscription) -> (Vec<u64>, Option<Frame>) {
     let mut seqs = Vec::new();
     loop {
@@ -54,7 +54,7 @@ fn read(subscription: &mut Subscription) -> (Vec<u64>, Option<Frame>) {
     }
 }
 
-/// Lets time pass. The stopped clock moves only when no task is ready: the cleanups that fall due have run afterwards.
+/// Advances the paused clock, which only moves when no task is ready: cleanups that became due have run afterwards.
 async fn pass(time: Duration) {
     sleep(time + Duration::from_millis(1)).await;
 }
@@ -110,7 +110,7 @@ async fn a_run_without_a_stream_is_one_end_at_once() {
     assert_eq!(bridge(8).subscribe("nobody", None).ended().now_or_never(), Some(()));
 }
 
-/// The ids a client comes back with, on a buffer that holds 6, 7, 8 and 9 of ten events.
+/// The ids a client reconnects with, on a buffer that holds 6, 7, 8 and 9 of ten events.
 #[tokio::test(start_paused = true)]
 async fn a_reconnect_continues_after_its_id_or_says_what_it_cannot_replay() {
     let bridge = bridge(4);
@@ -123,7 +123,7 @@ async fn a_reconnect_continues_after_its_id_or_says_what_it_cannot_replay() {
         (Some("1000-6"), vec![7, 8, 9]),
         (Some("1000-8"), vec![9]),
         (Some("1000-9"), vec![]),
-        // Gone, but the client misses nothing.
+        // Evicted, but the client misses nothing.
         (Some("1000-5"), all.clone()),
         // Never published.
         (Some("1000-10"), all.clone()),
@@ -155,7 +155,7 @@ async fn a_reconnect_continues_after_its_id_or_says_what_it_cannot_replay() {
         assert!(over(&mut subscriber));
     }
     assert!(!run.abandoned().is_cancelled(), "a client that leaves after a gap does not cancel the run");
-    assert!(run.publish("values", &json!({})).is_some(), "the run goes on");
+    assert!(run.publish("values", &json!({})).is_some(), "the run continues");
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,7 +238,7 @@ async fn the_events_are_kept_for_the_cleanup_delay_after_the_end() {
     assert_eq!(read(&mut bridge.subscribe("r", Some("1000-0"))), (vec![1], Some(Frame::End)));
     pass(Duration::from_secs(1)).await;
     assert_eq!(read(&mut bridge.subscribe("r", Some("1000-0"))), (vec![], Some(Frame::End)));
-    assert_eq!(read(&mut early), (vec![1], Some(Frame::End)), "who was there before keeps what it reads");
+    assert_eq!(read(&mut early), (vec![1], Some(Frame::End)), "an earlier subscriber keeps its stream");
 }
 
 #[tokio::test(start_paused = true)]
@@ -381,7 +381,8 @@ async fn a_waiting_subscriber_is_woken_once_per_change_and_leaves_no_waker_behin
     assert_eq!(lock(&run.run.state).waiting.len(), 0);
 }
 
-/// One subscriber reads as it can while the run publishes from another thread: nothing is lost, doubled or reordered.
+/// A subscriber reads at its own pace while the run publishes from another thread: nothing is lost, doubled or
+/// reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn subscribers_on_other_threads_get_every_event_once() {
     let bridge = StreamBridge::new(BridgeOptions { queue_maxsize: 2000, ..BridgeOptions::default() });
@@ -419,9 +420,9 @@ async fn subscribers_on_other_threads_get_every_event_once() {
 #[derive(Debug, Clone)]
 enum Act {
     Publish(u64),
-    /// This client reads up to so many frames.
+    /// This client reads up to this many frames.
     Read(usize, u64),
-    /// This client's connection breaks, and it comes back with the id of the last event it saw.
+    /// This client's connection breaks, and it reconnects with the id of the last event it saw.
     Reconnect(usize),
 }
 
@@ -453,7 +454,7 @@ impl Client {
         self.subscription = bridge.subscribe("r", last.as_deref());
     }
 
-    /// Reads a frame and checks it against the number of events that were published and are kept.
+    /// Reads a frame and checks it against the number of published and kept events.
     fn read(&mut self, published: u64, size: u64) {
         let oldest = published.saturating_sub(size);
         match now(&mut self.subscription) {
@@ -475,13 +476,16 @@ impl Client {
                 self.ended = true;
             }
             Some(Frame::Heartbeat) => panic!("no time has passed"),
-            None => assert!(self.gap || self.ended || self.seen == published, "waits although there is more"),
+            None => assert!(
+                self.gap || self.ended || self.seen == published,
+                "waits although there are more events"
+            ),
         }
     }
 }
 
 proptest! {
-    /// Whatever the schedule, a client that reconnects with its last id gets every event exactly once, or a gap.
+    /// In any schedule, a client that reconnects with its last id gets every event exactly once, or a gap.
     #[test]
     fn every_event_comes_once_or_there_is_a_gap(size in 1..12_u64, acts in prop::collection::vec(act(), 1..60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -500,7 +504,7 @@ proptest! {
                     Act::Read(client, frames) => for _ in 0..frames {
                         clients[client].read(published, size);
                     },
-                    // A client that has no event yet cannot say so: it would start at the oldest one that is kept.
+                    // A client without an event has no id to send: it would start at the oldest one that is kept.
                     Act::Reconnect(client) => if clients[client].last.is_some() && !clients[client].gap {
                         clients[client].reconnect(&bridge);
                     },
@@ -532,14 +536,14 @@ async fn events_of_another_process_keep_their_ids_and_come_once() {
     }
     let found: Vec<_> = (0..3).map(|_| now(&mut subscription).unwrap()).collect();
     assert_eq!(found, [0, 1, 2].map(|seq| Frame::Event(event(seq))));
-    // What this process adds follows.
+    // Events added by this process follow.
     assert_eq!(run.publish("values", &json!({})).unwrap().seq, 3);
     run.end();
     run.repeat(event(4));
     assert_eq!(read(&mut subscription), (vec![3], Some(Frame::End)));
 }
 
-/// It had them from the process that publishes them.
+/// It received them from the process that publishes them.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_comes_from_another_process_gets_what_follows_what_it_has() {
     let bridge = bridge(4);
@@ -559,7 +563,7 @@ async fn a_client_that_comes_from_another_process_gets_what_follows_what_it_has(
         latest: event(7).id,
     };
     assert_eq!(read(&mut behind), (vec![], Some(Frame::Gap(gap(Some(1))))));
-    assert_eq!(read(&mut new), (vec![], Some(Frame::Gap(gap(None)))), "nobody can tell what it missed");
+    assert_eq!(read(&mut new), (vec![], Some(Frame::Gap(gap(None)))), "what it missed is unknown");
     assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![4, 5, 6, 7], None));
 }
 

@@ -1,5 +1,5 @@
-//! Every write, and every read, of a run, a rollback, a resume, a compaction and a branch fails once: what is left is
-//! what was acknowledged before it, the thread reads in every checkpoint, and it goes on.
+//! Every write and every read of a run, a rollback, a resume, a compaction and a branch fails once: what remains is
+//! what was acknowledged before, every checkpoint of the thread can be read, and the thread can continue.
 
 mod records;
 mod saver;
@@ -55,7 +55,8 @@ fn said(state: &StateSnapshot) -> Vec<String> {
     messages.as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Every checkpoint reads, from the store alone, and the next run finds the thread free and goes on from its head.
+/// Every checkpoint can be read from the store alone, and the next run finds the thread free and continues from its
+/// head.
 async fn goes_on(gateway: &Gateway) {
     let history = gateway.history().await;
     let values: Vec<_> = history.iter().map(|state| state.values().unwrap()).collect();
@@ -90,17 +91,17 @@ async fn a_run_whose_writes_fail_ends_in_error_and_leaves_its_completed_steps() 
                 let told = frames.iter().any(|(name, _)| name == "error");
                 assert_eq!(told, row.status == RunStatus::Error, "{:?}", row.error);
                 assert_eq!(row.error.is_some_and(|error| error.contains("injected fault")), told);
-                assert_eq!(!told, left.len() == whole.len(), "a run is a success if all of it is there");
+                assert_eq!(!told, left.len() == whole.len(), "a run is a success if all of it is stored");
                 outcomes.push(told);
                 goes_on(&gateway).await;
                 if !fired {
                     break;
                 }
             }
-            // Input, model, one tool's row, tools, model; then the note of the duration, which costs no run; then none.
+            // Input, model, one tool's row, tools, model; then the duration note, which fails no run; then none.
             let expected = match fault {
                 Fault::Refused => vec![true, true, true, true, true, false, false],
-                // A commit in doubt is repeated, which settles it; a row in doubt is not.
+                // A commit in doubt is repeated, which resolves the doubt; a row in doubt is not.
                 Fault::InDoubt => vec![false, false, true, false, false, false, false],
             };
             assert_eq!(outcomes, expected, "{on:?} {fault:?}");
@@ -108,8 +109,8 @@ async fn a_run_whose_writes_fail_ends_in_error_and_leaves_its_completed_steps() 
     }
 }
 
-/// A run that summarizes, goes on for its goal, and reaches it: where a write fails, the conversation is as far as it
-/// was committed, and the goal is either still there or reached.
+/// A run that summarizes, continues for its goal, and reaches it: if a write fails, the conversation ends where it was
+/// committed, and the goal is either still active or reached.
 #[tokio::test]
 async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
     for on in everywhere() {
@@ -147,7 +148,7 @@ async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
                 break;
             }
         }
-        // Input, answer, continuation, summary, answer, goal; then the note of the duration; then none.
+        // Input, answer, continuation, summary, answer, goal; then the duration note; then none.
         let expected =
             [(true, 2), (true, 3), (true, 4), (true, 5), (true, 3), (true, 4), (false, 4), (false, 4)];
         assert_eq!(ends, expected, "{on:?}");
@@ -178,7 +179,7 @@ async fn a_run_whose_reads_fail_writes_nothing_or_all_of_it() {
     }
 }
 
-/// A row as a task leaves it that waits for a person, and one of a task that has finished.
+/// The row of a task that waits for the user, and of one that has finished.
 fn rows(gateway: &Gateway) -> Vec<TaskWrites> {
     let ids = gateway.app.accessor().ids();
     let value = |json: Json| ChannelValue::from_json(&json).unwrap();
@@ -194,7 +195,7 @@ fn rows(gateway: &Gateway) -> Vec<TaskWrites> {
     vec![row(0, vec![interrupt]), row(1, vec![said.unwrap(), title.unwrap()]), row(2, Vec::new())]
 }
 
-/// Has a run come to its gate and cancels it there, with a rollback whose `k`-th write fails.
+/// Runs until the gate and cancels there, with a rollback whose `k`-th write fails.
 async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, k: usize) -> RunRow {
     let created = gateway.create(ask("wait")).await.unwrap();
     gate(name).reached().await;
@@ -243,7 +244,7 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
     }
 }
 
-/// A run that goes on with finished tasks leaves rows on the captured head itself.
+/// A run that continues with finished tasks leaves rows on the captured head itself.
 #[tokio::test]
 async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
     for on in everywhere() {
@@ -268,7 +269,7 @@ async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
     }
 }
 
-/// Scenario 64: the run goes on, and there is nothing to go back to.
+/// Scenario 64: the run continues, and there is nothing to restore.
 #[tokio::test]
 async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
     for on @ (saver, mode) in everywhere() {
@@ -298,7 +299,7 @@ async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
             }
             goes_on(&gateway).await;
         }
-        assert_eq!(unusable, [2], "only the capture itself, behind the gate");
+        assert_eq!(unusable, [2], "only the capture itself, after the gate");
     }
 }
 
@@ -324,12 +325,12 @@ async fn a_failed_edit_that_cannot_be_undone_shows_no_state_that_is_not_true() {
         assert_eq!(row.status, RunStatus::Error);
         assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), before.json("title").unwrap());
         let (frames, _) = gateway.run(edit(from(&base, ask("fail")))).await;
-        assert_eq!(frames.len(), 5, "one that can be undone shows what is true again");
+        assert_eq!(frames.len(), 5, "an edit that can be undone shows the restored state");
         goes_on(&gateway).await;
     }
 }
 
-/// Scenario 51, and a resume whose writes fail: nothing is written, and no other way is taken.
+/// Scenario 51, and a resume whose writes fail: nothing is written, and there is no fallback.
 #[tokio::test]
 async fn a_resume_that_cannot_be_carried_out_fails_closed() {
     for saver in SAVERS {
@@ -353,7 +354,7 @@ async fn a_resume_that_cannot_be_carried_out_fails_closed() {
         assert!(!faults.disarm());
         assert_eq!((row.status, count(&gateway).await), (RunStatus::Error, written));
 
-        // The run's input fails behind the resume: the selected state is the head, and it reads.
+        // The run's input fails after the resume: the selected state is the head, and can be read.
         faults.write(2, Fault::Refused);
         let (_, row) = gateway.run(from(&middle, ask("third"))).await;
         assert!(!faults.disarm());
@@ -445,7 +446,7 @@ async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() 
     }
 }
 
-/// Scenario 85: which of the two texts depends on what could not be read.
+/// Scenario 85: the text depends on what could not be read.
 #[tokio::test]
 async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written() {
     for on in everywhere() {

@@ -1,4 +1,4 @@
-//! The records of a run: what cannot be written, and what is written though nobody is told.
+//! The records of a run: writes that fail, and writes whose response is lost.
 
 use threadkeep_agent::model::scripted::gate;
 
@@ -8,12 +8,11 @@ use super::super::tests::{On, ask, everywhere, options};
 use super::{faulty, goes_on, said};
 use crate::store::{CancelAction, MultitaskStrategy, RunStatus};
 
-/// Whatever of a run's record cannot be written at first, or is written and nobody is told, the run ends, and does not
-/// hold its thread.
+/// Whichever of a run's record writes fails at first, or loses its response, the run ends and releases its thread.
 #[tokio::test]
 async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
     let each = |on: On| [(false, false), (true, false), (false, true), (true, true)].map(|how| (on, how));
-    // How each database takes a failing statement, the store's own tests show.
+    // How each database handles a failing statement is shown by the store's own tests.
     for (on, (cancels, told)) in [("memory", "full"), ("sqlite", "delta")].into_iter().flat_map(each) {
         for k in 1.. {
             let name = format!("records-{on:?}-{cancels}-{told}-{k}");
@@ -41,7 +40,7 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
                 let thread = store.threads().get("t", None).await.unwrap().unwrap();
                 assert_ne!(thread.status, crate::store::ThreadStatus::Running, "{name}");
             } else {
-                assert!(told, "{name}: a run that is stored is worked on");
+                assert!(told, "{name}: a stored run is worked on");
                 assert_eq!(left, 2, "a run that was not admitted writes nothing");
             }
             let unused = store.fail_statement(0);
@@ -54,7 +53,7 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
     }
 }
 
-/// Scenario 60: the answer to the admission is lost, and the client asks again.
+/// Scenario 60: the response to the admission is lost, and the client asks again.
 #[tokio::test]
 async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
     for on in everywhere() {
@@ -70,7 +69,7 @@ async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
         let first = ask("wait", MultitaskStrategy::Reject).await;
         gate(&name).reached().await;
         assert_eq!(ask("wait", MultitaskStrategy::Reject).await, first, "{on:?}");
-        // One that takes over: whom it stops is told all the same.
+        // A run that takes over: the run it cancels is notified anyway.
         gateway.app.store.doubt_commit(1);
         let second = ask("instead", MultitaskStrategy::Interrupt).await;
         assert!(!gateway.app.store.fail_statement(0), "it was in doubt");

@@ -1,4 +1,4 @@
-//! A saver between the gateway and its own, which fails where a test wants it to.
+//! A saver wrapper that fails where a test wants it to.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -15,9 +15,9 @@ use threadkeep::{Error, Result};
 /// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing was done.
+    /// Nothing was executed.
     Refused,
-    /// It was done, and the answer was lost.
+    /// It was executed, but the response was lost.
     InDoubt,
 }
 
@@ -33,22 +33,22 @@ struct Armed {
 }
 
 impl Faults {
-    /// The `k`-th write from now, from 1, fails.
+    /// Makes the `k`-th write from now, from 1, fail.
     pub(super) fn write(&self, k: usize, fault: Fault) {
         self.0.lock().unwrap().write = Some((k, fault));
     }
 
-    /// The `k`-th read from now, from 1, fails.
+    /// Makes the `k`-th read from now, from 1, fail.
     pub(super) fn read(&self, k: usize) {
         self.0.lock().unwrap().read = Some(k);
     }
 
-    /// The values of this checkpoint cannot be read from now on.
+    /// Makes the values of this checkpoint unreadable from now on.
     pub(super) fn damage(&self, checkpoint: CheckpointId) {
         self.0.lock().unwrap().damaged = Some(checkpoint);
     }
 
-    /// Forgets what is armed; `true` if it had not failed anything yet.
+    /// Disarms; `true` if the fault was not used.
     pub(super) fn disarm(&self) -> bool {
         let armed = std::mem::take(&mut *self.0.lock().unwrap());
         armed.write.is_some() || armed.read.is_some()
@@ -69,7 +69,7 @@ impl Faults {
         }
     }
 
-    /// Carries the write out, or not, as is armed.
+    /// Executes the write, or fails, as armed.
     async fn writes<T>(&self, write: impl Future<Output = Result<T>>) -> Result<T> {
         let fault = {
             let mut armed = self.0.lock().unwrap();
@@ -97,7 +97,7 @@ impl Faults {
     }
 }
 
-/// No store that is away, which some callers would try again or tell otherwise.
+/// Not `Unavailable`, which some callers would retry or report differently.
 fn refused() -> Error {
     Error::InvalidInput("injected fault".to_owned())
 }

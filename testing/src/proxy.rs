@@ -42,6 +42,8 @@ struct State {
     cut: Mutex<Option<(usize, Cut)>>,
     done: Arc<AtomicBool>,
     hold: Mutex<Option<Hold>>,
+    /// Holds up the first request on another connection once one was cut; its number does not matter.
+    hold_retry: Mutex<Option<Hold>>,
 }
 
 /// A request that is held up.
@@ -119,6 +121,13 @@ impl Proxy {
         (come, go)
     }
 
+    /// As [`Self::hold`], of the first request on another connection after the planned cut.
+    pub fn hold_retry(&self) -> (Arc<Notify>, Arc<Notify>) {
+        let (come, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        *self.state.hold_retry.lock().unwrap() = Some(Hold { nth: 0, come: come.clone(), go: go.clone() });
+        (come, go)
+    }
+
     /// Set when the planned cut is made.
     pub fn was_cut(&self) -> Arc<AtomicBool> {
         self.state.done.clone()
@@ -133,9 +142,13 @@ impl Proxy {
 
 impl State {
     /// Counts a request, holds it up if it is the one; tells whether it is the one to cut.
-    async fn next(&self) -> Option<Cut> {
+    /// `was_cut` says that the connection it came on is the one that was cut.
+    async fn next(&self, was_cut: bool) -> Option<Cut> {
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
-        let held = self.hold.lock().unwrap().take_if(|hold| hold.nth == number);
+        let mut held = self.hold.lock().unwrap().take_if(|hold| hold.nth == number);
+        if self.done.load(Ordering::SeqCst) && !was_cut {
+            held = held.or_else(|| self.hold_retry.lock().unwrap().take());
+        }
         if let Some(Hold { come, go, .. }) = held {
             come.notify_one();
             go.notified().await;
@@ -196,13 +209,15 @@ async fn requests(
         return;
     }
     let mut request = Vec::new();
+    let mut was_cut = false;
     while let Some(message) = message(&mut client, true).await {
         let kind = message[0];
         state.statements.lock().unwrap().extend(statement(&message));
         request.extend(message);
         match kind {
             b'S' | b'Q' => {
-                let cut = state.next().await;
+                let cut = state.next(was_cut).await;
+                was_cut |= cut.is_some();
                 if cut == Some(Cut::Before) {
                     return;
                 }

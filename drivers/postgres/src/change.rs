@@ -2,7 +2,6 @@
 
 use futures::future::try_join;
 use threadkeep::id::{Namespace, ThreadId};
-use threadkeep::saver::Flush;
 use threadkeep::{Error, Result};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
@@ -11,10 +10,11 @@ use uuid::Uuid;
 use crate::draft::Drafted;
 use crate::element::pack;
 use crate::error::{Trouble, unavailable};
+use crate::history::{History, Mark};
 use crate::keys;
 use crate::pool::Param;
 use crate::record::needs;
-use crate::rows::{Mark, Node, ThreadRow, column, head_sum};
+use crate::rows::{Node, ThreadRow, column, head_sum};
 use crate::sql::Sql;
 
 /// What a rewrite removes.
@@ -34,8 +34,8 @@ pub(crate) struct Removal {
 pub(crate) struct Change {
     thread: Uuid,
     name: Vec<u8>,
-    /// Epoch and revision that it had; none if it is not there.
-    from: (Option<i64>, Option<i64>),
+    /// Epoch, revision and nonce that it had; none if it does not exist.
+    from: (Option<i64>, Option<i64>, Option<Uuid>),
     to: Mark,
     flushed: bool,
     body: Vec<u8>,
@@ -60,8 +60,13 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// A change that brings a thread from one mark (none: it is not there) to another, with these new elements.
-    pub(crate) fn new(thread: &ThreadId, from: Option<Mark>, to: Mark, drafted: &Drafted) -> Result<Self> {
+    /// A change that brings a thread from one mark (none: it does not exist) to another, with these new elements.
+    pub(crate) fn new(
+        thread: &ThreadId,
+        from: Option<Mark>,
+        to: &History,
+        drafted: &Drafted,
+    ) -> Result<Self> {
         let elements = &drafted.elements;
         let packed = elements.iter().map(|(_, element)| pack(element.bytes()));
         let packed: Vec<_> =
@@ -70,10 +75,10 @@ impl Change {
         Ok(Self {
             thread: keys::of_thread(thread),
             name: thread.as_str().into(),
-            from: from.map(|from| (from.epoch, from.revision)).unzip(),
-            to,
-            flushed: true,
-            body: ThreadRow { mark: to, next: drafted.next }.body(thread),
+            from: (from.map(|from| from.epoch), from.map(|from| from.revision), from.map(|from| from.nonce)),
+            to: to.mark,
+            flushed: to.mark.is_flushed(),
+            body: ThreadRow { history: to.clone(), next: drafted.next }.body(thread),
             seqs: elements.iter().map(|(seq, _)| *seq).collect(),
             hashes: elements.iter().map(|(_, element)| Uuid::from_bytes(*element.hash())).collect(),
             sizes,
@@ -125,11 +130,6 @@ impl Change {
         self.head_names.push(name.to_vec());
     }
 
-    /// When it is on the disk, if that is not before it is acknowledged.
-    pub(crate) fn flushed(&mut self, flush: Flush) {
-        self.flushed = flush == Flush::Now;
-    }
-
     /// Removes rows too. Only a thread that is there has any.
     pub(crate) fn remove(&mut self, removal: Removal) {
         self.removal = Some(removal);
@@ -142,8 +142,10 @@ impl Change {
             (&self.name, Type::BYTEA),
             (&self.from.0, Type::INT8),
             (&self.from.1, Type::INT8),
+            (&self.from.2, Type::UUID),
             (&self.to.epoch, Type::INT8),
             (&self.to.revision, Type::INT8),
+            (&self.to.nonce, Type::UUID),
             (&self.body, Type::BYTEA),
             (&self.flushed, Type::BOOL),
             (&self.seqs, Type::INT8_ARRAY),

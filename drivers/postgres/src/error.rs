@@ -24,6 +24,10 @@ pub(crate) const BUSY: &str = "the thread was deleted and made anew again and ag
 /// The pool is closed.
 pub(crate) const CLOSED: &str = "the store is closed; open it again";
 
+/// An operation in doubt met a thread that says nothing about it any more.
+pub(crate) const OVERTAKEN: &str = "the answer of the server was lost, and the thread was rewritten, deleted or written to many \
+    times since";
+
 /// Why an operation did not come to an end.
 #[derive(Debug)]
 pub(crate) enum Trouble {
@@ -34,13 +38,13 @@ pub(crate) enum Trouble {
         reason: String,
         /// Whether a statement that was sent may have been carried out.
         in_doubt: bool,
+        /// Whether no connection that is open now may be used any more: the server on its other end is about to stop, is
+        /// not the primary any more, or gives the answers to other questions.
+        renew: bool,
     },
-    /// The answers on the connection are not those to what was asked: no connection that was open then is to be used any
-    /// more. A statement that was sent may have been carried out.
-    OutOfStep {
-        /// What was wrong.
-        reason: String,
-    },
+    /// The thread lacks what this process knows to be flushed. The server may be one that was replaced: another
+    /// attempt on new connections decides.
+    Lost(Error),
 }
 
 /// How the client tells of an answer that does not belong to what was asked.
@@ -59,11 +63,11 @@ impl From<tokio_postgres::Error> for Trouble {
         }
         let of_the_network = error.source().is_some_and(<dyn std::error::Error>::is::<std::io::Error>);
         if error.is_closed() || of_the_network {
-            return Self::Again { reason: told(&error), in_doubt: true };
+            return Self::Again { reason: told(&error), in_doubt: true, renew: false };
         }
         let reason = told(&error);
         if OUT_OF_STEP.iter().any(|what| reason.starts_with(what)) {
-            return Self::OutOfStep { reason };
+            return Self::Again { reason, in_doubt: true, renew: true };
         }
         Self::Final(unavailable(reason))
     }
@@ -77,9 +81,12 @@ fn from_server(error: &DbError) -> Trouble {
     match *code {
         SqlState::T_R_SERIALIZATION_FAILURE
         | SqlState::T_R_DEADLOCK_DETECTED
-        | SqlState::LOCK_NOT_AVAILABLE => Trouble::Again { reason: text, in_doubt: false },
-        SqlState::TOO_MANY_CONNECTIONS | SqlState::CANNOT_CONNECT_NOW => {
-            Trouble::Again { reason: text, in_doubt: false }
+        | SqlState::LOCK_NOT_AVAILABLE
+        | SqlState::TOO_MANY_CONNECTIONS => Trouble::Again { reason: text, in_doubt: false, renew: false },
+        // It starts, stops, or is a standby.
+        SqlState::CANNOT_CONNECT_NOW => Trouble::Again { reason: text, in_doubt: false, renew: true },
+        SqlState::READ_ONLY_SQL_TRANSACTION => {
+            Trouble::Again { reason: format!("{READ_ONLY} ({text})"), in_doubt: false, renew: true }
         }
         SqlState::UNDEFINED_TABLE
         | SqlState::UNDEFINED_COLUMN
@@ -87,7 +94,6 @@ fn from_server(error: &DbError) -> Trouble {
         | SqlState::INVALID_SCHEMA_NAME => with(NOT_SET_UP),
         SqlState::INSUFFICIENT_PRIVILEGE => with(NOT_ALLOWED),
         SqlState::DISK_FULL => with(FULL),
-        SqlState::READ_ONLY_SQL_TRANSACTION => with(READ_ONLY),
         // A row where none may be: the thread's own row is wrong about what there is.
         SqlState::UNIQUE_VIOLATION | SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => {
             Trouble::Final(Error::corrupt(error.table().unwrap_or("the database"), text))
@@ -97,12 +103,16 @@ fn from_server(error: &DbError) -> Trouble {
         SqlState::PROGRAM_LIMIT_EXCEEDED => {
             Trouble::Final(Error::InvalidInput(format!("a value is too large for Postgres: {text}")))
         }
-        // Whoever ends the session (an administrator, a crash, a pooler) may do so after the commit.
+        // An administrator, a crash or a pooler may end the session after the commit.
         _ if error.severity() != "ERROR" || code.code().starts_with("08") => match *code {
             SqlState::INVALID_PASSWORD
             | SqlState::INVALID_AUTHORIZATION_SPECIFICATION
             | SqlState::INVALID_CATALOG_NAME => Trouble::Final(unavailable(text)),
-            _ => Trouble::Again { reason: text, in_doubt: true },
+            _ => {
+                let shutdown = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN].contains(code);
+                // One session that is ended says nothing about the others, unless the server is to stop.
+                Trouble::Again { reason: text, in_doubt: true, renew: shutdown }
+            }
         },
         _ => Trouble::Final(unavailable(text)),
     }

@@ -10,8 +10,8 @@ use crate::sql::{COLUMNS, about, of_namespace};
 
 /// What [`crate::change::Change::params`] gives.
 const CHANGE: &str = "
-    of_thread uuid, called bytea, old_epoch bigint, old_revision bigint,
-    new_epoch bigint, new_revision bigint, new_body bytea, flushed boolean,
+    of_thread uuid, called bytea, old_epoch bigint, old_revision bigint, old_nonce uuid,
+    new_epoch bigint, new_revision bigint, new_nonce uuid, new_body bytea, flushed boolean,
     seqs bigint[], hashes uuid[], sizes int[], elements bytea[],
     namespaces bytea[], ids uuid[], parents uuid[], seeds uuid[], name_lists int[], extras int[], needed text[],
     bodies bytea[], tasks_of bytea[],
@@ -22,7 +22,7 @@ const ROWS: &str = "TABLE (
     kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
 ) STABLE";
 
-/// Makes the functions of version 3 of the format.
+/// Creates the functions of version 4 of the format.
 pub(crate) fn create(schema: &str) -> String {
     let write = include_str!("write.sql").replace("{s}", schema);
     let functions = [

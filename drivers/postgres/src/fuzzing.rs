@@ -6,7 +6,7 @@ use threadkeep::id::{ChannelName, CheckpointId};
 use threadkeep_layout::{chunk_bytes, chunk_runs};
 
 use crate::record::{
-    CheckpointRecord, decode_names, decode_next, decode_tasks, encode_names, encode_next, encode_tasks, needs,
+    CheckpointRecord, ThreadBody, decode_names, decode_tasks, encode_names, encode_tasks, needs,
 };
 
 /// The body of a checkpoint. The first byte tells what the columns beside it say: bit 0 that it has a parent, bit 1 that an
@@ -36,13 +36,13 @@ pub fn chunk(data: &[u8]) {
     assert_eq!(chunk_runs(&chunk_bytes(&runs)).expect("a chunk that was written"), runs);
 }
 
-/// The names of channels, and the numbers of a thread's row.
+/// The names of channels, and the body of a thread's row.
 pub fn names(data: &[u8]) {
     if let Ok(names) = decode_names(data) {
         assert_eq!(decode_names(&encode_names(names.iter())).expect("names that were written"), names);
     }
-    if let Ok(next) = decode_next(data) {
-        assert_eq!(decode_next(&encode_next(next)).expect("numbers that were written"), next);
+    if let Ok(body) = ThreadBody::decode(data) {
+        assert_eq!(ThreadBody::decode(&body.encode()).expect("a body that was written"), body);
     }
 }
 

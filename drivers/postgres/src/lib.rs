@@ -2,6 +2,7 @@
 
 mod change;
 mod config;
+mod doubt;
 mod draft;
 mod element;
 mod error;
@@ -9,6 +10,7 @@ mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod history;
 mod keys;
 mod plan;
 mod pool;

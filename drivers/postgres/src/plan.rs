@@ -11,25 +11,34 @@ use threadkeep::{Error, Result};
 use threadkeep_layout::Form;
 
 use crate::change::Change;
+use crate::doubt::Request;
 use crate::draft::{Draft, Drafted};
+use crate::history::History;
 use crate::keys;
 use crate::record::{CheckpointRecord, Entry, Kept, TaskRecord, WriteRecord};
-use crate::rows::{Mark, Node};
+use crate::rows::Node;
 use crate::thread::ThreadState;
 
 /// A write that is ready to be sent.
 pub(crate) struct Planned {
     pub(crate) change: Change,
     drafted: Drafted,
-    to: Mark,
+    pub(crate) to: History,
+    /// Whether it creates the thread.
+    creates: bool,
     head: Option<(Namespace, Arc<Node>)>,
 }
 
 impl Planned {
+    /// What the server is asked for.
+    pub(crate) fn request(&self) -> Request {
+        Request::Write { to: self.to.moment(), creates: self.creates }
+    }
+
     /// Remembers that it was written.
     pub(crate) fn note(self, state: &mut ThreadState) {
         self.drafted.note(state);
-        state.mark = Some(self.to);
+        state.history = Some(self.to);
         if let Some((namespace, node)) = self.head {
             state.heads.put(namespace, Some(node));
         }
@@ -92,15 +101,18 @@ pub(crate) fn commit(
     let parent_names = under_parent.as_ref().map(|node| draft.names(&node.record)).transpose()?;
 
     let drafted = draft.done();
-    let to = state.mark.unwrap_or_else(Mark::new).next(step.flush);
-    let mut change = Change::new(&step.thread, state.mark, to, &drafted)?;
+    let to = match &state.history {
+        Some(history) => history.next(step.flush),
+        None => History::first(step.flush),
+    };
+    let mut change = Change::new(&step.thread, state.mark(), &to, &drafted)?;
     if let (Some(node), Some(names)) = (&under_parent, parent_names) {
         change.put(&step.namespace, node, names);
     }
     change.put(&step.namespace, &node, names);
     change.head(&step.namespace, keys::uuid(node.id));
-    change.flushed(step.flush);
-    Ok(Planned { change, drafted, to, head: Some((step.namespace.clone(), Arc::new(node))) })
+    let head = Some((step.namespace.clone(), Arc::new(node)));
+    Ok(Planned { change, drafted, to, creates: state.history.is_none(), head })
 }
 
 /// The writes of a task under `node`. None if nothing changes.
@@ -111,7 +123,7 @@ pub(crate) fn put_writes(
     node: Option<&Node>,
     is_head: bool,
 ) -> Result<Option<Planned>> {
-    let (Some(node), Some(from)) = (node, state.mark) else { return Err(not_found(&at.thread, at.id)) };
+    let (Some(node), Some(from)) = (node, &state.history) else { return Err(not_found(&at.thread, at.id)) };
     let mut draft = Draft::new(state);
     let tasks = put_tasks(&mut draft, &node.tasks, std::slice::from_ref(task))?;
     if tasks == node.tasks {
@@ -120,10 +132,10 @@ pub(crate) fn put_writes(
     let node = Node { tasks, ..node.clone() };
     let names = draft.names(&node.record)?;
     let (drafted, to) = (draft.done(), from.next(Flush::Now));
-    let mut change = Change::new(&at.thread, Some(from), to, &drafted)?;
+    let mut change = Change::new(&at.thread, Some(from.mark), &to, &drafted)?;
     change.put(&at.namespace, &node, names);
     let head = is_head.then(|| (at.namespace.clone(), Arc::new(node)));
-    Ok(Some(Planned { change, drafted, to, head }))
+    Ok(Some(Planned { change, drafted, to, creates: false, head }))
 }
 
 /// How what a checkpoint says of a channel is stored; not for [`Stored::Held`], which the parent knows.

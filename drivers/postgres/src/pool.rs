@@ -49,10 +49,8 @@ impl Connections {
         self.pool.get().await.map_err(|error| match error {
             // Nothing was sent on it yet.
             PoolError::Backend(error) => match Trouble::from(error) {
-                Trouble::Again { reason, .. } | Trouble::OutOfStep { reason } => {
-                    Trouble::Again { reason, in_doubt: false }
-                }
-                done @ Trouble::Final(_) => done,
+                Trouble::Again { reason, renew, .. } => Trouble::Again { reason, in_doubt: false, renew },
+                done => done,
             },
             PoolError::Closed => unavailable(CLOSED).into(),
             error => unavailable(format!("no connection to the database: {error}")).into(),
@@ -101,8 +99,15 @@ pub(crate) struct Shared(Arc<Lane>);
 impl Shared {
     /// Runs one statement.
     pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
-        let client = self.0.get().ok_or_else(|| unavailable(CLOSED))?;
-        Ok(client.query_typed(statement, params).await?)
+        Ok(self.client()?.query_typed(statement, params).await?)
+    }
+
+    /// The connection.
+    pub(crate) fn client(&self) -> Result<&Client, Trouble> {
+        match self.0.get() {
+            Some(object) => Ok(object),
+            None => Err(unavailable(CLOSED).into()),
+        }
     }
 }
 

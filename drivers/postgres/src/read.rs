@@ -12,10 +12,11 @@ use tokio_postgres::types::Type;
 
 use crate::element::Space;
 use crate::error::{BUSY, Trouble, unavailable};
+use crate::history::Mark;
 use crate::keys;
 use crate::pool::Param;
 use crate::record::Kept;
-use crate::rows::{Mark, Node, Snapshot, thread_name};
+use crate::rows::{Node, Snapshot, thread_name};
 use crate::store::Store;
 use crate::view::{Values, metadata};
 
@@ -96,7 +97,7 @@ impl Store {
                 (&behind, Type::BYTEA),
                 (&rows, Type::INT8),
             ];
-            let snapshot = Snapshot::of(&query.thread, &self.query(&self.sql.newest, &params).await?)?;
+            let snapshot = self.snapshot(&query.thread, &self.sql.newest, &params).await?;
             let mut newest: Vec<(CheckpointId, &Vec<u8>, &Node)> = Vec::new();
             for (ns, nodes) in &snapshot.nodes {
                 newest.extend(nodes.iter().map(|(id, node)| (*id, ns, node)));
@@ -161,7 +162,7 @@ impl Store {
                     checkpoints.insert((namespace.clone(), *id), tuple);
                 }
             }
-            Ok(ThreadImage { thread: thread.clone(), revision: revision(row.mark), checkpoints })
+            Ok(ThreadImage { thread: thread.clone(), revision: revision(row.history.mark), checkpoints })
         })
         .await
     }
@@ -187,7 +188,7 @@ impl Store {
         make: impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync,
     ) -> Result<T, Trouble> {
         for _ in 0..ROUNDS {
-            let snapshot = Snapshot::of(thread, &self.query(statement, params).await?)?;
+            let snapshot = self.snapshot(thread, statement, params).await?;
             if let Some(made) = self.with_values(thread, snapshot, &make).await? {
                 return Ok(made);
             }
@@ -224,17 +225,18 @@ impl Store {
             runs.iter().map(|run| Space::Values.bounds(*run)).map(|[first, last]| (first, last)).unzip();
         let params: [Param<'_>; 3] =
             [(&key, Type::UUID), (&first, Type::INT8_ARRAY), (&last, Type::INT8_ARRAY)];
-        Ok(Snapshot::of(thread, &self.query(&self.sql.elements, &params).await?)?)
+        self.snapshot(thread, &self.sql.elements, &params).await
     }
 }
 
 /// What the contract calls the revision of a thread.
 pub(crate) fn revision(mark: Mark) -> Revision {
-    Revision::new([mark.epoch.to_le_bytes(), mark.revision.to_le_bytes()].concat())
+    let (epoch, revision) = (mark.epoch.to_le_bytes(), mark.revision.to_le_bytes());
+    Revision::new([&epoch[..], &revision, mark.nonce.as_bytes()].concat())
 }
 
 fn epoch(snapshot: &Snapshot) -> Option<i64> {
-    snapshot.thread.as_ref().map(|row| row.mark.epoch)
+    snapshot.thread.as_ref().map(|row| row.history.mark.epoch)
 }
 
 /// Checks that no head is missing among the newest checkpoints: those behind `floor`, or all.

@@ -14,6 +14,8 @@ use crate::element::Space;
 
 /// The version of all forms, in the high half of their first byte.
 const FORM_VERSION: u8 = 1;
+/// The flag of a thread's body that describes its past.
+const PAST: u8 = 1;
 
 /// What a checkpoint stores for a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -365,23 +367,47 @@ pub(crate) fn decode_tasks(bytes: &[u8]) -> Result<Vec<TaskRecord>, Malformed> {
 }
 
 /// The body of a thread's row.
-pub(crate) fn encode_next(next: [u32; 3]) -> Vec<u8> {
-    let mut out = vec![FORM_VERSION << 4];
-    for number in next {
-        put_uint(&mut out, number);
-    }
-    out
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ThreadBody {
+    /// The next number of each space.
+    pub(crate) next: [u32; 3],
+    /// The thread's life and the trail of its marks. Rows from before version 4 of the format have none.
+    pub(crate) past: Option<(i64, Vec<u32>)>,
 }
 
-/// Reads what [`encode_next`] wrote.
-pub(crate) fn decode_next(bytes: &[u8]) -> Result<[u32; 3], Malformed> {
-    let mut decoder = Decoder::new(bytes);
-    if known_version(decoder.byte()?)? != 0 {
-        return Err(Malformed("unknown flags"));
+impl ThreadBody {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let flags = if self.past.is_some() { PAST } else { 0 };
+        let mut out = vec![FORM_VERSION << 4 | flags];
+        for number in self.next {
+            put_uint(&mut out, number);
+        }
+        if let Some((life, trail)) = &self.past {
+            out.extend_from_slice(&life.to_le_bytes());
+            put_len(&mut out, trail.len());
+            for bits in trail {
+                out.extend_from_slice(&bits.to_le_bytes());
+            }
+        }
+        out
     }
-    let next = [decoder.u32()?, decoder.u32()?, decoder.u32()?];
-    decoder.finish()?;
-    Ok(next)
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut decoder = Decoder::new(bytes);
+        let flags = known_version(decoder.byte()?)?;
+        let next = [decoder.u32()?, decoder.u32()?, decoder.u32()?];
+        let past = match flags {
+            0 => None,
+            PAST => {
+                let life = i64::from_le_bytes(decoder.array()?);
+                let trail = (0..decoder.count()?).map(|_| decoder.array().map(u32::from_le_bytes));
+                Some((life, trail.collect::<Result<_, _>>()?))
+            }
+            _ => return Err(Malformed("unknown flags")),
+        };
+        decoder.finish()?;
+        Ok(Self { next, past })
+    }
 }
 
 /// The first and last sequence numbers of the elements without which a row cannot be understood, beside its names and

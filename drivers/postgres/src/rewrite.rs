@@ -4,11 +4,12 @@
 //! now. At the end, elements that no row refers to are deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::OnceLock;
 
 use futures::future::join;
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
-use threadkeep::saver::{Outline, Revision, Rewrite};
+use threadkeep::saver::{Flush, Outline, Revision, Rewrite};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Form, Run, chunk_runs, push_run};
@@ -16,15 +17,17 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
 use crate::change::{Change, Removal};
+use crate::doubt::{Asked, Fate, Request};
 use crate::draft::Draft;
 use crate::element::{SPACES, Space};
-use crate::error::{BUSY, Trouble, corrupt, unavailable};
+use crate::error::{BUSY, OVERTAKEN, Trouble, corrupt, in_doubt, unavailable};
+use crate::history::{History, Mark, Since};
 use crate::keys;
 use crate::plan::{described, kept, new_task, seed_of};
 use crate::pool::{Param, Transaction};
 use crate::read::{namespace_of, revision};
 use crate::record::{CheckpointRecord, Entry, Kept, TaskRecord};
-use crate::rows::{Mark, Node, Snapshot};
+use crate::rows::{Node, Snapshot, ThreadRow, column};
 use crate::store::{Store, known};
 use crate::thread::ThreadState;
 
@@ -32,63 +35,112 @@ use crate::thread::ThreadState;
 const ROUNDS: usize = 8;
 
 impl Store {
-    /// One attempt. `to` is the mark of the rewritten thread, by which a repeated attempt knows that an earlier one was
-    /// carried out.
+    /// One attempt. `epoch` is that of the rewritten thread; `asked` is what earlier attempts asked for, and `again` says
+    /// that one of them is in doubt.
     pub(crate) async fn rewrite(
         &self,
         thread: &ThreadId,
-        expected: &Revision,
-        rewrite: &Rewrite,
-        to: Mark,
-        repeated: bool,
+        (expected, rewrite): (&Revision, &Rewrite),
+        epoch: i64,
+        (asked, again): (&Asked, bool),
     ) -> Result<(), Trouble> {
         let slot = self.threads.slot(thread);
         let mut held = slot.hold(&self.threads).await;
         // It is not put back: numbers that are known may be gone afterwards.
         let mut state = held.take().unwrap_or_else(ThreadState::absent);
         for _ in 0..ROUNDS {
+            let known = slot.known();
             let transaction = Transaction::on(self.connections.own().await?);
             let client = transaction.client()?;
             let rows = transaction.begin(self.look_at_all(client, thread, &state)).await?;
-            let snapshot = Snapshot::of(thread, &rows)?;
-            state = ThreadState::found(Some(state), &snapshot);
-            let leaves_nothing = rewrite.put.is_empty() && snapshot.nodes.is_empty();
-            if repeated && (state.mark == Some(to) || (state.mark.is_none() && leaves_nothing)) {
-                return transaction.roll_back().await;
+            let mut snapshot = Snapshot::of(thread, &rows)?;
+            let found = snapshot.thread.as_ref().map(|row| row.history.clone());
+            self.agree(client, thread, &known, found.as_ref()).await?;
+            if state.since(&snapshot).is_some_and(|since| since != Since::Contained) {
+                state = ThreadState::absent();
+                snapshot = Snapshot::of(thread, &self.look_at_all(client, thread, &state).await?)?;
             }
-            let change = match plan(thread, &state, &snapshot, expected, rewrite, to) {
+            slot.found(&known, found.as_ref());
+            state = ThreadState::found(state, &snapshot);
+            if again {
+                let buried = self.is_buried(client, thread, asked.lives()).await?;
+                match asked.fate(found.as_ref(), buried) {
+                    Fate::NotDone => {}
+                    Fate::Done => return self.settle(&transaction).await,
+                    Fate::Unknown => {
+                        transaction.roll_back().await?;
+                        return Err(in_doubt(OVERTAKEN).into());
+                    }
+                }
+            }
+            let to = match &found {
+                Some(found) => found.rewritten(epoch),
+                None => History::first(Flush::Now),
+            };
+            let change = match plan(thread, &state, &snapshot, expected, rewrite, &to) {
                 Ok(Planned::Change(change)) => change,
                 Ok(Planned::Nothing) => return transaction.roll_back().await,
                 Ok(Planned::Removal) => {
-                    return transaction.commit(self.delete_in(client, thread)).await;
+                    let life = found.map(|found| found.life);
+                    if let Some(life) = life {
+                        asked.note(Request::Removal { life });
+                    }
+                    transaction.commit(self.delete_in(client, thread, life)).await?;
+                    life.into_iter().for_each(|life| slot.deleted(life));
+                    return Ok(());
                 }
                 Err(error) => {
                     transaction.roll_back().await?;
                     return Err(error.into());
                 }
             };
+            asked.note(Request::Write { to: to.moment(), creates: found.is_none() });
             if transaction.commit(change.write_in(&self.sql, client)).await? {
+                slot.acknowledged(to.moment());
                 return Ok(());
             }
+            asked.refused();
         }
         Err(unavailable(BUSY).into())
     }
 
-    /// The contract's `delete_thread`.
-    pub(crate) async fn delete_thread(&self, thread: &ThreadId) -> Result<(), Trouble> {
+    /// The contract's `delete_thread`. `target` is what the first attempt found: the life of the thread, or none. Only that
+    /// is deleted: if another attempt finds another life, the one to be deleted has ended, and somebody created the thread
+    /// again.
+    pub(crate) async fn delete_thread(
+        &self,
+        thread: &ThreadId,
+        target: &OnceLock<Option<i64>>,
+    ) -> Result<(), Trouble> {
         let slot = self.threads.slot(thread);
         let mut held = slot.hold(&self.threads).await;
         held.take();
+        let known = slot.known();
         let transaction = Transaction::on(self.connections.own().await?);
         let client = transaction.client()?;
-        transaction.begin(transaction.commit(self.delete_in(client, thread))).await
+        let key = keys::of_thread(thread);
+        let claim: [Param<'_>; 1] = [(&key, Type::UUID)];
+        let claim = async { Ok(client.query_typed(&self.sql.claim, &claim).await?) };
+        let found = claimed(thread, &transaction.begin(claim).await?)?;
+        self.agree(client, thread, &known, found.as_ref()).await?;
+        let life = found.map(|found| found.life);
+        let target = *target.get_or_init(|| life);
+        if life.is_none() || life == target {
+            transaction.commit(self.delete_in(client, thread, life)).await?;
+        } else {
+            // The claim has written to the log, so this waits for the disk and the standby.
+            transaction.commit(async { Ok(()) }).await?;
+        }
+        target.into_iter().for_each(|life| slot.deleted(life));
+        Ok(())
     }
 
-    /// Removes a thread. Each statement sees what was there when it began; the first one waits for whoever writes to the
-    /// thread, so the others see all that was written.
-    async fn delete_in(&self, client: &Client, thread: &ThreadId) -> Result<(), Trouble> {
-        let statements = self.sql.delete.replace("$1", &format!("'{}'", keys::of_thread(thread)));
-        Ok(client.batch_execute(&statements).await?)
+    /// Removes a thread, of which the transaction has locked or inserted the row: nobody can write to it or create it until
+    /// the transaction ends. Each statement sees everything that was committed before it began.
+    async fn delete_in(&self, client: &Client, thread: &ThreadId, life: Option<i64>) -> Result<(), Trouble> {
+        let life = life.map_or_else(String::new, |life| life.to_string());
+        let statements = self.sql.delete.replace("$1", &format!("'{}'::uuid", keys::of_thread(thread)));
+        Ok(client.batch_execute(&statements.replace("$2", &format!("'{{{life}}}'"))).await?)
     }
 
     async fn look_at_all(
@@ -114,6 +166,19 @@ impl Store {
     }
 }
 
+/// The history of a claimed thread; none if it does not exist. A thread may be deleted although its row is damaged.
+fn claimed(thread: &ThreadId, rows: &[Row]) -> Result<Option<History>> {
+    let row = rows.first().ok_or_else(|| Error::corrupt("an answer of the database", "no row of one"))?;
+    if column::<&[u8]>(row, 4)?.is_empty() {
+        return Ok(None);
+    }
+    if let Ok(row) = ThreadRow::of(thread, row) {
+        return Ok(Some(row.history));
+    }
+    let mark = Mark { epoch: column(row, 1)?, revision: column(row, 2)?, nonce: column(row, 5)? };
+    Ok(Some(History { life: mark.epoch, mark, trail: Vec::new() }))
+}
+
 /// What a rewrite comes to.
 enum Planned {
     Nothing,
@@ -128,9 +193,9 @@ fn plan(
     snapshot: &Snapshot,
     expected: &Revision,
     rewrite: &Rewrite,
-    to: Mark,
+    to: &History,
 ) -> Result<Planned> {
-    if state.mark.map_or_else(Revision::absent, revision) != *expected {
+    if state.mark().map_or_else(Revision::absent, revision) != *expected {
         return Err(Error::Stale { thread: thread.clone() });
     }
     let mut stored = BTreeMap::new();
@@ -165,7 +230,7 @@ fn plan(
 
     let drafted = draft.done();
     let mut used = Used::new(thread, snapshot, &drafted.elements);
-    let mut change = Change::new(thread, state.mark, to, &drafted)?;
+    let mut change = Change::new(thread, state.mark(), to, &drafted)?;
     let mut heads: BTreeMap<&Namespace, CheckpointId> = BTreeMap::new();
     for (place, (node, names)) in &left {
         used.note(node, *names)?;
@@ -177,7 +242,7 @@ fn plan(
     for (namespace, head) in &heads {
         change.head(namespace, keys::uuid(*head));
     }
-    if state.mark.is_some() {
+    if state.history.is_some() {
         let dead = used.dead(state);
         let headless = snapshot.heads.values().filter(|(namespace, _)| !heads.contains_key(namespace));
         change.remove(Removal {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
-use threadkeep::saver::Flush;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Malformed;
 use tokio_postgres::Row;
@@ -11,72 +10,57 @@ use uuid::Uuid;
 
 use crate::element::{Elements, Space};
 use crate::error::corrupt;
+use crate::history::{History, Mark};
 use crate::keys;
-use crate::record::{
-    CheckpointRecord, TaskRecord, decode_names, decode_next, decode_tasks, encode_next, encode_tasks,
-};
+use crate::record::{CheckpointRecord, TaskRecord, ThreadBody, decode_names, decode_tasks, encode_tasks};
 use crate::seal::Seal;
-
-/// What tells whether a thread was changed: see the module `schema`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub(crate) epoch: i64,
-    pub(crate) revision: i64,
-}
-
-impl Mark {
-    /// The mark of a thread that is made or rewritten.
-    pub(crate) fn new() -> Self {
-        Self { epoch: rand::random(), revision: 0 }
-    }
-
-    /// The mark after another write. It is even if that is flushed. A crash of the server can take one that is not, and
-    /// then nobody comes to its odd mark by counting: whoever still believes in it meets the fence.
-    pub(crate) fn next(self, flush: Flush) -> Self {
-        let leap = match flush {
-            Flush::Now => 1,
-            Flush::WithNext => 2 * (1 + i64::from(rand::random::<u32>())),
-        };
-        Self { revision: (self.revision | 1) + leap, ..self }
-    }
-
-    /// Whether what is known of a thread with this mark is on the disk. Otherwise it may be known of a thread that is not
-    /// there any more.
-    pub(crate) fn is_flushed(self) -> bool {
-        self.revision % 2 == 0
-    }
-}
 
 /// The row of a thread.
 #[derive(Debug, Clone)]
 pub(crate) struct ThreadRow {
-    pub(crate) mark: Mark,
+    pub(crate) history: History,
     pub(crate) next: [u32; 3],
 }
 
 impl ThreadRow {
     fn seal(key: Uuid, name: &[u8], mark: Mark) -> Seal {
         let seal = Seal::of("thread").and(key.as_bytes()).and(name);
-        seal.and(&mark.epoch.to_le_bytes()).and(&mark.revision.to_le_bytes())
+        let seal = seal.and(&mark.epoch.to_le_bytes()).and(&mark.revision.to_le_bytes());
+        // Rows from before version 4 of the format have no nonce.
+        if mark.nonce.is_nil() { seal } else { seal.and(mark.nonce.as_bytes()) }
     }
 
     /// The sealed body.
     pub(crate) fn body(&self, thread: &ThreadId) -> Vec<u8> {
-        Self::seal(keys::of_thread(thread), thread.as_str().as_bytes(), self.mark)
-            .close(encode_next(self.next))
+        let past = Some((self.history.life, self.history.trail.clone()));
+        Self::seal(keys::of_thread(thread), thread.as_str().as_bytes(), self.history.mark)
+            .close(ThreadBody { next: self.next, past }.encode())
     }
 
     fn open(key: Uuid, name: &[u8], mark: Mark, body: &[u8]) -> Result<Self, Malformed> {
-        let next = decode_next(Self::seal(key, name, mark).open(body)?)?;
-        Ok(Self { mark, next })
+        let ThreadBody { next, past } = ThreadBody::decode(Self::seal(key, name, mark).open(body)?)?;
+        let (life, trail) = past.unwrap_or_else(|| (mark.epoch, Vec::new()));
+        Ok(Self { history: History { life, mark, trail }, next })
     }
 }
 
-/// The id of a thread, out of the row `(id, epoch, revision, name, body)`.
+impl ThreadRow {
+    /// The row `(id, epoch, revision, name, body, nonce)` of a thread.
+    pub(crate) fn of(thread: &ThreadId, row: &Row) -> Result<Self> {
+        let (key, mark, name, body) = columns(row)?;
+        Self::open(key, name, mark, body).map_err(|reason| corrupt("thread", thread, "its row", reason))
+    }
+}
+
+/// The columns that make the row of a thread.
+fn columns(row: &Row) -> Result<(Uuid, Mark, &[u8], &[u8])> {
+    let mark = Mark { epoch: column(row, 1)?, revision: column(row, 2)?, nonce: column(row, 5)? };
+    Ok((column(row, 0)?, mark, column(row, 3)?, column(row, 4)?))
+}
+
+/// The id of a thread, out of the row `(id, epoch, revision, name, body, nonce)`.
 pub(crate) fn thread_name(row: &Row) -> Result<ThreadId> {
-    let key: Uuid = column(row, 0)?;
-    let mark = Mark { epoch: column(row, 1)?, revision: column(row, 2)? };
-    let (name, body): (&[u8], &[u8]) = (column(row, 3)?, column(row, 4)?);
+    let (key, mark, name, body) = columns(row)?;
     let wrong = |reason: Malformed| Error::corrupt(format!("table threadkeep_thread, id {key}"), reason);
     ThreadRow::open(key, name, mark, body).map_err(wrong)?;
     std::str::from_utf8(name).map(ThreadId::from).map_err(|_| wrong(Malformed("the name is not UTF-8")))
@@ -176,7 +160,8 @@ impl Snapshot {
         for row in rows {
             match column::<i32>(row, 0)? {
                 THREAD => {
-                    let mark = Mark { epoch: column(row, 5)?, revision: column(row, 6)? };
+                    let mark =
+                        Mark { epoch: column(row, 5)?, revision: column(row, 6)?, nonce: column(row, 2)? };
                     let (name, body): (&[u8], &[u8]) = (column(row, 7)?, column(row, 8)?);
                     let wrong = |reason| corrupt("thread", thread, "its row", reason);
                     if name != thread.as_str().as_bytes() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::OnceLock;
 
 use async_trait::async_trait;
 use futures::FutureExt;
@@ -14,11 +15,11 @@ use threadkeep::saver::{
 };
 
 use crate::config::{Options, Target};
+use crate::doubt::Asked;
 use crate::error::SAVER;
 use crate::keys;
 use crate::plan;
 use crate::pool::Connections;
-use crate::rows::Mark;
 use crate::schema;
 use crate::sql::Sql;
 use crate::store::{Store, Wanted};
@@ -83,60 +84,73 @@ impl Saver for PostgresSaver {
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
         let ns = keys::of_namespace(&at.namespace);
-        let put = || async {
-            let wanted = Wanted { thread: &at.thread, namespace: &at.namespace, ids: vec![at.id] };
-            self.store
-                .write(
-                    wanted,
-                    |state| {
-                        let head =
-                            state.heads.peek(&at.namespace)?.as_ref().filter(|head| head.id == at.id)?;
-                        plan::put_writes(at, task, state, Some(head), true).ok().flatten()
-                    },
-                    |state, snapshot| {
-                        let node = snapshot.nodes.get(&ns).and_then(|nodes| nodes.get(&at.id));
-                        let is_head = snapshot.heads.get(&ns).is_some_and(|(_, head)| *head == at.id);
-                        plan::put_writes(at, task, state, node, is_head)
-                    },
-                )
-                .await
+        let asked = Asked::default();
+        let put = |again| {
+            let asked = &asked;
+            let ns = &ns;
+            async move {
+                let wanted = Wanted { thread: &at.thread, namespace: &at.namespace, ids: vec![at.id] };
+                self.store
+                    .write(
+                        wanted,
+                        (asked, again),
+                        |state| {
+                            let head =
+                                state.heads.peek(&at.namespace)?.as_ref().filter(|head| head.id == at.id)?;
+                            plan::put_writes(at, task, state, Some(head), true).ok().flatten()
+                        },
+                        |state, snapshot| {
+                            let node = snapshot.nodes.get(ns).and_then(|nodes| nodes.get(&at.id));
+                            let is_head = snapshot.heads.get(ns).is_some_and(|(_, head)| *head == at.id);
+                            plan::put_writes(at, task, state, node, is_head)
+                        },
+                    )
+                    .await
+            }
         };
-        self.store.writing(|_| put().boxed()).await
+        self.store.writing(|again| put(again).boxed()).await
     }
 
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
         step.validate()?;
         let ns = keys::of_namespace(&step.namespace);
         let first = step.parent.is_none() && step.expected_head.is_none();
-        let commit = || async {
-            let ids = [Some(step.checkpoint.id), step.parent].into_iter().flatten().collect();
-            let wanted = Wanted { thread: &step.thread, namespace: &step.namespace, ids };
-            self.store
-                .write(
-                    wanted,
-                    |state| match state.heads.peek(&step.namespace) {
-                        Some(head) => {
-                            let head = head.as_deref();
-                            let parent = head.filter(|head| Some(head.id) == step.parent);
-                            plan::commit(&step, state, head, parent).ok()
-                        }
-                        // A first checkpoint is mostly that of a new thread.
-                        None if first && state.mark.is_none() => plan::commit(&step, state, None, None).ok(),
-                        None => None,
-                    },
-                    |state, snapshot| {
-                        let nodes = snapshot.nodes.get(&ns);
-                        let node = |id| nodes.and_then(|nodes| nodes.get(&id));
-                        if node(step.checkpoint.id).is_some() {
-                            return Ok(None);
-                        }
-                        let parent = step.parent.and_then(node);
-                        plan::commit(&step, state, snapshot.head(&step.thread, &ns)?, parent).map(Some)
-                    },
-                )
-                .await
+        let asked = Asked::default();
+        let commit = |again| {
+            let (asked, step, ns) = (&asked, &step, &ns);
+            async move {
+                let ids = [Some(step.checkpoint.id), step.parent].into_iter().flatten().collect();
+                let wanted = Wanted { thread: &step.thread, namespace: &step.namespace, ids };
+                self.store
+                    .write(
+                        wanted,
+                        (asked, again),
+                        |state| match state.heads.peek(&step.namespace) {
+                            Some(head) => {
+                                let head = head.as_deref();
+                                let parent = head.filter(|head| Some(head.id) == step.parent);
+                                plan::commit(step, state, head, parent).ok()
+                            }
+                            // A first checkpoint is mostly that of a new thread.
+                            None if first && state.history.is_none() => {
+                                plan::commit(step, state, None, None).ok()
+                            }
+                            None => None,
+                        },
+                        |state, snapshot| {
+                            let nodes = snapshot.nodes.get(ns);
+                            let node = |id| nodes.and_then(|nodes| nodes.get(&id));
+                            if node(step.checkpoint.id).is_some() {
+                                return Ok(None);
+                            }
+                            let parent = step.parent.and_then(node);
+                            plan::commit(step, state, snapshot.head(&step.thread, ns)?, parent).map(Some)
+                        },
+                    )
+                    .await
+            }
         };
-        self.store.writing(|_| commit().boxed()).await?;
+        self.store.writing(|again| commit(again).boxed()).await?;
         Ok(step.key())
     }
 
@@ -154,7 +168,8 @@ impl Saver for PostgresSaver {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        self.store.writing(|_| self.store.delete_thread(thread).boxed()).await
+        let target = OnceLock::new();
+        self.store.writing(|_| self.store.delete_thread(thread, &target).boxed()).await
     }
 
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
@@ -166,8 +181,9 @@ impl Saver for PostgresSaver {
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        let to = Mark::new();
-        self.store.writing(|again| self.store.rewrite(thread, expected, &rewrite, to, again).boxed()).await
+        let (asked, epoch) = (Asked::default(), rand::random());
+        let change = (expected, &rewrite);
+        self.store.writing(|again| self.store.rewrite(thread, change, epoch, (&asked, again)).boxed()).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,18 +1,20 @@
 //! The tables, their migrations, and the check that a database has them.
 //!
-//! # Format, version 3
+//! # Format, version 4
 //!
 //! | table | key | holds |
 //! |---|---|---|
 //! | `threadkeep_format` | | the version of the format |
-//! | `threadkeep_thread` | thread | its id, its revision, a sealed body: the next sequence number of each space |
+//! | `threadkeep_thread` | thread | its id, its mark, a sealed body: the next sequence number of each space, its past |
 //! | `threadkeep_head` | thread, namespace | the namespace's text, the newest checkpoint, a seal |
 //! | `threadkeep_checkpoint` | thread, namespace, id | a sealed body, and sealed: the tasks that ran from it |
 //! | `threadkeep_element` | thread, sequence number | bytes, packed where it pays, and the hash that they have |
+//! | `threadkeep_grave` | thread, life | since version 4: a life of a thread that was deleted within the last hours |
 //!
 //! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: a NUL
 //! byte is a character like others. The functions (since version 3) hold the statements that are run all the time. They are
-//! part of the format, because they must fit the program that calls them: another function is another version.
+//! part of the format, because they must fit the program that calls them: another function is another version. Stop programs of
+//! an older version before the tables are brought to a newer one.
 //!
 //! ## Keys
 //!
@@ -21,11 +23,17 @@
 //! twice while the thread lives. Spaces: 0 values and elements of lists, 1 names, metadata and chunks of manifests,
 //! 2 entries of metadata maps.
 //!
-//! ## Revisions
+//! ## Marks
 //!
-//! `epoch` is drawn at random when a thread is made and when it is rewritten, `revision` counts the other writes. Every
-//! write names the two that it found: that is the fence. Under one epoch nothing but the tasks of a checkpoint ever
-//! changes, and no row goes away.
+//! The mark of a thread is `epoch`, drawn at random when the thread is created and when it is rewritten; `revision`, twice the
+//! number of writes, plus one if the last one was acknowledged before it was flushed; and `nonce` (since version 4; nil before),
+//! drawn at random by every write. Every write names the mark that it found: that is the fence. Under one epoch nothing but
+//! the tasks of a checkpoint ever changes, and no row goes away. The body lists the first four bytes of the last sixteen
+//! nonces, newest first, and the `life` of the thread, drawn at random when it is created: so a process can tell whether the
+//! history that it finds contains the writes that it knows.
+//!
+//! A deletion leaves the life of the thread in `threadkeep_grave` for some hours. A commit that created a thread, and whose
+//! answer was lost, learns from it that the thread was deleted since, and does not create it again.
 //!
 //! ## Rows
 //!
@@ -34,7 +42,8 @@
 //! first), and the body. A column that may be null is preceded by a column of one byte: 1, or 0 and nothing behind it. Integers
 //! are covered as eight bytes, low ones first.
 //!
-//! * thread: covers id, name, epoch, revision. Body: the next number of each space.
+//! * thread: covers id, name, epoch, revision, and nonce unless that is nil. Body: version byte with a flag for what
+//!   follows the numbers, the next number of each space; if flagged, life and trail (little-endian).
 //! * head: covers thread, namespace, name, head. The body is empty.
 //! * checkpoint, body: covers thread, namespace, id, parent, seed, names, extra. `names` is the element that lists the
 //!   channels; `extra` the one that holds large metadata; `seed` the oldest checkpoint from which a sentinel of this one
@@ -64,7 +73,7 @@ use crate::error::{NOT_SET_UP, Trouble, unavailable};
 use crate::function;
 
 /// The newest format that this driver reads, and the one that it writes.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 const NO_CHECKSUMS: &str = "the server keeps no checksums of its pages (data_checksums = off): damage beneath the rows can hide \
     some of them; turn them on with pg_checksums --enable while the server is stopped";
@@ -94,11 +103,61 @@ ALTER TABLE {s}.threadkeep_element ADD COLUMN size int;
 ALTER TABLE {s}.threadkeep_element ALTER COLUMN body SET STORAGE EXTERNAL;
 ";
 
+/// The functions of version 3. {s} is the schema, {q} the same in a literal.
+const FUNCTIONS_3: &str = include_str!("schema/functions_3.sql");
+
+const MARKS: &str = "
+ALTER TABLE {s}.threadkeep_thread ADD COLUMN nonce uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000';
+CREATE TABLE {s}.threadkeep_grave (
+    thread uuid NOT NULL, life bigint NOT NULL, at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (thread, life)
+);
+CREATE INDEX threadkeep_grave_at ON {s}.threadkeep_grave (at);
+";
+
+/// Who had rights on the old table and function has them on the new ones. {s} is the schema in a literal.
+const RIGHTS: &str = "
+DECLARE r record;
+BEGIN
+    FOR r IN
+        SELECT a.privilege_type, 'TABLE {s}.threadkeep_grave' AS object, a.grantee
+        FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = '{s}.threadkeep_thread'::regclass
+        UNION ALL
+        SELECT a.privilege_type, 'FUNCTION {s}.threadkeep_write(' || pg_get_function_identity_arguments(n.oid) || ')', a.grantee
+        FROM pg_proc p, aclexplode(p.proacl) a, pg_proc n
+        WHERE p.oid = '{s}.threadkeep_write({o})'::regprocedure AND n.oid = '{s}.threadkeep_write({n})'::regprocedure
+    LOOP
+        EXECUTE 'GRANT ' || r.privilege_type || ' ON ' || r.object || ' TO '
+            || CASE r.grantee WHEN 0 THEN 'PUBLIC' ELSE r.grantee::regrole::text END;
+    END LOOP;
+END";
+
+/// The types of the arguments of `threadkeep_write` in version 3.
+const WRITE_3: &str = "uuid, bytea, bigint, bigint, bigint, bigint, bytea, boolean, bigint[], uuid[], int[], bytea[], \
+    bytea[], uuid[], uuid[], uuid[], int[], int[], text[], bytea[], bytea[], bytea[], uuid[], bytea[], bytea[]";
+/// The same in version 4.
+const WRITE_4: &str = "uuid, bytea, bigint, bigint, uuid, bigint, bigint, uuid, bytea, boolean, bigint[], uuid[], int[], \
+    bytea[], bytea[], uuid[], uuid[], uuid[], int[], int[], text[], bytea[], bytea[], bytea[], uuid[], bytea[], bytea[]";
+
+/// Marks with random bits, graves, and the functions that know them.
+fn marks(schema: &str) -> String {
+    let in_literal = |text: &str| text.replace('\'', "''");
+    let rights = RIGHTS.replace("{s}", &in_literal(schema)).replace("{o}", WRITE_3).replace("{n}", WRITE_4);
+    [
+        MARKS.replace("{s}", schema),
+        function::create(schema),
+        format!("DO '{}';\n", in_literal(&rights)),
+        format!("DROP FUNCTION {schema}.threadkeep_write({WRITE_3});\n"),
+    ]
+    .concat()
+}
+
 /// What leads from each version to the next; the first one from nothing.
 const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
     |schema| TABLES.replace("{s}", schema),
     |schema| PACKED_ELEMENTS.replace("{s}", schema),
-    function::create,
+    |schema| FUNCTIONS_3.replace("{s}", schema).replace("{q}", &schema.replace('\'', "''")),
+    marks,
 ];
 
 /// Creates the tables in the database at `address`, or brings them to the newest format. Run it once, as the role that
@@ -127,10 +186,8 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
         join(work, connection.map(|_| ())).await.0
     };
     done.await.map_err(|trouble| match trouble {
-        Trouble::Final(error) => error,
-        Trouble::Again { reason, .. } | Trouble::OutOfStep { reason } => {
-            unavailable(format!("{reason}; run setup again"))
-        }
+        Trouble::Final(error) | Trouble::Lost(error) => error,
+        Trouble::Again { reason, .. } => unavailable(format!("{reason}; run setup again")),
     })
 }
 
@@ -257,7 +314,7 @@ mod tests {
             blake3::hash(migration("s").as_bytes()).to_hex()[..16].to_owned()
         };
         let found: Vec<_> = MIGRATIONS.iter().map(hash).collect();
-        assert_eq!(found, ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53"]);
+        assert_eq!(found, ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53", "6c1799172908899b"]);
     }
 
     #[tokio::test]

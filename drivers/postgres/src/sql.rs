@@ -6,6 +6,9 @@
 //! by key, whatever it believes of the sizes of tables. Those that are run all the time call functions, which hold their
 //! text: see [`crate::function`].
 
+/// Writes a record to the log that says nothing: a transaction with it waits for the disk and the standby when it commits.
+pub(crate) const EMIT: &str = "SELECT 1 FROM pg_catalog.pg_logical_emit_message(true, 'threadkeep', '')";
+
 /// The statements, with the schema in them.
 pub(crate) struct Sql {
     /// `thread, ns, id`: one checkpoint.
@@ -22,8 +25,13 @@ pub(crate) struct Sql {
     pub(crate) elements: String,
     /// `after or null, limit`: names of threads.
     pub(crate) threads: String,
-    /// `thread`: locks its row until the end of the transaction.
+    /// `thread`: locks its row until the end of the transaction, and returns it.
     pub(crate) lock: String,
+    /// `thread`: locks it until the end of the transaction whether it exists or not, by inserting an empty row if there
+    /// is none, and returns its row.
+    pub(crate) claim: String,
+    /// `thread, life[]`: whether one of these lives of the thread was deleted.
+    pub(crate) buried: String,
     /// `thread, ns, ids, epoch, next[]`: what a writer must know: head, these checkpoints, hashes.
     pub(crate) look: String,
     /// `thread, null, epoch, next[]`: the same of a whole thread.
@@ -32,13 +40,13 @@ pub(crate) struct Sql {
     pub(crate) write: String,
     /// `thread, epoch, revision`, and what is removed: see [`crate::change::Removal`].
     pub(crate) remove: String,
-    /// `thread`, in place of each `$1`: statements that remove everything of it.
+    /// `thread` and `life`, in place of each `$1` and `$2`: statements that remove everything of it, and leave a grave.
     pub(crate) delete: String,
 }
 
 /// What a statement on a thread returns beside the checkpoints in `c`.
 const OWNERS: &str = "
-SELECT 0 AS kind, NULL::bytea AS ns, NULL::uuid AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
+SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
        t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2
 FROM {s}.threadkeep_thread t WHERE t.id = $1
 UNION ALL
@@ -126,7 +134,7 @@ impl Sql {
             lineage: call("SELECT * FROM", "lineage", 4),
             all: about(&all),
             elements: fill(
-                "SELECT 0 AS kind, NULL::bytea AS ns, NULL::uuid AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
+                "SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
                         t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2
                  FROM {s}.threadkeep_thread t WHERE t.id = $1
                  UNION ALL
@@ -137,21 +145,37 @@ impl Sql {
                  ) e",
             ),
             threads: fill(
-                "SELECT id, epoch, revision, name, body FROM {s}.threadkeep_thread
+                "SELECT id, epoch, revision, name, body, nonce FROM {s}.threadkeep_thread
                  WHERE $1::bytea IS NULL OR (substring(name, 1, 512), name) > (substring($1::bytea, 1, 512), $1)
                  ORDER BY substring(name, 1, 512), name LIMIT $2",
             ),
-            lock: fill("SELECT 1 FROM {s}.threadkeep_thread WHERE id = $1 FOR UPDATE"),
+            lock: fill(
+                "SELECT id, epoch, revision, name, body, nonce FROM {s}.threadkeep_thread WHERE id = $1 FOR UPDATE",
+            ),
+            claim: fill(
+                "INSERT INTO {s}.threadkeep_thread AS t (id, epoch, revision, name, body) VALUES ($1, 0, 0, '', '')
+                 ON CONFLICT (id) DO UPDATE SET epoch = t.epoch
+                 RETURNING id, epoch, revision, name, body, nonce",
+            ),
+            buried: fill(
+                "SELECT 1 FROM {s}.threadkeep_grave WHERE thread = $1 AND life = ANY ($2) LIMIT 1",
+            ),
             look: about(&format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"))
                 + &hashes("$4", "$5"),
             look_at_all: about(&all) + &hashes("$3", "$4"),
-            write: call("SELECT", "write", 25),
+            write: call("SELECT", "write", 27),
             remove: fill(REMOVE),
             delete: fill(
                 "DELETE FROM {s}.threadkeep_thread WHERE id = $1;
                  DELETE FROM {s}.threadkeep_head WHERE thread = $1;
                  DELETE FROM {s}.threadkeep_checkpoint WHERE thread = $1;
-                 DELETE FROM {s}.threadkeep_element WHERE thread = $1;",
+                 DELETE FROM {s}.threadkeep_element WHERE thread = $1;
+                 INSERT INTO {s}.threadkeep_grave (thread, life) SELECT $1, life FROM unnest($2::bigint[]) AS life
+                 ON CONFLICT (thread, life) DO NOTHING;
+                 DELETE FROM {s}.threadkeep_grave WHERE (thread, life) IN (
+                     SELECT thread, life FROM {s}.threadkeep_grave WHERE at < now() - interval '6 hours'
+                     ORDER BY at LIMIT 16 FOR UPDATE SKIP LOCKED
+                 );",
             ),
         }
     }

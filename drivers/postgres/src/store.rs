@@ -10,14 +10,16 @@ use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use crate::change::won;
+use crate::doubt::{Asked, Fate, Request};
 use crate::element::SPACES;
-use crate::error::{BUSY, Trouble, in_doubt, unavailable};
+use crate::error::{BUSY, OVERTAKEN, Trouble, in_doubt, unavailable};
+use crate::history::{History, Since, lost};
 use crate::keys;
 use crate::plan::Planned;
 use crate::pool::{Connections, Param, Transaction};
-use crate::rows::Snapshot;
-use crate::sql::Sql;
-use crate::thread::{ThreadState, Threads};
+use crate::rows::{Snapshot, ThreadRow};
+use crate::sql::{EMIT, Sql};
+use crate::thread::{Agreement, Known, Slot, ThreadState, Threads};
 
 /// The first pause before something is tried again; each one is twice as long, up to the longest.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -49,8 +51,8 @@ impl Store {
         self.persist(false, move |_| attempt()).await
     }
 
-    /// Attempts a write, which must be idempotent: an attempt whose outcome is in doubt is repeated. The attempt is told
-    /// whether an earlier one may have been carried out.
+    /// Attempts a write. An attempt whose outcome is in doubt is repeated, and learns that an earlier one may have been
+    /// carried out.
     pub(crate) async fn writing<'a, T>(&self, attempt: impl Fn(bool) -> Attempt<'a, T> + Send) -> Result<T> {
         self.persist(true, attempt).await
     }
@@ -61,7 +63,7 @@ impl Store {
         attempt: impl Fn(bool) -> Attempt<'a, T> + Send,
     ) -> Result<T> {
         let started = Instant::now();
-        let (mut pause, mut doubt) = (PAUSE, false);
+        let (mut pause, mut doubt, mut suspected) = (PAUSE, false, false);
         loop {
             let reason = match attempt(doubt).await {
                 Ok(done) => return Ok(done),
@@ -69,13 +71,21 @@ impl Store {
                     return Err(in_doubt(reason));
                 }
                 Err(Trouble::Final(error)) => return Err(error),
-                Err(Trouble::Again { reason, in_doubt: sent }) => {
-                    doubt |= writes && sent;
-                    reason
-                }
-                Err(Trouble::OutOfStep { reason }) => {
-                    doubt |= writes;
+                Err(Trouble::Lost(error)) => {
                     self.connections.renew();
+                    if std::mem::replace(&mut suspected, true) {
+                        if let Error::HistoryLost { thread, .. } = &error {
+                            self.threads.forget(thread);
+                        }
+                        return Err(error);
+                    }
+                    continue;
+                }
+                Err(Trouble::Again { reason, in_doubt: sent, renew }) => {
+                    doubt |= writes && sent;
+                    if renew {
+                        self.connections.renew();
+                    }
                     reason
                 }
             };
@@ -93,64 +103,204 @@ impl Store {
         Ok(self.connections.own().await?.query_typed(statement, params).await?)
     }
 
-    /// Writes to a thread. `quick` plans with what is remembered, if that is enough: one statement, which has no effect if the
-    /// thread is another by now. Then, or if `quick` has no plan, the thread is locked and looked at, and `sure` decides.
+    /// Reads a thread by one statement, and compares what it finds with what this process knows.
+    pub(crate) async fn snapshot(
+        &self,
+        thread: &ThreadId,
+        statement: &str,
+        params: &[Param<'_>],
+    ) -> Result<Snapshot, Trouble> {
+        let slot = self.threads.existing(thread);
+        let known = slot.as_deref().map(Slot::known);
+        let client = self.connections.own().await?;
+        let snapshot = Snapshot::of(thread, &client.query_typed(statement, params).await?)?;
+        if let (Some(slot), Some(known)) = (slot, known) {
+            let found = snapshot.thread.as_ref().map(|row| &row.history);
+            self.agree(&client, thread, &known, found).await?;
+            slot.found(&known, found);
+        }
+        Ok(snapshot)
+    }
+
+    /// Checks that what was found of a thread has what this process knew, before it asked, to be flushed.
+    pub(crate) async fn agree(
+        &self,
+        client: &Client,
+        thread: &ThreadId,
+        known: &Known,
+        found: Option<&History>,
+    ) -> Result<(), Trouble> {
+        let then = match known.compare(found) {
+            Agreement::Agrees => return Ok(()),
+            Agreement::Lacks(then) => then,
+            Agreement::IfBuried(then) if self.is_buried(client, thread, vec![then.life]).await? => {
+                return Ok(());
+            }
+            Agreement::IfBuried(then) => then.mark,
+        };
+        Err(Trouble::Lost(lost(thread, then, found_mark(found))))
+    }
+
+    /// Whether one of these lives of a thread was deleted, not long ago.
+    pub(crate) async fn is_buried(
+        &self,
+        client: &Client,
+        thread: &ThreadId,
+        lives: Vec<i64>,
+    ) -> Result<bool, Trouble> {
+        if lives.is_empty() {
+            return Ok(false);
+        }
+        let key = keys::of_thread(thread);
+        let params: [Param<'_>; 2] = [(&key, Type::UUID), (&lives, Type::INT8_ARRAY)];
+        Ok(!client.query_typed(&self.sql.buried, &params).await?.is_empty())
+    }
+
+    /// Ends an operation for which nothing is to be written: what it relies on may have been committed without having been
+    /// flushed, or without having reached a synchronous standby. Something that is committed now waits for both.
+    pub(crate) async fn settle(&self, transaction: &Transaction) -> Result<(), Trouble> {
+        let client = transaction.client()?;
+        let emit = async { Ok(client.query_typed(EMIT, &[]).await?) };
+        transaction.commit(emit).await.map(|_| ())
+    }
+
+    /// Writes to a thread. `quick` plans with what is remembered, if that is enough: one statement, which has no effect if
+    /// the thread has another mark by now. Then, or if `quick` has no plan, the thread is locked and looked at, and `sure`
+    /// decides. `asked` is what earlier attempts of the operation asked for; `again` says that one of them is in doubt.
     pub(crate) async fn write(
         &self,
         wanted: Wanted<'_>,
+        (asked, again): (&Asked, bool),
         quick: impl Fn(&ThreadState) -> Option<Planned> + Send + Sync,
         sure: impl Fn(&ThreadState, &Snapshot) -> Result<Option<Planned>> + Send + Sync,
     ) -> Result<(), Trouble> {
         let slot = self.threads.slot(wanted.thread);
         let mut held = slot.hold(&self.threads).await;
         // What is not put back, because an attempt failed or its future was dropped, is forgotten.
-        let mut known = held.take();
-        let mut state = known.take().unwrap_or_else(ThreadState::absent);
-        if let Some(planned) = quick(&state) {
+        let mut state = held.take().unwrap_or_else(ThreadState::absent);
+        if let Some(planned) = quick(&state).filter(|_| !again) {
             let client = self.connections.shared().await?;
+            asked.note(planned.request());
             let rows = client.query(&self.sql.write, &planned.change.params()).await?;
             if won(&rows)? {
+                slot.acknowledged(planned.to.moment());
                 planned.note(&mut state);
                 held.put(state);
                 return Ok(());
             }
+            asked.refused();
         }
         for _ in 0..ROUNDS {
+            let known = slot.known();
             let transaction = Transaction::on(self.connections.own().await?);
             let client = transaction.client()?;
             let rows = transaction.begin(self.look(client, &wanted, &state)).await?;
-            let snapshot = Snapshot::of(wanted.thread, &rows)?;
-            state = ThreadState::found(Some(state), &snapshot);
+            let mut snapshot = Snapshot::of(wanted.thread, &rows)?;
+            let found = snapshot.thread.as_ref().map(|row| row.history.clone());
+            self.agree(client, wanted.thread, &known, found.as_ref()).await?;
+            if let Err(trouble) = keeps_head(&wanted, &state, &snapshot) {
+                // The next attempt must know it too.
+                held.put(state);
+                return Err(trouble);
+            }
+            if state.since(&snapshot).is_some_and(|since| since != Since::Contained) {
+                // What is known of elements may be wrong: the server was asked for those beyond them only.
+                state = ThreadState::absent();
+                snapshot = Snapshot::of(wanted.thread, &self.look(client, &wanted, &state).await?)?;
+            }
+            slot.found(&known, found.as_ref());
+            state = ThreadState::found(state, &snapshot);
             let head = snapshot.head(wanted.thread, &keys::of_namespace(wanted.namespace))?;
             state.heads.put(wanted.namespace.clone(), head.map(|head| head.clone().into()));
-            let planned = match sure(&state, &snapshot) {
+            let fate = match again {
+                true => {
+                    let buried = self.is_buried(client, wanted.thread, asked.lives()).await?;
+                    asked.fate(found.as_ref(), buried)
+                }
+                false => Fate::NotDone,
+            };
+            let decided = match fate {
+                Fate::Done => Ok(None),
+                Fate::NotDone => sure(&state, &snapshot),
+                Fate::Unknown => Err(in_doubt(OVERTAKEN)),
+            };
+            let planned = match decided {
                 Ok(Some(planned)) => planned,
-                Ok(None) if state.mark.is_some_and(|mark| !mark.is_flushed()) => {
-                    // It is there and may not be on the disk: the lock has written to the log, so a commit flushes that.
-                    transaction.commit(async { Ok(()) }).await?;
+                Ok(None) => {
+                    self.settle(&transaction).await?;
+                    if let Some(found) = &found {
+                        slot.flushed(found.moment());
+                    }
                     held.put(state);
                     return Ok(());
                 }
-                decided => {
+                Err(error) => {
                     transaction.roll_back().await?;
                     held.put(state);
-                    return Ok(decided.map(|_| ())?);
+                    return Err(error.into());
                 }
             };
-            if transaction.commit(planned.change.write_in(&self.sql, client)).await? {
+            let request = planned.request();
+            asked.note(request);
+            let creates_again = again && matches!(request, Request::Write { creates: true, .. });
+            let written = match creates_again {
+                false => transaction.commit(planned.change.write_in(&self.sql, client)).await?,
+                true => self.create_again(&transaction, &wanted, asked, &planned).await?,
+            };
+            if written {
+                slot.acknowledged(planned.to.moment());
                 planned.note(&mut state);
                 held.put(state);
                 return Ok(());
             }
+            asked.refused();
         }
         Err(unavailable(BUSY).into())
     }
 
+    /// Creates a thread, unless an earlier attempt did and the thread was deleted since. As soon as its row is there, none of
+    /// them can be carried out any more; so the graves are looked at after that.
+    async fn create_again(
+        &self,
+        transaction: &Transaction,
+        wanted: &Wanted<'_>,
+        asked: &Asked,
+        planned: &Planned,
+    ) -> Result<bool, Trouble> {
+        let client = transaction.client()?;
+        let written = planned.change.write_in(&self.sql, client).await?;
+        if self.is_buried(client, wanted.thread, asked.lives()).await? {
+            // The next round finds the grave.
+            transaction.roll_back().await?;
+            return Ok(false);
+        }
+        transaction.commit(async { Ok(()) }).await?;
+        Ok(written)
+    }
+
     /// Flushes the log as far as it is about a thread: a transaction that locks its row writes to the log, and waits for the
-    /// disk. A thread that is not there was deleted, and that was flushed.
+    /// disk and the standby.
     pub(crate) async fn flush(&self, thread: &ThreadId) -> Result<(), Trouble> {
-        let thread = keys::of_thread(thread);
-        self.connections.shared().await?.query(&self.sql.lock, &[(&thread, Type::UUID)]).await?;
+        let slot = self.threads.slot(thread);
+        let known = slot.known();
+        let key = keys::of_thread(thread);
+        let client = self.connections.shared().await?;
+        let rows = client.query(&self.sql.lock, &[(&key, Type::UUID)]).await?;
+        let found = rows.first().map(|row| ThreadRow::of(thread, row)).transpose()?.map(|row| row.history);
+        self.agree(client.client()?, thread, &known, found.as_ref()).await?;
+        let Some(newest) = known.newest() else { return Ok(()) };
+        let gone = match found.as_ref().map(|found| found.since(&newest)) {
+            Some(Since::Contained | Since::TooLongAgo) => false,
+            Some(Since::Missing) => true,
+            None | Some(Since::AnotherLife) => {
+                known.is_unflushed() && !self.is_buried(client.client()?, thread, vec![newest.life]).await?
+            }
+        };
+        if gone {
+            // There is nothing left to flush.
+            return Err(Trouble::Lost(lost(thread, newest.mark, found_mark(found.as_ref()))));
+        }
+        slot.flushed(newest);
         Ok(())
     }
 
@@ -163,7 +313,8 @@ impl Store {
     ) -> Result<Vec<Row>, Trouble> {
         let thread = keys::of_thread(wanted.thread);
         let ns = keys::of_namespace(wanted.namespace);
-        let ids: Vec<Uuid> = wanted.ids.iter().copied().map(keys::uuid).collect();
+        let ids = wanted.ids.iter().copied().chain(known_head(state, wanted.namespace));
+        let ids: Vec<Uuid> = ids.map(keys::uuid).collect();
         let (epoch, next) = known(state);
         let lock: [Param<'_>; 1] = [(&thread, Type::UUID)];
         let look: [Param<'_>; 5] = [
@@ -183,5 +334,32 @@ impl Store {
 /// The epoch that a writer knows, and in each space the first sequence number that it does not.
 pub(crate) fn known(state: &ThreadState) -> (i64, Vec<i64>) {
     let next = SPACES.map(|space| space.seq(state.index.next[space as usize]));
-    (state.mark.map_or(0, |mark| mark.epoch), next.to_vec())
+    (state.mark().map_or(0, |mark| mark.epoch), next.to_vec())
+}
+
+/// What was found, for an error.
+fn found_mark(found: Option<&History>) -> String {
+    found.map_or_else(|| "no such thread".to_owned(), |found| found.mark.to_string())
+}
+
+/// The head of a namespace, as far as it is remembered.
+fn known_head(state: &ThreadState, namespace: &Namespace) -> Option<CheckpointId> {
+    state.heads.peek(namespace)?.as_ref().map(|head| head.id)
+}
+
+/// Checks that a head which is known to be flushed is still there, where the marks do not say it: in one epoch no
+/// checkpoint goes away.
+fn keeps_head(wanted: &Wanted<'_>, state: &ThreadState, snapshot: &Snapshot) -> Result<(), Trouble> {
+    let (Some(Since::TooLongAgo), Some(mark)) = (state.since(snapshot), state.mark()) else {
+        return Ok(());
+    };
+    let Some(head) = known_head(state, wanted.namespace).filter(|_| mark.is_flushed()) else {
+        return Ok(());
+    };
+    let nodes = snapshot.nodes.get(&keys::of_namespace(wanted.namespace));
+    if nodes.is_some_and(|nodes| nodes.contains_key(&head)) {
+        return Ok(());
+    }
+    let found = format!("no checkpoint {head} of it");
+    Err(Trouble::Lost(lost(wanted.thread, mark, found)))
 }

@@ -2,12 +2,13 @@
 -- {s} is the schema.
 BEGIN
     IF old_epoch IS NULL THEN
-        INSERT INTO {s}.threadkeep_thread (id, epoch, revision, body, name)
-        VALUES (of_thread, new_epoch, new_revision, new_body, called)
+        INSERT INTO {s}.threadkeep_thread (id, epoch, revision, nonce, body, name)
+        VALUES (of_thread, new_epoch, new_revision, new_nonce, new_body, called)
         ON CONFLICT (id) DO NOTHING;
     ELSE
-        UPDATE {s}.threadkeep_thread t SET epoch = new_epoch, revision = new_revision, body = new_body
-        WHERE t.id = of_thread AND t.epoch = old_epoch AND t.revision = old_revision;
+        UPDATE {s}.threadkeep_thread t
+        SET epoch = new_epoch, revision = new_revision, nonce = new_nonce, body = new_body
+        WHERE t.id = of_thread AND t.epoch = old_epoch AND t.revision = old_revision AND t.nonce = old_nonce;
     END IF;
     IF NOT found THEN
         RETURN false;

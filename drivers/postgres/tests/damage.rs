@@ -88,7 +88,8 @@ const COLUMNS: [(&str, &str); 21] = [
     ("checkpoint.needs", "bigint[]"),
     ("element.hash", "uuid"),
 ];
-const MORE: [(&str, &str); 4] = [
+const MORE: [(&str, &str); 5] = [
+    ("thread.nonce", "uuid"),
     ("element.thread", "uuid"),
     ("element.seq", "bigint"),
     ("element.size", "int"),

@@ -269,9 +269,11 @@ async fn a_write_of_which_one_statement_fails_leaves_nothing_and_can_be_repeated
         failed.dedup();
         // A row that may be there already is inserted first, then updated.
         let both = &["INSERT", "UPDATE"];
+        // A deletion inserts a row to hold the place of the thread, or updates the one that is there.
+        let claim = &["INSERT", "UPDATE", "DELETE"];
         let [thread, element, checkpoint, head]: [&[&str]; 4] = match kind {
             "first commit" => [&["INSERT"]; 4],
-            "delete_thread" => [&["DELETE"]; 4],
+            "delete_thread" => [claim, &["DELETE"], &["DELETE"], &["DELETE"]],
             "put_writes" => [&["UPDATE"], &[], both, &[]],
             "rewrite_thread" => [&["UPDATE"], &[], &["INSERT", "DELETE"], both],
             _ => [&["UPDATE"], &["INSERT"], both, both],

@@ -66,7 +66,7 @@ async fn what_is_asked_all_the_time_is_not_planned_anew() {
         talk.accept(&step);
     }
     saver.put_writes(&talk.key(), &talk.task(talk.messages.last().unwrap())).await.unwrap();
-    let arguments: Vec<_> = (1..=25).map(|n| format!("${n}")).collect();
+    let arguments: Vec<_> = (1..=27).map(|n| format!("${n}")).collect();
     let write = format!("SELECT \"public\".threadkeep_write({})", arguments.join(", "));
     assert_eq!(proxy.statements(), vec![write; 21]);
     saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap();

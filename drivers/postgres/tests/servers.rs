@@ -258,39 +258,6 @@ async fn a_newer_format_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_of_version_2_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
-    let database = database().await;
-    let (saver, mut talk) = (open(database.url()).await, Talk::delta("t", 3));
-    append(&saver, &mut talk, 0, 10).await;
-    let image = saver.read_thread(&talk.thread).await.unwrap();
-    // That is all that came with version 3.
-    let client = connect(database.url()).await;
-    client
-        .batch_execute(
-            "DROP FUNCTION threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage;
-             UPDATE threadkeep_format SET version = 2",
-        )
-        .await
-        .unwrap();
-    let refused = |done: Result<(), Error>| match done {
-        Err(Error::Unavailable { reason, .. }) => {
-            assert!(reason.starts_with("the tables are missing"), "{reason}");
-        }
-        other => panic!("{other:?}"),
-    };
-    refused(PostgresSaver::connect(database.url(), Options::default()).await.map(|_| ()));
-    let step = talk.say(&note(10));
-    refused(saver.commit(step.clone()).await.map(|_| ()));
-    setup(database.url(), &Options::default()).await.unwrap();
-    assert_eq!(open(database.url()).await.read_thread(&talk.thread).await.unwrap(), image);
-    // Sessions that were open then go on.
-    saver.commit(step.clone()).await.unwrap();
-    talk.accept(&step);
-    append(&open(database.url()).await, &mut talk, 11, 2).await;
-    assert_eq!(saver.read_thread(&talk.thread).await.unwrap().checkpoints.len(), 13);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn connections_are_encrypted_and_the_certificate_is_checked() {
     let server = Postgres::start().unwrap();
     let database = server.database().await.unwrap();

@@ -121,8 +121,11 @@ proptest! {
     }
 
     #[test]
-    fn next_numbers_survive(next in any::<[u32; 3]>()) {
-        prop_assert_eq!(decode_next(&encode_next(next)), Ok(next));
+    fn the_body_of_a_thread_survives(
+        next in any::<[u32; 3]>(), past in prop::option::of((any::<i64>(), prop::collection::vec(any::<u32>(), 0..17))),
+    ) {
+        let body = ThreadBody { next, past };
+        prop_assert_eq!(ThreadBody::decode(&body.encode()), Ok(body));
     }
 
     #[test]
@@ -132,7 +135,7 @@ proptest! {
             bytes[0] = first;
             let _ = CheckpointRecord::decode(&bytes, None, &names, None);
             let _ = decode_tasks(&bytes);
-            let _ = decode_next(&bytes);
+            let _ = ThreadBody::decode(&bytes);
             let _ = decode_names(&bytes);
         }
     }

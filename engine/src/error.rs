@@ -147,6 +147,11 @@ impl Error {
         Self::BrokenLineage { thread: thread.clone(), checkpoint, missing: missing.into() }
     }
 
+    /// Whether the operation may have happened.
+    pub fn is_in_doubt(&self) -> bool {
+        matches!(self, Self::InDoubt { .. })
+    }
+
     /// The class name that clients of the service know, used in `error` frames (service reference, "Exceptions").
     pub fn class_name(&self) -> &'static str {
         match self {

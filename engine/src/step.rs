@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::id::{CheckpointId, NodeName, TaskId, ThreadId};
 use crate::metadata::{Extra, Source};
 use crate::saver::Flush;
-use crate::state::{StateAccessor, StateSnapshot, Step, plan};
+use crate::state::{KnownHead, StateAccessor, StateSnapshot, Step, plan};
 use crate::value::ChannelValue;
 
 /// Runs supersteps on a thread. It holds the live state, so that a superstep costs what it changes.
@@ -23,7 +23,7 @@ pub struct StepWriter {
     thread: ThreadId,
     /// The state from which the tasks of the current superstep run.
     base: Option<StateSnapshot>,
-    head: Option<CheckpointId>,
+    head: KnownHead,
     finished: Vec<(TaskWrites, bool)>,
     flush: Flush,
     /// Whether a commit of this writer may not be on the disk yet.
@@ -59,17 +59,40 @@ impl StepWriter {
     /// # Errors
     /// [`Error::NotFound`] if `at` does not exist, and as [`StateAccessor::get`].
     pub async fn open(accessor: &StateAccessor, thread: &ThreadId, at: Option<CheckpointId>) -> Result<Self> {
-        let mut base = accessor.get(thread, None).await?;
-        let head = base.as_ref().map(|state| state.key.id);
-        if let Some(checkpoint) = at.filter(|at| Some(*at) != head) {
-            base = accessor.get(thread, at).await?;
+        let base = accessor.get(thread, None).await?;
+        let head = accessor.known(thread, base.as_ref().map(|state| state.key.id));
+        Self::on(accessor, base, head, at).await
+    }
+
+    /// As [`Self::open`], for a run that saw the head earlier.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Conflict`] if somebody else moved the head since.
+    pub async fn open_known(
+        accessor: &StateAccessor,
+        mut head: KnownHead,
+        at: Option<CheckpointId>,
+    ) -> Result<Self> {
+        let base = accessor.get_known(&mut head).await?;
+        Self::on(accessor, base, head, at).await
+    }
+
+    async fn on(
+        accessor: &StateAccessor,
+        mut base: Option<StateSnapshot>,
+        head: KnownHead,
+        at: Option<CheckpointId>,
+    ) -> Result<Self> {
+        let thread = head.thread().clone();
+        if let Some(checkpoint) = at.filter(|at| Some(*at) != head.id()) {
+            base = accessor.get(&thread, at).await?;
             if base.is_none() {
-                return Err(Error::NotFound { thread: thread.clone(), checkpoint });
+                return Err(Error::NotFound { thread, checkpoint });
             }
         }
         Ok(Self {
             accessor: accessor.clone(),
-            thread: thread.clone(),
+            thread,
             base,
             head,
             finished: Vec::new(),
@@ -90,10 +113,14 @@ impl StepWriter {
     /// Puts on the disk what this writer committed and is not there yet. Costs nothing if there is nothing.
     ///
     /// # Errors
-    /// The saver's; it may be tried again.
+    /// The saver's; it may be tried again. [`Error::InDoubt`] in the place of [`Error::Unavailable`]: the commits that
+    /// were to be flushed are stored, and may be there after a restart.
     pub async fn flush(&mut self) -> Result<()> {
         if self.unflushed {
-            self.accessor.saver().flush(&self.thread).await?;
+            self.accessor.saver().flush(&self.thread).await.map_err(|error| match error {
+                Error::Unavailable { saver, reason } => Error::InDoubt { saver, reason },
+                error => error,
+            })?;
             self.unflushed = false;
         }
         Ok(())
@@ -102,6 +129,11 @@ impl StepWriter {
     /// The live state; `None` before the first commit to an empty thread.
     pub fn state(&self) -> Option<&StateSnapshot> {
         self.base.as_ref()
+    }
+
+    /// The head as this writer knows it: the one it saw when it was opened, then its own last commit.
+    pub fn head(&self) -> &KnownHead {
+        &self.head
     }
 
     /// The thread.
@@ -153,7 +185,7 @@ impl StepWriter {
     /// The tasks of the current superstep that finished before a crash: their rows are durable and no child has
     /// applied them. A resuming run passes each to [`Self::adopt`] instead of running the task again.
     pub fn recovered(&self) -> Vec<&TaskWrites> {
-        let Some(base) = self.base.as_ref().filter(|base| Some(base.key.id) == self.head) else {
+        let Some(base) = self.base.as_ref().filter(|base| Some(base.key.id) == self.head.id()) else {
             return Vec::new();
         };
         let planned = |row: &&TaskWrites| base.next.get(row.index as usize) == Some(&row.node);
@@ -189,15 +221,20 @@ impl StepWriter {
         self.settled()?;
         self.finished.sort_by_key(|(row, _)| row.index);
         let step = Step { source, next, extra: extra.into() };
-        let mut plan =
-            plan(&self.accessor, &self.thread, self.base.as_ref(), self.head, self.finished.clone(), step)?;
+        let mut plan = plan(
+            &self.accessor,
+            &self.thread,
+            self.base.as_ref(),
+            self.head.id(),
+            self.finished.clone(),
+            step,
+        )?;
         plan.commit.flush = self.flush;
         self.unsettled = true;
         self.unflushed = true;
-        let committed = self.accessor.commit(plan).await;
+        let committed = self.accessor.commit_known(&mut self.head, plan).await;
         self.unsettled = matches!(committed, Err(Error::InDoubt { .. }));
         let state = committed?;
-        self.head = Some(state.key.id);
         self.unflushed = self.flush == Flush::WithNext;
         self.finished.clear();
         Ok(self.base.insert(state))

@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
-use threadkeep::Error;
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::TaskWrites;
 use threadkeep::id::{CheckpointId, IdSource, NodeName, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver;
-use threadkeep::state::{HistoryQuery, RollbackPoint, StateAccessor, StateSnapshot};
+use threadkeep::state::{HistoryQuery, KnownHead, RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver};
 
@@ -62,8 +62,21 @@ impl Store {
         row
     }
 
+    async fn known(&self) -> KnownHead {
+        self.accessor.known_head(&self.thread).await.unwrap()
+    }
+
+    async fn capture(&self) -> RollbackPoint {
+        self.accessor.capture(&mut self.known().await).await.unwrap()
+    }
+
+    /// Restores as a run does that wrote the head.
     async fn restore(&self, point: &RollbackPoint) -> Option<StateSnapshot> {
-        self.accessor.restore(&self.thread, point, Map::new()).await.unwrap()
+        self.accessor.restore(&mut self.known().await, point, Map::new()).await.unwrap()
+    }
+
+    async fn linearize(&self, at: CheckpointId, extra: Map<String, Json>) -> Result<Option<StateSnapshot>> {
+        self.accessor.linearize(&mut self.known().await, at, extra).await
     }
 
     /// The head as an accessor reads it that remembers nothing.
@@ -95,8 +108,7 @@ async fn a_resume_restores_every_channel_and_what_was_to_run_next_onto_the_head(
     let later = json!({"messages": say("c"), "artifacts": ["z"], "title": "later", "summary_text": "s", "viewed_images": {"i": 1}});
     let head = store.step(None, &later, &["model"]).await;
     let extra = Map::from_iter([("svc_agent_name".to_owned(), json!("writer"))]);
-    let restored =
-        store.accessor.linearize(&store.thread, selected.key.id, extra.clone()).await.unwrap().unwrap();
+    let restored = store.linearize(selected.key.id, extra.clone()).await.unwrap().unwrap();
     assert_eq!((restored.parent, restored.metadata.step), (Some(head.key.id), head.metadata.step + 1));
     assert_eq!((restored.metadata.source, &*restored.metadata.extra), (Source::Update, &extra));
     assert_eq!(
@@ -120,7 +132,7 @@ async fn a_resume_from_the_head_from_nowhere_or_in_full_mode_writes_nothing() {
         let store = memory(mode);
         let older = store.step(None, &json!({"messages": say("a")}), &[]).await.key.id;
         let head = store.step(None, &json!({"messages": say("b")}), &[]).await.key.id;
-        let linearize = async |at| store.accessor.linearize(&store.thread, at, Map::new()).await;
+        let linearize = async |at| store.linearize(at, Map::new()).await;
         assert_eq!(linearize(head).await.unwrap(), None);
         if mode == ChannelMode::Full {
             assert_eq!(linearize(older).await.unwrap(), None);
@@ -131,7 +143,8 @@ async fn a_resume_from_the_head_from_nowhere_or_in_full_mode_writes_nothing() {
             );
         }
         assert_eq!(store.history().await.len(), 2);
-        let nowhere = store.accessor.linearize(&"empty".into(), older, Map::new()).await;
+        let mut empty = store.accessor.known_head(&"empty".into()).await.unwrap();
+        let nowhere = store.accessor.linearize(&mut empty, older, Map::new()).await;
         assert!(matches!(nowhere, Err(Error::NotFound { .. })));
     }
 }
@@ -142,7 +155,7 @@ async fn a_rollback_restores_what_was_to_run_next_and_the_pending_rows() {
         let store = memory(mode);
         let before = store.step(None, &json!({"messages": say("a"), "title": "t"}), &["n", "n"]).await;
         let row = store.pend("finished").await;
-        let point = store.accessor.capture(&store.thread).await.unwrap();
+        let point = store.capture().await;
         store.step(None, &json!({"messages": say("b"), "title": "other"}), &["model"]).await;
         let cancelled = store.step(None, &json!({"messages": say("c")}), &["model"]).await;
         store.pend("of the cancelled run").await;
@@ -168,13 +181,13 @@ async fn a_rollback_restores_what_was_to_run_next_and_the_pending_rows() {
 async fn a_rollback_writes_nothing_where_nothing_was_written_and_sheds_rows_that_were() {
     for mode in [ChannelMode::Full, ChannelMode::Delta] {
         let store = memory(mode);
-        let point = store.accessor.capture(&store.thread).await.unwrap();
+        let point = store.capture().await;
         store.step(None, &json!({"messages": say("a")}), &["n", "n"]).await;
         assert_eq!(store.restore(&point).await, None, "there was nothing");
         assert_eq!(store.history().await.len(), 0);
 
         let before = store.step(None, &json!({"messages": say("a")}), &["n", "n"]).await;
-        let point = store.accessor.capture(&store.thread).await.unwrap();
+        let point = store.capture().await;
         assert_eq!(store.restore(&point).await.unwrap().key, before.key);
         assert_eq!(store.history().await.len(), 1);
         store.pend("of a cancelled superstep").await;
@@ -221,7 +234,7 @@ fn values(round: usize, channels: [bool; 4]) -> Json {
 /// Opens a run on the state `back` turns ago, as the gateway does.
 async fn resume(store: &Store, turns: &[CheckpointId], back: usize) -> Option<CheckpointId> {
     let selected = turns[turns.len().saturating_sub(back + 1)];
-    let restored = store.accessor.linearize(&store.thread, selected, Map::new()).await.unwrap();
+    let restored = store.linearize(selected, Map::new()).await.unwrap();
     if restored.is_some() { None } else { Some(selected) }
 }
 
@@ -237,7 +250,7 @@ async fn play(store: &Store, ops: &[Op]) -> Vec<Map<String, Json>> {
                 turns.push(store.step(at, &values(round, *channels), &[]).await.key.id);
             }
             Op::Rollback(steps, back) => {
-                let point = store.accessor.capture(&store.thread).await.unwrap();
+                let point = store.capture().await;
                 let mut at = match back {
                     Some(back) => resume(store, &turns, *back).await,
                     None => None,

@@ -124,6 +124,7 @@ async fn the_gate_refuses_every_read_and_write_of_a_full_process_on_a_delta_thre
     let (thread, count) = (&store.thread, store.count().await);
     let update = Update { at: None, node: "u".into(), writes: Vec::new(), extra: Map::new() };
     let head = store.accessor.get(thread, None).await.unwrap().unwrap();
+    let mut known = store.accessor.known_head(thread).await.unwrap();
     for refused in [
         full.get(thread, None).await.map(|_| ()),
         full.check(thread, None).await.map(|_| ()),
@@ -131,8 +132,9 @@ async fn the_gate_refuses_every_read_and_write_of_a_full_process_on_a_delta_thre
         full.history(thread, HistoryQuery { limit: Some(1), ..HistoryQuery::default() }).await.map(|_| ()),
         full.update(thread, update).await.map(|_| ()),
         full.annotate(&head, Map::new()).await.map(|_| ()),
-        full.capture(thread).await.map(|_| ()),
-        full.linearize(thread, head.key.id, Map::new()).await.map(|_| ()),
+        full.known_head(thread).await.map(|_| ()),
+        full.capture(&mut known).await.map(|_| ()),
+        full.linearize(&mut known, head.key.id, Map::new()).await.map(|_| ()),
         StepWriter::open(&full, thread, None).await.map(|_| ()),
     ] {
         assert_eq!(refused, Err(Error::ModeMismatch), "the snapshot has no counters, but it has the marker");

@@ -510,10 +510,11 @@ async fn r4_5_a_cancelled_half_step_leaves_no_trace(store: Store) -> Outcome {
             let mut writer = open(&accessor, &thread, None).await?;
             let before = turn(&mut writer, "before").await?;
             for round in ["first", "second"] {
-                let point = accessor.capture(&id).await?;
-                turn(&mut open(&accessor, &thread, None).await?, "of the cancelled run").await?;
+                let point = accessor.capture(&mut accessor.known_head(&id).await?).await?;
+                let mut cancelled = open(&accessor, &thread, None).await?;
+                turn(&mut cancelled, "of the cancelled run").await?;
                 half_a_step(&accessor, &thread, "half a step").await?;
-                accessor.restore(&id, &point, Map::new()).await?;
+                accessor.restore(&mut cancelled.head().clone(), &point, Map::new()).await?;
                 let read = at(&elsewhere(&store, mode, frequency).await?, &thread, None).await?;
                 same_values(&read, &before, &format!("{thread} after its {round} rollback"))?;
             }
@@ -535,9 +536,10 @@ async fn r4_5_restored_pending_rows_do_not_replay(store: Store) -> Outcome {
         turn(&mut open(&accessor, &thread, None).await?, "before").await?;
         half_a_step(&accessor, &thread, "of a failed step").await?;
         let pending = at(&accessor, &thread, None).await?.writes;
-        let point = accessor.capture(&id).await?;
-        turn(&mut open(&accessor, &thread, None).await?, "of the cancelled run").await?;
-        accessor.restore(&id, &point, Map::new()).await?;
+        let point = accessor.capture(&mut accessor.known_head(&id).await?).await?;
+        let mut cancelled = open(&accessor, &thread, None).await?;
+        turn(&mut cancelled, "of the cancelled run").await?;
+        accessor.restore(&mut cancelled.head().clone(), &point, Map::new()).await?;
 
         let restored = at(&elsewhere(&store, mode, frequency).await?, &thread, None).await?;
         check_eq!(restored.writes, pending, "the pending rows of {thread}");

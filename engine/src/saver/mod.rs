@@ -4,6 +4,7 @@
 //! channel ([`Stored`]) is decided before it gets here. Each bullet in a method's documentation is the name of a case
 //! of the conformance suite.
 
+mod doubt;
 pub mod fallback;
 mod rewrite;
 
@@ -20,6 +21,7 @@ use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::metadata::Metadata;
 use crate::value::ChannelValue;
 
+pub use doubt::commit;
 pub use rewrite::{Outline, Place, Revision, Rewrite, ThreadImage};
 
 /// Which channel values a read loads. Entries that are not loaded come back as [`Stored::Held`], never as absent. It is

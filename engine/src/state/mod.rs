@@ -1,5 +1,6 @@
 //! The state accessor: the only way to read and write thread state. It gates every read and write, and materializes.
 
+mod known;
 mod plan;
 mod rewind;
 mod snapshot;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
+pub use known::KnownHead;
 pub(crate) use plan::{Plan, Step, plan};
 pub use rewind::RollbackPoint;
 pub(crate) use snapshot::Channel;
@@ -24,7 +26,7 @@ use crate::id::{ChannelName, CheckpointId, IdSource, Namespace, NodeName, Thread
 use crate::materialize::materialize;
 use crate::metadata::{Extra, Metadata, Source};
 use crate::mode::{gate, gate_tuple};
-use crate::saver::{CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit};
+use crate::saver::{self, CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit};
 
 /// Reads and writes the state of threads, with the channels, mode and cadence of a [`ChannelTable`]. Cloning is cheap.
 ///
@@ -216,27 +218,39 @@ impl StateAccessor {
     /// [`Error::NotFound`] if `at` does not exist, [`Error::ModeMismatch`] from the gate (nothing is written),
     /// [`Error::InvalidUpdate`], [`Error::Conflict`] if the head moved meanwhile, and the saver's.
     pub async fn update(&self, thread: &ThreadId, update: Update) -> Result<StateSnapshot> {
-        let head = self.tuple(thread, None, Load::None).await?;
-        let head = head.map(|tuple| tuple.checkpoint.id);
-        let base = self.get(thread, update.at.or(head)).await?;
-        if let (None, Some(checkpoint)) = (&base, update.at) {
-            return Err(Error::NotFound { thread: thread.clone(), checkpoint });
-        }
-        self.update_on(thread, base.as_ref(), head, update, Vec::new()).await
+        let mut head = self.known_head(thread).await?;
+        self.update_known(&mut head, update).await
     }
 
-    async fn update_on(
+    /// As [`Self::update`], for a caller that decided by a head that it saw earlier.
+    ///
+    /// # Errors
+    /// As there; [`Error::Conflict`] if `head` is not the head any more, and nothing is written.
+    pub async fn update_known(&self, head: &mut KnownHead, update: Update) -> Result<StateSnapshot> {
+        let Update { at, node, writes, extra } = update;
+        let base = match at.or(head.id()) {
+            Some(checkpoint) => {
+                let base = self.get(head.thread(), Some(checkpoint)).await?;
+                Some(base.ok_or_else(|| Error::NotFound { thread: head.thread().clone(), checkpoint })?)
+            }
+            None => None,
+        };
+        let plan = self.plan_update(head, base.as_ref(), node, writes, extra, Vec::new())?;
+        self.commit_known(head, plan).await
+    }
+
+    fn plan_update(
         &self,
-        thread: &ThreadId,
+        head: &KnownHead,
         base: Option<&StateSnapshot>,
-        head: Option<CheckpointId>,
-        update: Update,
+        node: NodeName,
+        writes: Vec<Write>,
+        extra: Map<String, Json>,
         next: Vec<NodeName>,
-    ) -> Result<StateSnapshot> {
-        let row = TaskWrites { task: self.ids.task(), node: update.node, index: 0, writes: update.writes };
-        let step = Step { source: Source::Update, next, extra: update.extra.into() };
-        let plan = plan(self, thread, base, head, vec![(row, false)], step)?;
-        self.commit(plan).await
+    ) -> Result<Plan> {
+        let row = TaskWrites { task: self.ids.task(), node, index: 0, writes };
+        let step = Step { source: Source::Update, next, extra: extra.into() };
+        plan(self, head.thread(), base, head.id(), vec![(row, false)], step)
     }
 
     /// Writes a checkpoint that repeats `head`, with other metadata: the shape of a duration-only checkpoint. Nothing
@@ -282,12 +296,9 @@ impl StateAccessor {
         self.commit(Plan { commit, state }).await
     }
 
-    /// Commits a planned step. An outcome in doubt is settled by repeating the commit, which is idempotent.
+    /// Commits a planned step.
     pub(crate) async fn commit(&self, plan: Plan) -> Result<StateSnapshot> {
-        match self.saver.commit(plan.commit.clone()).await {
-            Err(Error::InDoubt { .. }) => self.saver.commit(plan.commit).await?,
-            other => other?,
-        };
+        saver::commit(&*self.saver, plan.commit).await?;
         self.warm.keep(&plan.state, &self.table);
         Ok(plan.state)
     }

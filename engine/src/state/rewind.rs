@@ -2,18 +2,21 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{StateAccessor, StateSnapshot, Update};
+use super::{KnownHead, StateAccessor, StateSnapshot};
 use crate::channel::MESSAGES_CHANNEL;
-use crate::checkpoint::Write;
+use crate::checkpoint::{CheckpointKey, TaskWrites, Write};
 use crate::error::{Error, Result};
-use crate::id::{CheckpointId, NodeName, ThreadId};
+use crate::id::{CheckpointId, Namespace};
 use crate::mode::ChannelMode;
+use crate::saver::Rewrite;
 use crate::value::ChannelValue;
 
 /// The node as which a resume from an older checkpoint is written.
 const RESUME_NODE: &str = "checkpoint_resume";
 /// The node as which a rollback is written.
 const RESTORE_NODE: &str = "rollback_restore";
+/// How often a deletion is tried on a thread whose rows keep changing.
+const ATTEMPTS: usize = 8;
 
 /// The state before a run, to which a cancelled run is rolled back: the head with its pending writes, or nothing.
 #[derive(Debug, Clone)]
@@ -27,83 +30,159 @@ impl RollbackPoint {
 }
 
 impl StateAccessor {
-    /// Captures the head for a later [`Self::restore`]. Values are shared, not copied.
+    /// Captures the state at the known head for a later [`Self::restore`]. Values are shared, not copied.
     ///
     /// # Errors
-    /// As [`StateAccessor::get`].
-    pub async fn capture(&self, thread: &ThreadId) -> Result<RollbackPoint> {
-        self.get(thread, None).await.map(RollbackPoint)
+    /// [`Error::Conflict`] if somebody else moved the head, and as [`StateAccessor::get`].
+    pub async fn capture(&self, head: &mut KnownHead) -> Result<RollbackPoint> {
+        self.get_known(head).await.map(RollbackPoint)
     }
 
-    /// Prepares a run that resumes from `selected`. In delta mode the selected state is written onto the head as a
-    /// new head: every selected channel restored, newer channels reset, and what was to run next is to run next. Rows
-    /// of tasks that had finished there stay there, as they do behind a fork. Returns the new head; `None` if nothing
+    /// Prepares a run that resumes from `selected`. In delta mode the selected state is written onto the known head as
+    /// a new head: every selected channel restored, newer channels reset, and what was to run next is to run next. Rows
+    /// of tasks that had finished there stay there, as they do after a fork. Returns the new head; `None` if nothing
     /// was written, because `selected` is the head already or the mode is full, in which a run forks instead
     /// (service reference, "Resume and rollback in delta mode").
     ///
     /// # Errors
-    /// [`Error::NotFound`] if `selected` does not exist; nothing is written on any error.
+    /// [`Error::NotFound`] if `selected` does not exist, [`Error::Conflict`] if somebody else moved the head; nothing
+    /// is written on these.
     pub async fn linearize(
         &self,
-        thread: &ThreadId,
+        head: &mut KnownHead,
         selected: CheckpointId,
         extra: Map<String, Json>,
     ) -> Result<Option<StateSnapshot>> {
-        let Some(head) = self.get(thread, None).await? else {
-            return Err(Error::NotFound { thread: thread.clone(), checkpoint: selected });
+        let thread = head.thread().clone();
+        let Some(onto) = self.get_known(head).await? else {
+            return Err(Error::NotFound { thread, checkpoint: selected });
         };
-        if self.table.mode() == ChannelMode::Full || head.key.id == selected {
+        if self.table.mode() == ChannelMode::Full || onto.key.id == selected {
             return Ok(None);
         }
-        let target = self.get(thread, Some(selected)).await?;
-        let target =
-            target.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: selected })?;
-        let writes = self.replacement(&target, &head)?;
-        let update = Update { at: Some(head.key.id), node: NodeName::from(RESUME_NODE), writes, extra };
-        self.update_on(thread, Some(&head), Some(head.key.id), update, target.next.clone()).await.map(Some)
+        let target = self.get(&thread, Some(selected)).await?;
+        let target = target.ok_or(Error::NotFound { thread, checkpoint: selected })?;
+        let writes = self.replacement(&target, &onto)?;
+        let plan = self.plan_update(head, Some(&onto), RESUME_NODE.into(), writes, extra, target.next)?;
+        self.commit_known(head, plan).await.map(Some)
     }
 
-    /// Restores the captured state after a cancelled run, as a new head. In delta mode it is written onto the
-    /// cancelled head; in full mode it forks from the captured checkpoint. What was to run next is to run next again,
-    /// and pending writes of the captured head are attached to the restored one. A thread that had no checkpoint loses
-    /// all of them. Where nothing was written since, nothing is written. Returns the restored head.
+    /// Restores the captured state after a cancelled run, as a new head. `head` is the head as the run knows it: the
+    /// last one that it wrote. In delta mode the state is written onto it; in full mode it forks from the captured
+    /// checkpoint. What was to run next is to run next again, and pending writes of the captured head are attached to
+    /// the restored one. A thread that had no checkpoint loses all that the run made. Where nothing was written since,
+    /// nothing is written. Returns the restored head.
     ///
     /// Not cancel-safe: a dropped call may have restored the state without its pending writes.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if another writer moved the head, and the saver's.
+    /// [`Error::Conflict`] if another writer moved the head: nothing changes. [`Error::InDoubt`] if the state was
+    /// restored and a pending write could not be attached, or if a commit in doubt may still arrive. The saver's.
     pub async fn restore(
         &self,
-        thread: &ThreadId,
+        head: &mut KnownHead,
         point: &RollbackPoint,
         extra: Map<String, Json>,
     ) -> Result<Option<StateSnapshot>> {
         let Some(captured) = &point.0 else {
-            self.delete_thread(thread).await?;
+            self.delete_known(head).await?;
             return Ok(None);
         };
-        let head = self.get(thread, None).await?;
-        let head =
-            head.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: captured.key.id })?;
-        if head.key == captured.key && head.writes == captured.writes {
-            return Ok(Some(head));
+        // A commit that may still arrive is kept out by the head that is written here.
+        let settled = !head.is_in_doubt();
+        let found = self.get_known(head).await?.ok_or_else(|| Error::NotFound {
+            thread: captured.key.thread.clone(),
+            checkpoint: captured.key.id,
+        })?;
+        if settled && found.key == captured.key && found.writes == captured.writes {
+            return Ok(Some(found));
         }
         let (base, writes) = match self.table.mode() {
-            ChannelMode::Delta => (&head, self.replacement(captured, &head)?),
+            ChannelMode::Delta => (&found, self.replacement(captured, &found)?),
             ChannelMode::Full => {
                 let messages = captured.value(MESSAGES_CHANNEL).cloned();
                 let write = |value| Write { channel: MESSAGES_CHANNEL.into(), value, overwrite: true };
                 (captured, messages.map(write).into_iter().collect())
             }
         };
-        let update = Update { at: None, node: NodeName::from(RESTORE_NODE), writes, extra };
         let next = captured.next.clone();
-        let mut restored = self.update_on(thread, Some(base), Some(head.key.id), update, next).await?;
-        for row in &captured.writes {
-            self.saver.put_writes(&restored.key, row).await?;
-        }
+        let plan = self.plan_update(head, Some(base), RESTORE_NODE.into(), writes, extra, next)?;
+        let mut restored = self.commit_known(head, plan).await?;
+        self.attach(&restored.key, &captured.writes).await?;
         restored.writes = captured.writes.clone();
         Ok(Some(restored))
+    }
+
+    /// Attaches rows that another checkpoint had to one that was just committed for them.
+    ///
+    /// # Errors
+    /// The saver's; [`Error::InDoubt`] in the place of [`Error::Unavailable`], because the checkpoint is there.
+    pub async fn attach(&self, to: &CheckpointKey, rows: &[TaskWrites]) -> Result<()> {
+        for row in rows {
+            self.saver.put_writes(to, row).await.map_err(|error| match error {
+                Error::Unavailable { saver, reason } => Error::InDoubt {
+                    saver,
+                    reason: format!(
+                        "checkpoint {} of thread {} was written, and the pending writes of task {} were not attached \
+                         to it: {reason}",
+                        to.id, to.thread, row.task
+                    ),
+                },
+                error => error,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a thread that has nothing but what the writer with this head made.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if there is a checkpoint of anybody else: nothing changes. The saver's.
+    async fn delete_known(&self, head: &mut KnownHead) -> Result<()> {
+        let thread = head.thread().clone();
+        let mut last = Error::Stale { thread: thread.clone() };
+        for _ in 0..ATTEMPTS {
+            let image = match self.saver.read_thread(&thread).await {
+                Ok(image) => image,
+                Err(error) => return Err(if last.is_in_doubt() { last } else { error }),
+            };
+            if image.checkpoints.is_empty() && head.is_in_doubt() {
+                return Err(Error::InDoubt {
+                    saver: self.saver.capabilities().name,
+                    reason: format!("the first commit to thread {thread} may still arrive"),
+                });
+            }
+            let newest = |namespace: &Namespace| {
+                image.checkpoints.keys().filter(|(of, _)| of == namespace).map(|(_, id)| *id).max()
+            };
+            if !image.checkpoints.is_empty() {
+                // Each commit named the head before it, so what leads to this head is the writer's own.
+                head.settle(newest(&self.namespace))?;
+            }
+            if let Some((namespace, _)) = image.checkpoints.keys().find(|(of, _)| *of != self.namespace) {
+                let (found, namespace) = (newest(namespace), namespace.clone());
+                return Err(Error::Conflict { thread, namespace, expected: None, found });
+            }
+            let remove = image.checkpoints.into_keys().collect();
+            let rewrite = Rewrite { remove, ..Rewrite::default() };
+            let deleted = if rewrite.is_empty() {
+                Ok(())
+            } else {
+                self.saver.rewrite_thread(&thread, &image.revision, rewrite).await
+            };
+            self.warm.forget(&thread);
+            match deleted {
+                Ok(()) => {
+                    head.cleared();
+                    return Ok(());
+                }
+                Err(error @ (Error::Stale { .. } | Error::InDoubt { .. })) => {
+                    last = if last.is_in_doubt() { last } else { error };
+                }
+                Err(error) => return Err(if last.is_in_doubt() { last } else { error }),
+            }
+        }
+        Err(last)
     }
 
     /// The writes that turn the state of `head` into that of `target`: a selected channel is replaced by its selected

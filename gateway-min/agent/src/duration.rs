@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, INTERRUPT_CHANNEL};
-use threadkeep::id::ThreadId;
+use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::metadata::{DURATION_NODE, Entries, Extra};
 use threadkeep::saver::{ListQuery, Load, Saver};
 use threadkeep::state::{StateAccessor, StateSnapshot};
@@ -119,17 +119,22 @@ impl RunNotes {
 }
 
 /// Writes a duration-only checkpoint on the head of the thread. Returns it, or `None` if there is nothing to note: no
-/// head, no new entries, a run that waits for the user, or a head that keeps moving.
+/// head, no new entries, a run that waits for the user, or a head that keeps moving. With `own`, the head that the run
+/// wrote last, a note is written on that one only.
 ///
 /// # Errors
 /// The accessor's, except conflicts.
 pub async fn note(
     accessor: &StateAccessor,
     thread: &ThreadId,
+    own: Option<CheckpointId>,
     notes: &RunNotes,
 ) -> threadkeep::Result<Option<StateSnapshot>> {
     for _ in 0..ATTEMPTS {
         let Some(head) = accessor.get_loading(thread, None, Load::None).await? else { return Ok(None) };
+        if own.is_some_and(|own| own != head.key.id) {
+            return Ok(None);
+        }
         let parked = head.writes.iter().flat_map(|row| &row.writes);
         if parked.into_iter().any(|write| write.channel.as_str() == INTERRUPT_CHANNEL) {
             return Ok(None);
@@ -207,7 +212,7 @@ mod tests {
     use serde_json::Map;
     use threadkeep::channel::Schema;
     use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
-    use threadkeep::id::{ChannelName, CheckpointId, IdSource};
+    use threadkeep::id::{ChannelName, IdSource};
     use threadkeep::mode::ChannelMode;
     use threadkeep::saver::{
         Capabilities, CheckpointSelector, DeltaHistory, Flush, ListQuery, Revision, Rewrite, Saver,
@@ -244,10 +249,10 @@ mod tests {
             let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
             accessor.create(&thread, Map::new()).await.unwrap();
             say(&accessor, &thread, "one").await;
-            let first = note(&accessor, &thread, &notes("r1", 4, "one")).await.unwrap().unwrap();
+            let first = note(&accessor, &thread, None, &notes("r1", 4, "one")).await.unwrap().unwrap();
             assert!(first.metadata.is_duration_only());
             let head = say(&accessor, &thread, "two").await;
-            let second = note(&accessor, &thread, &notes("r2", 0, "two")).await.unwrap().unwrap();
+            let second = note(&accessor, &thread, None, &notes("r2", 0, "two")).await.unwrap().unwrap();
             assert_eq!(second.parent, Some(head.key.id));
             assert_eq!(second.metadata.step, head.metadata.step + 1);
             assert_eq!(
@@ -270,11 +275,11 @@ mod tests {
     #[tokio::test]
     async fn noting_the_same_again_or_nothing_writes_nothing() {
         let (accessor, thread) = (accessor(ChannelMode::Full), ThreadId::from("t"));
-        assert_eq!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap(), None, "no head");
+        assert_eq!(note(&accessor, &thread, None, &notes("r", 1, "m")).await.unwrap(), None, "no head");
         accessor.create(&thread, Map::new()).await.unwrap();
-        assert!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap().is_some());
-        assert_eq!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap(), None);
-        assert_eq!(note(&accessor, &thread, &RunNotes::default()).await.unwrap(), None);
+        assert!(note(&accessor, &thread, None, &notes("r", 1, "m")).await.unwrap().is_some());
+        assert_eq!(note(&accessor, &thread, None, &notes("r", 1, "m")).await.unwrap(), None);
+        assert_eq!(note(&accessor, &thread, None, &RunNotes::default()).await.unwrap(), None);
         let all = accessor.history(&thread, HistoryQuery::default()).await.unwrap();
         assert_eq!(all.len(), 2);
     }
@@ -291,7 +296,7 @@ mod tests {
         let row =
             TaskWrites { task: accessor.ids().task(), node: "n".into(), index: 0, writes: vec![question] };
         accessor.saver().put_writes(&head.key, &row).await.unwrap();
-        assert_eq!(note(&accessor, &thread, &notes("r", 1, "m")).await.unwrap(), None);
+        assert_eq!(note(&accessor, &thread, None, &notes("r", 1, "m")).await.unwrap(), None);
         let still = accessor.get(&thread, None).await.unwrap().unwrap();
         assert_eq!((still.key, still.writes), (head.key, vec![row]), "its question is still on the head");
     }
@@ -301,7 +306,7 @@ mod tests {
         let (accessor, thread) = (accessor(ChannelMode::Delta), ThreadId::from("t"));
         accessor.create(&thread, Map::new()).await.unwrap();
         let (a, b) = (notes("a", 1, "ma"), notes("b", 2, "mb"));
-        let (a, b) = tokio::join!(note(&accessor, &thread, &a), note(&accessor, &thread, &b));
+        let (a, b) = tokio::join!(note(&accessor, &thread, None, &a), note(&accessor, &thread, None, &b));
         assert!(a.unwrap().is_some() && b.unwrap().is_some());
         let head = accessor.get(&thread, None).await.unwrap().unwrap();
         assert_eq!(head.metadata.extra[RUN_DURATIONS], json!({"a": 1, "b": 2}));
@@ -410,7 +415,7 @@ mod tests {
         say(&accessor, &thread, "one").await;
         let title = titling(&memory, &thread).await;
         crowded.others.lock().unwrap().push(title.clone());
-        let noted = note(&accessor, &thread, &notes("r", 4, "one")).await.unwrap().unwrap();
+        let noted = note(&accessor, &thread, None, &notes("r", 4, "one")).await.unwrap().unwrap();
         assert_eq!(noted.parent, Some(title.checkpoint.id), "the note is on the intervening checkpoint");
         let read = accessor.get(&thread, None).await.unwrap().unwrap();
         assert_eq!(read.json("title").unwrap(), Some(json!("a title")));
@@ -428,7 +433,7 @@ mod tests {
             let writes = vec![accessor.write("messages", message, false).unwrap()];
             let row = TaskWrites { task: accessor.ids().task(), node: "n".into(), index: 0, writes };
             accessor.saver().put_writes(&head.key, &row).await.unwrap();
-            let noted = note(&accessor, &thread, &notes("r", 1, "one")).await.unwrap().unwrap();
+            let noted = note(&accessor, &thread, None, &notes("r", 1, "one")).await.unwrap().unwrap();
             for at in [None, Some(noted.key.id), Some(head.key.id)] {
                 let read = accessor.get(&thread, at).await.unwrap().unwrap();
                 assert_eq!(read.values().unwrap(), head.values().unwrap(), "{mode}");

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, ThreadId};
 use threadkeep::metadata::{Metadata, Source};
-use threadkeep::saver::{CheckpointSelector, Flush, Load, StepCommit};
+use threadkeep::saver::{self, CheckpointSelector, Flush, Load, StepCommit};
 use threadkeep::state::StateAccessor;
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
@@ -88,7 +88,7 @@ fn goal_of(head: &CheckpointTuple) -> Result<Json> {
 /// Repeats the head with another goal, which gets a new version. Everything else is as stored on the head, including
 /// the marker and the counters; rows of tasks that ran from the head are copied.
 async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -> Result<()> {
-    let (saver, ids) = (accessor.saver(), accessor.ids());
+    let (store, ids) = (accessor.saver(), accessor.ids());
     let id = ids.checkpoint_after(Some(head.checkpoint.id));
     let last = head.checkpoint.channels.values().map(|entry| entry.version).max();
     let held = head.checkpoint.channels.iter();
@@ -98,7 +98,7 @@ async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) ->
     let stored = Stored::Value(ChannelValue::from_json(goal)?);
     channels.insert(CHANNEL.into(), ChannelEntry { version: ids.version_after(last), stored });
     let mut extra = head.metadata.extra.clone();
-    duration::newest_maps(&**saver, &head.key(), &extra).await?.carry_to(&mut extra);
+    duration::newest_maps(&**store, &head.key(), &extra).await?.carry_to(&mut extra);
     extra.insert("writes".to_owned(), json!({ CHANNEL: { CHANNEL: goal } }));
     extra.insert("updated_at".to_owned(), json!(time(Utc::now())));
     let commit = StepCommit {
@@ -116,13 +116,6 @@ async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) ->
         writes: Vec::new(),
         flush: Flush::Now,
     };
-    let key = match saver.commit(commit.clone()).await {
-        // Repeating a commit is idempotent, so this resolves the doubt.
-        Err(Error::InDoubt { .. }) => saver.commit(commit).await?,
-        other => other?,
-    };
-    for row in &head.writes {
-        saver.put_writes(&key, row).await?;
-    }
-    Ok(())
+    let key = saver::commit(&**store, commit).await?;
+    accessor.attach(&key, &head.writes).await
 }

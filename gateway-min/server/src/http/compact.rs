@@ -135,7 +135,10 @@ async fn compact(
         error => ApiError::from_engine(&thread, FAILED, &error),
     };
     let (accessor, settings) = (app.accessor(), &config.summarization);
-    let head = accessor.get(&thread, None).await.map_err(engine)?.ok_or_else(|| absent(&thread))?;
+    // The summary is of these messages: a turn that somebody adds while the model writes is not to be lost.
+    let mut known = accessor.known_head(&thread).await.map_err(engine)?;
+    let point = accessor.capture(&mut known).await.map_err(engine)?;
+    let head = point.snapshot().ok_or_else(|| absent(&thread))?;
     let messages = match head.json(MESSAGES_CHANNEL).map_err(engine)? {
         Some(Value::Array(messages)) => messages,
         _ => Vec::new(),
@@ -145,7 +148,7 @@ async fn compact(
     let summarizer = summarizer.map_err(|error| ApiError::internal(FAILED, &error))?;
     let due = body.force || summarizer.is_due(&messages);
     let Some(Cut { at, preserved }) = summarizer.cut(&messages, body.keep).filter(|_| due) else {
-        return Ok(unchanged(&head, &messages));
+        return Ok(unchanged(head, &messages));
     };
     let earlier = head.json(summary::CHANNEL).map_err(engine)?;
     let earlier = earlier.as_ref().and_then(Value::as_str);
@@ -158,7 +161,7 @@ async fn compact(
     ];
     let extra = binding(&head.metadata.extra);
     let update = Update { at: Some(head.key.id), node: NodeName::from(NODE), writes, extra };
-    let state = accessor.update(&thread, update).await.map_err(engine)?;
+    let state = accessor.update_known(&mut known, update).await.map_err(engine)?;
     Ok(Compacted {
         compacted: true,
         reason: None,

@@ -406,10 +406,11 @@ async fn update(
         _ => ApiError::from_engine(&thread, UPDATE_FAILED, &error),
     };
     let accessor = app.accessor();
-    let base = accessor.get_loading(&thread, at, Load::None).await.map_err(engine)?;
+    let mut head = accessor.known_head(&thread).await.map_err(engine)?;
+    let base = accessor.get_loading(&thread, at.or(head.id()), Load::None).await.map_err(engine)?;
     let extra = base.as_ref().map(|base| binding(&base.metadata.extra)).unwrap_or_default();
     let update = Update { at, node, writes, extra };
-    let state = accessor.update(&thread, update).await.map_err(engine)?;
+    let state = accessor.update_known(&mut head, update).await.map_err(engine)?;
     if let Some(title @ (Value::String(_) | Value::Null)) = state.json("title").map_err(engine)? {
         let named = app.store.threads().set_display_name(thread.as_str(), title.as_str()).await;
         named.map_err(|error| ApiError::internal(UPDATE_FAILED, &error))?;

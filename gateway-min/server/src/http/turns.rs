@@ -150,7 +150,7 @@ async fn note_now(app: Arc<App>, thread: ThreadId, mut missing: RunNotes) -> Res
         duration::newest_notes(&**accessor.saver(), &head.key, &head.metadata.extra).await.map_err(engine)?;
     missing.durations.retain(|run, _| !known.durations.contains_key(run));
     missing.messages.retain(|message, _| !known.messages.contains_key(message));
-    duration::note(accessor, &thread, &missing).await.map(|_| ()).map_err(engine)
+    duration::note(accessor, &thread, Some(head.key.id), &missing).await.map(|_| ()).map_err(engine)
 }
 
 #[cfg(test)]

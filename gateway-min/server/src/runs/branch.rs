@@ -6,7 +6,7 @@
 use serde_json::{Map, Value as Json};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{NodeName, ThreadId};
-use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
+use threadkeep::state::{HistoryQuery, KnownHead, StateAccessor, StateSnapshot, Update};
 use threadkeep_agent::binding;
 use threadkeep_agent::model::message::{is_from_user, is_hidden, kind};
 
@@ -91,15 +91,16 @@ pub(crate) async fn write(
     title: Option<&str>,
     extra: &Map<String, Json>,
 ) -> threadkeep::Result<StateSnapshot> {
+    let mut head = accessor.known_head(branch).await?;
     if let Some(base) = base {
-        copy(accessor, branch, base, None, extra).await?;
+        copy(accessor, &mut head, base, None, extra).await?;
     }
-    copy(accessor, branch, end, title, extra).await
+    copy(accessor, &mut head, end, title, extra).await
 }
 
 async fn copy(
     accessor: &StateAccessor,
-    branch: &ThreadId,
+    branch: &mut KnownHead,
     state: &StateSnapshot,
     title: Option<&str>,
     extra: &Map<String, Json>,
@@ -116,7 +117,7 @@ async fn copy(
     let mut extra = extra.clone();
     extra.extend(binding(&state.metadata.extra));
     let update = Update { at: None, node: NodeName::from(BRANCH_NODE), writes, extra };
-    accessor.update(branch, update).await
+    accessor.update_known(branch, update).await
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use threadkeep::id::CheckpointId;
 use threadkeep_agent::AgentError;
 
 use super::resume::ResumeError;
+use crate::store::StoreError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,12 @@ pub(super) enum RunError {
         /// The checkpoint.
         checkpoint: CheckpointId,
     },
+    /// Another process took the run for lost and ended it.
+    #[error("another process has ended the run")]
+    TakenOver,
+    /// The run's row could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The thread does not wait for the value that the run resumes with.
     #[error(transparent)]
     Resume(ResumeError),
@@ -44,7 +51,8 @@ impl RunError {
     pub(super) fn class_name(&self) -> &'static str {
         match self {
             Self::Agent(error) => error.class_name(),
-            Self::NotMaterialized { .. } => "RuntimeError",
+            Self::NotMaterialized { .. } | Self::TakenOver => "RuntimeError",
+            Self::Store(_) => "RunStoreError",
             Self::Resume(_) => "ValueError",
         }
     }

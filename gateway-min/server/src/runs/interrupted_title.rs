@@ -5,9 +5,8 @@
 
 use serde_json::{Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
-use threadkeep::id::ThreadId;
 use threadkeep::metadata::Source;
-use threadkeep::state::StateAccessor;
+use threadkeep::state::{KnownHead, StateAccessor};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep_agent::{duration, title};
 
@@ -16,18 +15,19 @@ use crate::config::Title;
 /// The node recorded as the writer of the title.
 const TITLE_NODE: &str = "runtime_interrupt_title";
 
-/// Gives the thread its title, if it is in its first exchange and has no title yet.
+/// Gives the thread its title, if it is in its first exchange and has no title yet. `head` is the one that the run
+/// wrote last.
 ///
 /// Not cancel-safe: a dropped call may have written the title without the rows of finished tasks, which then run again.
 ///
 /// # Errors
-/// The accessor's.
+/// [`threadkeep::Error::Conflict`] if somebody else moved the head, and the accessor's.
 pub(crate) async fn write(
     accessor: &StateAccessor,
-    thread: &ThreadId,
+    head: KnownHead,
     config: &Title,
 ) -> threadkeep::Result<()> {
-    let mut writer = StepWriter::open(accessor, thread, None).await?;
+    let mut writer = StepWriter::open_known(accessor, head, None).await?;
     let Some(head) = writer.state().cloned() else { return Ok(()) };
     let titled = head.json("title")?.is_some_and(|title| !title.is_null());
     let messages = head.json(MESSAGES_CHANNEL)?.unwrap_or_default();
@@ -43,10 +43,7 @@ pub(crate) async fn write(
     let writes = vec![writer.write("title", title, false)?];
     writer.finish_task(task, writes, Durability::WithCommit).await?;
     let key = writer.commit(Source::Update, head.next.clone(), extra).await?.key.clone();
-    for row in &head.writes {
-        accessor.saver().put_writes(&key, row).await?;
-    }
-    Ok(())
+    accessor.attach(&key, &head.writes).await
 }
 
 #[cfg(test)]
@@ -54,6 +51,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::Map;
+    use threadkeep::id::ThreadId;
     use threadkeep::state::StateSnapshot;
 
     use super::super::request::{RunInput, RunRequest};
@@ -98,7 +96,7 @@ mod tests {
             let (accessor, thread) = (gateway.app.accessor(), ThreadId::from("t"));
             accessor.create(&thread, Map::new()).await.unwrap();
             let notes = RunNotes { durations: [("r0".to_owned(), 7)].into(), messages: BTreeMap::new() };
-            duration::note(accessor, &thread, &notes).await.unwrap();
+            duration::note(accessor, &thread, None, &notes).await.unwrap();
             assert_eq!(interrupted(&gateway, &name, CancelAction::Interrupt).await, RunStatus::Interrupted);
 
             let (head, history) = (head(&gateway).await, gateway.history().await);
@@ -175,10 +173,11 @@ mod tests {
             let writes = vec![accessor.write("messages", human, false).unwrap()];
             let update = threadkeep::state::Update { at: None, node: "n".into(), writes, extra: Map::new() };
             accessor.update(&thread, update).await.unwrap();
-            write(accessor, &thread, &off).await.unwrap();
+            let known = async || accessor.known_head(&thread).await.unwrap();
+            write(accessor, known().await, &off).await.unwrap();
             assert_eq!(accessor.get(&thread, None).await.unwrap().unwrap().json("title").unwrap(), None);
-            write(accessor, &thread, &Title::default()).await.unwrap();
-            write(accessor, &thread, &Title::default()).await.unwrap();
+            write(accessor, known().await, &Title::default()).await.unwrap();
+            write(accessor, known().await, &Title::default()).await.unwrap();
             let query = threadkeep::state::HistoryQuery::default();
             assert_eq!(accessor.history(&thread, query).await.unwrap().len(), 2, "once");
         }

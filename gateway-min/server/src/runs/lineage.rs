@@ -336,7 +336,7 @@ mod tests {
                 say(&accessor, None, &format!("more {number}")).await;
             }
             let notes = RunNotes { durations: [("r".to_owned(), 1)].into(), ..RunNotes::default() };
-            duration::note(&accessor, &thread, &notes).await.unwrap().unwrap();
+            duration::note(&accessor, &thread, None, &notes).await.unwrap().unwrap();
             let head = say(&accessor, None, "last").await;
             let base = |message: &'static str| base_before(&accessor, &thread, &head, message);
             assert_eq!(base("three").await.unwrap(), Base::At(one.key.id), "{mode}");

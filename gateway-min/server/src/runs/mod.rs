@@ -9,6 +9,8 @@ pub(crate) mod delivery;
 mod error;
 #[cfg(test)]
 mod faults;
+#[cfg(test)]
+mod fences;
 pub(crate) mod frames;
 #[cfg(test)]
 mod golden;

@@ -10,7 +10,7 @@ use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
-use threadkeep::state::{RollbackPoint, StateAccessor, StateSnapshot};
+use threadkeep::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::duration::{self, RunNotes};
 use threadkeep_agent::tools::Snapshot;
@@ -126,6 +126,7 @@ async fn work(app: Arc<App>, spec: RunSpec, publisher: Arc<Publisher>, frames: F
             usage: UsageLedger::default(),
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
+        head: None,
         rollback: None,
         workspace: None,
         app: &app,
@@ -159,6 +160,8 @@ struct Worker<'a> {
     thread: ThreadId,
     guard: &'a RunGuard,
     reporter: Reporter,
+    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
+    head: Option<KnownHead>,
     /// The state before the run; `None` until it is captured, or if that failed.
     rollback: Option<RollbackPoint>,
     /// The thread's files before the run; `None` until they are read, or if that failed.
@@ -238,14 +241,17 @@ impl Worker<'_> {
 
     async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, RunError> {
         let (spec, thread) = (self.spec, &self.thread);
-        accessor.check(thread, None).await?;
+        let mut head = accessor.known_head(thread).await?;
         if spec.checkpoint.is_some() {
             accessor.check(thread, spec.checkpoint).await?;
         }
+        self.still_owned().await?;
+        self.head = Some(head.clone());
         self.reporter.frames.metadata(&spec.run_id);
         self.workspace = self.look_at_workspace().await;
-        match accessor.capture(thread).await {
+        match accessor.capture(&mut head).await {
             Ok(point) => self.rollback = Some(point),
+            Err(error @ Error::Conflict { .. }) => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(run_id = spec.run_id, %error, "no rollback possible: cannot read the state before the run");
             }
@@ -253,8 +259,9 @@ impl Worker<'_> {
         // Before the first write: a run whose agent cannot be built leaves its thread unchanged, in either mode.
         let agent = self.app.agents.lead(&spec.agent()).await?;
         spans::run_model(agent.model.name());
-        let at = self.linearized(accessor).await?;
-        let mut writer = StepWriter::open(accessor, thread, at).await?;
+        let at = self.linearized(accessor, &mut head).await;
+        self.head = Some(head.clone());
+        let mut writer = StepWriter::open_known(accessor, head, at?).await?;
         let input = self.input(accessor, writer.state()).await?;
         let (store, run_id) = (&self.app.store, &spec.run_id);
         let progress =
@@ -271,11 +278,24 @@ impl Worker<'_> {
         let mut session = Session::new(terms, &mut writer, &mut self.reporter);
         // A run that waits for the thread goes first, and evaluates the goal after its own turn.
         let yields = || async { Ok(store.runs().is_waited_for(&spec.thread_id).await?) };
-        tokio::select! {
+        let ended = tokio::select! {
             biased;
             ended = agent.work(&mut session, input, yields) => Ok(ended?),
             never = progress => match never {},
+        };
+        self.head = Some(writer.head().clone());
+        ended
+    }
+
+    /// Checks that the run is still this process's, after its head was read: then nobody else wrote to the thread
+    /// between the run's start and that read, and from there on each write carries the head.
+    async fn still_owned(&self) -> Result<(), RunError> {
+        let runs = self.app.store.runs();
+        if runs.owner().is_none() {
+            return Ok(());
         }
+        let row = runs.get(&self.spec.run_id).await?;
+        if row.is_some_and(|row| row.status.is_active()) { Ok(()) } else { Err(RunError::TakenOver) }
     }
 
     /// The agent's input, by channel; `None` continues with the thread's next nodes.
@@ -300,12 +320,13 @@ impl Worker<'_> {
         }
     }
 
-    /// The checkpoint to open: `None` for the head, including after the selected state was written onto the head.
-    async fn linearized(&self, accessor: &StateAccessor) -> Result<Option<CheckpointId>, RunError> {
+    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
+    head: Option<KnownHead>,
+    /// The state before the run; `None` until it is captured, or if that failed.
         let Some(selected) = self.spec.checkpoint else { return Ok(None) };
         let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
         let extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
-        match accessor.linearize(&self.thread, selected, extra).await {
+        match accessor.linearize(head, selected, extra).await {
             Ok(restored) => Ok(if restored.is_some() { None } else { Some(selected) }),
             Err(error @ (Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. })) => {
                 let (run, checkpoint) = (self.spec.run_id.clone(), selected);
@@ -382,10 +403,9 @@ impl Worker<'_> {
         }
     }
 
-    /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state
-    /// before it.
-    async fn cancelled(&self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
-        // A run that another process has ended has nothing to restore.
+    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
+    head: Option<KnownHead>,
+    /// The state before the run; `None` until it is captured, or if that failed.
         let row = self.app.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
         let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
@@ -394,8 +414,9 @@ impl Worker<'_> {
         Ok(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) })
     }
 
-    /// Restores the old turn if the edited turn that should replace it does not finish.
-    async fn undo_edit(&self, accessor: Option<&StateAccessor>, end: &mut End) {
+    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
+    head: Option<KnownHead>,
+    /// The state before the run; `None` until it is captured, or if that failed.
         if !self.spec.edits || end.status == RunStatus::Success || end.restored {
             return;
         }
@@ -406,16 +427,16 @@ impl Worker<'_> {
         }
     }
 
-    /// Restores the state before the run; `false` if that is not possible. Followers of an edit are shown the restored
-    /// state.
-    async fn restore(&self, accessor: Option<&StateAccessor>) -> bool {
+    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
+    head: Option<KnownHead>,
+    /// The state before the run; `None` until it is captured, or if that failed.
         let run_id = &self.spec.run_id;
-        let (Some(accessor), Some(point)) = (accessor, &self.rollback) else {
+        let (Some(accessor), Some(head), Some(point)) = (accessor, &mut self.head, &self.rollback) else {
             tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
             return false;
         };
         let captured = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
-        let restored = accessor.restore(&self.thread, point, captured.unwrap_or_default()).await;
+        let restored = accessor.restore(head, point, captured.unwrap_or_default()).await;
         let shown = restored.and_then(|state| match state {
             Some(state) if self.spec.edits => self.reporter.frames.values(&state),
             _ => Ok(()),
@@ -475,8 +496,9 @@ impl Worker<'_> {
             durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
             messages: self.reporter.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
         };
-        if let Err(error) = duration::note(accessor, &self.thread, &notes).await {
-            tracing::warn!(run_id, %error, "could not note the duration of the run");
+    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
+    head: Option<KnownHead>,
+    /// The state before the run; `None` until it is captured, or if that failed.
         }
     }
 
@@ -487,7 +509,9 @@ impl Worker<'_> {
             // A restored state is unchanged, and a failed edit is not a first turn.
             if end.status != RunStatus::Success && !end.restored && !self.spec.edits {
                 let config = self.app.config.current_async().await;
-                interrupted_title::write(accessor, &self.thread, &config.title).await?;
+                if let Some(head) = self.head.clone() {
+                    interrupted_title::write(accessor, head, &config.title).await?;
+                }
             }
             let state = accessor.get_loading(&self.thread, None, load).await?;
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {

@@ -251,14 +251,15 @@ async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
         let (gateway, _) = faulty(on, "none").await;
         let (accessor, thread) = (gateway.app.accessor(), ThreadId::from("t"));
         let before = gateway.head().await.unwrap();
-        let point = accessor.capture(&thread).await.unwrap();
+        let mut known = accessor.known_head(&thread).await.unwrap();
+        let point = accessor.capture(&mut known).await.unwrap();
         let written = count(&gateway).await;
-        let same = accessor.restore(&thread, &point, serde_json::Map::new()).await.unwrap().unwrap();
+        let same = accessor.restore(&mut known, &point, serde_json::Map::new()).await.unwrap().unwrap();
         assert_eq!((same.key, count(&gateway).await), (before.key.clone(), written), "nothing to restore");
         for row in rows(&gateway) {
             accessor.saver().put_writes(&before.key, &row).await.unwrap();
         }
-        let restored = accessor.restore(&thread, &point, serde_json::Map::new()).await.unwrap().unwrap();
+        let restored = accessor.restore(&mut known, &point, serde_json::Map::new()).await.unwrap().unwrap();
         assert_eq!(gateway.head().await.unwrap().key, restored.key);
         assert_eq!(
             (restored.writes.len(), restored.values().unwrap()),

@@ -1,4 +1,4 @@
-//! When a delta channel is snapshotted: counting the updates and supersteps since the last time.
+//! When to snapshot a delta channel: counts the updates and supersteps since its last snapshot.
 
 use crate::metadata::Counters;
 
@@ -6,7 +6,7 @@ use crate::metadata::Counters;
 /// replay walk without bound.
 pub const SUPERSTEP_BOUND: u64 = 5000;
 
-/// What a superstep means for a delta channel.
+/// The effect of a superstep on a delta channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// The checkpoint stores a snapshot, and has no counters for the channel.
@@ -15,7 +15,7 @@ pub enum Due {
     Counters(Counters),
 }
 
-/// Counts one superstep. `since` is what the parent checkpoint counted (zero if it holds the value), `written` whether
+/// Counts one superstep. `since` is the parent checkpoint's counters (zero if it holds the value), `written` whether
 /// this superstep wrote the channel, `frequency` the cadence.
 pub fn advance(since: Counters, written: bool, frequency: u64) -> Due {
     let counters = Counters { updates: since.updates + u64::from(written), supersteps: since.supersteps + 1 };

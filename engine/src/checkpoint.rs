@@ -1,4 +1,4 @@
-//! Checkpoints as savers keep them, and the task writes that make them.
+//! Checkpoints as stored by savers, and the task writes that create them.
 
 use std::collections::BTreeMap;
 
@@ -26,12 +26,12 @@ pub enum Stored {
     Snapshot(ChannelValue),
     /// A delta channel between snapshots: the value is the nearest older value or snapshot plus the writes since.
     Sentinel,
-    /// In a commit: as the parent stores it under the same version. From a read: stored, but not asked for.
+    /// In a commit: the value that the parent stores under the same version. From a read: stored, but not requested.
     Held,
 }
 
 impl Stored {
-    /// The complete value, if it is stored and was loaded.
+    /// The complete value, if it is stored and loaded.
     pub fn value(&self) -> Option<&ChannelValue> {
         match self {
             Self::Value(value) | Self::Snapshot(value) => Some(value),
@@ -56,9 +56,10 @@ pub struct Checkpoint {
     pub id: CheckpointId,
     /// Every channel that was ever written.
     pub channels: BTreeMap<ChannelName, ChannelEntry>,
-    /// The nodes that are to run next; empty when the graph has finished.
+    /// The nodes to run next; empty when the graph has finished.
     pub next: Vec<NodeName>,
-    /// The tasks whose writes, stored under the parent, made this checkpoint, in the order in which they were applied.
+    /// The tasks whose writes, stored under the parent, created this checkpoint, in the order in which they were
+    /// applied.
     pub applied: Vec<TaskId>,
 }
 
@@ -75,7 +76,7 @@ pub struct Write {
 
 /// The channel that holds the error text of a failed task.
 pub const ERROR_CHANNEL: &str = "__error__";
-/// The channel that holds what an interrupted task asks.
+/// The channel that holds the question of an interrupted task.
 pub const INTERRUPT_CHANNEL: &str = "__interrupt__";
 /// The channel that holds the answers for an interrupted task.
 pub const RESUME_CHANNEL: &str = "__resume__";
@@ -99,16 +100,15 @@ pub struct TaskWrites {
     pub task: TaskId,
     /// The node it ran.
     pub node: NodeName,
-    /// The task's place among the tasks of its superstep; the live order of application.
+    /// The task's index in its superstep; determines the order of application.
     pub index: u32,
     /// What it wrote, in order. Empty for a task that finished without a write.
     pub writes: Vec<Write>,
 }
 
 impl TaskWrites {
-    /// What the rows of this task become when `more` is put for the same task: a special write is replaced; ordinary
-    /// writes are taken only if the task had nothing but special ones. Otherwise they stay as they are, for a child may
-    /// have applied them already.
+    /// Merges `more`, put for the same task: a special write is replaced; ordinary writes are accepted only if the task
+    /// had only special ones. Existing ordinary writes never change, because a child may have applied them already.
     pub fn merge(&mut self, more: &Self) {
         let unfinished = !self.writes.is_empty() && self.writes.iter().all(Write::is_special);
         if unfinished {
@@ -123,7 +123,7 @@ impl TaskWrites {
     }
 }
 
-/// A checkpoint with everything that a saver knows of it.
+/// A checkpoint with everything a saver stores about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckpointTuple {
     /// The thread.
@@ -132,12 +132,12 @@ pub struct CheckpointTuple {
     pub namespace: Namespace,
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// The checkpoint it was made from.
+    /// The checkpoint's parent.
     pub parent: Option<CheckpointId>,
     /// Its metadata.
     pub metadata: Metadata,
-    /// The writes of the tasks that ran from it, in the order in which they were stored: also those that a child has
-    /// already committed (the child's `applied` tells which).
+    /// The writes of the tasks that ran from it, in stored order, including those that a child has already committed
+    /// (the child's `applied` names them).
     pub writes: Vec<TaskWrites>,
 }
 

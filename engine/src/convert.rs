@@ -1,10 +1,9 @@
-//! The way back and forth between the modes: what the mismatch error tells an operator to do ("materialize and convert
-//! its checkpoints").
+//! Converts threads between the modes: what the mismatch error asks an operator to do ("materialize and convert its
+//! checkpoints").
 //!
-//! A thread is converted in one atomic change; a pass over many threads can be stopped and begun anew, since a thread that
-//! is converted already has nothing left to change. Ids, versions, lineage, metadata and rows stay as they are. It may be
-//! done while gateways run: a run that goes on meanwhile in the old mode writes as it did, and a later pass converts
-//! what it wrote.
+//! A thread is converted in one atomic change; a pass over many threads can be interrupted and repeated, because a
+//! converted thread has nothing left to change. Ids, versions, lineage, metadata and rows stay unchanged. Gateways may
+//! run meanwhile: a run that continues in the old mode keeps writing in it, and a later pass converts what it wrote.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +18,21 @@ use crate::mode::ChannelMode;
 use crate::replay::{Replay, Values};
 use crate::saver::{Place, Rewrite, Saver, ThreadImage};
 
-/// What a conversion did, or would do.
+/// What a conversion changed, or would change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Conversion {
     /// The checkpoints of the thread.
     pub checkpoints: usize,
-    /// Those that are stored in another way afterwards.
+    /// Those that are stored differently afterwards.
     pub changed: usize,
 }
 
 /// Plans the conversion of a thread to the mode of `table`, with its channels and cadence.
 ///
 /// - To `full`, every checkpoint refers to its complete values, and carries neither marker nor counters.
-/// - To `delta`, checkpoints store snapshots as often as the cadence asks, and changes between them. A head, and what a
-///   delta checkpoint was made from already, keeps its complete values, so that a writer that saw it goes on safely.
+/// - To `delta`, checkpoints store snapshots as often as the cadence asks, and changes between them. A head, and the
+///   parent of an existing delta checkpoint, keep their complete values, so that a writer that has read them can
+///   continue safely.
 ///
 /// # Errors
 /// [`Error::BrokenLineage`] if a value cannot be replayed.
@@ -93,7 +93,7 @@ fn to_delta(
         let Some(entry) = tuple.checkpoint.channels.get_mut(name) else { continue };
         let above = parent.and_then(|parent| Some((parent, parent.checkpoint.channels.get(name)?)));
         let (stored, counters) = match above {
-            // Nothing to count from: there is no parent, or it does not have the channel.
+            // No counters to continue: there is no parent, or it does not have the channel.
             None => (None, None),
             Some((parent, held)) if duration_only && held.version == entry.version => {
                 (Some(held.stored.clone()), parent.metadata.counters.get(name).copied())
@@ -125,14 +125,14 @@ fn to_delta(
     Ok(())
 }
 
-/// How often a conversion is planned anew because somebody wrote to the thread.
+/// How often a conversion is replanned because the thread changed.
 const ATTEMPTS: usize = 8;
 
-/// Converts a thread to the mode of `table` ([`plan_conversion`]), in one atomic change. Repeating it is safe: it goes on
-/// with what is not converted yet.
+/// Converts a thread to the mode of `table` ([`plan_conversion`]), in one atomic change. Repeating it is safe: it
+/// converts what is not converted yet.
 ///
 /// # Errors
-/// [`Error::Stale`] if somebody keeps writing to the thread; those of [`plan_conversion`] and of the saver.
+/// [`Error::Stale`] if other writers keep changing the thread; those of [`plan_conversion`] and of the saver.
 pub async fn convert(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Conversion> {
     let mut last = Error::Stale { thread: thread.clone() };
     for _ in 0..ATTEMPTS {

@@ -1,4 +1,4 @@
-//! The entries of metadata that the engine does not know, shared between the checkpoints that have them.
+//! The metadata entries that the engine does not know, shared between the checkpoints that have them.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,11 +11,11 @@ use serde_json::{Map, Value as Json};
 /// One entry of a large object: its key and its value.
 pub type Entry = (Arc<str>, Arc<Json>);
 
-/// An object with at least so many entries is *large*: adding an entry to it need not cost what it holds already.
+/// An object with at least this many entries is *large*: adding an entry to it must not cost its whole size.
 const LARGE_OBJECT: usize = 8;
 
-/// The entries of an object, in the order of their keys. Clones share them: adding one to thousands costs as much as to
-/// ten, and so does telling what was added.
+/// The entries of an object, in key order. Clones share them: adding one to thousands costs as much as to ten, and so
+/// does finding what was added.
 #[derive(Clone, Default, PartialEq)]
 pub struct Entries(OrdMap<Arc<str>, Arc<Json>>);
 
@@ -35,7 +35,7 @@ impl Entries {
         self.0.get(key).map(|value| &**value)
     }
 
-    /// Adds an entry, in the place of one with the same key.
+    /// Adds an entry, replacing one with the same key.
     pub fn insert(&mut self, (key, value): Entry) {
         self.0.insert(key, value);
     }
@@ -50,8 +50,8 @@ impl Entries {
         self.0.iter()
     }
 
-    /// The entries that `base` does not have; none if something that `base` has was changed or removed since. Looks
-    /// only at what the two do not share.
+    /// The entries that `base` does not have; `None` if an entry of `base` was changed or removed since. Compares only
+    /// what the two do not share.
     pub fn added_to<'a>(&'a self, base: &'a Self) -> Option<Vec<(&'a Arc<str>, &'a Arc<Json>)>> {
         let added = base.0.diff(&self.0).map(|change| match change {
             DiffItem::Add(key, value) => Some((key, value)),
@@ -85,10 +85,10 @@ impl fmt::Debug for Entries {
 
 /// The entries of a checkpoint's metadata beyond the well-known ones, as one JSON object.
 ///
-/// It reads and changes like a [`Map`]. Clones share it. Notes carry objects along that grow by an entry a run:
-/// [`Self::object`] and [`Self::insert_object`] take such an object out and put it back with more, and a saver that stores
-/// it by entry makes the metadata with [`Self::sharing`], so that the checkpoints of a long thread hold each entry once.
-/// Only who looks into such an object as JSON makes it whole; [`Self::get`] of another key does not.
+/// It reads and changes like a [`Map`]. Clones share it. Notes carry objects along that grow by an entry per run:
+/// [`Self::object`] and [`Self::insert_object`] take such an object out and put it back with more, and a saver that
+/// stores it by entry builds the metadata with [`Self::sharing`], so that the checkpoints of a long thread hold each
+/// entry once. Only reading such an object as JSON builds it as a whole; [`Self::get`] of another key does not.
 #[derive(Clone, Default)]
 pub struct Extra(Arc<Inner>);
 
@@ -114,7 +114,7 @@ impl Extra {
         if is_large { self.whole().get(key) } else { self.0.rest.get(key) }
     }
 
-    /// The object under a key, if it is one. A large one is shared.
+    /// The object under a key, if it is an object. A large one is shared.
     pub fn object(&self, key: &str) -> Option<Entries> {
         let large = self.0.large.iter().find(|(large, _)| large == key).map(|(_, entries)| entries.clone());
         large.or_else(|| self.0.rest.get(key)?.as_object().cloned().map(Entries::from))
@@ -137,7 +137,7 @@ impl Extra {
         }
     }
 
-    /// The same as [`Self::sharing`] takes it: the objects that are large, in the order of their keys, and all the rest.
+    /// The reverse of [`Self::sharing`]: the large objects, in key order, and all other entries.
     pub fn split(&self) -> (Map<String, Json>, Vec<(String, Entries)>) {
         let mut rest = Map::new();
         let mut large = Vec::new();
@@ -171,10 +171,10 @@ impl Extra {
         if self.0.large.is_empty() { &self.0.rest } else { self.0.whole.get_or_init(|| self.0.make()) }
     }
 
-    /// What is about to change, and is of nobody else.
+    /// The unshared contents, to be changed.
     fn change(&mut self) -> &mut Inner {
         if Arc::get_mut(&mut self.0).is_none() {
-            // Not with `whole`, which the change makes worthless.
+            // Do not clone `whole`, which the change invalidates.
             let Inner { rest, large, .. } = &*self.0;
             self.0 = Arc::new(Inner { rest: rest.clone(), large: large.clone(), whole: OnceLock::new() });
         }
@@ -253,7 +253,7 @@ mod tests {
             (shared.object("runs"), shared.object("a"), shared.object("b")),
             (Some(entries(0..2)), None, None)
         );
-        assert!(shared.0.whole.get().is_none(), "nobody looked into the map");
+        assert!(shared.0.whole.get().is_none(), "nothing has read the map");
         assert_eq!(shared.to_map(), plain);
         assert!(shared.0.whole.get().is_none(), "a copy does not stay");
         assert_eq!(shared, Extra::from(plain.clone()));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is done to it, it is the map to which the same was done, and what was kept of it before stays.
+        /// Whatever is done to it, it equals a map to which the same was done, and earlier clones are unchanged.
         #[test]
         fn it_changes_like_a_map(ops in prop::collection::vec(prop_oneof![
             4 => (any::<bool>(), prop::collection::vec((any::<u8>(), any::<u8>()), 0..5)).prop_map(|(a, e)| Op::Extend(a, e)),
@@ -363,7 +363,7 @@ mod tests {
             }
         }
 
-        /// What was added is told exactly, and nothing is told if that is not all that was done.
+        /// The reported additions are exact, and none are reported if anything else changed.
         #[test]
         fn additions_are_told(base in prop::collection::btree_map(any::<u8>(), any::<u8>(), 0..60),
                               more in prop::collection::vec((any::<u8>(), any::<u8>()), 0..20), shares in any::<bool>()) {

@@ -1,4 +1,4 @@
-//! The bodies of the engine's fuzz targets. Each takes any bytes, must not panic, and asserts what always holds.
+//! The bodies of the engine's fuzz targets. Each accepts any bytes, must not panic, and asserts invariants.
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use serde_json::{Map, Value as Json};
@@ -11,7 +11,7 @@ pub fn value(data: &[u8]) {
     let encoded = Encoded { codec: Codec::MessagePack, bytes: data.to_vec().into() };
     let Ok(value) = ChannelValue::from_encoded(encoded) else { return };
     let whole = value.to_encoded();
-    assert_eq!(whole.bytes.len(), value.encoded_len(), "the length that is told");
+    assert_eq!(whole.bytes.len(), value.encoded_len(), "the reported length");
     let again = ChannelValue::from_encoded(whole).expect("what was cut can be cut again");
     assert_eq!(again, value, "cut, put together and cut again");
     if let Some(mut list) = value.as_list().cloned() {
@@ -34,12 +34,12 @@ pub fn metadata(data: &[u8]) {
     let Ok(metadata) = Metadata::from_json(map) else { return };
     let told = metadata.to_json();
     assert!(metadata.matches(&told), "metadata matches itself");
-    assert_eq!(Metadata::from_json(told), Ok(metadata), "metadata that was told and read");
+    assert_eq!(Metadata::from_json(told), Ok(metadata), "metadata written and read");
 }
 
 #[cfg(test)]
 mod tests {
-    /// Every input that was ever worth keeping.
+    /// All inputs of the corpus.
     fn replay(target: &str, body: fn(&[u8])) {
         let corpus = format!("{}/../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
         let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().map(|file| file.unwrap().path()).collect();

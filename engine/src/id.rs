@@ -1,4 +1,4 @@
-//! Identifiers: threads, namespaces, channels, tasks, checkpoints, versions, and the source that makes new ones.
+//! Identifiers: threads, namespaces, channels, tasks, checkpoints, versions, and the source of new ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -62,11 +62,11 @@ macro_rules! text_id {
 }
 
 text_id! {
-    /// A conversation. Any text is a valid id; the gateway is stricter about the ids it accepts.
+    /// A conversation. Any string is a valid id; the gateway is stricter about the ids it accepts.
     ThreadId
 }
 text_id! {
-    /// A chain of checkpoints inside a thread. The root namespace is the empty text; a nested graph has its own.
+    /// A chain of checkpoints within a thread. The root namespace is the empty string; a nested graph has its own.
     Namespace
 }
 text_id! {
@@ -79,7 +79,7 @@ text_id! {
 }
 
 impl Namespace {
-    /// The namespace of the thread's own graph: the empty text.
+    /// The namespace of the thread's own graph: the empty string.
     pub fn root() -> Self {
         Self::new("")
     }
@@ -133,12 +133,12 @@ macro_rules! uuid_id {
 }
 
 uuid_id! {
-    /// A checkpoint: a time-ordered UUID (version 7). Byte order, text order and age order are the same, and an id is
-    /// strictly greater than its parent's and than every head it followed, also when clocks run backwards.
+    /// A checkpoint: a time-ordered UUID (version 7). Byte order, text order and age order agree, and an id is strictly
+    /// greater than its parent's and than every head it followed, even if clocks run backwards.
     CheckpointId
 }
 uuid_id! {
-    /// One attempt at one task of a superstep. A second attempt has another id.
+    /// One attempt at a task of a superstep. A second attempt has another id.
     TaskId
 }
 
@@ -150,7 +150,7 @@ impl CheckpointId {
         u64::from_be_bytes(bytes)
     }
 
-    /// The moment the id carries, as ISO-8601 in UTC with microseconds: the checkpoint's `created_at`.
+    /// The id's time, as ISO-8601 in UTC with microseconds: the checkpoint's `created_at`.
     pub fn created_at(&self) -> String {
         let ms = i64::try_from(self.unix_ms()).unwrap_or(i64::MAX);
         let time = chrono::DateTime::from_timestamp_millis(ms).unwrap_or(chrono::DateTime::UNIX_EPOCH);
@@ -173,12 +173,12 @@ impl CheckpointId {
 }
 
 /// The version of a channel's value: a counter that grows along a lineage, and a random part, so that two children of
-/// one parent never give the same version to two values.
+/// one parent never assign the same version to two values.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
     /// One more than the greatest counter of the parent checkpoint.
     pub counter: u64,
-    /// Drawn anew for each write of a superstep to a channel.
+    /// Drawn randomly for each write of a superstep to a channel.
     pub random: u64,
 }
 
@@ -194,7 +194,7 @@ impl fmt::Debug for Version {
     }
 }
 
-/// Where the current time comes from. Tests put their own in.
+/// The source of the current time. Tests provide their own.
 pub trait Clock: Send + Sync {
     /// Milliseconds since the Unix epoch.
     fn now_ms(&self) -> u64;
@@ -212,7 +212,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Makes new ids. With a seed and a fixed clock it makes the same ids again, so a test can be replayed.
+/// Generates ids. With a seed and a fixed clock the ids are reproducible, so a test can be replayed.
 pub struct IdSource {
     clock: Box<dyn Clock>,
     random: Mutex<StdRng>,
@@ -240,7 +240,8 @@ impl IdSource {
         draw(&mut self.random.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A checkpoint id of now, strictly greater than `floor` (the greater of the parent and the head that it follows).
+    /// A checkpoint id with the current time, strictly greater than `floor` (the greater of the parent and the head
+    /// that it follows).
     pub fn checkpoint_after(&self, floor: Option<CheckpointId>) -> CheckpointId {
         let now = self.clock.now_ms();
         let (start, tail) = self.random(|rng| (rng.random_range(0..0x800_u16), rng.random::<u64>()));
@@ -267,7 +268,7 @@ impl IdSource {
         TaskId(uuid::Builder::from_random_bytes(self.random(RngExt::random)).into_uuid())
     }
 
-    /// The id of a message that came without one.
+    /// The id of a message that was sent without one.
     pub fn message(&self) -> String {
         self.task().to_string()
     }

@@ -1,4 +1,4 @@
-//! From stored entries to values: a seed and the writes that checkpoints applied since.
+//! Computes values from stored entries: a seed and the writes that checkpoints applied since.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,11 +11,11 @@ use crate::saver::{ChannelHistory, Load, Saver};
 use crate::state::{Channel, StateSnapshot};
 use crate::value::ChannelValue;
 
-/// Materializes checkpoints that a saver returned. `tuples` are newest first; one history read serves all that lie on
-/// the lineage of the newest, one more each branch beside it.
+/// Materializes checkpoints returned by a saver. `tuples` are newest first; one history read serves all that are on the
+/// lineage of the newest, and one more each branch.
 ///
 /// # Errors
-/// [`Error::BrokenLineage`] if something that the values need is missing, and the saver's.
+/// [`Error::BrokenLineage`] if something the values need is missing, and the saver's.
 pub(crate) async fn materialize(
     saver: &dyn Saver,
     table: &ChannelTable,
@@ -32,7 +32,7 @@ pub(crate) async fn materialize(
         if missing.is_empty() {
             continue;
         }
-        // The oldest checkpoint of the page: the path goes on past nearer seeds to serve the rest of the page too.
+        // The oldest checkpoint of the page: the path extends past nearer seeds to serve the rest of the page, too.
         let reach = tuples.iter().filter(|t| t.namespace == tuple.namespace).map(|t| t.checkpoint.id).min();
         let history = saver.delta_history(&tuple.key(), &missing, reach).await?;
         for (channel, path) in history {
@@ -47,7 +47,7 @@ pub(crate) async fn materialize(
 /// Values by checkpoint and channel.
 type Replayed = HashMap<(CheckpointId, ChannelName), Made>;
 
-/// A value, and what the path to it held: updates of the channel, and supersteps that applied a task.
+/// A value, and the contents of its path: updates of the channel, and supersteps that applied a task.
 struct Made {
     value: ChannelValue,
     path: Counters,
@@ -122,8 +122,8 @@ fn complete(
                     .ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
                 let counters = tuple.metadata.counters.get(&name);
                 let expected = counters.ok_or_else(|| broken(format!("channel {name} has no counters")))?;
-                // The path may begin before the snapshot that the counters start from, so it may hold more. It may also
-                // begin behind it, with a value that a deletion or a conversion has stored since.
+                // The path may start before the snapshot from which the counters count, so it may contain more. It may
+                // also start after it, at a value that a deletion or a conversion has stored since.
                 if path.updates < expected.updates && path.supersteps >= expected.supersteps {
                     let Counters { updates, .. } = expected;
                     let found = path.updates;

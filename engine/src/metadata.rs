@@ -16,7 +16,7 @@ pub const COUNTERS_KEY: &str = "counters_since_delta_snapshot";
 /// The pseudo-node whose writes mark a duration-only checkpoint.
 pub const DURATION_NODE: &str = "runtime_run_duration";
 
-/// What made a checkpoint.
+/// What created a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -42,22 +42,22 @@ pub struct Counters {
 /// The metadata of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Metadata {
-    /// What made the checkpoint.
+    /// What created the checkpoint.
     pub source: Source,
     /// The number of the superstep: -1 for the first input of a thread, then counting up along the lineage.
     pub step: i64,
-    /// For a nested graph: the checkpoint of each namespace around it.
+    /// For a nested graph: the checkpoint of each enclosing namespace.
     pub parents: BTreeMap<Namespace, CheckpointId>,
     /// Whether the checkpoint carries the marker of delta mode.
     pub delta_marker: bool,
     /// Per delta channel, what happened since its snapshot; absent on the checkpoint that holds the snapshot.
     pub counters: BTreeMap<ChannelName, Counters>,
-    /// Every other key.
+    /// All other keys.
     pub extra: Extra,
 }
 
 impl Metadata {
-    /// Metadata of this source and step, and nothing else.
+    /// Metadata with this source and step, and nothing else.
     pub fn new(source: Source, step: i64) -> Self {
         Self {
             source,
@@ -69,15 +69,15 @@ impl Metadata {
         }
     }
 
-    /// Whether this is the metadata of a delta checkpoint: it has the marker, or counters for `messages`
-    /// (service reference, "Marker constants").
+    /// Whether this is the metadata of a delta checkpoint: it has the marker, or counters for `messages` (service
+    /// reference, "Marker constants").
     pub fn is_delta(&self) -> bool {
         self.delta_marker || self.counters.contains_key("messages")
     }
 
     /// Whether this is the metadata of a duration-only checkpoint, which repeats its parent's state to note how long a
-    /// run took. Its `writes` decide and nothing else: other checkpoints may inherit the notes. History, lineage walks
-    /// and retention share this predicate.
+    /// run took. Only its `writes` decide, because other checkpoints may inherit the notes. History, lineage walks and
+    /// retention share this predicate.
     pub fn is_duration_only(&self) -> bool {
         self.extra
             .get("writes")
@@ -85,7 +85,7 @@ impl Metadata {
             .is_some_and(|writes| writes.contains_key(DURATION_NODE))
     }
 
-    /// As one JSON object, the form in which clients see it.
+    /// As one JSON object, the form shown to clients.
     pub fn to_json(&self) -> Map<String, Json> {
         let mut map = self.extra.to_map();
         map.extend(self.known());
@@ -110,10 +110,10 @@ impl Metadata {
         map
     }
 
-    /// From the form of [`Self::to_json`].
+    /// Parses the form of [`Self::to_json`].
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] naming the key that is missing or malformed.
+    /// [`Error::InvalidInput`] naming the missing or malformed key.
     pub fn from_json(mut map: Map<String, Json>) -> Result<Self> {
         fn bad(key: &str) -> Error {
             Error::InvalidInput(format!("checkpoint metadata: {key} is missing or malformed"))

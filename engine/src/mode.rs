@@ -11,7 +11,7 @@ use crate::checkpoint::CheckpointTuple;
 use crate::error::{CADENCE_RECONFIGURATION, Error, FREQUENCY_NOT_POSITIVE, MODE_RECONFIGURATION, Result};
 use crate::metadata::Metadata;
 
-/// Default cadence: a snapshot every so many updates (service reference, "Marker constants").
+/// Default cadence: updates between two snapshots (service reference, "Marker constants").
 pub const DEFAULT_SNAPSHOT_FREQUENCY: u64 = 10;
 /// The `configurable` key of a run configuration that names the mode (service reference, "Marker constants").
 pub const INTERNAL_CHECKPOINT_MODE_KEY: &str = "__svc_checkpoint_channel_mode";
@@ -86,7 +86,7 @@ impl ModeRegister {
         change(&mut self.frozen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Freezes the mode. Freezing the same mode again changes nothing.
+    /// Freezes the mode. Freezing the same mode again has no effect.
     ///
     /// # Errors
     /// [`Error::Reconfiguration`] if another mode is frozen; it stays.
@@ -100,7 +100,7 @@ impl ModeRegister {
         })
     }
 
-    /// Freezes the cadence. Freezing the same cadence again changes nothing. The value is signed so that a caller that
+    /// Freezes the cadence. Freezing the same cadence again has no effect. The value is signed so that a caller that
     /// bypassed validation gets the reference's error.
     ///
     /// # Errors
@@ -177,7 +177,7 @@ pub fn gate(mode: ChannelMode, metadata: &Metadata) -> Result<()> {
     }
 }
 
-/// The gate on a raw checkpoint tuple. A tuple that is not there passes.
+/// The gate on a raw checkpoint tuple. A missing tuple passes.
 ///
 /// # Errors
 /// As [`gate`].

@@ -1,5 +1,5 @@
-//! The values of every checkpoint of a thread, each made from its parent's: a pass over a whole thread costs what its
-//! checkpoints changed.
+//! The values of every checkpoint of a thread, each derived from its parent's, so that a pass over a whole thread costs
+//! only what its checkpoints changed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +14,7 @@ use crate::value::ChannelValue;
 /// The values of a checkpoint.
 pub(crate) type Values = BTreeMap<ChannelName, ChannelValue>;
 
-/// The values of every checkpoint of a thread, made one from the other: each costs what it changed.
+/// The values of every checkpoint of a thread, each derived from its parent's.
 pub(crate) struct Replay<'a> {
     lineage: &'a Lineage<'a>,
     table: &'a ChannelTable,
@@ -26,7 +26,7 @@ impl<'a> Replay<'a> {
         Self { lineage, table, done: HashMap::new() }
     }
 
-    /// The complete values at a checkpoint whose parent was asked for before it.
+    /// The complete values at a checkpoint whose parent was already requested.
     pub(crate) fn values(&mut self, place: &Place, tuple: &CheckpointTuple) -> Result<Values> {
         let mut values = Values::new();
         for (name, entry) in &tuple.checkpoint.channels {
@@ -53,7 +53,7 @@ impl<'a> Replay<'a> {
         Ok(values)
     }
 
-    /// The value of a channel after `parent`, when these tasks were applied.
+    /// The value of a channel after `parent`, with these tasks applied.
     fn next(
         &self,
         parent: &CheckpointTuple,
@@ -62,7 +62,7 @@ impl<'a> Replay<'a> {
     ) -> Result<Option<ChannelValue>> {
         let behaviour = self.table.behaviour(name).ok_or_else(|| {
             Error::InvalidInput(format!(
-                "thread {}: channel {name} is stored as changes, and this program does not know how to replay it",
+                "thread {}: channel {name} is stored as changes, and this program cannot replay it",
                 parent.thread
             ))
         })?;
@@ -81,7 +81,7 @@ impl<'a> Replay<'a> {
         let current = if parent.checkpoint.channels.contains_key(name) {
             let value = self.done.get(&place).and_then(|values| values.get(name).cloned());
             Some(value.ok_or_else(|| {
-                let missing = format!("the value of channel {name} cannot be told");
+                let missing = format!("the value of channel {name} cannot be determined");
                 Error::broken(&parent.thread, parent.checkpoint.id, missing)
             })?)
         } else {

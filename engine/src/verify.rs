@@ -1,6 +1,6 @@
-//! The invariants of a thread, checked one by one, and the repairs that need no guess.
+//! Checks the invariants of a thread, and repairs what can be repaired safely.
 //!
-//! This looks at what a saver returns; a saver's own checksums and references are checked by the read itself.
+//! This checks what a saver returns; the read itself checks the saver's own checksums and references.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -17,13 +17,13 @@ use crate::saver::{Rewrite, Saver, ThreadImage};
 /// What can be wrong with a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// The thread can be read: no row is missing, none has a wrong checksum.
+    /// The thread can be read: no row is missing, every checksum matches.
     Readable,
-    /// The parent is there.
+    /// The parent exists.
     ParentIsThere,
     /// The parent is older: ids grow along every lineage.
     ParentIsOlder,
-    /// Every task that was applied has its row under the parent; a root applied none.
+    /// Every applied task has its row under the parent; a root applied none.
     WritesAreThere,
     /// A task has one row under a checkpoint.
     OneRowATask,
@@ -31,7 +31,7 @@ pub enum Rule {
     Replayable,
     /// A checkpoint that stores changes is marked, so that a process in `full` mode does not read it.
     Marked,
-    /// A channel that is stored as changes has counters, which say no less than there is to replay.
+    /// A channel that is stored as changes has counters, which claim at least as much as there is to replay.
     Counted,
     /// A channel that stores its value has no counters.
     NotCounted,
@@ -42,7 +42,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Whether [`repair`] can put it right without a guess.
+    /// Whether [`repair`] can repair it safely.
     pub fn is_repairable(self) -> bool {
         matches!(self, Self::Marked | Self::Counted | Self::NotCounted)
     }
@@ -92,14 +92,14 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks a thread. `table` replays its delta channels, whatever mode it is for.
+/// Checks a thread. `table` replays its delta channels, whatever its own mode.
 pub fn verify_image(image: &ThreadImage, table: &ChannelTable) -> Vec<Violation> {
     let lineage = Lineage::new(image);
     let replay = Replay::new(&lineage, table);
     Check { lineage: &lineage, replay, found: Vec::new(), behind: HashMap::new() }.run()
 }
 
-/// Reads and checks a thread. That it cannot be read is a violation too.
+/// Reads and checks a thread. A thread that cannot be read is a violation, too.
 ///
 /// # Errors
 /// Those of the saver that say nothing about the thread, such as [`Error::Unavailable`].
@@ -114,19 +114,19 @@ pub async fn verify(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) 
     }
 }
 
-/// What a repair did: the violations that it put right, and those that are left.
+/// The result of a repair: the violations that were repaired, and the remaining ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Repair {
-    /// Put right.
+    /// Repaired violations.
     pub repaired: Vec<Violation>,
-    /// Left: putting them right would need a guess. Restore a backup, or delete what is broken.
+    /// Remaining violations, which cannot be repaired safely. Restore a backup, or delete the damaged part.
     pub left: Vec<Violation>,
 }
 
-/// Puts right what needs no guess ([`Rule::is_repairable`]), in one atomic change. Nothing else is touched.
+/// Makes the safe repairs ([`Rule::is_repairable`]), in one atomic change. Changes nothing else.
 ///
 /// # Errors
-/// [`Error::Stale`] if somebody wrote to the thread meanwhile; those of the saver.
+/// [`Error::Stale`] if another writer changed the thread meanwhile; those of the saver.
 pub async fn repair(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Repair> {
     let found = verify(saver, thread, table).await?;
     let (repairable, left): (Vec<_>, Vec<_>) = found.into_iter().partition(|v| v.rule.is_repairable());
@@ -159,7 +159,7 @@ pub async fn repair(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) 
     Ok(Repair { repaired, left: still })
 }
 
-/// What each channel that is stored as changes has behind it since its nearest value, by place.
+/// What follows the nearest value of each channel that is stored as changes, by checkpoint.
 type Behind = HashMap<(Namespace, CheckpointId), BTreeMap<ChannelName, Counters>>;
 
 /// Counts the updates and supersteps of each channel that a checkpoint stores as changes; its parent was counted before.
@@ -253,7 +253,7 @@ impl<'a> Check<'a> {
             }
         }
         let rows: BTreeSet<_> = match (tuple.parent, self.lineage.parent(tuple)) {
-            (Some(_), None) => return, // Told already.
+            (Some(_), None) => return, // Already reported.
             (_, parent) => parent.iter().flat_map(|parent| &parent.writes).map(|row| row.task).collect(),
         };
         for task in tuple.checkpoint.applied.iter().filter(|task| !rows.contains(task)) {
@@ -264,7 +264,7 @@ impl<'a> Check<'a> {
     fn counters(&mut self, tuple: &'a CheckpointTuple) {
         let counted = count(self.lineage, tuple, &mut self.behind);
         if !counted.is_empty() && !tuple.metadata.delta_marker {
-            let what = "it stores changes and carries no marker of delta mode".to_owned();
+            let what = "it stores changes without the marker of delta mode".to_owned();
             self.report(Rule::Marked, tuple, what);
         }
         for (channel, actual) in &counted {
@@ -272,7 +272,7 @@ impl<'a> Check<'a> {
                 None => self.report(Rule::Counted, tuple, format!("channel {channel} has no counters")),
                 Some(said) if said.updates < actual.updates || said.supersteps < actual.supersteps => {
                     let what = format!(
-                        "channel {channel} says {} updates and {} supersteps, there are {} and {}",
+                        "channel {channel} claims {} updates and {} supersteps, but there are {} and {}",
                         said.updates, said.supersteps, actual.updates, actual.supersteps
                     );
                     self.report(Rule::Counted, tuple, what);
@@ -284,7 +284,7 @@ impl<'a> Check<'a> {
             self.report(
                 Rule::NotCounted,
                 tuple,
-                format!("channel {channel} has counters and stores no changes"),
+                format!("channel {channel} has counters but stores no changes"),
             );
         }
     }

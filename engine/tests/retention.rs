@@ -497,7 +497,7 @@ async fn a_copy_is_its_own() {
         assert_eq!(copy_thread(&*store.saver, &store.thread, &copy).await.unwrap(), 8);
         assert_eq!(store.image().await, before, "the source is untouched");
         let again = copy_thread(&*store.saver, &store.thread, &copy).await.unwrap_err();
-        assert!(again.to_string().contains("is there already"), "{again}");
+        assert!(again.to_string().contains("already exists"), "{again}");
         store.saver.delete_thread(&store.thread).await.unwrap();
         let none = copy_thread(&*store.saver, &store.thread, &"other".into()).await.unwrap_err();
         assert!(matches!(none, Error::InvalidInput(_)), "{none}");

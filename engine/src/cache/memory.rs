@@ -10,28 +10,27 @@ use lru::LruCache;
 use super::{CachedHistory, HistoryCache, HistoryKey};
 use crate::id::ThreadId;
 
-/// A bounded number of paths, of which the one that was not used for the longest time goes first. Values are shared with
-/// their readers, not copied.
+/// A bounded number of paths; evicts the least recently used. Values are shared with their readers, not copied.
 pub struct MemoryCache {
-    // Without a bound of its own, for it would reserve room for all of it at once.
+    // Unbounded, because a bound would reserve all of its memory up front.
     paths: Mutex<LruCache<HistoryKey, CachedHistory>>,
     max_entries: NonZeroUsize,
 }
 
 impl MemoryCache {
-    /// A cache of so many paths.
+    /// A cache of at most `max_entries` paths.
     pub fn new(max_entries: NonZeroUsize) -> Self {
         Self { paths: Mutex::new(LruCache::unbounded()), max_entries }
     }
 
-    // Each change is whole before anything can fail, so a poisoned lock guards nothing half done.
+    // No change can fail half-way, so a poisoned lock still guards consistent data.
     fn lock(&self) -> MutexGuard<'_, LruCache<HistoryKey, CachedHistory>> {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for MemoryCache {
-    /// Shows no content: it is what people said.
+    /// Shows no content, which is conversations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MemoryCache({} of {} paths)", self.lock().len(), self.max_entries)
     }
@@ -45,7 +44,7 @@ impl HistoryCache for MemoryCache {
 
     async fn put(&self, key: &HistoryKey, path: &CachedHistory) {
         let mut paths = self.lock();
-        // What goes is dropped behind the lock: a long path takes a while.
+        // Drop evicted paths after releasing the lock: a long one takes a while.
         let old = paths.put(key.clone(), path.clone());
         let gone = if paths.len() > self.max_entries.get() { paths.pop_lru() } else { None };
         drop(paths);

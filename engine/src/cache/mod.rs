@@ -1,8 +1,8 @@
-//! The history cache: the paths of delta channels that were resolved last, so that the next checkpoint of a run is
-//! resolved from the one before it (service reference, "Database checkpoint settings").
+//! The history cache: the most recently resolved paths of delta channels, so that the next checkpoint of a run is
+//! resolved from the previous one (service reference, "Database checkpoint settings").
 //!
-//! [`CachedSaver`] puts a [`HistoryCache`] before any saver. A cache only affects performance: every answer is what the
-//! saver alone would give, whatever the cache has, lost or mixed up.
+//! [`CachedSaver`] puts a [`HistoryCache`] in front of any saver. A cache only affects performance: every answer is
+//! what the saver alone would return, whatever the cache contains, has lost or has mixed up.
 
 mod memory;
 mod saver;
@@ -15,7 +15,7 @@ pub use saver::CachedSaver;
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::saver::ChannelHistory;
 
-/// A channel of a namespace of a thread. A cache keeps one path for each: the one that was resolved last.
+/// A channel of a namespace of a thread. A cache keeps one path for each: the most recently resolved one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HistoryKey {
     /// The thread.
@@ -31,8 +31,8 @@ pub struct HistoryKey {
 pub struct CachedHistory {
     /// The checkpoint at which the path ends.
     pub checkpoint: CheckpointId,
-    /// The version that the channel has there. It is drawn anew for each write, so it tells a checkpoint of a deleted
-    /// thread from one that was made anew under the same id.
+    /// The version that the channel has there. It is drawn randomly for each write, so it distinguishes a checkpoint of
+    /// a deleted thread from a later one with the same id.
     pub version: Version,
     /// The path from the nearest complete value.
     pub history: ChannelHistory,
@@ -45,16 +45,15 @@ impl CachedHistory {
     }
 }
 
-/// Where resolved paths are kept. None of this can fail: a cache that is out of order has nothing, and says so in its
-/// log once.
+/// Where resolved paths are kept. None of this can fail: a cache that does not work is empty, and logs that once.
 #[async_trait]
 pub trait HistoryCache: Send + Sync {
-    /// The path that was put last for `key`, if it is still there and whole. It may be of any age.
+    /// The path that was put last for `key`, if it is still there and intact. It may be of any age.
     async fn get(&self, key: &HistoryKey) -> Option<CachedHistory>;
 
-    /// Keeps a path in the place of the one before.
+    /// Stores a path in place of the previous one.
     async fn put(&self, key: &HistoryKey, path: &CachedHistory);
 
-    /// Forgets a thread in every namespace.
+    /// Removes a thread in every namespace.
     async fn purge(&self, thread: &ThreadId);
 }

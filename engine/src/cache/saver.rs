@@ -1,4 +1,4 @@
-//! A saver with a history cache before it.
+//! A saver behind a history cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,19 +16,20 @@ use crate::saver::{
     ThreadImage,
 };
 
-/// How many checkpoints behind the one that is asked for a known path may end. Beyond, one read of the saver is quicker.
+/// The maximum number of checkpoints between a known path's end and the requested checkpoint. Beyond it, one read of
+/// the saver is faster.
 const NEAR: usize = 8;
 
-/// A saver that resolves the path of a checkpoint from the path that was resolved before it, if that ends at most a few
-/// supersteps back: a read of each checkpoint between them, in the place of a walk back to the last snapshot.
+/// A saver that resolves the path of a checkpoint from a known path, if that ends at most a few supersteps earlier: it
+/// reads each checkpoint between them instead of walking back to the last snapshot.
 ///
-/// Every answer is the inner saver's. A known path is used only where the inner saver still has the checkpoint at which
-/// it ends, with a sentinel of the same version; whatever is amiss on the way, the inner saver is asked and reports it.
-/// What lies behind a known path is not looked at again.
+/// Every answer is the inner saver's. A known path is used only if the inner saver still has the checkpoint at which it
+/// ends, with a sentinel of the same version; if anything is wrong on the way, the inner saver is asked and reports it.
+/// Rows older than a known path's end are not read again.
 ///
 /// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
-/// checkpoints and rows, as the deletion of runs does, leaves the paths of what stays, and so the entries; unless nothing
-/// stays. When the inner saver reports that a thread's history was lost, the thread is purged too.
+/// checkpoints and rows, as the deletion of runs does, does not change the remaining paths, so the entries stay, unless
+/// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too.
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,
@@ -41,7 +42,7 @@ impl fmt::Debug for CachedSaver {
 }
 
 impl CachedSaver {
-    /// Puts a cache before a saver. All savers of one store may share a cache; two stores must not.
+    /// Puts a cache in front of a saver. All savers of one store may share a cache; two stores must not.
     pub fn new(inner: Arc<dyn Saver>, cache: Arc<dyn HistoryCache>) -> Self {
         Self { inner, cache }
     }
@@ -65,7 +66,7 @@ impl CachedSaver {
         self.purging(&at.thread, self.inner.get(&selector).await).await
     }
 
-    /// What the cache has of the channels that need a path to `target`, as far as it ends there or before.
+    /// What the cache has for the channels that need a path to `target`, if it ends there or earlier.
     async fn known(
         &self,
         at: &CheckpointKey,
@@ -80,7 +81,7 @@ impl CachedSaver {
         known
     }
 
-    /// The paths to `target`, made from known ones; `None` if they do not suffice, or something is amiss.
+    /// The paths to `target`, extended from known ones; `None` if they do not suffice, or something is wrong.
     async fn extend(
         &self,
         at: &CheckpointKey,
@@ -113,7 +114,7 @@ impl CachedSaver {
         Ok(None)
     }
 
-    /// Whether the paths of all checkpoints that stay are as before: the rewrite only removes checkpoints and rows.
+    /// Whether the paths of all remaining checkpoints are unchanged: the rewrite only removes checkpoints and rows.
     async fn keeps_paths(&self, rewrite: &Rewrite) -> bool {
         for put in &rewrite.put {
             let Ok(Some(stored)) = self.inner.get(&CheckpointSelector::at(&put.key())).await else {
@@ -143,7 +144,7 @@ fn history_key(at: &CheckpointKey, channel: &ChannelName) -> HistoryKey {
     HistoryKey { thread: at.thread.clone(), namespace: at.namespace.clone(), channel: channel.clone() }
 }
 
-/// The channels of which a checkpoint stores a sentinel, with their versions.
+/// The channels for which a checkpoint stores a sentinel, with their versions.
 fn sentinels<'a>(
     tuple: &'a CheckpointTuple,
     channels: &'a BTreeSet<ChannelName>,
@@ -153,7 +154,7 @@ fn sentinels<'a>(
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // A method with a plain default would hide the inner saver's better one.
+#[deny(clippy::missing_trait_methods)] // A default method would hide the inner saver's faster one.
 impl Saver for CachedSaver {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
         self.purging(&at.thread, self.inner.get(at).await).await
@@ -182,7 +183,7 @@ impl Saver for CachedSaver {
         channels: &BTreeSet<ChannelName>,
         reach: Option<CheckpointId>,
     ) -> Result<DeltaHistory> {
-        // The path of a page goes past the nearest values; one read of the saver serves all of it.
+        // The path of a page starts before the nearest values; one read of the saver serves all of it.
         let target = match reach {
             Some(reach) if reach < at.id => None,
             _ => self.tuple(at, at.id, channels).await?,
@@ -207,7 +208,7 @@ impl Saver for CachedSaver {
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
         let deleted = self.inner.delete_thread(thread).await;
-        // Also after an error: it may be deleted all the same.
+        // Also after an error, because the thread may have been deleted anyway.
         self.cache.purge(thread).await;
         deleted
     }
@@ -224,7 +225,7 @@ impl Saver for CachedSaver {
         let namespaces = rewrite.remove.iter().map(|(namespace, _)| namespace.clone()).collect();
         let keeps_paths = self.keeps_paths(&rewrite).await;
         let rewritten = self.inner.rewrite_thread(thread, expected, rewrite).await;
-        // Also after an error: it may have happened all the same.
+        // Also after an error, because the rewrite may have happened anyway.
         if !keeps_paths || !self.has_any(thread, namespaces).await {
             self.cache.purge(thread).await;
         }

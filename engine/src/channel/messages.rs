@@ -9,14 +9,14 @@ use crate::value::{ChannelValue, Element, ListValue};
 
 /// The name of the channel that accumulates the conversation.
 pub const MESSAGES_CHANNEL: &str = "messages";
-/// The id that, in a message of type `remove`, removes every message before it.
+/// The id in a message of type `remove` that removes every preceding message.
 pub const REMOVE_ALL_MESSAGES: &str = "__remove_all__";
 
 /// The reducer of the `messages` channel.
 ///
-/// A write is a message or a list of messages, folded one after the other: a message whose id is already in the list
-/// takes that place, another is appended, one of type `remove` removes its id ([`REMOVE_ALL_MESSAGES`]: all of them).
-/// Ids are assigned by [`Reducer::prepare`], before anything is stored.
+/// A write is a message or a list of messages, folded in order: a message whose id is already in the list replaces that
+/// message, any other is appended, and one of type `remove` removes its id ([`REMOVE_ALL_MESSAGES`]: all messages). Ids
+/// are assigned by [`Reducer::prepare`], before anything is stored.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Messages;
 
@@ -76,9 +76,9 @@ fn fold(list: &mut ListValue, message: &Element) -> Result<()> {
     Ok(())
 }
 
-/// Brings a message into the form in which it is stored: an object with `type` (`human`, `ai`, `system`, `tool`,
-/// `remove`), `content` and `id`. A text is a human message; `role` with the names of chat-completions APIs is
-/// understood; a missing id is drawn.
+/// Converts a message to its stored form: an object with `type` (`human`, `ai`, `system`, `tool`, `remove`), `content`
+/// and `id`. A string is a human message; `role` with the names of chat-completions APIs is accepted; a missing id is
+/// generated.
 ///
 /// # Errors
 /// [`Error::InvalidUpdate`] saying what is wrong with the message.
@@ -87,7 +87,7 @@ pub fn normalize_message(message: Json, ids: &IdSource) -> Result<Json> {
     let mut map = match message {
         Json::Object(map) => map,
         Json::String(text) => Map::from_iter([("content".to_owned(), Json::String(text))]),
-        other => return refuse(format!("a message must be an object or a text, not {}", kind(&other))),
+        other => return refuse(format!("a message must be an object or a string, not {}", kind(&other))),
     };
     let role = map.remove("role");
     let named = map.get("type").or(role.as_ref()).unwrap_or(&Json::Null);
@@ -102,7 +102,7 @@ pub fn normalize_message(message: Json, ids: &IdSource) -> Result<Json> {
             "remove" => "remove",
             other => return refuse(format!("unknown message type '{other}'")),
         },
-        other => return refuse(format!("the message type must be a text, not {}", self::kind(other))),
+        other => return refuse(format!("the message type must be a string, not {}", self::kind(other))),
     };
     map.insert("type".into(), json!(kind));
     match map.get("id") {
@@ -119,7 +119,7 @@ pub fn normalize_message(message: Json, ids: &IdSource) -> Result<Json> {
             return refuse(format!("the id {REMOVE_ALL_MESSAGES} is reserved"));
         }
         Some(Json::String(_)) => {}
-        Some(other) => return refuse(format!("the message id must be a text, not {}", self::kind(other))),
+        Some(other) => return refuse(format!("the message id must be a string, not {}", self::kind(other))),
     }
     match map.get("content") {
         Some(Json::String(_) | Json::Array(_)) => {}
@@ -129,7 +129,7 @@ pub fn normalize_message(message: Json, ids: &IdSource) -> Result<Json> {
         None | Some(Json::Null) => return refuse("the message has no content".to_owned()),
         Some(other) => {
             return refuse(format!(
-                "the content must be a text or a list of blocks, not {}",
+                "the content must be a string or a list of blocks, not {}",
                 self::kind(other)
             ));
         }
@@ -227,16 +227,16 @@ mod tests {
     fn malformed_messages_are_refused_with_a_reason() {
         let ids = IdSource::default();
         for (message, reason) in [
-            (json!(3), "must be an object or a text, not a number"),
+            (json!(3), "must be an object or a string, not a number"),
             (json!({"content": "x", "name": "y"}), "neither type nor role"),
             (json!({"role": "wizard", "content": "x"}), "unknown message type 'wizard'"),
-            (json!({"type": 1, "content": "x"}), "type must be a text, not a number"),
+            (json!({"type": 1, "content": "x"}), "type must be a string, not a number"),
             (json!({"type": "human"}), "has no content"),
             (
                 json!({"type": "human", "content": {"a": 1}}),
-                "content must be a text or a list of blocks, not an object",
+                "content must be a string or a list of blocks, not an object",
             ),
-            (json!({"type": "human", "content": "x", "id": 3}), "id must be a text, not a number"),
+            (json!({"type": "human", "content": "x", "id": 3}), "id must be a string, not a number"),
             (json!({"type": "tool", "content": "x"}), "needs the tool_call_id"),
             (json!({"type": "remove"}), "needs the id"),
             (json!({"type": "human", "content": "x", "id": "__remove_all__"}), "is reserved"),

@@ -20,8 +20,8 @@ use crate::value::ChannelValue;
 
 /// Folds writes into an accumulating value.
 ///
-/// **Law** (batching invariance): folding writes one by one, in whatever groups, gives the same value. Replay relies
-/// on nothing else.
+/// **Law** (batching invariance): folding writes in order, in any grouping, gives the same value. Replay relies on
+/// nothing else.
 pub trait Reducer: Send + Sync + Debug {
     /// The empty container with which the channel starts; `None` for a union type, which starts without a value.
     fn empty(&self) -> Option<ChannelValue>;
@@ -32,7 +32,7 @@ pub trait Reducer: Send + Sync + Debug {
     /// [`Error::InvalidUpdate`] if the write does not fit the value.
     fn reduce(&self, current: ChannelValue, write: &ChannelValue) -> Result<ChannelValue>;
 
-    /// Completes a write before it is first stored, for example with ids: a replay must not draw them anew.
+    /// Completes a write before it is first stored, for example with ids, which a replay must not generate again.
     ///
     /// # Errors
     /// [`Error::InvalidUpdate`] if the write can never be folded.
@@ -65,9 +65,9 @@ impl Behaviour {
     /// Applies the writes of one superstep to a channel, in live order. `current` is `None` if the channel was never
     /// written.
     ///
-    /// A replace-style write ([`Write::overwrite`]) wins the superstep: writes before it are dropped, writes behind it
-    /// ignored. Null in one means the empty container. On a union-typed channel without a value it stores the plain
-    /// value (service reference, "Other rules" 1).
+    /// A replace-style write ([`Write::overwrite`]) wins the superstep: all other writes are dropped, before and after
+    /// it. Its null means the empty container. On a union-typed channel without a value it stores the plain value
+    /// (service reference, "Other rules" 1).
     ///
     /// # Errors
     /// [`Error::InvalidUpdate`] for two plain values of a last-value channel, for a second replace-style write, and

@@ -11,7 +11,8 @@ use crate::value::{ChannelValue, ListValue};
 
 type FoldFn = dyn Fn(Json, Json) -> Result<Json> + Send + Sync;
 
-/// A reducer made of a function on JSON values. It decodes and encodes the whole value at each write: for small values.
+/// A reducer built from a function on JSON values. It decodes and encodes the whole value on each write, so use it for
+/// small values.
 #[derive(Clone)]
 pub struct Fold {
     empty: Option<Json>,

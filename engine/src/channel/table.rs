@@ -43,13 +43,13 @@ impl Schema {
             .with("background_tasks", Behaviour::LastValue)
     }
 
-    /// The schema with one more channel, or with another behaviour for one.
+    /// The schema with one more channel, or with another behaviour for an existing one.
     pub fn with(mut self, name: impl Into<ChannelName>, behaviour: Behaviour) -> Self {
         self.channels.insert(name.into(), behaviour);
         self
     }
 
-    /// Compiles the schema. `frequency` is the cadence of accumulating channels, without meaning in full mode.
+    /// Compiles the schema. `frequency` is the cadence of accumulating channels; it has no effect in full mode.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `frequency` is 0.
@@ -69,7 +69,7 @@ impl Schema {
     }
 }
 
-/// A list of objects of which each id has one place and only the last `keep` stay.
+/// A list of objects in which each id occurs once and only the last `keep` objects stay.
 fn keyed_tail(keep: usize) -> Fold {
     use serde_json::{Value as Json, json};
     Fold::new(Some(json!([])), move |current, write| match (current, write) {
@@ -120,12 +120,12 @@ impl ChannelTable {
         self.channels.keys()
     }
 
-    /// How the channel treats writes; `None` if the schema does not have it.
+    /// How the channel treats writes; `None` if the schema does not contain it.
     pub fn behaviour(&self, channel: &ChannelName) -> Option<&Behaviour> {
         self.channels.get(channel)
     }
 
-    /// The value a channel starts with, where it has one.
+    /// The initial value of a channel, if it has one.
     pub fn initial(&self, channel: &ChannelName) -> Option<ChannelValue> {
         self.behaviour(channel).and_then(Behaviour::reducer).and_then(Reducer::empty)
     }

@@ -1,19 +1,19 @@
-//! Copying a thread.
+//! Copies a thread.
 
 use crate::error::{Error, Result};
 use crate::id::ThreadId;
 use crate::saver::{Revision, Rewrite, Saver};
 
-/// Copies everything of a thread, with every branch, namespace and pending write, to a thread that is not there. The copy
-/// is its own: what becomes of the source later does not touch it. Ids stay the same. Answers the number of checkpoints.
+/// Copies a whole thread, with every branch, namespace and pending write, to a new thread. The copy is independent:
+/// later changes to the source do not affect it. Ids stay the same. Returns the number of checkpoints.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] if the source is not there, or the target is; those of the saver. Then nothing was changed,
-/// unless it is [`Error::InDoubt`].
+/// [`Error::InvalidInput`] if the source does not exist or the target does; those of the saver. Then nothing was
+/// changed, unless it is [`Error::InDoubt`].
 pub async fn copy_thread(saver: &dyn Saver, from: &ThreadId, to: &ThreadId) -> Result<usize> {
     let source = saver.read_thread(from).await?;
     if source.checkpoints.is_empty() {
-        return Err(Error::InvalidInput(format!("thread {from} cannot be copied: it is not there")));
+        return Err(Error::InvalidInput(format!("thread {from} cannot be copied: it does not exist")));
     }
     let mut put: Vec<_> = source.checkpoints.into_values().collect();
     for tuple in &mut put {
@@ -23,7 +23,7 @@ pub async fn copy_thread(saver: &dyn Saver, from: &ThreadId, to: &ThreadId) -> R
     let rewrite = Rewrite { put, ..Rewrite::default() };
     match saver.rewrite_thread(to, &Revision::absent(), rewrite).await {
         Err(Error::Stale { .. }) => Err(Error::InvalidInput(format!(
-            "thread {from} cannot be copied to thread {to}, which is there already; choose another id or delete it first"
+            "thread {from} cannot be copied to thread {to}, which already exists; choose another id or delete it first"
         ))),
         done => done.map(|()| count),
     }

@@ -1,4 +1,4 @@
-//! A thread as a graph: who was made from whom, what is pending, and what a checkpoint needs to be replayed.
+//! A thread as a graph: parents and children, what is pending, and what the replay of a checkpoint needs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -38,12 +38,12 @@ impl<'a> Lineage<'a> {
         self.image.checkpoints.get(place)
     }
 
-    /// The checkpoint that one was made from, if it has one and it is there.
+    /// The checkpoint's parent, if it has one that exists.
     pub fn parent(&self, tuple: &CheckpointTuple) -> Option<&'a CheckpointTuple> {
         self.get(&(tuple.namespace.clone(), tuple.parent?))
     }
 
-    /// The checkpoints that were made from one, oldest first.
+    /// The children of a checkpoint, oldest first.
     pub fn children(&self, place: &Place) -> &[&'a CheckpointTuple] {
         self.children.get(place).map_or(&[], Vec::as_slice)
     }
@@ -73,7 +73,7 @@ impl<'a> Lineage<'a> {
     }
 
     /// What must stay so that these channels can be replayed at `target`: it, and its ancestors back to the nearest one
-    /// that stores a value for each of them, or to the root for a channel of which there is none.
+    /// that stores a value for each channel, or to the root for a channel without one.
     pub fn keep_set<'c>(
         &self,
         target: &Place,
@@ -108,10 +108,10 @@ impl<'a> Lineage<'a> {
         keep
     }
 
-    /// The value of a channel at a checkpoint, replayed if it is not stored there; none if it was never written.
+    /// The value of a channel at a checkpoint, replayed if it is not stored there; `None` if it was never written.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if something that it needs is missing; those of the channel's reducer.
+    /// [`Error::BrokenLineage`] if something it needs is missing; those of the channel's reducer.
     pub fn value(
         &self,
         at: &CheckpointTuple,
@@ -121,7 +121,7 @@ impl<'a> Lineage<'a> {
         let broken = |why: String| Error::broken(&self.image.thread, at.checkpoint.id, why);
         let behaviour = table.behaviour(channel).ok_or_else(|| {
             Error::InvalidInput(format!(
-                "thread {}: channel {channel} is stored as changes, and this program does not know how to replay it",
+                "thread {}: channel {channel} is stored as changes, and this program cannot replay it",
                 self.image.thread
             ))
         })?;

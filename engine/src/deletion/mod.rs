@@ -1,11 +1,11 @@
-//! Removing checkpoints without harming what stays: pruning, retention, deletion by run, copies.
+//! Removes checkpoints without changing the remaining ones: pruning, retention, deletion by run, copies.
 //!
-//! Each operation reads a whole thread, plans on what it read (a pure function, which can be looked at before anything
-//! happens), and stores the result in one atomic change that is refused if anybody wrote to the thread meanwhile; then
-//! it is planned anew. Survivors come first: what goes is what no survivor needs.
+//! Each operation reads a whole thread, plans (a pure function, so every deletion can be previewed), and stores the
+//! result in one atomic change that is refused if another writer changed the thread meanwhile; then it plans again.
+//! Survivors are chosen first: only what no survivor needs is removed.
 //!
-//! Nothing calls any of this by itself. A caller that drops a future does not learn whether the change happened; looking
-//! at the thread again tells.
+//! None of this runs automatically. A caller that drops a future does not learn whether the change happened; it must
+//! read the thread again.
 
 mod copy;
 mod lineage;
@@ -33,13 +33,13 @@ pub use stats::{STATS_KEYS, Stats};
 pub enum Reason {
     /// Stays: the newest of its namespace.
     Head,
-    /// Stays: among those that the strategy keeps.
+    /// Stays: selected by the strategy.
     Kept,
     /// Stays: its id is protected.
     Protected,
-    /// Stays: what is replayed for a checkpoint that stays begins or goes on here.
+    /// Stays: the replay of a remaining checkpoint starts here or passes through it.
     Replay,
-    /// Stays: an ancestor of a head, or of something else that stays.
+    /// Stays: an ancestor of a head, or of another checkpoint that stays.
     Ancestor,
     /// Stays: it has children.
     HasChildren,
@@ -49,21 +49,21 @@ pub enum Reason {
     Root,
     /// Stays: its parent is missing, and removing more would make that worse.
     BrokenLineage,
-    /// Stays: the policy does not ask for its removal.
+    /// Stays: the policy does not select it for removal.
     NotAsked,
-    /// Stays for now: as many as may go in one pass go already.
+    /// Stays for now: this pass already removes its maximum.
     Cap,
     /// Goes: older than what the strategy keeps.
     Old,
-    /// Goes: the whole thread does.
+    /// Goes: the whole thread is deleted.
     Thread,
-    /// Goes: a duration-only checkpoint that nothing was made from.
+    /// Goes: a duration-only checkpoint without children.
     DurationLeaf,
-    /// Goes: a duration-only checkpoint, whose children are tied to its parent.
+    /// Goes: a duration-only checkpoint, whose children are grafted onto its parent.
     DurationLink,
     /// Goes: the end of a branch that is not the head's.
     SiblingLeaf,
-    /// Goes: a run that is to be deleted made it.
+    /// Goes: created by a run that is being deleted.
     Run,
 }
 
@@ -106,31 +106,31 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What is to become of a thread, and why.
+/// What happens to a thread, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeletionPlan {
     /// The change to store.
     pub rewrite: Rewrite,
-    /// Every checkpoint of the thread, newest first (at the same id, by namespace), with the reason for its fate.
+    /// Every checkpoint of the thread, newest first (at the same id, by namespace), with its reason to stay or go.
     pub verdicts: Vec<(Place, Reason)>,
 }
 
 impl DeletionPlan {
-    /// The checkpoints that go, newest first.
+    /// The checkpoints to remove, newest first.
     pub fn removed(&self) -> impl Iterator<Item = &Place> {
         self.verdicts.iter().filter(|(_, reason)| reason.goes()).map(|(place, _)| place)
     }
 }
 
-/// How often a pass is planned anew because somebody wrote to the thread.
+/// How often a pass is replanned because the thread changed.
 const ATTEMPTS: usize = 8;
 
-/// Reads, plans and stores, until nobody wrote in between. Answers the thread as it was and the plan that was carried
-/// out on it; a plan that changes nothing is not stored.
+/// Reads, plans and stores, until no other writer interferes. Returns the thread as it was and the executed plan; a
+/// plan without changes is not stored.
 ///
 /// # Errors
-/// [`Error::Stale`] if somebody wrote each time; those of `plan` and of the saver. Then nothing was changed, unless it
-/// is [`Error::InDoubt`].
+/// [`Error::Stale`] if another writer interfered each time; those of `plan` and of the saver. Then nothing was changed,
+/// unless it is [`Error::InDoubt`].
 pub async fn carry_out(
     saver: &dyn Saver,
     thread: &ThreadId,
@@ -147,7 +147,7 @@ pub async fn carry_out(
             Ok(()) => return Ok((image, planned)),
             Err(error @ Error::Stale { .. }) => last = error,
             Err(error @ Error::InDoubt { .. }) => {
-                // What was put is stored with what was removed, or not at all.
+                // The removal and the puts were stored together or not at all.
                 let now = saver.read_thread(thread).await?;
                 let gone = planned.rewrite.remove.iter().all(|place| !now.checkpoints.contains_key(place));
                 if gone && !planned.rewrite.remove.is_empty() {
@@ -161,7 +161,7 @@ pub async fn carry_out(
     Err(last)
 }
 
-/// Verdicts in their order: newest first, at the same id by namespace.
+/// Sorts verdicts: newest first, at the same id by namespace.
 fn in_order(mut verdicts: Vec<(Place, Reason)>) -> Vec<(Place, Reason)> {
     verdicts.sort_by(|((a_ns, a), _), ((b_ns, b), _)| b.cmp(a).then_with(|| a_ns.cmp(b_ns)));
     verdicts

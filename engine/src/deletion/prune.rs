@@ -1,4 +1,4 @@
-//! Pruning: keeping the newest checkpoints of a thread and what they need.
+//! Pruning: keeps the newest checkpoints of a thread and what they need.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -11,54 +11,54 @@ use crate::error::Result;
 use crate::id::{CheckpointId, ThreadId};
 use crate::saver::{Place, Saver, ThreadImage};
 
-/// Which checkpoints of each namespace are kept. The head is, unless nothing is.
+/// Which checkpoints of each namespace to keep. The head is always kept, unless nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     /// The head.
     Latest,
-    /// So many of the newest ones.
+    /// The newest ones, this many.
     Last(usize),
-    /// Those that were made at this moment or later, in milliseconds since the Unix epoch.
+    /// Those created at this time or later, in milliseconds since the Unix epoch.
     Since(u64),
     /// None: the thread is deleted.
     Nothing,
 }
 
-/// What happens where a delta channel would lose the history behind the oldest kept checkpoint.
+/// What to do if a delta channel would lose the history before the oldest kept checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Boundary {
-    /// Ancestors stay as well, back to the ones that store a value of each delta channel. Nothing new is stored.
+    /// Also keep ancestors, back to those that store a value of each delta channel. Stores nothing new.
     #[default]
     KeepSet,
-    /// The oldest kept checkpoints get a snapshot of each delta channel, and all ancestors go.
+    /// Store a snapshot of each delta channel in the oldest kept checkpoints, and remove all ancestors.
     FreshSnapshot,
 }
 
 /// What to prune.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prune {
-    /// What is kept.
+    /// What to keep.
     pub keep: Keep,
-    /// What happens at the boundary.
+    /// What to do at the boundary.
     pub boundary: Boundary,
-    /// Checkpoints that stay in any case, in every namespace; with what they need.
+    /// Checkpoints to keep in any case, in every namespace, with what they need.
     pub protect: BTreeSet<CheckpointId>,
-    /// At most so many go in one pass, the oldest first; a later pass goes on. None means no bound. A pass may take
-    /// more if a delta channel cannot be cut earlier.
+    /// Maximum checkpoints removed per pass, oldest first; run again to continue. `None` means no limit. A pass may
+    /// remove more if a delta channel cannot be cut earlier.
     pub batch: Option<usize>,
 }
 
 impl Prune {
-    /// Keeps these, with no protected ids and no bound.
+    /// Keeps these, without protected ids and without a limit.
     pub fn keeping(keep: Keep) -> Self {
         Self { keep, boundary: Boundary::default(), protect: BTreeSet::new(), batch: None }
     }
 }
 
-/// Plans the pruning of a thread. `table` replays delta channels where a snapshot is made.
+/// Plans the pruning of a thread. `table` replays delta channels to create snapshots.
 ///
 /// # Errors
-/// [`crate::Error::BrokenLineage`] if a snapshot is to be made and something that it needs is missing.
+/// [`crate::Error::BrokenLineage`] if a snapshot is needed and something required for it is missing.
 pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> Result<DeletionPlan> {
     let lineage = Lineage::new(image);
     let heads = lineage.heads();
@@ -92,7 +92,7 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
         let mut oldest: Vec<&Place> =
             image.checkpoints.keys().filter(|place| !closed.contains(*place)).collect();
         oldest.sort_by_key(|(namespace, id)| (*id, namespace.clone()));
-        // With a larger batch if what is left in this one is all needed for a while.
+        // Enlarge the batch while everything in it is still needed.
         while size < going {
             stays = closed.iter().chain(oldest.iter().skip(size).copied()).cloned().collect();
             stays = close(&stays);
@@ -115,10 +115,10 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
     Ok(DeletionPlan { rewrite: removal(&lineage, remove, table)?, verdicts: in_order(verdicts) })
 }
 
-/// Prunes a thread, in one atomic change. Every checkpoint that stays has the state that it had.
+/// Prunes a thread, in one atomic change. Every remaining checkpoint keeps its state.
 ///
 /// # Errors
-/// [`crate::Error::Stale`] if somebody keeps writing to the thread; those of [`plan_prune`] and of the saver.
+/// [`crate::Error::Stale`] if other writers keep changing the thread; those of [`plan_prune`] and of the saver.
 pub async fn prune(
     saver: &dyn Saver,
     thread: &ThreadId,

@@ -1,4 +1,4 @@
-//! From a set of checkpoints that go to the change that lets all others be as they were.
+//! Turns a set of checkpoints to remove into a change that leaves all others intact.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -8,11 +8,11 @@ use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::error::{Error, Result};
 use crate::saver::{Place, Rewrite};
 
-/// The change that removes `remove`. A checkpoint that stays without its parent becomes a root; what it stored as
-/// changes it stores as a snapshot. Rows that only removed checkpoints applied go with them; pending ones stay.
+/// The change that removes `remove`. A checkpoint that loses its parent becomes a root, and its changes become
+/// snapshots. Rows that only removed checkpoints applied are removed; pending ones stay.
 ///
 /// # Errors
-/// [`Error::BrokenLineage`] if a snapshot cannot be made.
+/// [`Error::BrokenLineage`] if a snapshot cannot be created.
 pub(super) fn removal(
     lineage: &Lineage<'_>,
     remove: BTreeSet<Place>,
@@ -52,7 +52,7 @@ fn entry<'c>(
     changed.entry(place(tuple)).or_insert_with(|| tuple.clone())
 }
 
-/// Makes a root of a checkpoint. What was made from it counts on from the older snapshot: counters may say more than
+/// Turns a checkpoint into a root. Its descendants keep counting from the older snapshot: counters may claim more than
 /// there is to replay, never less.
 fn root(
     lineage: &Lineage<'_>,

@@ -1,14 +1,15 @@
-//! The retention policy (service reference, "Retention policy"). Nothing calls it by itself.
+//! The retention policy (service reference, "Retention policy"). It never runs automatically.
 //!
-//! Two shapes may go: a trailing duration-only checkpoint, and, if asked for, the end of a side branch. Only leaves of the
-//! graph as it is are looked at; what becomes a leaf is for the next pass. Decisions that the reference leaves open:
+//! Two shapes may be removed: a trailing duration-only checkpoint and, if requested, the end of a side branch. Only
+//! leaves of the current graph are considered; a checkpoint that becomes a leaf is left to the next pass. Decisions
+//! that the reference leaves open:
 //!
-//! - A *head* is the newest checkpoint of a namespace that is not duration-only. A namespace that has duration-only
-//!   checkpoints alone has none; then its newest checkpoint counts as one.
-//! - A root is never removed, nor is the last checkpoint of a namespace: no pass empties anything.
-//! - A duration-only leaf of a superseded line goes like any other; of two stacked ones the upper goes first.
-//! - *Guarded* is what has pending rows: rows of a task that no checkpoint applied. Rows that a child applied belong to
-//!   the child.
+//! - A *head* is the newest checkpoint of a namespace that is not duration-only. A namespace with only duration-only
+//!   checkpoints has none; then its newest checkpoint counts as one.
+//! - Neither a root nor the last checkpoint of a namespace is ever removed: no pass empties a namespace.
+//! - A duration-only leaf of a superseded line is removed like any other; of two stacked ones, the upper one first.
+//! - A checkpoint with pending rows is *guarded*: rows of a task that no checkpoint applied. Rows that a child applied
+//!   belong to the child.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,9 +34,9 @@ pub struct RetentionPolicy {
     pub protect_checkpoint_ids: BTreeSet<CheckpointId>,
     /// Whether a checkpoint with pending rows is protected.
     pub strict_pending_write_guard: bool,
-    /// At most so many go in one pass; none means no cap.
+    /// Maximum checkpoints deleted per pass; `None` means no limit.
     pub max_delete_per_run: Option<i64>,
-    /// Whether duration-only checkpoints that something was made from go too: in the same change their children become
+    /// Whether duration-only checkpoints with children are also removed: in the same change their children become
     /// children of their parent, which takes over the rows under them.
     pub graft_duration_links: bool,
 }
@@ -63,7 +64,7 @@ impl RetentionPolicy {
     }
 }
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetentionReport {
     /// The thread.
@@ -72,9 +73,9 @@ pub struct RetentionReport {
     pub protected_head_ids: BTreeMap<Namespace, CheckpointId>,
     /// What was deleted, newest first, at the same id by namespace.
     pub deleted_checkpoint_ids: Vec<CheckpointId>,
-    /// What the thread held before, by [`super::STATS_KEYS`]; empty if no stats were asked for.
+    /// The thread's counts before, by [`super::STATS_KEYS`]; empty if no stats were requested.
     pub stats_before: BTreeMap<&'static str, u64>,
-    /// And what it holds now.
+    /// The counts after.
     pub stats_after: BTreeMap<&'static str, u64>,
 }
 
@@ -137,7 +138,7 @@ pub fn plan_retention(
     let rewrite = if links.is_empty() {
         removal(&lineage, leaves, table)?
     } else {
-        // The leaves are removed from the thread as it is after grafting.
+        // Leaves are removed from the thread as grafting leaves it.
         let (image, tied) = graft(image, &links);
         grafted = image;
         let mut rewrite = removal(&Lineage::new(&grafted), leaves, table)?;
@@ -158,21 +159,21 @@ fn heads(lineage: &Lineage<'_>) -> BTreeMap<Namespace, CheckpointId> {
     heads
 }
 
-/// Whether a checkpoint only notes durations and its parent is there and holds what it holds: its children can be tied
-/// to the parent.
+/// Whether a checkpoint only notes durations, and its parent exists and holds the same state, so that its children can
+/// be grafted onto the parent.
 fn is_link(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
     tuple.metadata.is_duration_only()
         && tuple.checkpoint.applied.is_empty()
         && lineage.parent(tuple).is_some_and(|parent| parent.checkpoint.channels == tuple.checkpoint.channels)
 }
 
-/// The thread without these links: the children of each become children of its parent, and the rows under it move there.
-/// Answers the checkpoints that are not as they were, too.
+/// The thread without these links: the children of each become children of its parent, and the rows under it move
+/// there. Also returns the changed checkpoints.
 fn graft(image: &ThreadImage, links: &BTreeSet<Place>) -> (ThreadImage, BTreeSet<Place>) {
     let mut grafted = image.clone();
     let mut changed = BTreeSet::new();
     for at in links {
-        // Oldest first, so that of stacked links each finds its parent.
+        // Oldest first, so that each of several stacked links finds its parent.
         let Some(link) = grafted.checkpoints.remove(at) else { continue };
         let Some(parent) = link.parent else { continue };
         let above = (at.0.clone(), parent);
@@ -190,13 +191,12 @@ fn graft(image: &ThreadImage, links: &BTreeSet<Place>) -> (ThreadImage, BTreeSet
     (grafted, changed)
 }
 
-/// Carries out one pass over a thread in one atomic change, fenced against runs: what a run writes meanwhile makes the
-/// pass look again. Takes the same moment as any writer; a caller that holds the thread's lock in its process may keep
-/// it.
+/// Runs one pass over a thread in one atomic change, fenced against runs: if a run writes meanwhile, the pass plans
+/// again. It needs no lock; a caller that holds the thread's lock in its process may keep it.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] for a negative cap, before anything is read; [`Error::Stale`] if somebody keeps writing; those
-/// of the saver. Nothing was deleted then, unless it is [`Error::InDoubt`].
+/// [`Error::InvalidInput`] for a negative cap, before anything is read; [`Error::Stale`] if other writers keep changing
+/// the thread; those of the saver. Nothing was deleted then, unless it is [`Error::InDoubt`].
 pub async fn enforce(
     saver: &dyn Saver,
     thread: &ThreadId,

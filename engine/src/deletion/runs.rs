@@ -1,4 +1,4 @@
-//! Deleting what runs wrote.
+//! Deletes the checkpoints of runs.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use crate::error::Result;
 use crate::id::ThreadId;
 use crate::saver::{Place, Saver, ThreadImage};
 
-/// The metadata key under which a checkpoint names the run that made it.
+/// The metadata key under which a checkpoint names the run that created it.
 pub const RUN_ID_KEY: &str = "run_id";
 
-/// Plans the deletion of the checkpoints that these runs made. One that something else was made from stays: it is part
-/// of a survivor's history and replay.
+/// Plans the deletion of the checkpoints that these runs created. A checkpoint with surviving children stays: it
+/// belongs to their history and replay.
 ///
 /// # Errors
-/// None for a thread that is whole: no snapshot is made.
+/// None for an intact thread: no snapshot is created.
 pub fn plan_delete_for_runs(
     image: &ThreadImage,
     runs: &BTreeSet<String>,
@@ -45,10 +45,10 @@ pub fn plan_delete_for_runs(
     Ok(DeletionPlan { rewrite: removal(&lineage, remove, table)?, verdicts: in_order(verdicts) })
 }
 
-/// Deletes the checkpoints that these runs made from a thread, in one atomic change, as far as no survivor needs them.
+/// Deletes the checkpoints that these runs created, in one atomic change, except those that survivors need.
 ///
 /// # Errors
-/// [`crate::Error::Stale`] if somebody keeps writing to the thread; those of the saver.
+/// [`crate::Error::Stale`] if other writers keep changing the thread; those of the saver.
 pub async fn delete_for_runs(
     saver: &dyn Saver,
     thread: &ThreadId,

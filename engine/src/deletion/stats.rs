@@ -16,8 +16,8 @@ pub const STATS_KEYS: [&str; 8] = [
     "write_bytes",
 ];
 
-/// What a thread holds. Bytes are those of the encoded values: what a store that shares nothing would keep, whatever
-/// this one does.
+/// The counts of a thread. Bytes are those of the encoded values: what a store without sharing would take, regardless
+/// of this one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Checkpoints.

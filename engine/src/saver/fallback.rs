@@ -1,4 +1,4 @@
-//! Plain versions of the harder saver methods, for a saver that has no better one yet.
+//! Simple versions of the harder saver methods, for a saver without a faster one.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use crate::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, Ta
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, TaskId};
 
-/// [`Saver::list`] out of all checkpoints of the query's thread.
+/// [`Saver::list`], computed from all checkpoints of the query's thread.
 pub fn list(
     checkpoints: impl IntoIterator<Item = CheckpointTuple>,
     query: &ListQuery,
@@ -26,9 +26,9 @@ pub fn list(
     found.into_iter().map(|tuple| query.load.of(tuple)).collect()
 }
 
-/// [`Saver::commit`] on whole checkpoints: with the head of the namespace, and with the parent if it is there. Returns
-/// the new checkpoint, and the parent with the rows of the step under it; both are to be stored in one change. That
-/// the new checkpoint is not there yet is for the caller to see.
+/// [`Saver::commit`] on whole checkpoints: with the head of the namespace, and with the parent if it exists. Returns
+/// the new checkpoint, and the parent with the rows of the step under it; store both in one change. The caller must
+/// check that the new checkpoint does not exist yet.
 ///
 /// # Errors
 /// As the method.
@@ -69,7 +69,7 @@ pub fn commit(
     Ok((new, parent))
 }
 
-/// [`Saver::delta_history`] by walking `get` and parent links: a round trip per ancestor.
+/// [`Saver::delta_history`] by walking `get` and parent links: one round trip per ancestor.
 ///
 /// # Errors
 /// As the method.
@@ -100,7 +100,7 @@ pub async fn delta_history(
 }
 
 /// The bookkeeping of a walk from a checkpoint back to its seeds. The caller visits checkpoints from the target
-/// backwards, and after each one gives it the rows that are stored under its parent.
+/// backwards, and after each one passes the rows stored under its parent.
 #[derive(Debug)]
 pub struct HistoryWalk<'a> {
     at: &'a CheckpointKey,
@@ -121,9 +121,9 @@ impl<'a> HistoryWalk<'a> {
         }
     }
 
-    /// Looks at the next older checkpoint; returns whether the walk is complete. `root` says that it has no parent: the
-    /// walk ends there, however far it was to go. `entry` tells what the checkpoint stores for a channel; its second
-    /// argument says whether a complete value would be taken, so that it need not be loaded otherwise.
+    /// Visits the next older checkpoint; returns whether the walk is complete. `root` says that it has no parent: the
+    /// walk ends there, even if it should go further. `entry` returns what the checkpoint stores for a channel; its
+    /// second argument says whether a complete value would be used, so that it need not be loaded otherwise.
     ///
     /// # Errors
     /// Those of `entry`.
@@ -159,7 +159,7 @@ impl<'a> HistoryWalk<'a> {
         self.open.iter()
     }
 
-    /// Completes the path of a channel by one that is known: `known` ends at the checkpoint that would be visited next.
+    /// Completes the path of a channel with a known one: `known` ends at the checkpoint that would be visited next.
     pub fn join(&mut self, channel: &ChannelName, known: ChannelHistory) {
         if self.open.remove(channel)
             && let Some(history) = self.done.get_mut(channel)
@@ -169,7 +169,7 @@ impl<'a> HistoryWalk<'a> {
         }
     }
 
-    /// Records the writes that `id` applied, out of the rows under its parent.
+    /// Records the writes that `id` applied, from the rows under its parent.
     ///
     /// # Errors
     /// [`Error::BrokenLineage`] if an applied task has no row.
@@ -201,7 +201,7 @@ impl<'a> HistoryWalk<'a> {
         )
     }
 
-    /// The error for a parent that is not there.
+    /// The error for a missing parent.
     pub fn no_parent(&self, child: CheckpointId, parent: CheckpointId) -> Error {
         Error::broken(&self.at.thread, child, format!("its parent {parent} is missing"))
     }

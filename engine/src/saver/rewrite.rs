@@ -1,4 +1,4 @@
-//! Changing what is already stored of a thread: the one primitive behind every deletion, copy, conversion and import.
+//! Changing what is already stored of a thread: the primitive behind every deletion, copy, conversion and import.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,9 +7,9 @@ use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, Namespace, TaskId, ThreadId};
 
-/// Tells whether a thread is still as it was. Opaque: a saver makes it as it likes, for example a number that every
-/// write to the thread draws anew, or a digest of its rows. Two revisions of a thread are equal only if nothing of the
-/// thread was written between them, its deletion and creation anew included.
+/// Identifies the current contents of a thread. Opaque: each saver chooses its form, for example a random number drawn
+/// by every write to the thread, or a digest of its rows. Two revisions of a thread are equal only if it was not
+/// written in between, including deletion followed by creation.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Revision(Vec<u8>);
 
@@ -19,7 +19,7 @@ impl Revision {
         Self(bytes.into())
     }
 
-    /// The revision of a thread that is not there: no bytes.
+    /// The revision of a thread that does not exist: no bytes.
     pub fn absent() -> Self {
         Self::default()
     }
@@ -33,27 +33,27 @@ impl fmt::Debug for Revision {
     }
 }
 
-/// The place of a checkpoint in its thread.
+/// The position of a checkpoint in its thread.
 pub type Place = (Namespace, CheckpointId);
 
-/// Everything of a thread, as it was at one moment.
+/// A whole thread at one point in time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ThreadImage {
     /// The thread.
     pub thread: ThreadId,
-    /// What [`super::Saver::rewrite_thread`] has to be given, so that nothing is lost that came afterwards.
+    /// Passed to [`super::Saver::rewrite_thread`] so that it does not overwrite later changes.
     pub revision: Revision,
     /// Every checkpoint with every value and every row under it.
     pub checkpoints: BTreeMap<Place, CheckpointTuple>,
 }
 
 impl ThreadImage {
-    /// The image of a thread that is not there.
+    /// The image of a thread that does not exist.
     pub fn absent(thread: &ThreadId) -> Self {
         Self { thread: thread.clone(), revision: Revision::absent(), checkpoints: BTreeMap::new() }
     }
 
-    /// The thread as a change leaves it. The revision is the one before the change.
+    /// The thread after a change. The revision is the one before the change.
     pub fn after(mut self, rewrite: &Rewrite) -> Self {
         self.checkpoints.retain(|place, _| !rewrite.remove.contains(place));
         let put = rewrite.put.iter();
@@ -68,15 +68,15 @@ impl ThreadImage {
 pub struct Rewrite {
     /// Checkpoints to remove, with the rows under them.
     pub remove: BTreeSet<Place>,
-    /// Checkpoints to store as they are here, whole and with all rows under them. One that is there already is
-    /// replaced; a new one must be newer than every checkpoint of its namespace.
+    /// Checkpoints to store exactly like this, with all rows under them. An existing one is replaced; a new one must be
+    /// newer than every checkpoint of its namespace.
     pub put: Vec<CheckpointTuple>,
 }
 
-/// What the check of a rewrite must know of a checkpoint that is stored.
+/// What the check of a rewrite needs to know about a stored checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outline {
-    /// The checkpoint it was made from.
+    /// The checkpoint's parent.
     pub parent: Option<CheckpointId>,
     /// The tasks that it applied.
     pub applied: Vec<TaskId>,
@@ -101,11 +101,11 @@ impl Rewrite {
         self.remove.is_empty() && self.put.is_empty()
     }
 
-    /// Refuses a rewrite that would break the lineage of something. Every saver calls this with what it has stored of
-    /// the thread, before it changes anything. What is broken already and not put anew stands in nobody's way.
+    /// Refuses a rewrite that would break a lineage. Every saver must call this with what it has stored of the thread,
+    /// before it changes anything. A lineage that is already broken, and is not put again, does not prevent a rewrite.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] saying which checkpoint is in the way and why.
+    /// [`Error::InvalidInput`] saying which checkpoint prevents the rewrite and why.
     pub fn check(&self, thread: &ThreadId, mut stored: BTreeMap<Place, Outline>) -> Result<()> {
         let mut newest: BTreeMap<Namespace, CheckpointId> = BTreeMap::new();
         for (namespace, id) in stored.keys() {
@@ -118,7 +118,7 @@ impl Rewrite {
         let broken: BTreeSet<Place> = broken.map(|(place, _)| place.clone()).collect();
         for place in &self.remove {
             if stored.remove(place).is_none() {
-                return refuse(place.1, "it is to be removed, and it is not there");
+                return refuse(place.1, "it is to be removed, but does not exist");
             }
         }
         let mut seen = BTreeSet::new();
@@ -126,17 +126,17 @@ impl Rewrite {
             let id = tuple.checkpoint.id;
             let place = (tuple.namespace.clone(), id);
             if tuple.thread != *thread {
-                return refuse(id, "it is of another thread");
+                return refuse(id, "it belongs to another thread");
             }
             if self.remove.contains(&place) || !seen.insert(place.clone()) {
-                return refuse(id, "it is told twice");
+                return refuse(id, "it is listed twice");
             }
             if !stored.contains_key(&place) && newest.get(&place.0).is_some_and(|newest| id <= *newest) {
-                return refuse(id, "it is new, and the namespace has a newer one");
+                return refuse(id, "it is new, but the namespace has a newer one");
             }
             let channels = &tuple.checkpoint.channels;
             if channels.values().any(|entry| matches!(entry.stored, Stored::Held)) {
-                return refuse(id, "a channel comes without what it stores");
+                return refuse(id, "a channel comes without its value");
             }
             if tuple.parent.is_none() && channels.values().any(|e| matches!(e.stored, Stored::Sentinel)) {
                 return refuse(id, "a channel stores no value, and there is no parent to replay from");

@@ -1,4 +1,4 @@
-//! Planning a superstep: from a state and the writes of tasks to the commit that makes the next state. Pure.
+//! Plans a superstep: from a state and the writes of tasks to the commit that creates the next state. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +13,21 @@ use crate::mode::{ChannelMode, gate};
 use crate::saver::{Flush, StepCommit};
 use crate::value::ChannelValue;
 
-/// What a superstep is besides its writes.
+/// The parts of a superstep besides its writes.
 pub(crate) struct Step {
     pub(crate) source: Source,
     pub(crate) next: Vec<NodeName>,
     pub(crate) extra: Extra,
 }
 
-/// A commit, and the state that is true once it is stored.
+/// A commit, and the state once it is stored.
 pub(crate) struct Plan {
     pub(crate) commit: StepCommit,
     pub(crate) state: StateSnapshot,
 }
 
-/// Plans the step in which `tasks`, in live order, ran from `base`; a task comes with whether its row is durable yet.
-/// Its cost follows the number of channels and of writes, not the length of their values.
+/// Plans the step in which `tasks`, in live order, ran from `base`; each task comes with whether its row is already
+/// stored. The cost depends on the number of channels and writes, not on the size of their values.
 pub(crate) fn plan(
     accessor: &StateAccessor,
     thread: &ThreadId,
@@ -62,8 +62,8 @@ pub(crate) fn plan(
             (channel, _) => channel.and_then(|c| c.value.clone()),
         };
         let value = behaviour.apply(name, current, writes)?;
-        // A version of its own for each channel: it also names the value that a list was made from, wherever that
-        // list is written to.
+        // Each channel gets its own version, which also names the value that a list was made from, wherever that list
+        // is written.
         let version = ids.version_after(last_version);
         channels.insert((*name).clone(), Channel { version, value, complete: false });
     }
@@ -75,7 +75,7 @@ pub(crate) fn plan(
         let mut stored = None;
         if delta {
             let counted = base.and_then(|base| base.metadata.counters.get(name)).copied();
-            // Counters of a checkpoint that stores the value itself would be about an older snapshot.
+            // Counters of a checkpoint that stores the value itself would refer to an older snapshot.
             let holds_value = base.and_then(|b| b.channels.get(name)).is_some_and(|c| c.complete);
             let since = if holds_value { Counters::default() } else { counted.unwrap_or_default() };
             if let Due::Counters(counters) = advance(since, is_written, table.frequency()) {
@@ -89,7 +89,7 @@ pub(crate) fn plan(
                 sentinel
             }
             None if channel.complete && !is_written && !delta => Stored::Held,
-            // A channel that the schema no longer has is carried along as it is.
+            // Keep a channel that is no longer in the schema unchanged.
             None if channel.value.is_none() => Stored::Held,
             None => complete(channel, table.delta_channels().contains(name)),
         };
@@ -97,7 +97,7 @@ pub(crate) fn plan(
     }
 
     let key = CheckpointKey { thread: thread.clone(), namespace: accessor.namespace.clone(), id };
-    // Without a parent there is nothing that writes could hang on; the values are stored whole.
+    // Without a parent there is no place for writes, so the values are stored completely.
     let (applied, writes) = match parent {
         Some(_) => (
             tasks.iter().map(|(row, _)| row.task).collect(),
@@ -128,7 +128,7 @@ pub(crate) fn plan(
     Ok(Plan { commit, state })
 }
 
-/// The entry that stores the complete value; the live value is from then on told relative to it.
+/// The entry that stores the complete value; from then on, changes of the live value are relative to it.
 fn complete(channel: &mut Channel, delta: bool) -> Stored {
     channel.complete = true;
     let Some(value) = &mut channel.value else { return Stored::Held };

@@ -15,30 +15,30 @@ use crate::value::ChannelValue;
 pub struct StateSnapshot {
     /// The checkpoint.
     pub key: CheckpointKey,
-    /// The checkpoint it was made from.
+    /// The checkpoint's parent.
     pub parent: Option<CheckpointId>,
     /// Its metadata.
     pub metadata: Metadata,
-    /// The nodes that are to run next; empty when the graph has finished.
+    /// The nodes to run next; empty when the graph has finished.
     pub next: Vec<NodeName>,
-    /// The tasks whose writes made it, in the order in which they were applied.
+    /// The tasks whose writes created it, in the order in which they were applied.
     pub applied: Vec<TaskId>,
-    /// The writes of tasks that ran from it, in the order in which they were stored.
+    /// The writes of tasks that ran from it, in stored order.
     pub writes: Vec<TaskWrites>,
     pub(crate) channels: BTreeMap<ChannelName, Channel>,
 }
 
-/// A channel that was written at some time.
+/// A channel that was ever written.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Channel {
     pub(crate) version: Version,
-    /// None if it was not asked for, or if the schema does not have the channel.
+    /// `None` if it was not requested, or if the schema does not have the channel.
     pub(crate) value: Option<ChannelValue>,
     /// Whether the checkpoint stores the complete value, not a sentinel.
     pub(crate) complete: bool,
 }
 
-/// A task that is to run from a checkpoint, as state readers see it.
+/// A task to run from a checkpoint, as shown to readers of the state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TaskView {
     /// The id of its last attempt, or an id derived from the checkpoint if there was none.
@@ -47,7 +47,7 @@ pub struct TaskView {
     pub name: NodeName,
     /// The error text of the last attempt, if that failed.
     pub error: Option<String>,
-    /// What the task asks, if it is interrupted.
+    /// The questions of an interrupted task.
     pub interrupts: Vec<Json>,
 }
 
@@ -79,12 +79,12 @@ impl StateSnapshot {
         self.channels.get(channel).map(|c| c.version)
     }
 
-    /// When the checkpoint was made, ISO-8601 in UTC.
+    /// When the checkpoint was created, ISO-8601 in UTC.
     pub fn created_at(&self) -> String {
         self.key.id.created_at()
     }
 
-    /// The tasks that are to run next, with what is known of earlier attempts.
+    /// The tasks to run next, with what is known of earlier attempts.
     pub fn tasks(&self) -> Vec<TaskView> {
         let indexed = self.next.iter().zip(0_u32..);
         indexed

@@ -1,8 +1,9 @@
-//! The heads that were read or written last, so that a run which goes on with a thread need not read its values again.
+//! Caches the heads that were read or written last, so that a run that continues a thread need not read its values
+//! again.
 //!
-//! What a checkpoint holds never changes, so a state is as good as the one that a read makes, as long as the saver still
-//! has that checkpoint: every use begins with a read of it without values, which also brings what does change (the rows
-//! of tasks that ran from it) and the metadata that the gate looks at.
+//! A checkpoint's contents never change, so a cached state equals one from a read as long as the saver still has that
+//! checkpoint: every use begins with a read of it without values, which also returns what does change (the rows of
+//! tasks that ran from it) and the metadata that the gate checks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,12 +19,12 @@ use crate::metadata::Counters;
 use crate::saver::Load;
 use crate::value::ChannelValue;
 
-/// Heads that are remembered, unless the accessor's owner says otherwise.
+/// Cached heads, by default.
 const HEADS: usize = 64;
-/// The bytes of all their values together. The last head is remembered whatever its size, or every turn of a thread beyond
-/// this would read all of it.
+/// The bytes of all their values together. The last head is cached whatever its size; otherwise every turn of a larger
+/// thread would read all of it.
 const BYTES: usize = 64 << 20;
-/// What an element of a list takes in memory besides its bytes.
+/// The memory of a list element besides its bytes.
 const ELEMENT: usize = 192;
 
 /// The values of a head.
@@ -49,8 +50,8 @@ impl Warm {
         })
     }
 
-    /// Whether these are the values of the checkpoint that a saver has now. The id alone does not tell: a thread may
-    /// have been deleted and made anew, or converted.
+    /// Whether these are the values of the checkpoint that the saver has now. The id alone does not prove it: a thread
+    /// may have been deleted and created again, or converted.
     pub(super) fn is_of(&self, tuple: &CheckpointTuple) -> bool {
         let stored = tuple.checkpoint.channels.iter().map(|(name, entry)| (name, entry.version));
         self.id == tuple.checkpoint.id
@@ -59,7 +60,7 @@ impl Warm {
             && self.channels.iter().map(|(name, channel)| (name, channel.version)).eq(stored)
     }
 
-    /// The state that a read with `load` would give.
+    /// The state that a read with `load` would return.
     pub(super) fn complete(self, tuple: CheckpointTuple, load: &Load) -> StateSnapshot {
         let mut channels = self.channels;
         for (name, channel) in &mut channels {
@@ -89,10 +90,10 @@ impl Warm {
 
 type Place = (ThreadId, Namespace);
 
-/// How many heads are remembered at most, as it is now.
+/// The current maximum number of cached heads.
 pub(super) type HeadLimit = Arc<dyn Fn() -> usize + Send + Sync>;
 
-/// The heads of the threads that were used last. Cloning makes another handle on the same memory.
+/// The heads of the most recently used threads. Cloning creates another handle on the same cache.
 #[derive(Clone)]
 pub(super) struct WarmHeads {
     heads: Arc<Mutex<Heads>>,
@@ -111,7 +112,7 @@ impl Default for WarmHeads {
 }
 
 impl fmt::Debug for WarmHeads {
-    /// Shows no content: it is what people said.
+    /// Shows no content, which is conversations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let heads = self.lock();
         write!(f, "WarmHeads({} heads, {} bytes)", heads.states.len(), heads.bytes)
@@ -119,7 +120,7 @@ impl fmt::Debug for WarmHeads {
 }
 
 impl WarmHeads {
-    /// None yet. The limit is asked for whenever a head is added.
+    /// An empty cache. The limit is read whenever a head is added.
     pub(super) fn new(limit: HeadLimit) -> Self {
         Self { heads: Arc::new(Mutex::new(Heads { states: LruCache::unbounded(), bytes: 0 })), limit }
     }
@@ -129,12 +130,12 @@ impl WarmHeads {
         self.lock().states.len()
     }
 
-    // Each change is whole before anything can fail, so a poisoned lock guards nothing half done.
+    // No change can fail half-way, so a poisoned lock still guards consistent data.
     fn lock(&self) -> MutexGuard<'_, Heads> {
         self.heads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is remembered of a checkpoint; of the head, if there is no id.
+    /// The cached values of a checkpoint; of the head, without an id.
     pub(super) fn find(
         &self,
         thread: &ThreadId,
@@ -146,16 +147,16 @@ impl WarmHeads {
         id.is_none_or(|id| id == warm.id).then(|| warm.clone())
     }
 
-    /// Remembers a head in the place of the one before.
+    /// Caches a head in place of the previous one.
     pub(super) fn keep(&self, head: &StateSnapshot, table: &ChannelTable) {
         let Some(warm) = Warm::of(head, table) else { return };
         let place = (head.key.thread.clone(), head.key.namespace.clone());
         let limit = (self.limit)();
-        // Dropped behind the lock: a long thread takes a while.
+        // Dropped after releasing the lock: a long thread takes a while.
         let _old = self.lock().keep(place, warm, limit, BYTES);
     }
 
-    /// Forgets a thread in every namespace.
+    /// Removes a thread in every namespace.
     pub(super) fn forget(&self, thread: &ThreadId) {
         let _old = self.lock().forget(thread);
     }
@@ -219,7 +220,7 @@ mod tests {
         assert!(heads.states.peek(&place(2)).is_none() && heads.states.peek(&place(3)).is_some());
 
         heads.keep(place(5), warm(100), HEADS, usize::MAX);
-        assert_eq!(heads.bytes, HEADS * one, "a head takes the place of the one before");
+        assert_eq!(heads.bytes, HEADS * one, "a head replaces the previous one");
         heads.keep(place(200), warm(100), HEADS, 3 * one);
         assert_eq!((heads.states.len(), heads.bytes), (3, 3 * one));
         assert!(heads.states.peek(&place(200)).is_some() && heads.states.peek(&place(5)).is_some());
@@ -235,6 +236,6 @@ mod tests {
             heads.keep(place(n), warm(100), 5, usize::MAX);
         }
         heads.keep(place(5), warm(100), 2, usize::MAX);
-        assert_eq!((heads.states.len(), heads.bytes), (2, 2 * one), "the bound is the one of the moment");
+        assert_eq!((heads.states.len(), heads.bytes), (2, 2 * one), "the current limit applies");
     }
 }

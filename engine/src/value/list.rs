@@ -1,8 +1,8 @@
 //! List values: elements that carry their bytes and hash, in a persistent vector.
 //!
-//! A [`ListValue`] also remembers how it was made from a value that a saver already holds (its *base*): which ranges
-//! of it are the base's and which elements are new. A saver that shares elements can so write a list of thousands of
-//! elements by looking at the few that changed.
+//! A [`ListValue`] also tracks how it was made from a value that a saver already holds (its *base*): which ranges of it
+//! are the base's and which elements are new. So a saver that shares elements can write a list of thousands of elements
+//! by looking only at the few that changed.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use super::msgpack;
 use crate::error::Result;
 use crate::id::Version;
 
-/// The first sixteen bytes of the BLAKE3 hash of an element's bytes: its checksum, and its identity inside a thread.
+/// The first sixteen bytes of the BLAKE3 hash of an element's bytes: its checksum, and its identity within a thread.
 pub type ElementHash = [u8; 16];
 
 /// One element of a list: its bytes, its hash, and its `id` if it is an object that has one. Cloning shares all of it.
@@ -38,12 +38,12 @@ impl Element {
         msgpack::encode(value).map(Self::from_bytes)
     }
 
-    /// Takes the MessagePack bytes of one value. They are not looked at until the element is decoded.
+    /// Takes the MessagePack bytes of one value. They are not parsed until the element is decoded.
     pub fn from_bytes(bytes: Bytes) -> Self {
         Self(Arc::new(Inner { bytes, hash: OnceLock::new(), id: OnceLock::new() }))
     }
 
-    /// Takes bytes whose hash was just checked, so that it is not computed again.
+    /// Takes bytes whose hash was just checked, to avoid computing it again.
     pub fn from_checked(bytes: Bytes, hash: ElementHash) -> Self {
         Self(Arc::new(Inner { bytes, hash: OnceLock::from(hash), id: OnceLock::new() }))
     }
@@ -58,19 +58,19 @@ impl Element {
         self.0.hash.get_or_init(|| Self::hash_of(&self.0.bytes))
     }
 
-    /// The hash that an element with these bytes has.
+    /// The hash of an element with these bytes.
     pub fn hash_of(bytes: &[u8]) -> ElementHash {
         let mut short = [0; 16];
         short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
         short
     }
 
-    /// The text under `id`, if the element is an object with one. Found once, without decoding the element.
+    /// The string under `id`, if the element is an object with one. Found once, without decoding the element.
     pub fn id(&self) -> Option<&Arc<str>> {
         self.0.id.get_or_init(|| msgpack::text_field(&self.0.bytes, "id").map(Arc::from)).as_ref()
     }
 
-    /// The text under `key`, if the element is an object with one.
+    /// The string under `key`, if the element is an object with one.
     pub fn text(&self, key: &str) -> Option<&str> {
         msgpack::text_field(&self.0.bytes, key)
     }
@@ -99,7 +99,7 @@ impl fmt::Debug for Element {
     }
 }
 
-/// A run of neighbouring elements of a [`ListValue`], told from its base.
+/// A run of adjacent elements of a [`ListValue`], relative to its base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The base's elements `start .. start + len`.
@@ -109,7 +109,7 @@ pub enum Part {
         /// How many.
         len: usize,
     },
-    /// Elements that the base does not have at this place.
+    /// Elements that the base does not have at this position.
     New {
         /// How many.
         len: usize,
@@ -128,7 +128,7 @@ impl Part {
 #[derive(Clone, Default)]
 pub struct ListValue {
     elements: Vector<Element>,
-    /// Where each element id stands. `None` until the first lookup by id, and again after a removal.
+    /// The position of each element id. `None` until the first lookup by id, and again after a removal.
     places: Option<HashMap<Arc<str>, usize>>,
     base: Option<Version>,
     parts: Vec<Part>,
@@ -147,7 +147,7 @@ impl ListValue {
         self.elements.is_empty()
     }
 
-    /// The bytes of all elements together. Known without looking at them.
+    /// The total bytes of all elements. Known without visiting them.
     pub fn bytes_len(&self) -> usize {
         self.bytes
     }
@@ -175,7 +175,7 @@ impl ListValue {
 
     /// Appends an element.
     pub fn push(&mut self, element: Element) {
-        // Without places, nobody has asked for an id yet.
+        // Without positions, no lookup has happened yet.
         if let Some(places) = &mut self.places
             && let Some(id) = element.id()
         {
@@ -189,7 +189,7 @@ impl ListValue {
         }
     }
 
-    /// Puts `element` in the place of the one at `index`, which must have the same id. Equal bytes change nothing.
+    /// Replaces the element at `index`, which must have the same id, by `element`. Equal bytes change nothing.
     pub fn replace(&mut self, index: usize, element: Element) {
         let Some(old) = self.elements.get(index).filter(|old| **old != element) else { return };
         self.bytes = self.bytes - old.bytes().len() + element.bytes().len();
@@ -206,7 +206,7 @@ impl ListValue {
         }
     }
 
-    /// The index of the first element with this id. The first call after loading or a removal looks at every element.
+    /// The index of the first element with this id. The first call after loading or a removal visits every element.
     pub fn position(&mut self, id: &str) -> Option<usize> {
         let places = self.places.get_or_insert_with(|| {
             let mut places = HashMap::new();
@@ -220,7 +220,7 @@ impl ListValue {
         places.get(id).copied()
     }
 
-    /// The stored value that this list was made from, if a saver holds one.
+    /// The stored value from which this list was made, if a saver holds one.
     pub fn base(&self) -> Option<Version> {
         self.base
     }
@@ -230,7 +230,7 @@ impl ListValue {
         &self.parts
     }
 
-    /// Declares that a saver now holds this list under `version`: from here on changes are told relative to it.
+    /// Declares that a saver now holds this list under `version`: from here on changes are relative to it.
     pub fn rebase(&mut self, version: Version) {
         self.base = Some(version);
         self.parts.clear();
@@ -239,7 +239,7 @@ impl ListValue {
         }
     }
 
-    /// Replaces the element at `index` in `parts` by `with`, splitting the part it is in.
+    /// Replaces the element at `index` in `parts` by `with`, splitting its part.
     fn splice_part(&mut self, index: usize, with: Option<Part>) {
         let mut before = 0;
         let Some(at) = self.parts.iter().position(|part| {
@@ -270,7 +270,7 @@ impl ListValue {
         });
     }
 
-    /// The ids that more than one element has; for a keyed list this is empty.
+    /// The ids that several elements have; empty for a keyed list.
     pub fn duplicate_ids(&self) -> Vec<Arc<str>> {
         let mut seen = HashSet::new();
         self.iter().filter_map(Element::id).filter(|id| !seen.insert((*id).clone())).cloned().collect()
@@ -328,7 +328,7 @@ mod tests {
     }
 
     proptest! {
-        /// The list equals a plain Vec, its parts rebuild it from its base, and ids are found where they stand.
+        /// The list equals a plain Vec, its parts rebuild it from its base, and ids are found at their positions.
         #[test]
         fn a_list_is_its_base_and_its_changes(ops in ops()) {
             let mut list = ListValue::default();
@@ -384,6 +384,6 @@ mod tests {
         list.push(element(1001, 0));
         assert_eq!(list.parts(), [Part::Base { start: 0, len: 1000 }, Part::New { len: 2 }]);
         list.replace(3, element(3, 0));
-        assert_eq!(list.parts().len(), 2, "an equal element is no change");
+        assert_eq!(list.parts().len(), 2, "an equal element is not a change");
     }
 }

@@ -1,8 +1,8 @@
 //! Channel values as they travel to and from savers: encoded once, shared afterwards.
 //!
-//! A value is MessagePack. A saver never interprets it, except that an array can be cut at the borders of its
-//! top-level elements ([`ListValue`]), so that an element which stands in many values is stored once.
-//! Encoding is deterministic: object keys are sorted, so equal values have equal bytes.
+//! A value is MessagePack. A saver never interprets it, except that an array can be cut between its top-level elements
+//! ([`ListValue`]), so that an element in many values is stored once. Encoding is deterministic: object keys are
+//! sorted, so equal values have equal bytes.
 
 mod list;
 mod msgpack;
@@ -14,17 +14,17 @@ pub use list::{Element, ElementHash, ListValue, Part};
 
 use crate::error::{Error, Result};
 
-/// How the bytes of an [`Encoded`] value are to be read.
+/// How to decode the bytes of an [`Encoded`] value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
-    /// MessagePack, maps with text keys.
+    /// MessagePack, maps with string keys.
     MessagePack,
 }
 
 /// A value outside memory: a codec and bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
-    /// How to read the bytes.
+    /// How to decode the bytes.
     pub codec: Codec,
     /// The bytes; cloning shares them.
     pub bytes: Bytes,
@@ -66,7 +66,7 @@ impl ChannelValue {
         }
     }
 
-    /// Takes stored bytes back; an array is cut into elements without decoding them.
+    /// Parses stored bytes; an array is cut into elements without decoding them.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the bytes are not exactly one MessagePack value.
@@ -100,7 +100,7 @@ impl ChannelValue {
         }
     }
 
-    /// The bytes of the value when written in one piece.
+    /// The encoded length of the value in one piece.
     pub fn encoded_len(&self) -> usize {
         match self {
             Self::Plain(encoded) => encoded.bytes.len(),
@@ -115,7 +115,7 @@ impl From<ListValue> for ChannelValue {
     }
 }
 
-/// The deepest nesting that values may have; deeper input is refused before it can exhaust the stack.
+/// The maximum nesting of values; deeper input is refused before it can exhaust the stack.
 pub const MAX_DEPTH: usize = 128;
 
 pub(crate) fn corrupt(reason: impl std::fmt::Display) -> Error {

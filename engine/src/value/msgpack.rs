@@ -1,4 +1,4 @@
-//! MessagePack: encoding JSON, and finding the borders of values without decoding them.
+//! MessagePack: encodes JSON, and finds the borders of values without decoding them.
 
 use bytes::Bytes;
 use rmp::Marker;
@@ -15,7 +15,7 @@ pub(super) fn encode(value: &Json) -> Result<Bytes> {
     }
     let bytes = rmp_serde::to_vec_named(value)
         .map_err(|e| Error::InvalidInput(format!("the value cannot be encoded as MessagePack: {e}")))?;
-    // A thread keeps them for as long as it is in memory, and without this also what was reserved for more.
+    // Shrink the allocation: a thread keeps these bytes as long as it is in memory.
     Ok(bytes.into_boxed_slice().into())
 }
 
@@ -41,7 +41,7 @@ pub(super) fn array_header_len(len: usize) -> usize {
     }
 }
 
-/// Writes an array header and the elements' own bytes behind it.
+/// Writes an array header, followed by the elements' bytes.
 pub(super) fn join_array<'a>(len: usize, elements: impl Iterator<Item = &'a Element> + Clone) -> Bytes {
     let size: usize = elements.clone().map(|e| e.bytes().len()).sum();
     let mut out = Vec::with_capacity(size + 5);
@@ -54,7 +54,7 @@ pub(super) fn join_array<'a>(len: usize, elements: impl Iterator<Item = &'a Elem
     out.into()
 }
 
-/// If `bytes` are one array: the bytes of each element. If they are one other value: `None`.
+/// The bytes of each element if `bytes` are one array; `None` if they are one other value.
 pub(super) fn cut_array(bytes: &Bytes) -> Result<Option<Vec<Bytes>>> {
     let mut cursor = Cursor { bytes, at: 0 };
     let len = match cursor.marker()? {
@@ -67,7 +67,7 @@ pub(super) fn cut_array(bytes: &Bytes) -> Result<Option<Vec<Bytes>>> {
             return if cursor.at == bytes.len() { Ok(None) } else { Err(trailing()) };
         }
     };
-    // Each element takes at least a byte, so a forged length cannot make this reserve more than the input.
+    // Each element takes at least a byte, so a forged length cannot reserve more than the input's size.
     let mut elements = Vec::with_capacity((len as usize).min(bytes.len() - cursor.at));
     for _ in 0..len {
         let start = cursor.at;
@@ -78,10 +78,10 @@ pub(super) fn cut_array(bytes: &Bytes) -> Result<Option<Vec<Bytes>>> {
 }
 
 fn trailing() -> Error {
-    corrupt("bytes behind the end of the value")
+    corrupt("bytes after the end of the value")
 }
 
-/// The text under `key` of a MessagePack map, found without decoding the rest.
+/// The string under `key` of a MessagePack map, found without decoding the rest.
 pub(super) fn text_field<'a>(bytes: &'a [u8], key: &str) -> Option<&'a str> {
     let mut cursor = Cursor { bytes, at: 0 };
     let entries = match cursor.marker().ok()? {
@@ -125,7 +125,7 @@ impl<'a> Cursor<'a> {
         Ok(self.take(width)?.iter().fold(0, |n, byte| n << 8 | u32::from(*byte)))
     }
 
-    /// Reads a text and returns its bytes; leaves the cursor where it was if the next value is no text.
+    /// Reads a string and returns its bytes; leaves the cursor unchanged if the next value is not a string.
     fn text(&mut self) -> Result<Option<&'a [u8]>> {
         let start = self.at;
         let len = match self.marker()? {
@@ -141,7 +141,7 @@ impl<'a> Cursor<'a> {
         self.take(len as usize).map(Some)
     }
 
-    /// Steps over `count` values. Iterative: nesting costs no stack.
+    /// Skips `count` values. Iterative: nesting uses no stack.
     fn skip(&mut self, count: u64) -> Result<()> {
         let mut left = count;
         while left > 0 {

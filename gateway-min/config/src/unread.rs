@@ -1,5 +1,5 @@
-//! Settings without an effect: those that nothing reads yet, and top-level keys that no section has. Both are warnings at load, since
-//! an operator who sets one expects something of it.
+//! Settings without an effect: those that no feature reads yet, and unknown top-level keys. Both cause warnings at
+//! load, because an operator who sets one expects an effect.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -12,9 +12,9 @@ use super::upgrade::EXAMPLE;
 use super::version::EXAMPLE_FILE;
 use super::yaml;
 
-/// The settings that are parsed and validated, and that nothing reads yet, by their dotted paths; `models.x` is the key `x` of every
-/// model. The example file marks each of them `[no effect yet]`. Whoever implements one takes it out of here: a test compares this
-/// list with the sources.
+/// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
+/// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
+/// a test compares the list with the sources.
 pub const UNREAD: [&str; 22] = [
     "database.echo_sql",
     "models.pricing",
@@ -44,17 +44,17 @@ pub const UNREAD: [&str; 22] = [
 static DEFAULTS: LazyLock<Map<String, Value>> =
     LazyLock::new(|| yaml::parse(EXAMPLE, Path::new(EXAMPLE_FILE)).unwrap_or_default());
 
-/// The warning about a setting that nothing reads yet.
+/// The warning for a setting that nothing reads yet.
 pub fn no_effect_warning(path: &str) -> String {
     format!("`{path}` has no effect yet: it is checked, and nothing reads it")
 }
 
-/// The warning about a top-level key that is none of ours.
+/// The warning for an unknown top-level key.
 pub fn unknown_section_warning(key: &str) -> String {
     format!("`{key}` has no effect: no section of the configuration has this name")
 }
 
-/// Warns about each setting in the file that has no effect. One that says what is the default anyway asks for nothing.
+/// Warns about each setting in the file that has no effect. Setting a default value is fine.
 pub(super) fn warn(sections: &Map<String, Value>, report: &Report) {
     let set = UNREAD.iter().filter(|path| values(sections, path).iter().any(|value| !value.is_null()));
     for path in set {
@@ -68,7 +68,7 @@ pub(super) fn warn(sections: &Map<String, Value>, report: &Report) {
     }
 }
 
-/// The values at a path: several where it leads through a list, none where nothing is written.
+/// The values at a path: several if it leads through a list, none if it is not set.
 fn values<'a>(sections: &'a Map<String, Value>, path: &str) -> Vec<&'a Value> {
     let mut keys = path.split('.');
     let mut found: Vec<&Value> = keys.next().and_then(|key| sections.get(key)).into_iter().collect();
@@ -82,7 +82,7 @@ fn values<'a>(sections: &'a Map<String, Value>, path: &str) -> Vec<&'a Value> {
     found
 }
 
-/// Whether a value asks for nothing beyond the default: keys that it leaves out have their own.
+/// Whether a value equals the default; omitted keys have their defaults.
 fn says_no_more(value: &Value, default: Option<&Value>) -> bool {
     match (value, default) {
         (Value::Null, _) => true,
@@ -151,14 +151,14 @@ mod tests {
         assert_eq!(warnings("sumarization: {enabled: true}"), [unknown_section_warning("sumarization")]);
     }
 
-    /// It would leave agents without any tool, which a list that nothing reads does not do.
+    /// It means that agents have no tools, which is not implemented.
     #[test]
     fn an_empty_list_of_tools_is_refused() {
         let error = load_error("tools: []");
         assert!(error.contains("tools: ") && error.contains("remove the key"), "{error}");
     }
 
-    /// The dotted path of each key in the example that is marked, by its own comment or by the one before it.
+    /// The dotted path of each marked key in the example; the mark is in the key's own comment or in the one before it.
     fn marked() -> Vec<String> {
         let (mut found, mut path, mut comment_is_marked) = (Vec::new(), Vec::<(usize, &str)>::new(), false);
         for line in EXAMPLE.lines() {
@@ -166,7 +166,7 @@ mod tests {
             if text.is_empty() {
                 comment_is_marked = false;
             } else if text.starts_with('#') {
-                // Not in what is shown indented, as the models are.
+                // Ignore indented comments, which show example entries.
                 comment_is_marked |= text.contains(MARK) && !text.starts_with("#  ");
             } else {
                 let (indent, (key, rest)) = (line.len() - text.len(), text.split_once(':').unwrap());
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn the_example_marks_what_has_no_effect_and_nothing_else() {
-        // Models are shown in a comment only.
+        // Models are only shown in a comment.
         let (of_models, mut others): (Vec<&str>, Vec<&str>) =
             UNREAD.iter().partition(|path| path.starts_with("models."));
         let mut marked = marked();

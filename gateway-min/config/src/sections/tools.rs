@@ -27,12 +27,12 @@ pub struct ToolGroup {
     pub options: FreeForm,
 }
 
-/// Why an empty list is refused.
+/// The error for an empty list.
 const NO_TOOLS: &str = "an empty list would leave agents without any tool, which is not supported yet; remove the key for \
      the built-in set";
 
-/// The configured tools; none means that the section is missing and the built-in set counts. An empty list, which would mean
-/// something else, is refused.
+/// The configured tools; `None` if the section is missing, which means the built-in set. An empty list, which would
+/// mean no tools, is refused.
 pub(crate) fn read_tools(root: &Node<'_>) -> Option<Vec<Tool>> {
     root.value("tools")?;
     let nodes = root.items("tools");

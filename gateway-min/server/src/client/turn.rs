@@ -112,7 +112,7 @@ pub(super) fn start(core: Arc<Core>, text: &str, thread: Option<&str>, options: 
     Turn { thread_id, events, cancel: stop.clone(), finished: false, _stop: stop.drop_guard() }
 }
 
-/// Sends the events of a turn, and adds up what it costs.
+/// Sends the events of a turn, and adds up its token usage.
 struct Sender<'a> {
     events: &'a UnboundedSender<Result<Event, ClientError>>,
     translator: Translator,
@@ -122,7 +122,7 @@ struct Sender<'a> {
 impl Sender<'_> {
     fn send(&self, events: impl IntoIterator<Item = Event>) {
         for event in events {
-            // An error means that nobody listens any more.
+            // An error means that the receiver is gone.
             let _ = self.events.send(Ok(event));
         }
     }
@@ -153,7 +153,7 @@ impl Observer for Sender<'_> {
     }
 }
 
-/// Has a turn; returns what it cost.
+/// Runs a turn; returns its token usage.
 async fn work(
     core: &Core,
     thread: &str,
@@ -197,7 +197,7 @@ async fn work(
     };
     let mut session = Session::new(terms, &mut writer, &mut sender);
     let input = Map::from_iter([("messages".to_owned(), json!([input]))]);
-    // Nobody else waits for the thread: there are no runs here.
+    // No other run waits for the thread: there are no runs here.
     agent.work(&mut session, Some(input), || async { Ok(false) }).await?;
     let Tokens { input, output, total } = sender.tokens;
     Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })

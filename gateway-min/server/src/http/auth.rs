@@ -60,7 +60,7 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
         Some(key) => while_stands(Arc::clone(&app), key, answer).await,
         None => answer.await,
     };
-    // Another user may have created the thread while the route worked.
+    // Another user may have created the thread meanwhile.
     if let Some(thread) = unowned
         && let Err(error) = check_thread(&app, &principal, &thread).await
     {
@@ -94,22 +94,22 @@ async fn revoked(app: Arc<App>, key: Secret) {
     }
 }
 
-/// A request that was let in.
+/// An authenticated request.
 struct Admitted {
     /// With its [`Principal`] as an extension.
     request: Request,
     principal: Principal,
-    /// The thread in its path, if that has no owner yet.
+    /// The thread in its path, if it has no owner yet.
     unowned: Option<ThreadId>,
 }
 
-/// Lets a request in. The owner is checked after the whole body has arrived: a client that sends a body slowly must not
-/// be judged by what was true of the thread when it began.
+/// Authenticates a request. The owner is checked after the whole body has arrived: a slow client must not be judged by
+/// the thread's state when it started to send.
 async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
     let (mut parts, mut body) = request.into_parts();
     let principal = principal(app, &parts.headers).await?;
     let mut unowned = None;
-    // A path that cannot be read is the route's to refuse, and so is one that no route has.
+    // An unparsable or unknown path is left to the router to refuse.
     if principal.sees().is_some()
         && let Ok(params) = RawPathParams::from_request_parts(&mut parts, &()).await
         && let Some((_, thread)) = params.iter().find(|(name, _)| *name == "thread_id")

@@ -173,7 +173,7 @@ async fn unknown_fields_and_values_that_do_not_fit_are_refused() {
         let unknown = json!({"values": {"zeta": 1, "title": "x", "alpha": 2}});
         send(unknown).await.refused(422, "Unknown thread-state field(s): alpha, zeta");
         for (values, reason) in [
-            (json!({"messages": 5}), "'messages': a message must be an object or a text, not a number"),
+            (json!({"messages": 5}), "'messages': a message must be an object or a string, not a number"),
             (
                 json!({"messages": [{"type": "remove", "id": "m"}]}),
                 "'messages': cannot remove message m: no message of the thread has this id",

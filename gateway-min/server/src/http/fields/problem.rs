@@ -147,13 +147,13 @@ impl fmt::Debug for Problem {
     }
 }
 
-/// The maximum number of items of a 422 answer. A request has at most a few fields, but lists of any length.
+/// The maximum number of items of a 422 response. A request has few fields, but lists of any length.
 const MAX_PROBLEMS: usize = 100;
-/// The maximum number of characters of each text that a 422 answer repeats from the request.
+/// The maximum length of each text that a 422 response repeats from the request, in characters.
 const MAX_ECHOED: usize = 200;
 
-/// What is wrong with a request. Serialises to the list of a 422 answer, which has at most 100 items and repeats at most
-/// 200 characters of an input: an answer must not be larger than what provoked it.
+/// The problems of a request. Serialises to the list of a 422 response, with at most 100 items and 200 characters per
+/// input: a response must not be larger than its cause.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(transparent)]
 pub struct Problems(Vec<Problem>);
@@ -181,7 +181,7 @@ impl Problems {
     }
 }
 
-/// The input as an answer repeats it: as it is if its JSON is short, else the beginning of that as a text.
+/// The input for the response: unchanged if its JSON is short, else the beginning of that as a string.
 fn echoed(input: Value) -> Value {
     if let Value::String(text) = input {
         return Value::String(shortened(text));
@@ -193,7 +193,7 @@ fn echoed(input: Value) -> Value {
     }
 }
 
-/// The text, with what is beyond the bound replaced by an ellipsis.
+/// The text, truncated with an ellipsis.
 fn shortened(mut text: String) -> String {
     if let Some((cut, _)) = text.char_indices().nth(MAX_ECHOED) {
         text.truncate(cut);
@@ -202,7 +202,7 @@ fn shortened(mut text: String) -> String {
     text
 }
 
-/// Takes a little more than is shown, and fails on the rest, so that a large input is not written only to be cut.
+/// Accepts slightly more than is shown, and fails on the rest, so that a large input is not serialised only to be cut.
 struct Beginning(Vec<u8>);
 
 impl Write for Beginning {

@@ -6,7 +6,7 @@ use threadkeep_agent::serialize::is_secret;
 /// Replaces a secret in stored requests.
 const REDACTED: &str = "[redacted]";
 
-/// The value with every secret in it replaced.
+/// The value with every secret masked.
 pub(super) fn redact(value: &Value) -> Value {
     match value {
         Value::Object(map) => {

@@ -51,7 +51,7 @@ struct ModelInfo {
     description: Option<String>,
     /// Whether thinking can be switched on.
     supports_thinking: bool,
-    /// Whether a reasoning effort can be asked for.
+    /// Whether a reasoning effort can be requested.
     supports_reasoning_effort: bool,
 }
 

@@ -1,56 +1,39 @@
-//! Assembles the gateway: configuration, stores, locks, models. The only place that chooses a driver.
+//! Assembles the gateway: configuration, stores, locks, models.
 
-use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
-use threadkeep::cache::{CachedSaver, HistoryCache, MemoryCache};
+use threadkeep::cache::CachedSaver;
 use threadkeep::channel::Schema;
 use threadkeep::id::IdSource;
-use threadkeep::mode::{ChannelMode, ModeRegister};
+use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::AgentBuilder;
-use threadkeep_memory::MemorySaver;
-use threadkeep_postgres::PostgresSaver;
-use threadkeep_redis::{InvalidUrl, RedisCache};
-use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
+use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, open_records};
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Authenticator;
-use crate::config::{
-    Backend, CheckpointCacheType, Config, ConfigHandle, RunEventsBackend, SqliteSynchronous,
-};
+use crate::config::{Config, ConfigHandle, RunEventsBackend};
 use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::runs::bridge::{BridgeOptions, StreamBridge};
 use crate::runs::control::{LocalRuns, ThreadLocks};
 use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};
 use crate::runs::progress;
-use crate::settings;
-use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions};
+use crate::store::{Store, StoreError};
 
-/// The file of the checkpoints in `database.sqlite_dir`.
-pub const CHECKPOINT_FILE: &str = "checkpoints.db";
-/// The directory of `run_events.backend: jsonl` in the state directory.
-const EVENT_DIRECTORY: &str = "run_events";
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Why a gateway could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The checkpoint store.
-    #[error("cannot open the checkpoint store: {0}")]
-    Checkpoints(#[from] threadkeep::Error),
-    /// The gateway's own records.
-    #[error("cannot open the gateway's records: {0}")]
-    Records(#[from] StoreError),
-    /// The history cache's Redis.
-    #[error("database.checkpoint_cache.redis_url: {0}")]
-    HistoryCache(#[from] InvalidUrl),
+    /// A store.
+    #[error(transparent)]
+    Storage(#[from] OpenError),
     /// The clocks of the machines that share the database differ too much.
     #[error(
         "the clock of this machine and the database's differ by {skew} s, more than run_ownership.grace_seconds ({grace}); \
@@ -62,6 +45,18 @@ pub enum StartError {
         /// The maximum in seconds.
         grace: i64,
     },
+}
+
+impl From<threadkeep::Error> for StartError {
+    fn from(error: threadkeep::Error) -> Self {
+        Self::Storage(error.into())
+    }
+}
+
+impl From<StoreError> for StartError {
+    fn from(error: StoreError) -> Self {
+        Self::Storage(error.into())
+    }
 }
 
 /// A running gateway without its HTTP server.
@@ -95,12 +90,12 @@ impl App {
     /// [`StartError`].
     pub async fn start(config: ConfigHandle, modes: Arc<ModeRegister>) -> Result<Arc<Self>, StartError> {
         let current = config.current_async().await;
-        modes.freeze_mode(settings::mode(&current))?;
+        modes.freeze_mode(channel_mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
-        let ownership = settings::ownership(&current);
+        let ownership = Terms::of(&current);
         let checkpoints = Checkpoints::open(&current).await?;
-        let store = open_store(&current).await?;
-        let counted = Metrics::new(checkpoints.sqlite(), store.commits());
+        let store = open_records(&current).await?;
+        let counted = Metrics::new(checkpoints.sqlite().cloned(), store.commits());
         let saver = with_history_cache(checkpoints.saver(), &current, &counted)?;
         let saver = Arc::new(MeteredSaver::new(saver, counted.clone()));
         let grace =
@@ -119,7 +114,7 @@ impl App {
             );
         }
         let ids = Arc::new(IdSource::default());
-        let table = Schema::thread_state().compile(settings::mode(&current), modes.frequency(None)?)?;
+        let table = Schema::thread_state().compile(channel_mode(&current), modes.frequency(None)?)?;
         let accessor = StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids));
         let followed = config.clone();
         let app = Arc::new(Self {
@@ -166,7 +161,7 @@ impl App {
 
     /// Counters since the start and current gauges, as text for `/metrics`.
     pub(crate) async fn metrics(&self) -> String {
-        let database = match &self.checkpoints.sqlite() {
+        let database = match self.checkpoints.sqlite() {
             Some(sqlite) => sqlite.file_size().await.ok(),
             None => None,
         };
@@ -220,64 +215,6 @@ impl App {
     }
 }
 
-/// Opens the gateway's records, creating them if missing.
-pub(crate) async fn open_store(config: &Config) -> Result<Store, StartError> {
-    let database = &config.database;
-    let options = StoreOptions {
-        event_backend: settings::event_backend(config),
-        event_directory: config.state_dir.join(EVENT_DIRECTORY),
-        max_trace_content: config.run_events.max_trace_content,
-        lease: settings::ownership(config).map(Terms::lease),
-        ..StoreOptions::default()
-    };
-    Ok(match database.backend {
-        Backend::Memory => Store::open_memory(options).await?,
-        Backend::Sqlite => Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?,
-        Backend::Postgres => Store::open_postgres(&settings::postgres_records(database)?, options).await?,
-    })
-}
-
-/// The checkpoint store.
-pub(crate) enum Checkpoints {
-    Memory(Arc<MemorySaver>),
-    Sqlite(Arc<SqliteSaver>),
-    Postgres(Arc<PostgresSaver>),
-}
-
-impl Checkpoints {
-    /// Opens the configured store, creating it if missing.
-    pub(crate) async fn open(config: &Config) -> Result<Self, StartError> {
-        Ok(match config.database.backend {
-            Backend::Memory => Self::Memory(Arc::new(MemorySaver::default())),
-            Backend::Sqlite => Self::Sqlite(Arc::new(open_sqlite(config).await?)),
-            Backend::Postgres => Self::Postgres(Arc::new(open_postgres(config).await?)),
-        })
-    }
-
-    pub(crate) fn saver(&self) -> Arc<dyn Saver> {
-        match self {
-            Self::Memory(saver) => Arc::clone(saver) as Arc<dyn Saver>,
-            Self::Sqlite(saver) => Arc::clone(saver) as Arc<dyn Saver>,
-            Self::Postgres(saver) => Arc::clone(saver) as Arc<dyn Saver>,
-        }
-    }
-
-    fn sqlite(&self) -> Option<Arc<SqliteSaver>> {
-        match self {
-            Self::Sqlite(saver) => Some(Arc::clone(saver)),
-            Self::Memory(_) | Self::Postgres(_) => None,
-        }
-    }
-
-    pub(crate) async fn close(&self) {
-        match self {
-            Self::Memory(_) => {}
-            Self::Sqlite(saver) => saver.close().await,
-            Self::Postgres(saver) => saver.close(),
-        }
-    }
-}
-
 /// Checks that several processes can share the database, as this one may be the first of several.
 async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
     let skew = store.clock_skew().await?.abs();
@@ -307,68 +244,7 @@ fn with_history_cache(
     saver: Arc<dyn Saver>,
     config: &Config,
     counted: &Metrics,
-) -> Result<Arc<dyn Saver>, StartError> {
-    let cache: Arc<dyn HistoryCache> = match (redis_cache(config)?, history_cache_entries(config)) {
-        (Some(redis), _) => Arc::new(redis),
-        (None, Some(max_entries)) => Arc::new(MemoryCache::new(max_entries)),
-        (None, None) => return Ok(saver),
-    };
+) -> Result<Arc<dyn Saver>, OpenError> {
+    let Some(cache) = history_cache(config)? else { return Ok(saver) };
     Ok(Arc::new(CachedSaver::new(saver, Arc::new(MeteredCache::new(cache, counted.clone())))))
-}
-
-/// The maximum number of entries of the history cache; `None` without a cache, whatever its type.
-pub(crate) fn history_cache_entries(config: &Config) -> Option<NonZeroUsize> {
-    match settings::mode(config) {
-        ChannelMode::Delta => NonZeroUsize::new(config.database.checkpoint_cache.max_entries),
-        ChannelMode::Full => None,
-    }
-}
-
-/// The Redis history cache, if configured.
-pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, InvalidUrl> {
-    let section = &config.database.checkpoint_cache;
-    if section.kind != CheckpointCacheType::Redis || history_cache_entries(config).is_none() {
-        return Ok(None);
-    }
-    let settings = threadkeep_redis::Settings {
-        key_prefix: settings::history_cache_prefix(&config.database),
-        ttl_seconds: NonZeroU64::new(section.ttl_seconds),
-    };
-    RedisCache::open(section.redis_url.expose(), settings).map(Some)
-}
-
-async fn open_sqlite(config: &Config) -> Result<SqliteSaver, StartError> {
-    let directory = &config.database.sqlite_dir;
-    let unusable = |error: std::io::Error| threadkeep::Error::Unavailable {
-        saver: "sqlite",
-        reason: format!("cannot create the directory {}: {error}", directory.display()),
-    };
-    tokio::fs::create_dir_all(directory).await.map_err(unusable)?;
-    let path = directory.join(CHECKPOINT_FILE);
-    Ok(SqliteSaver::open_async(path, sqlite_options(config)).await?)
-}
-
-/// Connects to the Postgres server. First creates missing tables and upgrades old ones, for which the role must own
-/// them.
-async fn open_postgres(config: &Config) -> Result<PostgresSaver, StartError> {
-    let (url, options) =
-        (settings::postgres_url(&config.database), settings::postgres_options(&config.database));
-    match PostgresSaver::connect(url, options.clone()).await {
-        Err(threadkeep::Error::Unavailable { .. }) => {
-            threadkeep_postgres::setup(url, &options).await?;
-            Ok(PostgresSaver::connect(url, options).await?)
-        }
-        connected => Ok(connected?),
-    }
-}
-
-/// The options for opening the checkpoint database.
-pub(crate) fn sqlite_options(config: &Config) -> Options {
-    Options {
-        synchronous: match config.database.sqlite_synchronous {
-            SqliteSynchronous::Full => Synchronous::Full,
-            SqliteSynchronous::Normal => Synchronous::Normal,
-        },
-        ..Options::default()
-    }
 }

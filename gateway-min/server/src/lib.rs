@@ -11,8 +11,7 @@ pub mod http;
 mod metrics;
 pub mod ops;
 pub mod runs;
-mod settings;
-pub mod store;
 pub mod telemetry;
 
 pub use threadkeep_config as config;
+pub use threadkeep_records as store;

@@ -9,13 +9,13 @@ use threadkeep::mode::{ChannelMode, ModeRegister};
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::AgentBuilder;
+use threadkeep_storage::channel_mode;
 use tokio_util::task::TaskTracker;
 
 use super::options::open_config;
 use super::{ClientError, Configuration, Turn, TurnOptions, turn};
 use crate::config::{Config, ConfigHandle};
 use crate::http::fields::Pattern;
-use crate::settings;
 
 /// What turns run with.
 pub(super) struct Core {
@@ -52,7 +52,7 @@ pub(super) struct Guard(pub(super) &'static ModeRegister);
 impl Guard {
     /// Freezes the mode and cadence of a new client.
     pub(super) fn freeze(self, config: &Config) -> threadkeep::Result<()> {
-        self.0.freeze_mode(settings::mode(config))?;
+        self.0.freeze_mode(channel_mode(config))?;
         self.check_cadence(config)
     }
 
@@ -97,7 +97,7 @@ impl Agent {
     ) -> Result<Self, ClientError> {
         let config = open_config(config).await?;
         let current = config.current_async().await;
-        let mode = settings::mode(&current);
+        let mode = channel_mode(&current);
         if mode == ChannelMode::Delta && checkpointer.is_some() {
             return Err(ClientError::DeltaWithCheckpointer);
         }

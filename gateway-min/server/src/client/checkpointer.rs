@@ -3,14 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use threadkeep::cache::{CachedSaver, MemoryCache};
+use threadkeep::cache::CachedSaver;
 use threadkeep::saver::Saver;
+use threadkeep_storage::{Checkpoints, memory_cache};
 use tokio::sync::Mutex;
 
 use super::ClientError;
-use crate::app::{Checkpoints, history_cache_entries};
-use crate::config::{Backend, Config};
-use crate::settings;
+use crate::config::Config;
 
 /// An open store.
 pub(super) struct Store {
@@ -38,34 +37,22 @@ struct Stores {
 /// The store that `config` names, opened by the first client that needs it, with that client's history cache.
 ///
 /// # Errors
-/// [`crate::config::ConfigError::SyncRedisCache`], [`crate::app::StartError`].
+/// [`crate::config::ConfigError::SyncRedisCache`], [`threadkeep_storage::OpenError`].
 pub(super) async fn process_wide(config: &Config) -> Result<Arc<Store>, ClientError> {
     config.database.checkpoint_cache.check_sync()?;
     // Locked while a store is opened, so that two clients do not open the same one.
     let mut stores = STORES.lock().await;
     let stores = stores.get_or_insert_default();
     stores.durable.retain(|_, store| store.strong_count() > 0);
-    let database = &config.database;
-    let identity = match database.backend {
-        Backend::Memory => {
-            if let Some(store) = &stores.memory {
-                return Ok(Arc::clone(store));
-            }
-            None
-        }
-        Backend::Sqlite => {
-            let path = &database.sqlite_dir;
-            Some(std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string())
-        }
-        Backend::Postgres => {
-            let schema = settings::postgres_options(database).schema;
-            Some(format!("{schema}\n{}", settings::postgres_url(database)))
-        }
+    let identity = Checkpoints::identity(config);
+    let open = match &identity {
+        None => stores.memory.clone(),
+        Some(identity) => stores.durable.get(identity).and_then(Weak::upgrade),
     };
-    if let Some(store) = identity.as_ref().and_then(|it| stores.durable.get(it)).and_then(Weak::upgrade) {
+    if let Some(store) = open {
         return Ok(store);
     }
-    let store = Arc::new(open(config).await?);
+    let store = Arc::new(self::open(config).await?);
     match identity {
         None => stores.memory = Some(Arc::clone(&store)),
         Some(identity) => {
@@ -77,8 +64,8 @@ pub(super) async fn process_wide(config: &Config) -> Result<Arc<Store>, ClientEr
 
 async fn open(config: &Config) -> Result<Store, ClientError> {
     let checkpoints = Checkpoints::open(config).await?;
-    let saver = match history_cache_entries(config) {
-        Some(entries) => Arc::new(CachedSaver::new(checkpoints.saver(), Arc::new(MemoryCache::new(entries)))),
+    let saver = match memory_cache(config) {
+        Some(cache) => Arc::new(CachedSaver::new(checkpoints.saver(), Arc::new(cache))),
         None => checkpoints.saver(),
     };
     Ok(Store { checkpoints, saver })

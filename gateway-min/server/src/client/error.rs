@@ -1,8 +1,8 @@
 //! The errors of an embedded client.
 
 use threadkeep_agent::AgentError;
+use threadkeep_storage::OpenError;
 
-use crate::app::StartError;
 use crate::config::ConfigError;
 
 /// The error of the factory for agents (service reference, "Other rules" 3).
@@ -19,7 +19,7 @@ pub enum ClientError {
     Config(#[from] ConfigError),
     /// The store cannot be opened.
     #[error(transparent)]
-    Start(#[from] StartError),
+    Start(#[from] OpenError),
     /// An error of the engine or the saver. Among others: [`ModeMismatch`](threadkeep::Error::ModeMismatch) for a
     /// thread that needs delta mode, [`Reconfiguration`](threadkeep::Error::Reconfiguration) for an edited cadence,
     /// [`Conflict`](threadkeep::Error::Conflict) if another process wrote to the thread meanwhile.
@@ -51,7 +51,7 @@ impl ClientError {
     /// The class name in the service's client library.
     pub fn class_name(&self) -> &'static str {
         match self {
-            Self::Engine(error) | Self::Start(StartError::Checkpoints(error)) => error.class_name(),
+            Self::Engine(error) | Self::Start(OpenError::Checkpoints(error)) => error.class_name(),
             Self::Config(_) | Self::Invalid(_) | Self::DeltaWithCheckpointer => "ValueError",
             Self::Agent { name, .. } => name,
             Self::Start(_) | Self::Stateless | Self::Died => "RuntimeError",

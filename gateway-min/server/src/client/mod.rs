@@ -42,6 +42,7 @@ use threadkeep::mode::ModeRegister;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::goal::CONTINUATIONS_MAX;
 use threadkeep_agent::goal_state::{self, EMPTY_OBJECTIVE, OBJECTIVE_MAX};
+use threadkeep_storage::channel_mode;
 
 pub use agent::Agent;
 pub use error::ClientError;
@@ -53,7 +54,6 @@ pub(crate) use turn::Answer;
 pub use turn::Turn;
 
 use crate::config::Config;
-use crate::settings;
 use agent::{Core, Guard, thread_id};
 use checkpointer::Store;
 use options::open_config;
@@ -83,7 +83,7 @@ impl Client {
         let current = config.current_async().await;
         let guard = Guard(options.frozen_in.unwrap_or_else(|| ModeRegister::process()));
         guard.freeze(&current)?;
-        let table = Schema::thread_state().compile(settings::mode(&current), current.snapshot_frequency())?;
+        let table = Schema::thread_state().compile(channel_mode(&current), current.snapshot_frequency())?;
         let (saver, store) = match options.checkpointer {
             Checkpointer::ProcessWide => {
                 let store = checkpointer::process_wide(&current).await?;

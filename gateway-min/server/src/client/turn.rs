@@ -13,7 +13,7 @@ use threadkeep_agent::serialize;
 use threadkeep_agent::{
     AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Observer, Origin, RunTerms, Session, Tokens,
 };
-use threadkeep_memory::MemorySaver;
+use threadkeep_storage::Checkpoints;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
@@ -205,7 +205,7 @@ async fn work(
 
 /// An accessor of a store that lasts for one turn.
 fn forgetful(core: &Core) -> StateAccessor {
-    StateAccessor::new(Arc::new(MemorySaver::default()), Arc::clone(&core.table), Arc::clone(&core.ids))
+    StateAccessor::new(Checkpoints::in_memory().saver(), Arc::clone(&core.table), Arc::clone(&core.ids))
 }
 
 /// The agent to which the thread's checkpoints are bound.

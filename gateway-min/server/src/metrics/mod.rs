@@ -15,7 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
-use threadkeep_sqlite::{FileSize, SqliteSaver};
+use threadkeep_storage::{FileSize, SqliteSaver};
 
 pub(crate) use cache::MeteredCache;
 pub(crate) use saver::MeteredSaver;

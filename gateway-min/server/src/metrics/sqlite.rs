@@ -8,7 +8,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelS
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use threadkeep_sqlite::SqliteSaver;
+use threadkeep_storage::SqliteSaver;
 
 /// The counters of a saver.
 pub(super) struct Collected(pub(super) Arc<SqliteSaver>);

@@ -443,7 +443,7 @@ pub(crate) async fn raw(
         load: Load::All,
         ..CheckpointSelector::head(thread)
     };
-    let found = target.saver.get(&at).await?;
+    let found = target.saver().get(&at).await?;
     found.ok_or_else(|| OpsError::NoCheckpoint {
         thread: thread.clone(),
         checkpoint: id,

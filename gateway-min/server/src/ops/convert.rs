@@ -68,7 +68,7 @@ impl ConvertCommand {
                 plan_conversion(&image, &channels)
                     .map(|plan| Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() })
             } else {
-                persistently(|| convert(&*target.saver, thread, &channels)).await
+                persistently(|| convert(&**target.saver(), thread, &channels)).await
             };
             let done = match done {
                 Ok(done) => done,

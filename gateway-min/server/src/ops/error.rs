@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep_storage::OpenError;
 
 use super::archive::ArchiveError;
 use crate::config::{ConfigError, KeyError, UpgradeError};
@@ -47,9 +48,9 @@ pub(crate) enum OpsError {
     /// The upgrade of the configuration.
     #[error(transparent)]
     Upgrade(#[from] UpgradeError),
-    /// The history cache's Redis.
-    #[error("database.checkpoint_cache.redis_url: {0}")]
-    HistoryCache(#[from] threadkeep_redis::InvalidUrl),
+    /// The store could not be opened.
+    #[error(transparent)]
+    Open(OpenError),
     /// An exported file.
     #[error("{file}: {error}")]
     Archive {
@@ -75,11 +76,6 @@ pub(crate) enum OpsError {
          with --config FILE"
     )]
     NoDatabase(PathBuf),
-    /// The configured backend has no store that another process could open.
-    #[error(
-        "database.backend 'memory' keeps checkpoints in the gateway's process only; there is no store to open"
-    )]
-    InMemory,
     /// The thread is not in the store.
     #[error("there is no thread {thread} in {store}{near}")]
     NoThread {
@@ -106,6 +102,18 @@ pub(crate) enum OpsError {
     /// The change was not confirmed.
     #[error("nothing was changed: {0}")]
     Refused(&'static str),
+}
+
+impl From<OpenError> for OpsError {
+    /// Errors of the stores are said as those of a command, and a database that is missing with the remedy.
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Checkpoints(error) => Self::Checkpoints(error),
+            OpenError::Records(error) => Self::Records(error),
+            OpenError::Missing(path) => Self::NoDatabase(path),
+            other => Self::Open(other),
+        }
+    }
 }
 
 impl OpsError {

@@ -17,7 +17,6 @@ mod output;
 mod plan;
 mod progress;
 mod prune;
-mod purge;
 mod retention;
 mod state;
 mod target;

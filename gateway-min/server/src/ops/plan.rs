@@ -60,7 +60,7 @@ pub(crate) async fn check_protected(
             break;
         }
         let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread) };
-        for tuple in target.saver.list(&query).await? {
+        for tuple in target.saver().list(&query).await? {
             missing.remove(&tuple.checkpoint.id);
         }
     }
@@ -251,7 +251,7 @@ async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Resul
         count(removed),
         count(all),
         count(threads.len()),
-        one_line(&target.name)
+        one_line(target.name())
     );
     match confirmed(&question)? {
         Some(true) => Ok(()),
@@ -269,7 +269,7 @@ async fn apply_to(
     let stored_before = stored(target, thread).await?;
     let (mut removed, mut first) = (Vec::new(), None);
     let after = loop {
-        let (before, planned) = persistently(|| carry_out(&*target.saver, thread, plan)).await?;
+        let (before, planned) = persistently(|| carry_out(&**target.saver(), thread, plan)).await?;
         first.get_or_insert_with(|| Stats::of(&before));
         let after = before.after(&planned.rewrite);
         let found = planned.removed().count();
@@ -315,7 +315,7 @@ async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) 
     out.table(&table)?;
     let removed: usize = outcomes.iter().map(|outcome| outcome.removed.len()).sum();
     out.line(format!("{} checkpoints of {} threads were removed.", count(removed), count(outcomes.len())))?;
-    if let Some(sqlite) = &target.sqlite {
+    if let Some(sqlite) = target.sqlite() {
         let size = sqlite.file_size().await?;
         out.line(format!(
             "The database file has {}, of which {} are free; `threadkeep vacuum` gives them back.",

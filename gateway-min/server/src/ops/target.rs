@@ -1,26 +1,21 @@
 //! The store that a command works on: the configured one, or a named one. Opening never creates anything.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use threadkeep::cache::CachedSaver;
 use threadkeep::channel::{ChannelTable, Schema};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
-use threadkeep::mode::{ChannelMode, DEFAULT_SNAPSHOT_FREQUENCY};
+use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
 use threadkeep::state::StateAccessor;
-use threadkeep_postgres::PostgresSaver;
-use threadkeep_sqlite::{Options, SqliteSaver};
+use threadkeep_storage::{Existing, SqliteSaver};
 
 use super::error::{OpsError, Result};
-use super::purge::PurgeOnly;
-use crate::app::{CHECKPOINT_FILE, redis_cache, sqlite_options};
-use crate::config::{Backend, Config, Database, LoadOptions, Secret};
-use crate::settings;
-use crate::store::{DATABASE_FILE, Store, StoreError, StoreOptions, ThreadRow};
+use crate::config::{Config, LoadOptions};
+use crate::store::{Store, ThreadRow};
 
 /// Threads fetched per page.
 const PAGE: usize = 500;
@@ -65,14 +60,7 @@ impl Threads {
 
 /// An open store.
 pub(crate) struct Target {
-    /// Its name in messages.
-    pub(crate) name: String,
-    pub(crate) saver: Arc<dyn Saver>,
-    /// For operations that only SQLite has.
-    pub(crate) sqlite: Option<Arc<SqliteSaver>>,
-    postgres: Option<Arc<PostgresSaver>>,
-    /// The gateway's records, if they exist.
-    pub(crate) records: Option<Store>,
+    store: Existing,
     /// The channels in delta mode, which read what either mode wrote.
     pub(crate) table: Arc<ChannelTable>,
 }
@@ -80,75 +68,47 @@ pub(crate) struct Target {
 impl Target {
     /// Opens the store that the arguments name.
     pub(crate) async fn open(args: &StoreArgs) -> Result<Self> {
-        if let Some(url) = &args.postgres {
-            let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
-            return Self::postgres(&database, DEFAULT_SNAPSHOT_FREQUENCY).await;
-        }
-        if let Some(path) = &args.sqlite {
-            return Self::sqlite(path, Options::default(), DEFAULT_SNAPSHOT_FREQUENCY).await;
-        }
-        let options = LoadOptions::from_process(args.config.clone())?;
-        let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
-        let config = loading.map_err(std::io::Error::from)??.config;
-        let mut target = match config.database.backend {
-            Backend::Memory => return Err(OpsError::InMemory),
-            Backend::Postgres => Self::postgres(&config.database, config.snapshot_frequency()).await?,
-            Backend::Sqlite => {
-                let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
-                Self::sqlite(&path, sqlite_options(&config), config.snapshot_frequency()).await?
-            }
+        let store = if let Some(url) = &args.postgres {
+            Existing::postgres(url).await?
+        } else if let Some(path) = &args.sqlite {
+            Existing::sqlite(path).await?
+        } else {
+            let options = LoadOptions::from_process(args.config.clone())?;
+            let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
+            Existing::configured(&loading.map_err(std::io::Error::from)??.config).await?
         };
-        if let Some(cache) = redis_cache(&config)? {
-            target.saver = Arc::new(CachedSaver::new(target.saver, Arc::new(PurgeOnly(cache))));
-        }
-        Ok(target)
-    }
-
-    async fn sqlite(path: &Path, options: Options, frequency: u64) -> Result<Self> {
-        if !path.is_file() {
-            return Err(OpsError::NoDatabase(path.to_owned()));
-        }
-        let saver = Arc::new(SqliteSaver::open_async(path, options).await?);
-        Ok(Self {
-            name: path.display().to_string(),
-            saver: saver.clone(),
-            sqlite: Some(saver),
-            postgres: None,
-            records: records(&path.with_file_name(DATABASE_FILE)).await,
-            table: Arc::new(table(ChannelMode::Delta, frequency)?),
-        })
-    }
-
-    async fn postgres(database: &Database, frequency: u64) -> Result<Self> {
-        let url = settings::postgres_url(database);
-        let postgres = PostgresSaver::connect(url, settings::postgres_options(database)).await?;
-        let postgres = Arc::new(postgres);
-        Ok(Self {
-            name: postgres_name(url),
-            saver: postgres.clone(),
-            sqlite: None,
-            postgres: Some(postgres),
-            records: postgres_records(database).await,
-            table: Arc::new(table(ChannelMode::Delta, frequency)?),
-        })
+        let table = Arc::new(table(ChannelMode::Delta, store.snapshot_frequency())?);
+        Ok(Self { store, table })
     }
 
     /// Closes the store properly.
     pub(crate) async fn close(self) {
-        if let Some(records) = self.records {
-            records.close().await;
-        }
-        if let Some(sqlite) = self.sqlite {
-            sqlite.close().await;
-        }
-        if let Some(postgres) = self.postgres {
-            postgres.close();
-        }
+        self.store.close().await;
+    }
+
+    /// Its name, for people.
+    pub(crate) fn name(&self) -> &str {
+        self.store.name()
+    }
+
+    /// The checkpoints.
+    pub(crate) fn saver(&self) -> &Arc<dyn Saver> {
+        self.store.saver()
+    }
+
+    /// What only a database in one file can do.
+    pub(crate) fn sqlite(&self) -> Option<&Arc<SqliteSaver>> {
+        self.store.sqlite_saver()
+    }
+
+    /// The gateway's records, if they are there.
+    pub(crate) fn records(&self) -> Option<&Store> {
+        self.store.records()
     }
 
     /// Reads the state of threads of either mode.
     pub(crate) fn accessor(&self, namespace: &Namespace) -> StateAccessor {
-        StateAccessor::new(self.saver.clone(), self.table.clone(), Arc::new(IdSource::default()))
+        StateAccessor::new(self.saver().clone(), self.table.clone(), Arc::new(IdSource::default()))
             .in_namespace(namespace.clone())
     }
 
@@ -172,7 +132,7 @@ impl Target {
     pub(crate) async fn all_threads(&self) -> Result<Vec<ThreadId>> {
         let mut threads: Vec<ThreadId> = Vec::new();
         loop {
-            let page = self.saver.threads(threads.last(), PAGE).await?;
+            let page = self.saver().threads(threads.last(), PAGE).await?;
             if page.is_empty() {
                 return Ok(threads);
             }
@@ -183,7 +143,7 @@ impl Target {
     /// The newest checkpoint of a thread in any namespace, without values.
     pub(crate) async fn newest(&self, thread: &ThreadId) -> Result<CheckpointTuple> {
         let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
-        match self.saver.list(&query).await?.pop() {
+        match self.saver().list(&query).await?.pop() {
             Some(newest) => Ok(newest),
             None => Err(self.no_thread(thread).await),
         }
@@ -191,7 +151,7 @@ impl Target {
 
     /// The complete thread, which must exist.
     pub(crate) async fn image(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        let image = self.saver.read_thread(thread).await?;
+        let image = self.saver().read_thread(thread).await?;
         if image.checkpoints.is_empty() {
             return Err(self.no_thread(thread).await);
         }
@@ -200,7 +160,7 @@ impl Target {
 
     /// The gateway's record of a thread.
     pub(crate) async fn record(&self, thread: &ThreadId) -> Result<Option<ThreadRow>> {
-        match &self.records {
+        match self.records() {
             Some(records) => Ok(records.threads().get(thread.as_str(), None).await?),
             None => Ok(None),
         }
@@ -219,12 +179,12 @@ impl Target {
             load: Load::None,
             ..CheckpointSelector::head(thread)
         };
-        if let Some(found) = self.saver.get(&at).await? {
+        if let Some(found) = self.saver().get(&at).await? {
             return Ok(found.checkpoint.id);
         }
         let query =
             ListQuery { namespace: Some(namespace.clone()), load: Load::None, ..ListQuery::new(thread) };
-        let there = self.saver.list(&query).await?;
+        let there = self.saver().list(&query).await?;
         match id {
             Some(checkpoint) if !there.is_empty() => {
                 let ids = there.iter().map(|tuple| tuple.checkpoint.id.to_string());
@@ -244,7 +204,7 @@ impl Target {
     /// The error for a missing thread, suggesting existing ids.
     async fn no_thread(&self, thread: &ThreadId) -> OpsError {
         let (mut ids, mut after): (Vec<String>, Option<ThreadId>) = Default::default();
-        while let Ok(page) = self.saver.threads(after.as_ref(), PAGE).await {
+        while let Ok(page) = self.saver().threads(after.as_ref(), PAGE).await {
             let Some(last) = page.last().cloned() else { break };
             ids.extend(page.iter().map(ToString::to_string));
             if ids.len() >= LOOKED_AT {
@@ -253,7 +213,7 @@ impl Target {
             after = Some(last);
         }
         let near = nearest(thread.as_str(), ids.into_iter());
-        OpsError::NoThread { thread: thread.clone(), store: self.name.clone(), near }
+        OpsError::NoThread { thread: thread.clone(), store: self.name().to_owned(), near }
     }
 }
 
@@ -281,39 +241,6 @@ pub(crate) async fn persistently<T, F: Future<Output = threadkeep::Result<T>>>(
 /// The channels of threads, compiled for a mode.
 pub(crate) fn table(mode: ChannelMode, frequency: u64) -> threadkeep::Result<ChannelTable> {
     Schema::thread_state().compile(mode, frequency)
-}
-
-/// The gateway's records, if they exist. They only supply names, so a command continues without them.
-async fn records(path: &Path) -> Option<Store> {
-    if !path.is_file() {
-        return None;
-    }
-    readable(Store::open(path, StoreOptions::default()).await.map(Some))
-}
-
-/// The same in Postgres.
-async fn postgres_records(database: &Database) -> Option<Store> {
-    let target = settings::postgres_records(database).inspect_err(|error| tracing::warn!(%error)).ok()?;
-    readable(Store::open_existing_postgres(&target, StoreOptions::default()).await)
-}
-
-fn readable(opened: std::result::Result<Option<Store>, StoreError>) -> Option<Store> {
-    opened.unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot read the gateway's records; threads are shown without names");
-        None
-    })
-}
-
-/// The Postgres database that a URL names, without its secrets.
-fn postgres_name(url: &str) -> String {
-    let Ok(config) = url.parse::<tokio_postgres::Config>() else { return "Postgres".to_owned() };
-    let host = config.get_hosts().first().map(|host| match host {
-        tokio_postgres::config::Host::Tcp(name) => name.clone(),
-        #[cfg(unix)]
-        tokio_postgres::config::Host::Unix(path) => path.display().to_string(),
-    });
-    let part = |part: Option<&str>| part.unwrap_or("default").to_owned();
-    format!("Postgres {}, database {}", part(host.as_deref()), part(config.get_dbname()))
 }
 
 /// The existing ids most similar to a missing one.
@@ -355,13 +282,6 @@ mod tests {
         {
             assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
         }
-    }
-
-    #[test]
-    fn the_name_of_a_postgres_database_has_no_secrets() {
-        let name = postgres_name("postgres://ann:hidden@db.example:5433/threads?sslmode=require");
-        assert_eq!(name, "Postgres db.example, database threads");
-        assert_eq!(postgres_name("port=none"), "Postgres");
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl ThreadsCommand {
 
 async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize, json: bool) -> Result<()> {
     let after = after.map(ThreadId::from);
-    let mut threads = target.saver.threads(after.as_ref(), limit.saturating_add(1)).await?;
+    let mut threads = target.saver().threads(after.as_ref(), limit.saturating_add(1)).await?;
     let more = threads.len() > limit;
     threads.truncate(limit);
     let mut table = Columns::new(&["THREAD", "TITLE", "OWNER", "STATUS", "MODE", "STEP>", "LAST CHECKPOINT"]);
@@ -141,7 +141,7 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
 /// The head of the thread's own graph.
 async fn head(target: &Target, thread: &ThreadId) -> Result<Option<CheckpointTuple>> {
     let title = Load::Only([ChannelName::from("title")].into());
-    Ok(target.saver.get(&CheckpointSelector::head(thread).loading(title)).await?)
+    Ok(target.saver().get(&CheckpointSelector::head(thread).loading(title)).await?)
 }
 
 /// The title in the gateway's record, else the one in the state.
@@ -282,7 +282,7 @@ pub(crate) fn namespace_name(namespace: &Namespace) -> String {
 
 /// The size of a thread's rows, if the driver knows it.
 pub(crate) async fn stored(target: &Target, thread: &ThreadId) -> Result<Option<u64>> {
-    match &target.sqlite {
+    match target.sqlite() {
         Some(sqlite) => Ok(Some(sqlite.stored_bytes(thread).await?)),
         None => Ok(None),
     }
@@ -345,7 +345,7 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
         String::new(),
     ]);
     out.table(&table)?;
-    if let Some(sqlite) = &target.sqlite {
+    if let Some(sqlite) = target.sqlite() {
         let size = sqlite.file_size().await?;
         out.line(format!(
             "The database file has {}, of which {} are free.",

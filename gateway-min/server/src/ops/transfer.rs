@@ -72,7 +72,7 @@ impl ExportCommand {
 fn source(target: &Target) -> Source {
     Source {
         program: concat!("threadkeep ", env!("CARGO_PKG_VERSION")).to_owned(),
-        saver: target.saver.capabilities().name.to_owned(),
+        saver: target.saver().capabilities().name.to_owned(),
     }
 }
 
@@ -136,11 +136,11 @@ impl ImportCommand {
         let count = checkpoints.len() as u64;
         let rewrite = Rewrite { put: checkpoints, ..Rewrite::default() };
         rewrite.check(&thread, std::collections::BTreeMap::new())?;
-        if !target.saver.read_thread(&thread).await?.checkpoints.is_empty() {
+        if !target.saver().read_thread(&thread).await?.checkpoints.is_empty() {
             return Err(there(&thread));
         }
         // The record first: if writing the thread fails, the same import can be repeated.
-        if let Some(records) = &target.records {
+        if let Some(records) = target.records() {
             let record = record.map(|record| NewThread {
                 display_name: record.title,
                 user_id: record.owner,
@@ -151,7 +151,7 @@ impl ImportCommand {
             let thread_id = thread.to_string();
             records.threads().create(NewThread { thread_id, ..record.unwrap_or_default() }).await?;
         }
-        match target.saver.rewrite_thread(&thread, &Revision::absent(), rewrite).await {
+        match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
             Err(threadkeep::Error::Stale { .. }) => return Err(there(&thread)),
             done => done?,
         }

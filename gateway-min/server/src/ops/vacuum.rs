@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use threadkeep_sqlite::{FileSize, SqliteSaver};
+use threadkeep_storage::{FileSize, SqliteSaver};
 
 use super::error::{OpsError, Result};
 use super::output::{Out, bytes, one_line};
@@ -38,14 +38,14 @@ pub(crate) struct VacuumCommand {
 
 impl VacuumCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
-        let Some(sqlite) = &target.sqlite else {
+        let Some(sqlite) = target.sqlite() else {
             let why = "autovacuum reuses the space of deleted rows";
             if self.json {
                 out.json(
-                    &json!({"database": target.name, "bytes_before": null, "bytes_after": null, "note": why}),
+                    &json!({"database": target.name(), "bytes_before": null, "bytes_after": null, "note": why}),
                 )?;
             } else {
-                out.line(format!("{}: there is nothing to do, {why}.", one_line(&target.name)))?;
+                out.line(format!("{}: there is nothing to do, {why}.", one_line(target.name())))?;
             }
             return Ok(());
         };
@@ -54,7 +54,7 @@ impl VacuumCommand {
             return Err(OpsError::Unsupported(format!(
                 "{} was created by a version that could not return pages: {} are free, and are reused before the file \
                  grows. `threadkeep vacuum --full` rewrites the database; it blocks all other writers meanwhile",
-                target.name,
+                target.name(),
                 bytes(before.free)
             )));
         }
@@ -62,13 +62,13 @@ impl VacuumCommand {
             if self.full { sqlite.vacuum_fully().await? } else { step_by_step(sqlite, before).await? };
         if self.json {
             out.json(&json!({
-                "database": target.name, "bytes_before": before.bytes, "bytes_after": after.bytes,
+                "database": target.name(), "bytes_before": before.bytes, "bytes_after": after.bytes,
                 "free_before": before.free, "free_after": after.free,
             }))?;
         } else {
             out.line(format!(
                 "{}: {} -> {}, {} of it free.",
-                one_line(&target.name),
+                one_line(target.name()),
                 bytes(before.bytes),
                 bytes(after.bytes),
                 bytes(after.free)

@@ -120,16 +120,16 @@ impl VerifyCommand {
     async fn check(&self, target: &Target) -> Result<Vec<Line>> {
         let mut lines = Vec::new();
         // The thread list itself may be damaged; then let the database check report it.
-        let threads = match (target.threads(&self.threads).await, &target.sqlite) {
+        let threads = match (target.threads(&self.threads).await, target.sqlite()) {
             (Err(OpsError::Checkpoints(threadkeep::Error::Corrupt { .. })), Some(_)) => Vec::new(),
             (threads, _) => threads?,
         };
         let mut progress = Progress::new("threads checked", threads.len() as u64);
         for thread in &threads {
-            lines.extend(verify(&*target.saver, thread, &target.table).await?.iter().map(Line::of));
+            lines.extend(verify(&**target.saver(), thread, &target.table).await?.iter().map(Line::of));
             progress.next();
         }
-        if let Some(sqlite) = &target.sqlite {
+        if let Some(sqlite) = target.sqlite() {
             let wanted: HashSet<&str> = threads.iter().map(threadkeep::id::ThreadId::as_str).collect();
             let findings = sqlite.check().await?.into_iter().filter(|finding| {
                 let thread = finding.scope.as_ref().map(|(thread, _)| thread.as_str());
@@ -165,9 +165,9 @@ impl VerifyCommand {
 
     async fn put_right(&self, target: &Target) -> Result<()> {
         for thread in target.threads(&self.threads).await? {
-            repair(&*target.saver, &thread, &target.table).await?;
+            repair(&**target.saver(), &thread, &target.table).await?;
         }
-        match &target.sqlite {
+        match target.sqlite() {
             // The sweep refuses while a row is damaged; the second check reports that row.
             Some(sqlite) => match sqlite.sweep().await {
                 Ok(()) | Err(threadkeep::Error::Corrupt { .. }) => Ok(()),

@@ -15,12 +15,12 @@ use std::time::Duration;
 use chrono::{TimeDelta, Utc};
 use tokio::task;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use super::instance::Instance;
 use super::mirror::mirror;
 use crate::app::App;
-use crate::store::{Lease, Noticed, RunRow, Store, StoreError};
+use crate::config::Config;
+use crate::store::{Noticed, RunRow, Store, StoreError};
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere.
 const LOOK: Duration = Duration::from_millis(500);
@@ -35,10 +35,13 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// The lease of a process that starts now.
-    pub(crate) fn lease(self) -> Lease {
-        let length = TimeDelta::from_std(self.lease).unwrap_or(TimeDelta::MAX);
-        Lease { owner: Uuid::new_v4().to_string(), length }
+    /// The configured terms; none if this process is the only one on its database.
+    pub(crate) fn of(config: &Config) -> Option<Self> {
+        let section = &config.run_ownership;
+        threadkeep_storage::is_shared(config).then(|| Self {
+            lease: Duration::from_secs(section.lease_seconds),
+            grace: Duration::from_secs(section.grace_seconds),
+        })
     }
 }
 

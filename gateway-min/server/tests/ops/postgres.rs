@@ -2,8 +2,10 @@
 
 use serde_json::{Value as Json, json};
 use threadkeep::mode::ChannelMode;
-use threadkeep_gateway::store::{NewThread, PostgresTarget, Store as Records, StoreOptions};
+use threadkeep_config::{Config, Environment, LoadOptions};
 use threadkeep_postgres::{Options, setup};
+use threadkeep_records::NewThread;
+use threadkeep_storage::open_records;
 use threadkeep_testing::{Database, postgres};
 
 use super::store::{MODES, Said, Store, TALK, threadkeep};
@@ -69,8 +71,12 @@ async fn the_gateways_records_in_postgres_are_seen() {
     let list = ["threads", "list", "--json"];
     assert_eq!(run(&list).json()[0]["owner"], Json::Null, "there are no records, and none are made");
 
-    let target = PostgresTarget::parse(database.url(), "own", 1).unwrap();
-    let records = Records::open_postgres(&target, StoreOptions::default()).await.unwrap();
+    let options = LoadOptions {
+        config_path: Some(config.clone().into()),
+        environment: Environment::default(),
+        working_dir: dir.path().to_owned(),
+    };
+    let records = open_records(&Config::load(&options).unwrap().config).await.unwrap();
     let new = NewThread {
         thread_id: TALK.to_owned(),
         display_name: Some("Tables".to_owned()),

@@ -20,10 +20,10 @@ use ratatui::crossterm::event::{
     self as keys, DisableBracketedPaste, EnableBracketedPaste, Event, KeyEventKind,
 };
 use ratatui::crossterm::execute;
+use threadkeep_storage::OpenError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::ChatArgs;
-use crate::app::StartError;
 use crate::client::{Client, ClientError, Event as TurnEvent};
 use session::Session;
 use state::{Action, Effect, State};
@@ -39,7 +39,7 @@ pub(super) enum TuiError {
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
-    Start(#[from] StartError),
+    Start(#[from] OpenError),
     #[error("the terminal cannot be used: {0}")]
     Terminal(#[from] io::Error),
 }

@@ -2,11 +2,11 @@
 
 use futures::StreamExt as _;
 use serde_json::{Map, json};
+use threadkeep_storage::{OpenError, open_records};
 
 use super::command::Goal;
 use super::event::{self, ViewEvent};
 use super::state::{Action, Effect};
-use crate::app::{StartError, open_store};
 use crate::client::{Client, ClientError, Event, Turn, TurnOptions};
 use crate::config::Config;
 use crate::console::{text_of, threads};
@@ -35,8 +35,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) async fn open(client: Client) -> Result<Self, StartError> {
-        let records = open_store(&*client.config().await).await?;
+    pub(super) async fn open(client: Client) -> Result<Self, OpenError> {
+        let records = open_records(&*client.config().await).await?;
         Ok(Self { client, records, thread: None, row: None, model: None, turn: None })
     }
 

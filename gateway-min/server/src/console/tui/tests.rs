@@ -304,7 +304,7 @@ async fn done(session: &mut Session, state: &mut State, effect: Effect) {
 }
 
 async fn rows(config: &ConfigHandle) -> Vec<ThreadRow> {
-    let store = crate::app::open_store(&config.current()).await.unwrap();
+    let store = threadkeep_storage::open_records(&config.current()).await.unwrap();
     let rows = store.threads().search(&ThreadQuery { limit: 9, ..ThreadQuery::default() }).await.unwrap();
     store.close().await;
     rows

@@ -1,0 +1,169 @@
+//! The feed in the table `run_events`. A number is assigned in the transaction that inserts its row, so every assigned
+//! number has a row, and two appends cannot get the same number. In SQLite the events of a run are flushed with its
+//! decided outcome.
+
+use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
+use crate::codec::{Cells, object_text, time_text};
+use crate::db::{Db, WriteTx};
+use crate::error::StoreError;
+use crate::query::{FromRow, Row, Sql, query};
+
+impl FromRow for EventRow {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
+        let cells = Cells::new(row, "run_events", &["thread_id", "seq"]);
+        Ok(Self {
+            thread_id: cells.text("thread_id")?,
+            run_id: cells.text("run_id")?,
+            user_id: cells.opt_text("user_id")?,
+            seq: cells.int("seq")?,
+            event_type: cells.text("event_type")?,
+            category: cells.text("category")?,
+            content: cells.json("content")?,
+            metadata: cells.json("event_metadata")?,
+            created_at: cells.time("created_at")?,
+        })
+    }
+}
+
+pub(super) async fn append(
+    db: &Db,
+    thread_id: &str,
+    run_id: &str,
+    events: Vec<PreparedEvent>,
+) -> Result<Vec<i64>, StoreError> {
+    let mut tx = db.unflushed().write(thread_id).await?;
+    let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
+    let mut places = Vec::with_capacity(events.len());
+    for event in &events {
+        places.push(feed.insert(&mut tx, run_id, event).await?);
+    }
+    tx.commit().await?;
+    Ok(places)
+}
+
+pub(super) async fn append_if_absent(
+    db: &Db,
+    thread_id: &str,
+    run_id: &str,
+    event: PreparedEvent,
+) -> Result<Option<i64>, StoreError> {
+    let mut tx = db.unflushed().write(thread_id).await?;
+    let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
+    let present: Option<(i64,)> = tx
+        .fetch_optional(
+            query(
+                "SELECT seq FROM run_events WHERE thread_id = $1 AND run_id = $2 AND event_type = $3 LIMIT 1",
+            )
+            .bind(thread_id)
+            .bind(run_id)
+            .bind(&event.event_type),
+        )
+        .await?;
+    if present.is_some() {
+        return Ok(None);
+    }
+    let place = feed.insert(&mut tx, run_id, &event).await?;
+    tx.commit().await?;
+    Ok(Some(place))
+}
+
+pub(super) async fn seed(
+    db: &Db,
+    thread_id: &str,
+    runs: Vec<(String, Vec<PreparedEvent>)>,
+) -> Result<bool, StoreError> {
+    let mut tx = db.write(thread_id).await?;
+    let owner: Option<Owner> = tx.fetch_optional(thread_owner(thread_id)).await?;
+    let (user_id,) = owner.ok_or_else(|| StoreError::thread_not_found(thread_id))?;
+    let messages: Option<(i64,)> = tx.fetch_optional(messages_of(thread_id)).await?;
+    if messages.is_some_and(|(count,)| count > 0) {
+        return Ok(false);
+    }
+    let mut feed = Feed::of(&mut tx, thread_id, user_id).await?;
+    for (run_id, events) in &runs {
+        for event in events {
+            feed.insert(&mut tx, run_id, event).await?;
+        }
+    }
+    tx.commit().await?;
+    Ok(true)
+}
+
+pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+    let mut sql = db.builder("SELECT * FROM run_events WHERE thread_id = ");
+    sql.push_bind(&query.thread_id).push(" AND run_id = ").push_bind(&query.run_id);
+    if let Some(event_types) = &query.event_types {
+        sql.push(" AND ");
+        sql.push_text_in("event_type", event_types);
+    }
+    if let Some(task_id) = &query.task_id {
+        sql.push(" AND ");
+        let text = serde_json::Value::from(task_id.as_str()).to_string();
+        sql.push_json_is("event_metadata", "task_id", &[text]);
+    }
+    if let Some(after_seq) = query.after_seq {
+        sql.push(" AND seq > ").push_bind(after_seq);
+    }
+    sql.push(" ORDER BY seq LIMIT ").push_bind(i64::from(query.limit));
+    db.fetch_all(sql.build()).await
+}
+
+pub(super) async fn count_messages(db: &Db, thread_id: &str) -> Result<u64, StoreError> {
+    let count: Option<(i64,)> = db.fetch_optional(messages_of(thread_id)).await?;
+    Ok(count.map_or(0, |(count,)| count.unsigned_abs()))
+}
+
+fn messages_of(thread_id: &str) -> Sql {
+    query("SELECT COUNT(*) FROM run_events WHERE thread_id = $1 AND category = $2")
+        .bind(thread_id)
+        .bind(MESSAGE_CATEGORY)
+}
+
+/// The end of a thread's feed inside a write transaction.
+struct Feed<'a> {
+    thread_id: &'a str,
+    user_id: Option<String>,
+    last_seq: i64,
+}
+
+impl<'a> Feed<'a> {
+    async fn of_run(tx: &mut WriteTx, thread_id: &'a str, run_id: &str) -> Result<Self, StoreError> {
+        let owner: Option<Owner> = tx.fetch_optional(run_owner(thread_id, run_id)).await?;
+        let (user_id,) = owner.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        Self::of(tx, thread_id, user_id).await
+    }
+
+    async fn of(tx: &mut WriteTx, thread_id: &'a str, user_id: Option<String>) -> Result<Self, StoreError> {
+        let sql = query("SELECT seq FROM run_events WHERE thread_id = $1 ORDER BY seq DESC LIMIT 1");
+        let last: Option<(i64,)> = tx.fetch_optional(sql.bind(thread_id)).await?;
+        Ok(Self { thread_id, user_id, last_seq: last.map_or(0, |(seq,)| seq) })
+    }
+
+    async fn insert(
+        &mut self,
+        tx: &mut WriteTx,
+        run_id: &str,
+        event: &PreparedEvent,
+    ) -> Result<i64, StoreError> {
+        let seq = self.last_seq + 1;
+        tx.execute(
+            query(
+                "INSERT INTO run_events \
+                 (thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            )
+            .bind(self.thread_id)
+            .bind(run_id)
+            .bind(&self.user_id)
+            .bind(&event.event_type)
+            .bind(&event.category)
+            .bind(event.content.to_string())
+            .bind(object_text(&event.metadata))
+            .bind(seq)
+            .bind(time_text(event.created_at)),
+        )
+        .await?;
+        self.last_seq = seq;
+        Ok(seq)
+    }
+}

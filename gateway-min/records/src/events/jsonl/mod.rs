@@ -1,0 +1,288 @@
+//! The feed as files: one per thread, with one JSON document per line.
+//!
+//! An append writes its events with one flush. Every line but the last says that more follow, so an append that was
+//! interrupted by a crash or a full disk is recognised: the next append removes it, and readers skip it. A number is
+//! assigned under the file's lock, from the last line, so several processes of one machine may share the directory.
+
+mod file;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use self::file::FeedFile;
+use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
+use crate::codec::JsonObject;
+use crate::db::Db;
+use crate::error::StoreError;
+
+/// How many tasks of this process append concurrently; those of one thread wait for each other here, without blocking a
+/// runtime thread on the file's lock.
+const STRIPES: usize = 64;
+
+/// A line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Event(Event),
+    /// Numbers up to this one were assigned; their events are deleted.
+    Given {
+        given: i64,
+    },
+}
+
+/// The line of an event.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::struct_field_names, reason = "the names are those of the other feeds")]
+struct Event {
+    thread_id: String,
+    run_id: String,
+    user_id: Option<String>,
+    seq: i64,
+    event_type: String,
+    category: String,
+    content: Value,
+    metadata: JsonObject,
+    created_at: DateTime<Utc>,
+    /// Whether the next line belongs to the same append.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    more: bool,
+}
+
+impl Line {
+    fn seq(&self) -> i64 {
+        match self {
+            Self::Event(event) => event.seq,
+            Self::Given { given } => *given,
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        matches!(self, Self::Event(Event { more: true, .. }))
+    }
+}
+
+impl From<Event> for EventRow {
+    fn from(event: Event) -> Self {
+        Self {
+            thread_id: event.thread_id,
+            run_id: event.run_id,
+            user_id: event.user_id,
+            seq: event.seq,
+            event_type: event.event_type,
+            category: event.category,
+            content: event.content,
+            metadata: event.metadata,
+            created_at: event.created_at,
+        }
+    }
+}
+
+/// The feeds by thread.
+///
+/// As in memory: an append checks in the database that its run exists while it holds the file, and a deletion removes
+/// the file after deleting the rows. So an append that still found its run is removed with the rest, and a later one is
+/// refused.
+#[derive(Debug)]
+pub(super) struct JsonlFeed {
+    directory: PathBuf,
+    stripes: [Arc<Mutex<()>>; STRIPES],
+}
+
+/// A thread's file, held for writing.
+struct Held {
+    file: FeedFile,
+    /// Dropped after the file's own lock.
+    _stripe: OwnedMutexGuard<()>,
+}
+
+impl JsonlFeed {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, stripes: std::array::from_fn(|_| Arc::default()) }
+    }
+
+    pub(super) async fn append(
+        &self,
+        db: &Db,
+        thread_id: &str,
+        run_id: &str,
+        events: Vec<PreparedEvent>,
+    ) -> Result<Vec<i64>, StoreError> {
+        let held = self.hold(thread_id).await?;
+        let user_id = match owner_of_run(db, thread_id, run_id).await {
+            Ok(user_id) => user_id,
+            Err(error) => return Err(held.let_go(error).await),
+        };
+        held.append(vec![(run_id.to_owned(), events)], user_id).await
+    }
+
+    pub(super) async fn append_if_absent(
+        &self,
+        db: &Db,
+        thread_id: &str,
+        run_id: &str,
+        event: PreparedEvent,
+    ) -> Result<Option<i64>, StoreError> {
+        let held = self.hold(thread_id).await?;
+        let user_id = match owner_of_run(db, thread_id, run_id).await {
+            Ok(user_id) => user_id,
+            Err(error) => return Err(held.let_go(error).await),
+        };
+        let (of, event_type) = (run_id.to_owned(), event.event_type.clone());
+        let is_it = move |event: &Event| event.run_id == of && event.event_type == event_type;
+        if self.select(thread_id, 1, is_it).await?.is_empty() {
+            let places = held.append(vec![(run_id.to_owned(), vec![event])], user_id).await?;
+            return Ok(places.first().copied());
+        }
+        Ok(None)
+    }
+
+    pub(super) async fn seed(
+        &self,
+        db: &Db,
+        thread_id: &str,
+        runs: Vec<(String, Vec<PreparedEvent>)>,
+    ) -> Result<bool, StoreError> {
+        let held = self.hold(thread_id).await?;
+        let owner: Result<Option<Owner>, _> = db.fetch_optional(thread_owner(thread_id)).await;
+        let user_id =
+            match owner.and_then(|owner| owner.ok_or_else(|| StoreError::thread_not_found(thread_id))) {
+                Ok((user_id,)) => user_id,
+                Err(error) => return Err(held.let_go(error).await),
+            };
+        if !self.select(thread_id, 1, is_message).await?.is_empty() {
+            return Ok(false);
+        }
+        held.append(runs, user_id).await.map(|_| true)
+    }
+
+    pub(super) async fn list(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+        let EventQuery { run_id, event_types, task_id, after_seq, limit, thread_id } = query.clone();
+        let wanted = move |event: &Event| {
+            event.run_id == run_id
+                && after_seq.is_none_or(|after| event.seq > after)
+                && event_types.as_ref().is_none_or(|types| types.contains(&event.event_type))
+                && task_id.as_ref().is_none_or(|task| {
+                    event.metadata.get("task_id").and_then(Value::as_str) == Some(task.as_str())
+                })
+        };
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let events = self.select(&thread_id, limit, wanted).await?;
+        Ok(events.into_iter().map(EventRow::from).collect())
+    }
+
+    pub(super) async fn count_messages(&self, thread_id: &str) -> Result<u64, StoreError> {
+        let messages = self.select(thread_id, usize::MAX, is_message).await?.len();
+        Ok(messages.try_into().unwrap_or(u64::MAX))
+    }
+
+    /// Removes the file of a thread; returns how many events it had.
+    pub(super) async fn forget_thread(&self, thread_id: &str) -> Result<u64, StoreError> {
+        if !self.exists(thread_id).await {
+            return Ok(0);
+        }
+        let events = self.select(thread_id, usize::MAX, |_| true).await;
+        let held = self.hold(thread_id).await?;
+        blocking(move || held.file.remove()).await?;
+        // A damaged file is removed as well.
+        Ok(events.map_or(0, |events| events.len().try_into().unwrap_or(u64::MAX)))
+    }
+
+    /// Removes the events of one run. The others keep their numbers, and no number is assigned again.
+    pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
+        if !self.exists(thread_id).await {
+            return Ok(());
+        }
+        let held = self.hold(thread_id).await?;
+        let run_id = run_id.to_owned();
+        blocking(move || held.file.retain(|event| event.run_id != run_id)).await
+    }
+
+    async fn hold(&self, thread_id: &str) -> Result<Held, StoreError> {
+        let path = self.path(thread_id);
+        let stripe = usize::from(blake3::hash(thread_id.as_bytes()).as_bytes()[0]) % STRIPES;
+        let stripe = Arc::clone(&self.stripes[stripe]).lock_owned().await;
+        let thread_id = thread_id.to_owned();
+        blocking(move || Ok(Held { file: FeedFile::hold(path, thread_id)?, _stripe: stripe })).await
+    }
+
+    async fn exists(&self, thread_id: &str) -> bool {
+        tokio::fs::try_exists(self.path(thread_id)).await.unwrap_or(true)
+    }
+
+    /// The first `limit` events for which `wanted` returns true, in feed order.
+    async fn select(
+        &self,
+        thread_id: &str,
+        limit: usize,
+        wanted: impl Fn(&Event) -> bool + Send + 'static,
+    ) -> Result<Vec<Event>, StoreError> {
+        let (path, thread_id) = (self.path(thread_id), thread_id.to_owned());
+        blocking(move || {
+            let file = match File::open(&path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+                Err(error) => return Err(file::unavailable(error)),
+            };
+            file::select(file, &path, &thread_id, limit, wanted)
+        })
+        .await
+    }
+
+    /// The file of a thread. Ids created by this gateway are valid file names; any other id is hashed.
+    fn path(&self, thread_id: &str) -> PathBuf {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        let is_name = (1..=64).contains(&thread_id.len()) && thread_id.bytes().all(plain);
+        self.directory.join(if is_name {
+            format!("{thread_id}.jsonl")
+        } else {
+            format!("%{}.jsonl", blake3::hash(thread_id.as_bytes()).to_hex())
+        })
+    }
+}
+
+impl Held {
+    /// Appends the events of runs, all or none; returns their numbers.
+    async fn append(
+        self,
+        runs: Vec<(String, Vec<PreparedEvent>)>,
+        user_id: Option<String>,
+    ) -> Result<Vec<i64>, StoreError> {
+        blocking(move || self.file.append(runs, user_id)).await
+    }
+
+    /// Releases the file after `error`; one that was created for nothing is removed.
+    async fn let_go(self, error: StoreError) -> StoreError {
+        match blocking(move || self.file.remove_if_empty()).await {
+            Ok(()) => error,
+            Err(other) => {
+                tracing::warn!(error = %other, "an empty event file remains");
+                error
+            }
+        }
+    }
+}
+
+async fn owner_of_run(db: &Db, thread_id: &str, run_id: &str) -> Result<Option<String>, StoreError> {
+    let owner: Option<Owner> = db.fetch_optional(run_owner(thread_id, run_id)).await?;
+    owner.map(|(user_id,)| user_id).ok_or_else(|| StoreError::run_not_found(run_id))
+}
+
+fn is_message(event: &Event) -> bool {
+    event.category == MESSAGE_CATEGORY
+}
+
+/// Runs blocking work off the reactor, to completion even if the caller's future is dropped.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(StoreError::InDoubt { cause: sqlx::Error::Io(error.into()) }),
+    }
+}

@@ -1,0 +1,53 @@
+//! Makes the k-th statement of a write fail, or loses the response to the k-th commit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::StoreError;
+
+/// Counts the statements of write transactions, including the commit; fails one if armed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fault {
+    statement: Arc<AtomicUsize>,
+    answer: Arc<AtomicUsize>,
+}
+
+impl Fault {
+    /// Makes the `k`-th statement from now, from 1, fail.
+    pub(crate) fn arm(&self, k: usize) {
+        self.statement.store(k, Ordering::SeqCst);
+    }
+
+    /// Makes the `k`-th commit from now, from 1, happen without a response.
+    pub(crate) fn arm_doubt(&self, k: usize) {
+        self.answer.store(k, Ordering::SeqCst);
+    }
+
+    /// Disarms; `true` if an armed fault was not used.
+    pub(crate) fn disarm(&self) -> bool {
+        let left = [&self.statement, &self.answer].map(|armed| armed.swap(0, Ordering::SeqCst));
+        left.iter().any(|left| *left > 0)
+    }
+
+    pub(crate) fn statement_done(&self) -> Result<(), StoreError> {
+        if is_next(&self.statement) {
+            return Err(StoreError::Unavailable { cause: injected() });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn committed(&self) -> Result<(), StoreError> {
+        if is_next(&self.answer) {
+            return Err(StoreError::InDoubt { cause: injected() });
+        }
+        Ok(())
+    }
+}
+
+fn is_next(armed: &AtomicUsize) -> bool {
+    armed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) == Ok(1)
+}
+
+fn injected() -> sqlx::Error {
+    sqlx::Error::Protocol("injected fault".into())
+}

@@ -1,0 +1,223 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # Tables
+//!
+//! | Table | Key | Holds | Written by |
+//! |---|---|---|---|
+//! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Store::delete_thread`] |
+//! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Store::delete_thread`] |
+//! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Store::delete_thread`] |
+//! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Store::delete_thread`] |
+//!
+//! # Who may write to a thread
+//!
+//! Only the holder of its active row in `runs`, of which a unique index allows one: a run ([`Runs::admit`]) or another
+//! writer ([`Runs::reserve`]) such as a state update, a goal, a compaction, or the deletion of the thread. So a run and
+//! a deletion exclude each other by the same rule as two runs, also between processes and after a crash. Nothing in a
+//! process's memory decides it.
+//!
+//! # Several processes
+//!
+//! Any number of processes may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in `runs`
+//! then say until when it is known to be alive. It renews the rows that it works on ([`Runs::renew`]); any other
+//! process ends rows that are not renewed ([`Runs::recover_expired`]). An ended row never changes, so a process that
+//! resumes after a stall cannot end anything. Cancellations are marks in the rows, which the owner polls
+//! ([`Runs::noticed`]).
+//!
+//! # Transactions
+//!
+//! Every operation is one transaction; write transactions of one thread run one after the other. After an error, a
+//! dropped future or a crash, an operation has either happened completely or not at all. [`StoreError`] says which,
+//! except when a commit itself fails ([`StoreError::InDoubt`]). A caller whose future is dropped does not learn which;
+//! the methods for which that matters say what to do.
+
+mod codec;
+mod db;
+mod deletion;
+mod error;
+mod events;
+#[cfg(any(test, feature = "testing"))]
+mod fault;
+mod postgres;
+mod query;
+mod runs;
+mod schema;
+mod sqlite;
+#[cfg(test)]
+mod tests;
+mod thread_search;
+mod threads;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use chrono::TimeDelta;
+
+pub use codec::{Clock, JsonObject, UnknownName};
+pub use db::Commits;
+pub use deletion::DeletedThread;
+pub use error::{Entity, StoreError};
+pub use events::{
+    EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
+    TRACE_CATEGORY,
+};
+pub use postgres::PostgresTarget;
+pub use runs::{
+    Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
+    Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,
+    RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus,
+    RunTotals, Runs, StartOutcome, WriterKind,
+};
+pub use thread_search::{FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadQuery};
+pub use threads::{
+    CreatedThread, DISPLAY_NAME_MAX_CHARS, NewThread, PINNED_KEY, ThreadRow, ThreadStatus, Threads,
+};
+
+use db::Db;
+
+/// The name of the database file inside `database.sqlite_dir`.
+pub const DATABASE_FILE: &str = "gateway.db";
+
+/// How to open a [`Store`].
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// The source of the times in the rows.
+    pub clock: Clock,
+    /// The setting `run_events.backend`.
+    pub event_backend: EventBackend,
+    /// Where the files of [`EventBackend::Jsonl`] are.
+    pub event_directory: PathBuf,
+    /// The setting `run_events.max_trace_content`, in bytes.
+    pub max_trace_content: usize,
+    /// The lease terms of this process; `None` if no other process opens the database.
+    pub lease: Option<Lease>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            clock: Clock::system(),
+            event_backend: EventBackend::default(),
+            event_directory: PathBuf::from("run_events"),
+            max_trace_content: MAX_TRACE_CONTENT,
+            lease: None,
+        }
+    }
+}
+
+/// The gateway's records. Clones share one database.
+#[derive(Clone, Debug)]
+pub struct Store {
+    db: Db,
+    threads: Threads,
+    runs: Runs,
+    events: Events,
+}
+
+impl Store {
+    /// Opens the database file, creating it and its directory if missing, and upgrades it to this build's schema.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::OldLibrary`], [`StoreError::Corrupt`]. A
+    /// database with a newer schema is unchanged.
+    pub async fn open(path: &Path, options: StoreOptions) -> Result<Self, StoreError> {
+        Ok(Self::new(Db::open(path, options.clock.clone()).await?, &options))
+    }
+
+    /// Opens a database in memory that ends with the store, for `database.backend: memory`.
+    pub async fn open_memory(options: StoreOptions) -> Result<Self, StoreError> {
+        Ok(Self::new(Db::open_memory(options.clock.clone()).await?, &options))
+    }
+
+    /// Opens the tables in a Postgres database, whose schema must exist, and upgrades them to this build's version.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::Corrupt`].
+    pub async fn open_postgres(target: &PostgresTarget, options: StoreOptions) -> Result<Self, StoreError> {
+        Ok(Self::new(Db::open_postgres(target, options.clock.clone()).await?, &options))
+    }
+
+    /// Like [`Store::open_postgres`], if a gateway has created the tables.
+    ///
+    /// # Errors
+    /// See [`Store::open_postgres`].
+    pub async fn open_existing_postgres(
+        target: &PostgresTarget,
+        options: StoreOptions,
+    ) -> Result<Option<Self>, StoreError> {
+        if !Db::is_in_postgres(target).await? {
+            return Ok(None);
+        }
+        Self::open_postgres(target, options).await.map(Some)
+    }
+
+    fn new(db: Db, options: &StoreOptions) -> Self {
+        Self {
+            threads: Threads { db: db.clone() },
+            runs: Runs {
+                db: db.clone(),
+                lease: options.lease.clone().map(Arc::new),
+                reserved: Arc::default(),
+            },
+            events: Events::new(
+                db.clone(),
+                options.event_backend,
+                &options.event_directory,
+                options.max_trace_content,
+            ),
+            db,
+        }
+    }
+
+    /// How far the database's clock is ahead of this process's. Leases need clocks that agree.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
+        self.db.clock_skew().await
+    }
+
+    /// The threads.
+    pub fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// The runs and reservations.
+    pub fn runs(&self) -> &Runs {
+        &self.runs
+    }
+
+    /// The event feed.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// Makes the `k`-th statement of a write from now, from 1, fail; 0 disarms. Returns whether an unused fault was
+    /// armed before.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fail_statement(&self, k: usize) -> bool {
+        let left = self.db.fault.disarm();
+        self.db.fault.arm(k);
+        left
+    }
+
+    /// Makes the `k`-th commit of a write from now, from 1, happen but return that it is in doubt. Otherwise as
+    /// [`Self::fail_statement`].
+    #[cfg(any(test, feature = "testing"))]
+    pub fn doubt_commit(&self, k: usize) -> bool {
+        let left = self.db.fault.disarm();
+        self.db.fault.arm_doubt(k);
+        left
+    }
+
+    /// How many write transactions this process has committed.
+    pub fn commits(&self) -> Arc<Commits> {
+        Arc::clone(&self.db.commits)
+    }
+
+    /// Waits for running transactions and closes the file. Every later call, on any clone, is
+    /// [`StoreError::Unavailable`].
+    pub async fn close(&self) {
+        self.db.close().await;
+    }
+}

@@ -1,0 +1,214 @@
+//! Admission: how a run gets its thread.
+//!
+//! # Waiting
+//!
+//! A new run may have to wait for a thread that is still being written. It is stored at once, with the status `pending`
+//! and the flag `waiting`, which keeps it out of the index of active rows. When the holder ends, the same transaction
+//! clears the flag of the waiting run that was admitted first: the thread passes on directly, and nothing can get in
+//! between.
+//!
+//! * With `enqueue` a run waits for the holder of the thread, a run or another writer, and for all runs that already
+//!   wait; at most [`QUEUE_MAX`] wait. It does not wait for a deletion, after which there is no thread.
+//! * With `interrupt` and `rollback` a run takes the thread over from a run that still has to stop, and perhaps to
+//!   restore the state from before it. As these strategies promise, it cancels all earlier runs, including waiting
+//!   ones, which have done nothing yet and become `interrupted` at once. So of several runs that arrive while one run
+//!   ends, exactly one runs, the last admitted; the others report their interruption, and no caller has to retry.
+//!
+//! All of this is in the table, so it holds between processes and after a crash.
+
+use chrono::{DateTime, Utc};
+
+use super::{
+    CancelAction, Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER,
+};
+use crate::codec::{cut, object_text, time_text};
+use crate::db::WriteTx;
+use crate::error::StoreError;
+use crate::query::query;
+
+/// The maximum number of runs that wait for one thread.
+pub const QUEUE_MAX: u32 = 100;
+
+/// The outcome of admitting a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Admission {
+    /// The run holds the thread; start it.
+    Admitted(RunRow),
+    /// The run waits for earlier ones, which continue; start it when it holds the thread.
+    Queued(RunRow),
+    /// The run waits. Stop the predecessor, and start this run when that has finished.
+    Waiting {
+        /// The new run.
+        run: RunRow,
+        /// The id of the run that holds the thread and is marked for cancellation.
+        predecessor: String,
+        /// How it is cancelled: by the new run's strategy, or by an earlier request.
+        action: CancelAction,
+        /// The ids of runs that were waiting and are now `interrupted`.
+        superseded: Vec<String>,
+    },
+    /// A run was admitted earlier with this idempotency key; nothing was changed.
+    Existing(RunRow),
+}
+
+impl Runs {
+    /// Stores `run` with the status `pending` if its thread is free, or if `strategy` frees it or waits for it.
+    ///
+    /// Call this and start the run's work in one task that is not dropped half-way: if this future is dropped, the run
+    /// may have been admitted, and then holds its thread until the next recovery.
+    ///
+    /// # Errors
+    /// * [`StoreError::NotFound`]: the thread has no row; in particular it was deleted meanwhile.
+    /// * [`StoreError::Conflict`]: another operation holds the thread, and `strategy` neither stops it nor waits.
+    /// * [`StoreError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
+    /// * [`StoreError::DuplicateRun`]: the run id is already used.
+    pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, StoreError> {
+        let mut tx = self.db.write(&run.thread_id).await?;
+        if let Some(key) = &run.idempotency_key {
+            let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
+            if let Some(existing) = tx.fetch_optional(sql).await? {
+                return Ok(Admission::Existing(existing));
+            }
+        }
+        let thread = query("SELECT thread_id FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
+        if tx.fetch_optional::<(String,)>(thread).await?.is_none() {
+            return Err(StoreError::thread_not_found(&run.thread_id));
+        }
+
+        let row = RowToInsert {
+            run: &run,
+            kind: OperationKind::Run,
+            status: RunStatus::Pending,
+            waiting: false,
+            strategy,
+            now: self.db.clock.now(),
+            lease: self.lease.as_deref(),
+        };
+        let admission = match insert(&mut tx, &row).await? {
+            Some(run) => Admission::Admitted(run),
+            None => wait(&mut tx, RowToInsert { waiting: true, ..row }).await?,
+        };
+        tx.commit().await?;
+        Ok(admission)
+    }
+}
+
+impl Runs {
+    /// The run, if an admission with an [unknown outcome](StoreError::InDoubt) stored it: read after that transaction,
+    /// which by then has either happened or never will.
+    pub async fn admitted(&self, run: &NewRun) -> Result<Option<RunRow>, StoreError> {
+        let mut tx = self.db.write(&run.thread_id).await?;
+        tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1").bind(&run.run_id)).await
+    }
+}
+
+/// Handles a taken thread: makes the run wait, if its strategy allows it.
+async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
+    let thread_id = &row.run.thread_id;
+    let duplicate = || StoreError::DuplicateRun { run_id: row.run.run_id.clone() };
+    let holder: RunRow =
+        tx.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await?.ok_or_else(duplicate)?;
+    let action = match row.strategy {
+        MultitaskStrategy::Interrupt => Some(CancelAction::Interrupt),
+        MultitaskStrategy::Rollback => Some(CancelAction::Rollback),
+        MultitaskStrategy::Enqueue if holder.operation_kind != OperationKind::Delete => {
+            return enqueue(tx, row).await;
+        }
+        MultitaskStrategy::Enqueue | MultitaskStrategy::Reject => None,
+    };
+    let Some(action) = action.filter(|_| holder.operation_kind == OperationKind::Run) else {
+        return Err(StoreError::Conflict { thread_id: thread_id.clone(), holder: holder.operation_kind });
+    };
+
+    let action = mark_cancelled(tx, &holder, action, row.now).await?;
+    let superseded: Vec<(String,)> = tx
+        .fetch_all(
+            query(
+                "UPDATE runs SET status = 'interrupted', waiting = FALSE, \
+                 cancel_action = COALESCE(cancel_action, 'interrupt'), \
+                 cancel_requested_at = COALESCE(cancel_requested_at, $2), updated_at = $2 \
+                 WHERE thread_id = $1 AND waiting RETURNING run_id",
+            )
+            .bind(thread_id)
+            .bind(time_text(row.now)),
+        )
+        .await?;
+    let run = insert(tx, &row).await?.ok_or_else(duplicate)?;
+    let superseded = superseded.into_iter().map(|(run_id,)| run_id).collect();
+    Ok(Admission::Waiting { run, predecessor: holder.run_id, action, superseded })
+}
+
+/// Queues the run after all that hold the thread or wait for it.
+async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
+    let thread_id = &row.run.thread_id;
+    let waiting = query("SELECT COUNT(*) FROM runs WHERE thread_id = $1 AND waiting").bind(thread_id);
+    let waiting: Option<(i64,)> = tx.fetch_optional(waiting).await?;
+    if waiting.is_some_and(|(count,)| count >= i64::from(QUEUE_MAX)) {
+        return Err(StoreError::QueueFull { thread_id: thread_id.clone(), waiting: QUEUE_MAX });
+    }
+    let run = insert(tx, &row).await?;
+    run.map(Admission::Queued).ok_or_else(|| StoreError::DuplicateRun { run_id: row.run.run_id.clone() })
+}
+
+/// Requests the cancellation of `run` and returns its action: an earlier request takes precedence.
+pub(super) async fn mark_cancelled(
+    tx: &mut WriteTx,
+    run: &RunRow,
+    action: CancelAction,
+    now: DateTime<Utc>,
+) -> Result<CancelAction, StoreError> {
+    if let Some(earlier) = run.cancel_action {
+        return Ok(earlier);
+    }
+    if run.decided_status.is_some() {
+        // It ends anyway.
+        return Ok(action);
+    }
+    let sql =
+        "UPDATE runs SET cancel_action = $2, cancel_requested_at = $3, updated_at = $3 WHERE run_id = $1";
+    tx.execute(query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now))).await?;
+    Ok(action)
+}
+
+/// A new row of `runs`.
+pub(super) struct RowToInsert<'a> {
+    pub(super) run: &'a NewRun,
+    pub(super) kind: OperationKind,
+    pub(super) status: RunStatus,
+    pub(super) waiting: bool,
+    pub(super) strategy: MultitaskStrategy,
+    pub(super) now: DateTime<Utc>,
+    pub(super) lease: Option<&'a Lease>,
+}
+
+/// Inserts the row; `None` if a unique index forbids it.
+pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Option<RunRow>, StoreError> {
+    let run = row.run;
+    tx.fetch_optional(
+        query(
+            "INSERT INTO runs (run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
+             idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, first_human_message, \
+             follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17) \
+             ON CONFLICT DO NOTHING RETURNING *",
+        )
+        .bind(&run.run_id)
+        .bind(&run.thread_id)
+        .bind(&run.assistant_id)
+        .bind(&run.user_id)
+        .bind(row.status.as_str())
+        .bind(row.kind.as_str())
+        .bind(row.waiting)
+        .bind(&run.idempotency_key)
+        .bind(&run.model_name)
+        .bind(row.strategy.as_str())
+        .bind(object_text(&run.metadata))
+        .bind(run.kwargs.to_string())
+        .bind(run.first_human_message.as_deref().map(|text| cut(text, super::MESSAGE_PREVIEW_MAX_CHARS)))
+        .bind(&run.follow_up_to_run_id)
+        .bind(row.lease.map(|lease| lease.owner.as_str()))
+        .bind(row.lease.map(|lease| time_text(row.now + lease.length)))
+        .bind(time_text(row.now)),
+    )
+    .await
+}

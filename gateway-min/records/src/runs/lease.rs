@@ -1,0 +1,91 @@
+//! Leases: a process owns its rows for a limited time, and renews them to show that it is alive.
+//!
+//! A row never changes its owner. A process that considers an owner dead ends the row ([`super::recovery`]), and an
+//! ended row never changes: so an owner that comes back too late cannot change it.
+
+use std::collections::BTreeSet;
+use std::sync::{MutexGuard, PoisonError};
+
+use chrono::TimeDelta;
+
+use super::Runs;
+use crate::codec::{Cells, time_text};
+use crate::error::StoreError;
+use crate::query::{FromRow, Row};
+
+/// The terms on which a process owns its rows.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    /// A name that no other process has, nor this one after a restart.
+    pub owner: String,
+    /// How long a row is owned without a renewal.
+    pub length: TimeDelta,
+}
+
+/// What a process must know about a run that it works on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Noticed {
+    /// The run.
+    pub run_id: String,
+    /// Its thread.
+    pub thread_id: String,
+    /// Whether it was cancelled or ended elsewhere.
+    pub stopped: bool,
+    /// Whether another process requested its frames.
+    pub followed: bool,
+}
+
+impl FromRow for Noticed {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
+        let cells = Cells::new(row, "runs", &["run_id"]);
+        Ok(Self {
+            run_id: cells.text("run_id")?,
+            thread_id: cells.text("thread_id")?,
+            stopped: cells.flag("stopped")?,
+            followed: cells.flag("followed")?,
+        })
+    }
+}
+
+impl Runs {
+    /// The name under which this process owns rows, if there may be other processes.
+    pub fn owner(&self) -> Option<&str> {
+        self.lease.as_ref().map(|lease| lease.owner.as_str())
+    }
+
+    /// Renews the leases of these runs and of all reservations held by this process. Rows of others and ended rows are
+    /// unchanged.
+    pub async fn renew(&self, run_ids: &[String]) -> Result<(), StoreError> {
+        let Some(lease) = &self.lease else { return Ok(()) };
+        let held: Vec<String> = run_ids.iter().cloned().chain(self.reserved().iter().cloned()).collect();
+        if held.is_empty() {
+            return Ok(());
+        }
+        // Rows of many threads, in no particular order, so that taking each thread's lock could deadlock.
+        let mut tx = self.db.write_everywhere().await?;
+        let mut sql = self.db.builder("UPDATE runs SET lease_expires_at = ");
+        sql.push_bind(time_text(self.db.clock.now() + lease.length));
+        sql.push(" WHERE status IN ('pending', 'running') AND owner_worker_id = ").push_bind(&lease.owner);
+        sql.push(" AND ").push_text_in("run_id", &held);
+        tx.execute(sql.build()).await?;
+        tx.commit().await
+    }
+
+    /// Which of these runs were cancelled, were ended, or are followed by another process.
+    pub async fn noticed(&self, run_ids: &[String]) -> Result<Vec<Noticed>, StoreError> {
+        if run_ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sql = self.db.builder(
+            "SELECT * FROM (SELECT run_id, thread_id, followed, \
+             cancel_action IS NOT NULL OR status NOT IN ('pending', 'running') AS stopped FROM runs WHERE ",
+        );
+        sql.push_text_in("run_id", run_ids).push(") AS each WHERE stopped OR followed");
+        self.db.fetch_all(sql.build()).await
+    }
+
+    /// The rows of the reservations that this process holds.
+    pub(super) fn reserved(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,261 @@
+//! The life of an admitted run: start, progress, cancellation, end. Every change checks the current state in its own
+//! transaction, so that of two racing changes one wins and the other gets to know. SQLite does not flush what happens
+//! between admission and the decided outcome, because after a power loss a run is recovered the same way from each of
+//! these steps.
+
+use super::admission::mark_cancelled;
+use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
+use crate::codec::{cut, object_text, time_text};
+use crate::db::WriteTx;
+use crate::error::StoreError;
+use crate::query::{Sql, query};
+use crate::threads::ThreadStatus;
+
+/// The result of [`Runs::start`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartOutcome {
+    /// This call made the run `running`.
+    Started,
+    /// The run waits for its predecessor to end; nothing changed.
+    Waiting,
+    /// The run was cancelled before it started; nothing changed. Finish it.
+    Cancelled(CancelAction),
+    /// The run is no longer `pending`; nothing changed.
+    NotPending(RunStatus),
+}
+
+/// The result of [`Runs::request_cancel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelOutcome {
+    /// The cancellation is recorded; stop the run.
+    Accepted,
+    /// The run was already cancelled or is being cancelled; nothing changed.
+    AlreadyInterrupted,
+    /// The run had already ended with this status; nothing changed.
+    AlreadyTerminal(RunStatus),
+    /// The run does not exist.
+    NotFound,
+}
+
+/// How a run ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunEnd {
+    /// The final status.
+    pub status: RunStatus,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// Why it stopped early.
+    pub stop_reason: Option<String>,
+    /// Its total usage and messages.
+    pub totals: RunTotals,
+}
+
+/// The result of [`Runs::decide`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecideOutcome {
+    /// The outcome is stored.
+    Decided,
+    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and decide on
+    /// another outcome.
+    CancelRequested(CancelAction),
+    /// The run had already ended with this status, possibly ended by another process; nothing changed. It no longer
+    /// belongs to this process: write nothing for it.
+    AlreadyTerminal(RunStatus),
+}
+
+/// The result of [`Runs::finish`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishOutcome {
+    /// This call ended the run.
+    Finished {
+        /// The first waiting run, which now holds the thread; start it.
+        promoted: Option<String>,
+    },
+    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and finish the
+    /// run with another status.
+    CancelRequested(CancelAction),
+    /// The run had already ended with this status; nothing changed.
+    AlreadyTerminal(RunStatus),
+}
+
+/// The columns of [`RunTotals`] as parameters, which [`bind_totals`] binds after two others.
+macro_rules! set_totals {
+    () => {
+        "message_count = $3, first_human_message = COALESCE($4, first_human_message), \
+         last_ai_message = COALESCE($5, last_ai_message), total_input_tokens = $6, total_output_tokens = $7, \
+         total_tokens = $8, llm_call_count = $9, lead_agent_tokens = $10, subagent_tokens = $11, \
+         middleware_tokens = $12, token_usage_by_model = $13"
+    };
+}
+
+impl Runs {
+    /// Moves the run from `pending` to `running`.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`].
+    pub async fn start(&self, run_id: &str) -> Result<StartOutcome, StoreError> {
+        let mut tx = self.db.unflushed().write_of_run(run_id).await?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        match (run.status, run.cancel_action) {
+            (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
+            (RunStatus::Pending, None) if run.waiting => return Ok(StartOutcome::Waiting),
+            (RunStatus::Pending, None) => {}
+            (status, _) => return Ok(StartOutcome::NotPending(status)),
+        }
+        let sql = query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
+        tx.execute(sql.bind(run_id).bind(time_text(self.db.clock.now()))).await?;
+        tx.commit().await?;
+        Ok(StartOutcome::Started)
+    }
+
+    /// Stores the run's usage so far; `false`, without a change, if it is not `running`.
+    pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, StoreError> {
+        let mut tx = self.db.unflushed().write_of_run(run_id).await?;
+        let sql = bind_totals(
+            query(concat!(
+                "UPDATE runs SET updated_at = $2, ",
+                set_totals!(),
+                " WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running'"
+            ))
+            .bind(run_id)
+            .bind(time_text(self.db.clock.now())),
+            totals,
+        );
+        let changed = tx.execute(sql).await? == 1;
+        tx.commit().await?;
+        Ok(changed)
+    }
+
+    /// Records the cancellation of an active run. It keeps its thread until it has stopped and finished; clients see it
+    /// as `interrupted` at once ([`RunRow::reported_status`]). The first request determines the action.
+    pub async fn request_cancel(
+        &self,
+        run_id: &str,
+        action: CancelAction,
+    ) -> Result<CancelOutcome, StoreError> {
+        let mut tx = self.db.write_of_run(run_id).await?;
+        let Some(run) = run(&mut tx, run_id).await? else { return Ok(CancelOutcome::NotFound) };
+        match run.decided_status.unwrap_or(run.reported_status()) {
+            RunStatus::Pending | RunStatus::Running => {}
+            RunStatus::Interrupted => return Ok(CancelOutcome::AlreadyInterrupted),
+            status => return Ok(CancelOutcome::AlreadyTerminal(status)),
+        }
+        mark_cancelled(&mut tx, &run, action, self.db.clock.now()).await?;
+        tx.commit().await?;
+        Ok(CancelOutcome::Accepted)
+    }
+
+    /// Stores how a running run will end. It keeps its thread until [`Runs::finish`], so that its remaining writes come
+    /// before anyone else's; clients still see it as running. A cancelled run cannot be decided as a `success`, so that
+    /// no accepted cancellation is lost to a run that was just finishing; a decided run accepts no cancellation.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
+    pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, StoreError> {
+        check_end(end)?;
+        let mut tx = self.db.write_of_run(run_id).await?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        match run.cancel_action {
+            _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),
+            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
+                return Ok(DecideOutcome::CancelRequested(action));
+            }
+            _ => {}
+        }
+        let sql = bind_totals(
+            query(concat!(
+                "UPDATE runs SET updated_at = $2, ",
+                set_totals!(),
+                ", decided_status = $14, error = $15, stop_reason = $16 WHERE run_id = $1"
+            ))
+            .bind(run_id)
+            .bind(time_text(self.db.clock.now())),
+            &end.totals,
+        );
+        tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
+        tx.commit().await?;
+        Ok(DecideOutcome::Decided)
+    }
+
+    /// Ends an active run, sets the resulting status of its thread if the run has worked on it, and passes the thread
+    /// to the first waiting run. A cancelled run does not end as a `success`, unless that was [decided](Runs::decide)
+    /// before.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
+    pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, StoreError> {
+        check_end(end)?;
+        let now = time_text(self.db.clock.now());
+        let mut tx = self.db.write_of_run(run_id).await?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        match run.cancel_action {
+            _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
+            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
+                return Ok(FinishOutcome::CancelRequested(action));
+            }
+            _ => {}
+        }
+        let sql = bind_totals(
+            query(concat!(
+                "UPDATE runs SET updated_at = $2, ",
+                set_totals!(),
+                ", status = $14, error = $15, stop_reason = $16, waiting = FALSE WHERE run_id = $1"
+            ))
+            .bind(run_id)
+            .bind(&now),
+            &end.totals,
+        );
+        tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
+        if run.status == RunStatus::Running {
+            let sql = query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1");
+            let left = ThreadStatus::after(end.status);
+            tx.execute(sql.bind(&run.thread_id).bind(left.as_str()).bind(&now)).await?;
+        }
+        let promoted = promote_waiting(&mut tx, &run.thread_id, &now).await?;
+        tx.commit().await?;
+        Ok(FinishOutcome::Finished { promoted })
+    }
+}
+
+fn check_end(end: &RunEnd) -> Result<(), StoreError> {
+    if end.status.is_active() {
+        let problem = format!("a run cannot end as '{}'", end.status);
+        return Err(StoreError::Invalid { field: "status", problem });
+    }
+    Ok(())
+}
+
+async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreError> {
+    tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id))
+        .await
+}
+
+/// Gives the thread, if it is free, to the run that has waited longest.
+pub(super) async fn promote_waiting(
+    tx: &mut WriteTx,
+    thread_id: &str,
+    now: &str,
+) -> Result<Option<String>, StoreError> {
+    let sql = "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE run_id = \
+               (SELECT run_id FROM runs WHERE thread_id = $1 AND waiting ORDER BY admission_seq LIMIT 1) \
+               AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND status IN ('pending', 'running') \
+               AND NOT waiting) RETURNING run_id";
+    let promoted: Option<(String,)> = tx.fetch_optional(query(sql).bind(thread_id).bind(now)).await?;
+    Ok(promoted.map(|(run_id,)| run_id))
+}
+
+fn bind_totals(sql: Sql, totals: &RunTotals) -> Sql {
+    let preview =
+        |text: &Option<String>| text.as_deref().map(|text| cut(text, MESSAGE_PREVIEW_MAX_CHARS).to_owned());
+    sql.bind(totals.message_count)
+        .bind(preview(&totals.first_human_message))
+        .bind(preview(&totals.last_ai_message))
+        .bind(totals.total_input_tokens)
+        .bind(totals.total_output_tokens)
+        .bind(totals.total_tokens)
+        .bind(totals.llm_call_count)
+        .bind(totals.lead_agent_tokens)
+        .bind(totals.subagent_tokens)
+        .bind(totals.middleware_tokens)
+        .bind(object_text(&totals.token_usage_by_model))
+}

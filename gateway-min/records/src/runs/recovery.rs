@@ -1,0 +1,151 @@
+//! Ends operations whose process is gone: at start, and while others run.
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use super::lifecycle::promote_waiting;
+use super::{RunRow, Runs};
+use crate::codec::time_text;
+use crate::error::StoreError;
+use crate::query::query;
+use crate::threads::ThreadStatus;
+
+/// The error of a run whose process ended before it did.
+pub const RECOVERY_ERROR: &str = "Gateway restarted before this run reached a durable final state.";
+
+/// The error of a run whose process has not renewed its lease.
+pub const LEASE_EXPIRED_ERROR: &str = "Run lease expired \u{2014} owning worker is unreachable.";
+
+/// The stop reason of both.
+pub const RECOVERY_STOP_REASON: &str = "orphan_recovered";
+
+/// What [`Runs::recover_orphans`] found and repaired.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recovered {
+    /// The runs that were set to `error`, with their new values.
+    pub runs: Vec<RunRow>,
+    /// The threads that dead writers had reserved, which are now free.
+    pub released: Vec<String>,
+    /// The runs that waited for dead operations and now hold their threads; their workers are alive.
+    pub promoted: Vec<String>,
+}
+
+/// Rows that no process works on, before the time `$1`.
+const DEAD: &str = "lease_expires_at < $1";
+/// The same at start, when a row without a lease belongs to a process that has ended.
+const DEAD_AT_START: &str = "(lease_expires_at IS NULL OR lease_expires_at < $1)";
+/// The rows of the process `$1`.
+const OWNED: &str = "owner_worker_id = $1";
+
+impl Runs {
+    /// Ends every active operation that cannot have a live worker: one without a lease, or whose lease ended more than
+    /// `grace` before `now`. Call it once at start, before the first admission. Processes that share a database must
+    /// all have leases.
+    ///
+    /// * Runs become `error` with [`RECOVERY_ERROR`], or [`LEASE_EXPIRED_ERROR`] if they had a lease, and
+    ///   [`RECOVERY_STOP_REASON`], including waiting ones; but a run with a [decided](Runs::decide) outcome ends with
+    ///   that.
+    /// * Reservations are removed.
+    /// * Threads whose last run is one of these get the resulting status. Any other thread that is `running` without a
+    ///   holder gets the status that follows from its last run.
+    pub async fn recover_orphans(
+        &self,
+        now: DateTime<Utc>,
+        grace: TimeDelta,
+    ) -> Result<Recovered, StoreError> {
+        self.recover(now, DEAD_AT_START, time_text(now - grace), LEASE_EXPIRED_ERROR).await
+    }
+
+    /// The same for operations with a lease, at any time: ends what other processes left that ended or stalled. If
+    /// there is nothing to end, takes no lock.
+    pub async fn recover_expired(
+        &self,
+        now: DateTime<Utc>,
+        grace: TimeDelta,
+    ) -> Result<Recovered, StoreError> {
+        let sql = "SELECT run_id FROM runs WHERE status IN ('pending', 'running') AND lease_expires_at < $1 LIMIT 1";
+        let found: Option<(String,)> =
+            self.db.fetch_optional(query(sql).bind(time_text(now - grace))).await?;
+        if found.is_none() {
+            return Ok(Recovered::default());
+        }
+        self.recover(now, DEAD, time_text(now - grace), LEASE_EXPIRED_ERROR).await
+    }
+
+    /// The same for the operations of one process that is known to be gone, whatever their leases; the error of its
+    /// runs is [`RECOVERY_ERROR`].
+    pub async fn recover_owner(&self, now: DateTime<Utc>, owner: &str) -> Result<Recovered, StoreError> {
+        self.recover(now, OWNED, owner.to_owned(), RECOVERY_ERROR).await
+    }
+
+    async fn recover(
+        &self,
+        now: DateTime<Utc>,
+        dead: &'static str,
+        parameter: String,
+        error_of_leased: &'static str,
+    ) -> Result<Recovered, StoreError> {
+        let now = time_text(now);
+        let mut tx = self.db.write_everywhere().await?;
+        let sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ").with(dead);
+        let released: Vec<(String,)> =
+            tx.fetch_all(sql.with(" RETURNING thread_id").build().bind(&parameter)).await?;
+        let sql = self.db.builder(
+            "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
+             stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
+             error = CASE WHEN decided_status IS NOT NULL THEN error \
+             WHEN lease_expires_at IS NULL THEN $3 ELSE $4 END \
+             WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND ",
+        );
+        let runs: Vec<RunRow> = tx
+            .fetch_all(
+                sql.with(dead)
+                    .with(" RETURNING *")
+                    .build()
+                    .bind(&parameter)
+                    .bind(&now)
+                    .bind(RECOVERY_ERROR)
+                    .bind(error_of_leased)
+                    .bind(RECOVERY_STOP_REASON),
+            )
+            .await?;
+
+        let mut promoted = Vec::new();
+        for (thread_id,) in &released {
+            promoted.extend(promote_waiting(&mut tx, thread_id, &now).await?);
+        }
+        for run in &runs {
+            promoted.extend(promote_waiting(&mut tx, &run.thread_id, &now).await?);
+            tx.execute(
+                query(
+                    "UPDATE threads_meta SET status = $4, updated_at = $3 WHERE thread_id = $1 AND $2 = \
+                     (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
+                     ORDER BY admission_seq DESC LIMIT 1)",
+                )
+                .bind(&run.thread_id)
+                .bind(&run.run_id)
+                .bind(&now)
+                .bind(ThreadStatus::after(run.status).as_str()),
+            )
+            .await?;
+        }
+        // Repairs threads whose process ended between ending the run and setting the thread's status.
+        tx.execute(
+            query(
+                "UPDATE threads_meta SET updated_at = $1, status = COALESCE((SELECT CASE runs.status \
+                 WHEN 'success' THEN 'idle' WHEN 'interrupted' THEN 'interrupted' ELSE 'error' END \
+                 FROM runs WHERE runs.thread_id = threads_meta.thread_id AND operation_kind = 'run' \
+                 ORDER BY admission_seq DESC LIMIT 1), 'idle') \
+                 WHERE status = 'running' AND NOT EXISTS (SELECT 1 FROM runs \
+                 WHERE runs.thread_id = threads_meta.thread_id AND runs.status IN ('pending', 'running'))",
+            )
+            .bind(&now),
+        )
+        .await?;
+        tx.commit().await?;
+        Ok(Recovered {
+            runs,
+            released: released.into_iter().map(|(thread_id,)| thread_id).collect(),
+            promoted,
+        })
+    }
+}

@@ -1,0 +1,151 @@
+//! Reservations: how a writer other than a run gets a thread, with a row of `runs` for the duration of its work.
+
+use uuid::Uuid;
+
+use super::admission::{RowToInsert, insert};
+use super::lifecycle::promote_waiting;
+use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
+use crate::codec::time_text;
+use crate::db::detached;
+use crate::error::StoreError;
+use crate::query::query;
+
+/// The writers other than runs that hold a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriterKind {
+    /// See [`OperationKind::CheckpointWrite`].
+    CheckpointWrite,
+    /// See [`OperationKind::ArtifactWrite`].
+    ArtifactWrite,
+    /// See [`OperationKind::Branch`].
+    Branch,
+    /// See [`OperationKind::Delete`].
+    Delete,
+}
+
+impl From<WriterKind> for OperationKind {
+    fn from(kind: WriterKind) -> Self {
+        match kind {
+            WriterKind::CheckpointWrite => Self::CheckpointWrite,
+            WriterKind::ArtifactWrite => Self::ArtifactWrite,
+            WriterKind::Branch => Self::Branch,
+            WriterKind::Delete => Self::Delete,
+        }
+    }
+}
+
+/// The right to write to a thread: while it exists, no run or other writer gets the thread.
+///
+/// Call [`Reservation::release`] when the work is done. A reservation that is dropped instead, by an error or with a
+/// cancelled request, is released in the background.
+#[derive(Debug)]
+#[must_use = "dropping a reservation releases the thread"]
+pub struct Reservation {
+    runs: Runs,
+    thread_id: String,
+    row_id: String,
+    kind: WriterKind,
+    held: bool,
+}
+
+impl Reservation {
+    /// The reserved thread.
+    pub fn thread_id(&self) -> &str {
+        &self.thread_id
+    }
+
+    /// The kind of work.
+    pub fn kind(&self) -> WriterKind {
+        self.kind
+    }
+
+    /// Releases the thread, to the first waiting run if there is one. After an error, or if the future is dropped,
+    /// another attempt is made in the background.
+    pub async fn release(mut self) -> Result<(), StoreError> {
+        delete_row(&self.runs, &self.row_id).await?;
+        self.held = false;
+        Ok(())
+    }
+
+    /// The id of the row.
+    pub(crate) fn row_id(&self) -> &str {
+        &self.row_id
+    }
+
+    /// Its row was deleted with the thread.
+    pub(crate) fn forget(mut self) {
+        self.held = false;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // Stop renewing its lease.
+        self.runs.reserved().remove(&self.row_id);
+        // Without a runtime the process is ending; the next start recovers the thread.
+        if let (true, Ok(runtime)) = (self.held, tokio::runtime::Handle::try_current()) {
+            let (runs, row_id, thread_id) = (self.runs.clone(), self.row_id.clone(), self.thread_id.clone());
+            runtime.spawn(async move {
+                if let Err(error) = delete_row(&runs, &row_id).await {
+                    tracing::error!(%thread_id, %error, "a thread stays reserved until its lease expires or the next start");
+                }
+            });
+        }
+    }
+}
+
+async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), StoreError> {
+    let mut tx = runs.db.write_of_run(row_id).await?;
+    let sql = "DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run' RETURNING thread_id";
+    let freed: Option<(String,)> = tx.fetch_optional(query(sql).bind(row_id)).await?;
+    if let Some((thread_id,)) = freed {
+        promote_waiting(&mut tx, &thread_id, &time_text(runs.db.clock.now())).await?;
+    }
+    tx.commit().await
+}
+
+impl Runs {
+    /// Reserves the thread, which need not have a row, for a writer that is not a run. The future can be dropped at any
+    /// point; a reservation that was already created is released.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`]: a run or another writer holds the thread.
+    pub async fn reserve(&self, thread_id: &str, kind: WriterKind) -> Result<Reservation, StoreError> {
+        let (runs, thread_id) = (self.clone(), thread_id.to_owned());
+        detached(async move { reserve(runs, thread_id, kind).await }).await
+    }
+}
+
+async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Reservation, StoreError> {
+    let row_id = Uuid::new_v4().to_string();
+    let run = NewRun { run_id: row_id.clone(), thread_id: thread_id.clone(), ..NewRun::default() };
+    let row = RowToInsert {
+        run: &run,
+        kind: kind.into(),
+        status: RunStatus::Running,
+        waiting: false,
+        strategy: MultitaskStrategy::Reject,
+        now: runs.db.clock.now(),
+        lease: runs.lease.as_deref(),
+    };
+    let mut tx = runs.db.write(&thread_id).await?;
+    if insert(&mut tx, &row).await?.is_none() {
+        let holder: Option<RunRow> = tx.fetch_optional(query(SELECT_HOLDER).bind(&thread_id)).await?;
+        return Err(match holder {
+            Some(holder) => StoreError::Conflict { thread_id, holder: holder.operation_kind },
+            None => StoreError::DuplicateRun { run_id: row_id },
+        });
+    }
+    let reservation = Reservation { runs, thread_id, row_id, kind, held: true };
+    // Before the commit, because the row needs renewals from then on.
+    reservation.runs.reserved().insert(reservation.row_id.clone());
+    match tx.commit().await {
+        Ok(()) => Ok(reservation),
+        // Dropping it releases it, in case the commit happened.
+        Err(error @ StoreError::InDoubt { .. }) => Err(error),
+        Err(error) => {
+            reservation.forget();
+            Err(error)
+        }
+    }
+}

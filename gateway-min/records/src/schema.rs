@@ -1,0 +1,247 @@
+//! The numbered migrations of the database, and applying them.
+
+use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
+use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
+
+use super::db::Flush;
+use super::error::StoreError;
+use super::postgres::{self, PostgresTarget, Scope};
+use super::sqlite;
+
+/// A migration, for each database.
+struct Step {
+    name: &'static str,
+    sqlite: &'static str,
+    postgres: &'static str,
+}
+
+macro_rules! step {
+    ($number:literal, $name:literal) => {
+        Step {
+            name: $name,
+            sqlite: include_str!(concat!("migrations/sqlite/", $number, "_", $name, ".sql")),
+            postgres: include_str!(concat!("migrations/postgres/", $number, "_", $name, ".sql")),
+        }
+    };
+}
+
+/// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
+const STEPS: [Step; 6] = [
+    step!("0001", "threads"),
+    step!("0002", "runs"),
+    step!("0003", "run_events"),
+    step!("0004", "leases"),
+    step!("0005", "run_queue"),
+    step!("0006", "run_frames"),
+];
+
+/// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent
+/// processes apply them once.
+///
+/// # Errors
+/// [`StoreError::NewerSchema`] if a newer build wrote the database, [`StoreError::Corrupt`] if an applied migration
+/// differs from this build's.
+pub(super) async fn migrate_sqlite(writer: &sqlite::Pool, place: &str) -> Result<(), StoreError> {
+    apply_sqlite(&STEPS, writer, place).await
+}
+
+/// The same for the tables in a Postgres database.
+pub(super) async fn migrate_postgres(
+    pool: &postgres::Pool,
+    target: &PostgresTarget,
+) -> Result<(), StoreError> {
+    apply_postgres(&STEPS, pool, target).await
+}
+
+async fn apply_sqlite(steps: &[Step], writer: &sqlite::Pool, place: &str) -> Result<(), StoreError> {
+    let migrator = migrator(steps, |step| step.sqlite.into_sql_str());
+    let mut tx = writer.begin_with(sqlite::begin(Flush::Now)).await?;
+    apply(&migrator, &mut *tx, place).await?;
+    Ok(tx.commit().await?)
+}
+
+async fn apply_postgres(
+    steps: &[Step],
+    pool: &postgres::Pool,
+    target: &PostgresTarget,
+) -> Result<(), StoreError> {
+    let tables = target.tables();
+    let mut migrator = migrator(steps, |step| AssertSqlSafe(tables.qualify(step.postgres)).into_sql_str());
+    // The migrator's own lock lasts longer than a transaction, which does not work through a pooler.
+    migrator.set_locking(false);
+    migrator.dangerous_set_table_name(tables.migrations());
+    if is_newest(&migrator, pool, tables).await? {
+        return Ok(());
+    }
+    let mut tx = pool.begin_with(postgres::begin(tables, Scope::EveryThread)).await?;
+    apply(&migrator, &mut *tx, target.place()).await?;
+    Ok(tx.commit().await?)
+}
+
+/// Whether exactly these migrations were applied. Then nothing needs to be done, and a role that can only read and
+/// write rows suffices.
+async fn is_newest(
+    migrator: &Migrator,
+    pool: &postgres::Pool,
+    tables: &postgres::Tables,
+) -> Result<bool, StoreError> {
+    let there = "SELECT to_regclass($1) IS NOT NULL";
+    if !sqlx::query_scalar::<_, bool>(there).bind(tables.migrations()).fetch_one(pool).await? {
+        return Ok(false);
+    }
+    let sql = format!("SELECT version, checksum FROM {} WHERE success ORDER BY version", tables.migrations());
+    let applied: Vec<(i64, Vec<u8>)> = sqlx::query_as(AssertSqlSafe(sql)).fetch_all(pool).await?;
+    let known = migrator.iter().map(|migration| (migration.version, &*migration.checksum));
+    Ok(known.eq(applied.iter().map(|(version, checksum)| (*version, checksum.as_slice()))))
+}
+
+fn migrator(steps: &[Step], text: impl Fn(&Step) -> SqlStr) -> Migrator {
+    let migrations = (1..).zip(steps).map(|(version, step)| {
+        Migration::new(version, step.name.into(), MigrationType::Simple, text(step), false)
+    });
+    Migrator::with_migrations(migrations.collect())
+}
+
+async fn apply<C: Migrate>(migrator: &Migrator, connection: &mut C, place: &str) -> Result<(), StoreError> {
+    // Like `run`, whose future is not `Send`.
+    match migrator.run_direct(None, connection, false).await {
+        Ok(()) => Ok(()),
+        Err(MigrateError::VersionMissing(found)) => {
+            let supported = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
+            Err(StoreError::NewerSchema { place: place.to_owned(), found, supported })
+        }
+        Err(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) => Err(cause.into()),
+        Err(error) => Err(StoreError::Corrupt {
+            place: "the record of migrations".to_owned(),
+            detail: error.to_string(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sqlx::Row as _;
+    use threadkeep_testing::postgres as server;
+
+    use super::*;
+    use crate::sqlite::{Pool, open_memory, open_writer};
+
+    async fn schema(pool: &Pool) -> Vec<(String,)> {
+        let sql = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
+        sqlx::query_as(sql).fetch_all(pool).await.unwrap()
+    }
+
+    async fn versions(pool: &Pool) -> Vec<(i64,)> {
+        sqlx::query_as("SELECT version FROM _sqlx_migrations ORDER BY version").fetch_all(pool).await.unwrap()
+    }
+
+    fn numbers() -> Vec<(i64,)> {
+        (1..).take(STEPS.len()).map(|version| (version,)).collect()
+    }
+
+    fn broken() -> [Step; 2] {
+        let broken = "CREATE TABLE x (a int); CREATE TABLE x (b int)";
+        [step!("0001", "threads"), Step { name: "broken", sqlite: broken, postgres: broken }]
+    }
+
+    #[tokio::test]
+    async fn every_older_schema_becomes_the_newest() {
+        let fresh = open_memory().await.unwrap();
+        migrate_sqlite(&fresh, "fresh").await.unwrap();
+        for older in 0..STEPS.len() {
+            let pool = open_memory().await.unwrap();
+            apply_sqlite(&STEPS[..older], &pool, "old").await.unwrap();
+            assert_eq!(versions(&pool).await.len(), older);
+            migrate_sqlite(&pool, "old").await.unwrap();
+            assert_eq!(schema(&pool).await, schema(&fresh).await);
+            assert_eq!(versions(&pool).await, versions(&fresh).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn failing_migration_takes_the_ones_before_it_back() {
+        let pool = open_memory().await.unwrap();
+        apply_sqlite(&STEPS[..1], &pool, "old").await.unwrap();
+        let before = schema(&pool).await;
+        let error = apply_sqlite(&broken(), &pool, "old").await.unwrap_err();
+        assert!(error.to_string().contains("table x already exists"), "{error}");
+        assert_eq!(schema(&pool).await, before);
+        assert_eq!(versions(&pool).await, [(1,)]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn processes_that_start_together_migrate_once() {
+        for _ in 0..10 {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("gateway.db");
+            // The file exists, as if another process had just opened it.
+            open_writer(&path).await.unwrap().close().await;
+            let starts = (0..4).map(|_| {
+                let path = path.clone();
+                tokio::spawn(async move { migrate_sqlite(&open_writer(&path).await.unwrap(), "here").await })
+            });
+            for result in futures::future::try_join_all(starts).await.unwrap() {
+                result.unwrap();
+            }
+            let pool = open_writer(&path).await.unwrap();
+            assert_eq!(versions(&pool).await, numbers());
+        }
+    }
+
+    /// The tables, columns and indexes in a Postgres schema, as text.
+    async fn described(pool: &postgres::Pool, schema: &str) -> Vec<String> {
+        let sql = "SELECT format('%s.%s %s %s %s', table_name, column_name, data_type, is_nullable, column_default) \
+                   FROM information_schema.columns WHERE table_schema = $1 \
+                   UNION ALL SELECT replace(indexdef, $1, 's') FROM pg_indexes WHERE schemaname = $1 ORDER BY 1";
+        let rows = sqlx::query(sql).bind(schema).fetch_all(pool).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    #[tokio::test]
+    async fn every_older_postgres_schema_becomes_the_newest_and_a_failure_is_taken_back() {
+        let database = server().unwrap().database().await.unwrap();
+        let in_schema = |schema: &str| PostgresTarget::parse(database.url(), schema, 2).unwrap();
+        let fresh = in_schema("fresh");
+        let pool = fresh.connect().await.unwrap();
+        sqlx::raw_sql("CREATE SCHEMA fresh").execute(&pool).await.unwrap();
+        migrate_postgres(&pool, &fresh).await.unwrap();
+        let newest = described(&pool, "fresh").await;
+        assert!(newest.len() > 50, "{newest:?}");
+        for older in 0..STEPS.len() {
+            let (name, old) = (format!("old{older}"), in_schema(&format!("old{older}")));
+            sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {name}"))).execute(&pool).await.unwrap();
+            apply_postgres(&STEPS[..older], &pool, &old).await.unwrap();
+            let before = described(&pool, &name).await;
+            if older == 1 {
+                let error = apply_postgres(&broken(), &pool, &old).await.unwrap_err();
+                assert!(error.to_string().contains("\"x\" already exists"), "{error}");
+                assert_eq!(described(&pool, &name).await, before);
+            }
+            assert_ne!(before, newest);
+            migrate_postgres(&pool, &old).await.unwrap();
+            assert_eq!(described(&pool, &name).await, newest);
+        }
+        pool.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn processes_that_start_together_on_postgres_migrate_once() {
+        let database = server().unwrap().database().await.unwrap();
+        let target = PostgresTarget::parse(database.url(), "public", 1).unwrap();
+        let starts = (0..8).map(|_| {
+            let target = target.clone();
+            tokio::spawn(async move { migrate_postgres(&target.connect().await.unwrap(), &target).await })
+        });
+        let all = futures::future::try_join_all(starts);
+        for result in tokio::time::timeout(Duration::from_mins(1), all).await.unwrap().unwrap() {
+            result.unwrap();
+        }
+        let pool = target.connect().await.unwrap();
+        let sql = AssertSqlSafe(format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations()));
+        let versions: Vec<(i64,)> = sqlx::query_as(sql).fetch_all(&pool).await.unwrap();
+        assert_eq!(versions, numbers());
+        pool.close().await;
+    }
+}

@@ -1,0 +1,161 @@
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::sync::Barrier;
+
+use super::support::*;
+use crate::*;
+
+async fn full_thread(store: &Store, thread_id: &str) {
+    create_thread(store, thread_id).await;
+    for n in 0..2 {
+        let run_id = format!("{thread_id}-r{n}");
+        start(store, thread_id, &run_id).await;
+        let events = vec![NewEvent::new("llm.human.input", MESSAGE_CATEGORY, json!({"n": n})); 2];
+        store.events().append(thread_id, &run_id, events).await.unwrap();
+        store.runs().finish(&run_id, &end(RunStatus::Success)).await.unwrap();
+    }
+}
+
+async fn events(store: &Store, thread_id: &str, run_id: &str) -> usize {
+    store.events().list(&EventQuery::new(thread_id, run_id)).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn deletion_takes_everything_of_the_thread_and_nothing_else() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let store = &fixture.store;
+        full_thread(store, "kept").await;
+        let kept = dump(store).await;
+        full_thread(store, "gone").await;
+        let reservation = store.runs().reserve("gone", WriterKind::Delete).await.unwrap();
+        let deleted = store.delete_thread(reservation).await.unwrap();
+        assert_eq!(deleted, DeletedThread { thread: true, runs: 2, events: 4 });
+        assert_eq!(dump(store).await, kept);
+        assert_eq!(events(store, "kept", "kept-r1").await, 2);
+        assert_eq!(events(store, "gone", "gone-r1").await, 0);
+
+        // The id can be used again.
+        create_thread(store, "gone").await;
+        assert_eq!(store.events().count_messages("gone").await.unwrap(), 0);
+        start(store, "gone", "new").await;
+        let seqs = store
+            .events()
+            .append("gone", "new", vec![NewEvent::new("run.start", "trace", json!(null))])
+            .await;
+        assert_eq!(seqs.unwrap(), [1]);
+    }
+}
+
+#[tokio::test]
+async fn deletion_of_a_thread_without_row_finds_nothing() {
+    let fixture = fixture().await;
+    let reservation = fixture.store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    let deleted = fixture.store.delete_thread(reservation).await.unwrap();
+    assert_eq!(deleted, DeletedThread { thread: false, runs: 0, events: 0 });
+    assert!(dump(&fixture.store).await.is_empty());
+}
+
+#[tokio::test]
+async fn deletion_needs_its_own_reservation() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    full_thread(store, "t").await;
+    let before = dump(store).await;
+    let reservation = store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+    let error = store.delete_thread(reservation).await.unwrap_err();
+    assert!(matches!(error, StoreError::Invalid { field: "reservation", .. }), "{error}");
+    until_free(store, "t").await;
+    assert_eq!(dump(store).await, before);
+
+    let stale = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    store.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
+    let error = store.delete_thread(stale).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotFound { entity: Entity::Reservation, .. }), "{error}");
+    assert_eq!(dump(store).await, before);
+}
+
+#[tokio::test]
+async fn late_events_of_a_deleted_thread_are_refused() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let store = &fixture.store;
+        full_thread(store, "t").await;
+        let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        store.delete_thread(reservation).await.unwrap();
+        create_thread(store, "t").await;
+        let event = NewEvent::new("run.delivery", "outputs", json!({}));
+        let late = store.events().append("t", "t-r1", vec![event.clone()]).await.unwrap_err();
+        assert_eq!(late.to_string(), "Run t-r1 not found");
+        assert!(store.events().append_if_absent("t", "t-r1", event).await.unwrap_err().is_not_found());
+        assert_eq!(events(store, "t", "t-r1").await, 0);
+    }
+}
+
+/// Runs an append and the deletion of its thread concurrently, 100 times: in the end nothing is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn events_racing_with_the_deletion_leave_nothing() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let store = &fixture.store;
+        for _ in 0..100 {
+            full_thread(store, "t").await;
+            let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+            let late = store.clone();
+            let appending = tokio::spawn(async move {
+                let event = NewEvent::new("run.delivery", "outputs", json!({}));
+                late.events().append("t", "t-r1", vec![event]).await
+            });
+            store.delete_thread(reservation).await.unwrap();
+            let appended = appending.await.unwrap();
+            assert!(
+                appended.as_ref().map_or_else(StoreError::is_not_found, |seqs| seqs == &[5]),
+                "{appended:?}"
+            );
+            assert_eq!(events(store, "t", "t-r1").await, 0);
+            assert!(dump(store).await.is_empty());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_a_run_and_a_deletion_exactly_one_wins() {
+    let fixture = fixture().await;
+    let second = fixture.reopen(EventBackend::Memory).await;
+    for round in 0..100 {
+        let (thread_id, run_id) = (format!("t{round}"), format!("r{round}"));
+        create_thread(&fixture.store, &thread_id).await;
+        let barrier = Arc::new(Barrier::new(2));
+        let admitting = {
+            // Every other round through another process's store.
+            let store = if round % 2 == 0 { fixture.store.clone() } else { second.clone() };
+            let (run, barrier) = (new_run(&thread_id, &run_id), barrier.clone());
+            tokio::spawn(async move {
+                barrier.wait().await;
+                store.runs().admit(run, MultitaskStrategy::Reject).await
+            })
+        };
+        let deleting = {
+            let (store, thread_id) = (fixture.store.clone(), thread_id.clone());
+            tokio::spawn(async move {
+                barrier.wait().await;
+                let reservation = store.runs().reserve(&thread_id, WriterKind::Delete).await?;
+                store.delete_thread(reservation).await
+            })
+        };
+        match (admitting.await.unwrap(), deleting.await.unwrap()) {
+            (Ok(_), Err(error)) => {
+                assert_eq!(error.to_string(), format!("Thread {thread_id} already has an active run"));
+                assert_eq!(holder(&fixture.store, &thread_id).await, Some(run_id));
+            }
+            (Err(error), Ok(deleted)) => {
+                assert!(error.is_conflict() || error.is_not_found(), "{error}");
+                assert!(deleted.thread);
+                assert_eq!(holder(&fixture.store, &thread_id).await, None);
+                assert!(fixture.store.threads().get(&thread_id, None).await.unwrap().is_none());
+            }
+            other => panic!("not exactly one won: {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Drops every future at every await point: its work is then done completely or not at all.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use chrono::TimeDelta;
+use serde_json::json;
+
+use super::support::*;
+use crate::MultitaskStrategy::{Interrupt, Reject};
+use crate::*;
+
+/// Polls a future until it has been pending `left` times more, and drops it then.
+struct DropAfter<F> {
+    future: Pin<Box<F>>,
+    left: usize,
+}
+
+impl<F: Future> Future for DropAfter<F> {
+    /// `None` if the future was dropped.
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if self.left == 0 => Poll::Ready(None),
+            Poll::Pending => {
+                self.left -= 1;
+                Poll::Pending
+            }
+        }
+    }
+}
+
+async fn open() -> (Store, TestClock) {
+    let clock = TestClock::new();
+    (lone(options(&clock, EventBackend::Database)).await, clock)
+}
+
+/// Drops `operation` after 0, 1, 2, ... waits until it completes, each time on a new store.
+async fn dropped_everywhere(
+    prepare: impl AsyncFn(&Store),
+    operation: impl AsyncFn(&Store) -> Result<(), StoreError>,
+) {
+    let (finished, clock) = open().await;
+    prepare(&finished).await;
+    let before = dump(&finished).await;
+    clock.advance_micros(1);
+    operation(&finished).await.unwrap();
+    let after = dump(&finished).await;
+    assert_ne!(before, after);
+
+    // How often it waits depends on how fast the database answers; on a busy machine it occasionally does not wait at
+    // all.
+    let (mut dropped, mut unwaited) = (0, 0);
+    loop {
+        let (store, clock) = open().await;
+        prepare(&store).await;
+        clock.advance_micros(1);
+        let outcome = DropAfter { future: Box::pin(operation(&store)), left: dropped }.await;
+        let left = dump(&store).await;
+        if let Some(result) = outcome {
+            result.unwrap();
+            assert_eq!(left, after);
+            unwaited += 1;
+            if dropped > 0 || unwaited == 50 {
+                break;
+            }
+            continue;
+        }
+        assert!(left == before || left == after, "dropped after {dropped} waits: {left:#?}");
+        dropped += 1;
+    }
+    assert!(dropped > 0, "the operation never waited");
+}
+
+async fn thread_and_run(store: &Store) {
+    create_thread(store, "t").await;
+    start(store, "t", "r").await;
+}
+
+#[tokio::test]
+async fn thread_changes() {
+    dropped_everywhere(
+        async |_| {},
+        async |store| {
+            let new = NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
+            store.threads().create(new).await.map(drop)
+        },
+    )
+    .await;
+    dropped_everywhere(
+        async |store| create_thread(store, "t").await,
+        async |store| store.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.map(drop),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn admission_and_takeover() {
+    dropped_everywhere(
+        async |store| create_thread(store, "t").await,
+        async |store| store.runs().admit(new_run("t", "r"), Reject).await.map(drop),
+    )
+    .await;
+    dropped_everywhere(
+        async |store| {
+            thread_and_run(store).await;
+            wait(store, "t", "r2", Interrupt).await;
+        },
+        async |store| store.runs().admit(new_run("t", "r3"), Interrupt).await.map(drop),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn cancel_and_finish() {
+    dropped_everywhere(thread_and_run, async |store| {
+        store.runs().request_cancel("r", CancelAction::Rollback).await.map(drop)
+    })
+    .await;
+    dropped_everywhere(
+        async |store| {
+            thread_and_run(store).await;
+            wait(store, "t", "r2", Interrupt).await;
+        },
+        async |store| store.runs().finish("r", &end(RunStatus::Interrupted)).await.map(drop),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn recovery() {
+    dropped_everywhere(thread_and_run, async |store| {
+        store.runs().recover_orphans(TestClock::new().now(), TimeDelta::zero()).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn events() {
+    let events = || vec![NewEvent::new("x", "trace", json!(null)); 3];
+    dropped_everywhere(thread_and_run, async |store| {
+        store.events().append("t", "r", events()).await.map(drop)
+    })
+    .await;
+    dropped_everywhere(thread_and_run, async |store| {
+        let runs = vec![SeedRun { run_id: "s".to_owned(), events: events() }];
+        store.events().seed("t", runs).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_reservation_whose_future_is_dropped_is_given_back() {
+    let (store, _) = open().await;
+    // More than once, because the await points vary, and the commit's is the one that matters.
+    for _ in 0..20 {
+        let mut dropped = 0;
+        loop {
+            let reserving = Box::pin(store.runs().reserve("t", WriterKind::CheckpointWrite));
+            match (DropAfter { future: reserving, left: dropped }).await {
+                Some(Ok(reservation)) => break reservation.release().await.unwrap(),
+                // An abandoned earlier reservation is only now being created and released.
+                Some(Err(error)) => assert!(error.is_conflict(), "{error}"),
+                None => dropped += 1,
+            }
+            // The abandoned reservation is created and released in the background; this one must succeed.
+            let next = soon(async {
+                loop {
+                    match store.runs().reserve("t", WriterKind::CheckpointWrite).await {
+                        Err(error) => assert!(error.is_conflict(), "{error}"),
+                        Ok(reservation) => break reservation,
+                    }
+                }
+            });
+            next.await.release().await.unwrap();
+        }
+        assert!(dropped > 0);
+    }
+    soon(async {
+        while !dump(&store).await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deletion_whose_future_is_dropped_goes_on() {
+    let (store, _) = open().await;
+    thread_and_run(&store).await;
+    store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    assert!(DropAfter { future: Box::pin(store.delete_thread(reservation)), left: 0 }.await.is_none());
+    until_free(&store, "t").await;
+    assert!(dump(&store).await.is_empty());
+}

@@ -1,0 +1,69 @@
+//! Which write transactions wait for the disk: on Postgres, which may fail while a run continues, all of them.
+
+use super::support::*;
+use crate::db::Db;
+use crate::query::{Dialect, query};
+use crate::*;
+
+/// What the commit of a write transaction will wait for, according to the database.
+async fn waits(db: &Db) -> bool {
+    let mut tx = db.write("t").await.unwrap();
+    if db.dialect() == Dialect::Sqlite {
+        let (level,) = tx.fetch_optional::<(i64,)>(query("PRAGMA synchronous")).await.unwrap().unwrap();
+        assert!(level == 1 || level == 2, "{level}");
+        return level == 2;
+    }
+    let (setting,) = tx.fetch_optional::<(String,)>(query("SHOW synchronous_commit")).await.unwrap().unwrap();
+    setting == "on"
+}
+
+#[tokio::test]
+async fn a_transaction_waits_for_the_disk_unless_it_is_told_not_to() {
+    let fixture = fixture().await;
+    let store = fixture.place.try_open(StoreOptions::default()).await.unwrap();
+    // The setting is per transaction, independent of the previous one on this connection.
+    for _ in 0..2 {
+        assert!(waits(&store.db).await);
+        let in_postgres = store.db.dialect() == Dialect::Postgres;
+        assert_eq!(waits(&store.db.unflushed()).await, in_postgres);
+    }
+}
+
+/// What is acknowledged to a client is flushed: a thread, a run's admission, a cancellation, its outcome. The steps
+/// between are not.
+#[tokio::test]
+async fn of_a_run_its_admission_and_how_it_ends_wait_for_the_disk() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let options = StoreOptions { event_backend: EventBackend::Database, ..StoreOptions::default() };
+    let store = fixture.place.try_open(options).await.unwrap();
+    let commits = store.commits();
+    // Checks the number of commits, and of those that waited.
+    let check = |all: u64, flushed: u64| {
+        let flushed = if store.db.dialect() == Dialect::Postgres { all } else { flushed };
+        assert_eq!((commits.all(), commits.flushed()), (all, flushed));
+    };
+    create_thread(&store, "t").await;
+    admit(&store, "t", "r").await;
+    check(2, 2);
+    assert_eq!(store.runs().start("r").await.unwrap(), StartOutcome::Started);
+    store.threads().set_status("t", ThreadStatus::Running).await.unwrap();
+    let event = || NewEvent::new("run.start", "trace", serde_json::json!({}));
+    store.events().append("t", "r", vec![event()]).await.unwrap();
+    store
+        .events()
+        .append_if_absent("t", "r", NewEvent::new("run.delivery", "outputs", event().content))
+        .await
+        .unwrap();
+    store.runs().progress("r", &RunTotals::default()).await.unwrap();
+    store.runs().decide("r", &end(RunStatus::Success)).await.unwrap();
+    check(8, 3);
+    store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    check(9, 4);
+    store.threads().set_display_name("t", Some("x")).await.unwrap();
+    admit(&store, "t", "s").await;
+    store.runs().request_cancel("s", CancelAction::Interrupt).await.unwrap();
+    check(12, 7);
+    // A rolled back transaction is not a commit.
+    assert!(store.threads().set_status("nowhere", ThreadStatus::Running).await.is_err());
+    check(12, 7);
+}

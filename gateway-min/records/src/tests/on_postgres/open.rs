@@ -1,0 +1,137 @@
+use super::support::*;
+use crate::*;
+
+#[tokio::test]
+async fn rows_outlive_the_process_that_wrote_them() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    create_thread(&fixture.store, "t").await;
+    start(&fixture.store, "t", "r").await;
+    let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+    fixture.store.events().append("t", "r", vec![event]).await.unwrap();
+    let before = dump(&fixture.store).await;
+    fixture.store.close().await;
+    let closed = fixture.store.threads().get("t", None).await.unwrap_err();
+    assert!(matches!(closed, StoreError::Unavailable { .. }), "{closed}");
+
+    let reopened = fixture.reopen(EventBackend::Database).await;
+    assert_eq!(dump(&reopened).await, before);
+}
+
+#[tokio::test]
+async fn newer_schema_and_changed_migration_are_refused() {
+    let fixture = fixture().await;
+    let place = fixture.place.describe();
+    let open = || fixture.place.try_open(StoreOptions::default());
+    fixture
+        .place
+        .execute("UPDATE {s}.threadkeep_gateway_migrations SET checksum = 'x' WHERE version = 2")
+        .await;
+    let error = open().await.unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
+    fixture
+        .place
+        .execute(
+            "INSERT INTO {s}.threadkeep_gateway_migrations (version, description, success, checksum, execution_time) \
+             VALUES (99, 'future', TRUE, 'x', 0)",
+        )
+        .await;
+    let error = open().await.unwrap_err();
+    assert!(matches!(error, StoreError::NewerSchema { found: 99, .. }), "{error}");
+    assert!(error.to_string().contains(&place), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_reached_is_named_without_the_password() {
+    for address in ["postgres://u:hunter2@127.0.0.1:1/d", "postgres://u:hunter2@no-such-host.invalid/d"] {
+        let target = PostgresTarget::parse(address, "public", 1).unwrap();
+        let error = Store::open_postgres(&target, StoreOptions::default()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Open { .. }), "{error}");
+        let text = format!("{error} {error:?}");
+        assert!(text.contains("d on ") && !text.contains("hunter2"), "{text}");
+    }
+    let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
+    let wrong = database.url().replacen("threadkeep:", "threadkeep:hunter2", 1);
+    let target = PostgresTarget::parse(&wrong, "public", 1).unwrap();
+    let error = Store::open_postgres(&target, StoreOptions::default()).await.unwrap_err();
+    let text = format!("{error} {error:?}");
+    assert!(text.contains("password authentication failed") && !text.contains("hunter2"), "{text}");
+}
+
+#[tokio::test]
+async fn a_connection_with_tls_trusts_only_who_it_was_told_to() {
+    let server = threadkeep_testing::Postgres::start().unwrap();
+    let database = server.database().await.unwrap();
+    let certificate = server.certificate().unwrap().display().to_string();
+    let open = async |options: &str| {
+        let target = PostgresTarget::parse(&format!("{}{options}", database.url()), "public", 1).unwrap();
+        Store::open_postgres(&target, StoreOptions::default()).await
+    };
+    let store = open(&format!("?sslmode=require&sslrootcert={certificate}")).await.unwrap();
+    // A superuser may read its own session.
+    let sql = "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl";
+    let session: Option<(String,)> = store.db.fetch_optional(query::query(sql)).await.unwrap();
+    assert!(session.unwrap().0.starts_with("TLSv1."));
+    let untrusted = open("?sslmode=require").await.unwrap_err();
+    assert!(matches!(untrusted, StoreError::Open { .. }), "{untrusted}");
+}
+
+/// Postgres text cannot contain one.
+#[tokio::test]
+async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let store = &fixture.store;
+    let metadata = object(serde_json::json!({"k": "a\0b", "other": "c"}));
+    let new = NewThread {
+        thread_id: "t".into(),
+        display_name: Some("n\0".into()),
+        metadata,
+        ..NewThread::default()
+    };
+    let row = store.threads().create(new).await.unwrap().row;
+    assert_eq!(
+        (row.display_name.as_deref(), &row.metadata["k"]),
+        (Some("n\u{fffd}"), &serde_json::json!("a\0b"))
+    );
+    for (filter, found) in [("a\0b", 1), ("ab", 0)] {
+        let metadata =
+            MetadataFilter::parse(&object(serde_json::json!({"k": filter, "other": "c"}))).unwrap();
+        let query = ThreadQuery { metadata, limit: 5, ..ThreadQuery::default() };
+        assert_eq!(store.threads().search(&query).await.unwrap().len(), found);
+    }
+    let run = NewRun { first_human_message: Some("\0".into()), ..new_run("t", "r") };
+    store.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+    let event = NewEvent::new("x", MESSAGE_CATEGORY, serde_json::json!("\0"));
+    store.events().append("t", "r", vec![event]).await.unwrap();
+    assert_eq!(store.events().list(&EventQuery::new("t", "r")).await.unwrap()[0].content, "\0");
+}
+
+#[tokio::test]
+async fn the_clocks_of_process_and_database_are_compared() {
+    let store = lone(StoreOptions::default()).await;
+    assert!(store.clock_skew().await.unwrap().abs() < chrono::TimeDelta::minutes(1));
+    let late = Clock::from_fn(|| chrono::Utc::now() - chrono::TimeDelta::hours(1));
+    let store = lone(StoreOptions { clock: late, ..StoreOptions::default() }).await;
+    let skew = store.clock_skew().await.unwrap() - chrono::TimeDelta::hours(1);
+    assert!(skew.abs() < chrono::TimeDelta::minutes(1), "{skew}");
+}
+
+/// A process that stalls in the middle of a transaction, as when its machine is suspended.
+#[tokio::test]
+async fn a_process_that_stands_still_does_not_hold_up_the_others_for_long() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    let _still = fixture.store.db.write("t").await.unwrap();
+    let second = fixture.reopen(EventBackend::Memory).await;
+    // The thread's own transactions wait until the server ends the stalled one; those of other threads do not wait.
+    create_thread(&second, "u").await;
+    let waited = soon(async {
+        loop {
+            match second.threads().set_status("t", ThreadStatus::Error).await {
+                Ok(()) => break,
+                Err(error) => assert!(matches!(error, StoreError::Unavailable { .. }), "{error}"),
+            }
+        }
+    });
+    waited.await;
+    assert_eq!(thread(&second, "t").await.status, ThreadStatus::Error);
+}

@@ -1,0 +1,48 @@
+//! The tests on SQLite, and those about its file.
+
+#[path = "../admission.rs"]
+mod admission;
+#[path = "../deletion.rs"]
+mod deletion;
+#[path = "../dropped.rs"]
+mod dropped;
+#[path = "../events.rs"]
+mod events;
+#[path = "../faults.rs"]
+mod faults;
+#[path = "../flush.rs"]
+mod flush;
+#[path = "../leases.rs"]
+mod leases;
+#[path = "../lifecycle.rs"]
+mod lifecycle;
+#[path = "../model.rs"]
+mod model;
+mod open;
+#[path = "../recovery.rs"]
+mod recovery;
+#[path = "../reservation.rs"]
+mod reservation;
+#[path = "../search.rs"]
+mod search;
+mod send;
+#[path = "../threads.rs"]
+mod threads;
+
+mod support {
+    pub(super) use crate::tests::support::*;
+    use crate::{EventBackend, Store, StoreOptions};
+
+    pub(super) async fn fixture() -> Fixture {
+        fixture_with(EventBackend::Memory).await
+    }
+
+    pub(super) async fn fixture_with(event_backend: EventBackend) -> Fixture {
+        Fixture::in_place(Place::file(), event_backend).await
+    }
+
+    /// A store in its own file.
+    pub(super) async fn lone(options: StoreOptions) -> Store {
+        Store::open_memory(options).await.unwrap()
+    }
+}

@@ -1,0 +1,194 @@
+use super::support::*;
+use crate::*;
+
+#[tokio::test]
+async fn open_creates_the_directory_and_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a/b").join(DATABASE_FILE);
+    let opened = path.clone();
+    // In its own task, because the future may move to another thread.
+    let opening = tokio::spawn(async move { Store::open(&opened, StoreOptions::default()).await });
+    let store = opening.await.unwrap().unwrap();
+    create_thread(&store, "t").await;
+    store.close().await;
+    assert!(path.is_file());
+}
+
+#[tokio::test]
+async fn rows_outlive_the_process_that_wrote_them() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    create_thread(&fixture.store, "t").await;
+    start(&fixture.store, "t", "r").await;
+    let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+    fixture.store.events().append("t", "r", vec![event]).await.unwrap();
+    let before = dump(&fixture.store).await;
+    fixture.store.close().await;
+
+    let reopened = fixture.reopen(EventBackend::Database).await;
+    assert_eq!(dump(&reopened).await, before);
+}
+
+#[tokio::test]
+async fn closed_store_is_unavailable() {
+    let fixture = fixture().await;
+    let clone = fixture.store.clone();
+    fixture.store.close().await;
+    let read = clone.threads().get("t", None).await.unwrap_err();
+    assert!(matches!(read, StoreError::Unavailable { .. }), "{read}");
+    let write = clone.runs().reserve("t", WriterKind::Delete).await.unwrap_err();
+    assert!(matches!(write, StoreError::Unavailable { .. }), "{write}");
+}
+
+#[tokio::test]
+async fn writing_connection_is_durable_and_checks_foreign_keys() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join(DATABASE_FILE), StoreOptions::default()).await.unwrap();
+    for (pragma, expected) in [
+        ("SELECT journal_mode FROM pragma_journal_mode", "wal"),
+        ("SELECT CAST(synchronous AS TEXT) FROM pragma_synchronous", "2"),
+        ("SELECT CAST(foreign_keys AS TEXT) FROM pragma_foreign_keys", "1"),
+        ("SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout", "5000"),
+    ] {
+        let mut tx = store.db.write("t").await.unwrap();
+        let value: Option<(String,)> = tx.fetch_optional(query::query(pragma)).await.unwrap();
+        assert_eq!(value.unwrap().0, expected, "{pragma}");
+    }
+}
+
+#[tokio::test]
+async fn reading_connections_cannot_write() {
+    let fixture = fixture().await;
+    let delete = query::query("DELETE FROM runs RETURNING run_id");
+    let error = fixture.store.db.fetch_all::<(String,)>(delete).await.unwrap_err();
+    assert!(error.to_string().contains("readonly"), "{error}");
+}
+
+#[tokio::test]
+async fn readers_do_not_wait_for_a_writer() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    let mut tx = fixture.store.db.write("t").await.unwrap();
+    tx.execute(query::query("DELETE FROM threads_meta")).await.unwrap();
+    // Returns although the transaction is open, and does not see uncommitted changes.
+    assert_eq!(thread(&fixture.store, "t").await.thread_id, "t");
+    tx.commit().await.unwrap();
+    assert!(fixture.store.threads().get("t", None).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn opening_again_changes_nothing() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    let schema = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
+    let before: Vec<(String,)> = fixture.store.db.fetch_all(query::query(schema)).await.unwrap();
+    fixture.store.close().await;
+    let again = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap();
+    let after: Vec<(String,)> = again.db.fetch_all(query::query(schema)).await.unwrap();
+    assert_eq!(after, before);
+    assert_eq!(thread(&again, "t").await.thread_id, "t");
+}
+
+#[tokio::test]
+async fn newer_schema_is_refused_and_left_alone() {
+    let fixture = fixture().await;
+    sql(
+        &fixture.store,
+        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+         VALUES (7, 'future', TRUE, x'00', 0)",
+    )
+    .await;
+    fixture.store.close().await;
+    let before = std::fs::read(fixture.place.path()).unwrap();
+
+    let error = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 6, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&fixture.place.path().display().to_string()) && text.contains("newer"), "{text}");
+    assert_eq!(std::fs::read(fixture.place.path()).unwrap(), before);
+}
+
+#[tokio::test]
+async fn changed_migration_is_refused() {
+    let fixture = fixture().await;
+    sql(&fixture.store, "UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 2").await;
+    fixture.store.close().await;
+    let error = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
+}
+
+#[tokio::test]
+async fn file_that_is_no_database_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(DATABASE_FILE);
+    let garbage = "not a database ".repeat(1000);
+    std::fs::write(&path, &garbage).unwrap();
+    let error = Store::open(&path, StoreOptions::default()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), garbage);
+}
+
+#[tokio::test]
+async fn path_that_cannot_be_opened_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let blocked = directory.path().join("file");
+    std::fs::write(&blocked, "").unwrap();
+    for path in [directory.path().to_owned(), blocked.join(DATABASE_FILE)] {
+        let error = Store::open(&path, StoreOptions::default()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Open { .. }), "{error}");
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn memory_store_keeps_its_rows_and_is_private() {
+    let first = Store::open_memory(StoreOptions::default()).await.unwrap();
+    let second = Store::open_memory(StoreOptions::default()).await.unwrap();
+    create_thread(&first, "t").await;
+    start(&first, "t", "r").await;
+    assert_eq!(holder(&first, "t").await.as_deref(), Some("r"));
+    assert!(second.threads().get("t", None).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn damaged_cell_is_named_and_not_shown() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t1").await;
+    for (damage, column) in [
+        ("UPDATE threads_meta SET status = 'secret'", "status"),
+        ("UPDATE threads_meta SET status = 'idle', metadata_json = '\"secret\"'", "metadata_json"),
+        ("UPDATE threads_meta SET metadata_json = '{}', created_at = 'secret'", "created_at"),
+    ] {
+        sql(&fixture.store, damage).await;
+        let error = fixture.store.threads().get("t1", None).await.unwrap_err();
+        assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+        let text = format!("{error} {error:?}");
+        assert!(text.contains(&format!("threads_meta.{column} of row t1")), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn damaged_event_is_named_by_thread_and_number() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    admit(store, "t", "r").await;
+    let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+    store.events().append("t", "r", vec![event.clone(), event]).await.unwrap();
+    sql(store, "UPDATE run_events SET content = '{' WHERE seq = 2").await;
+    let error = store.events().list(&EventQuery::new("t", "r")).await.unwrap_err().to_string();
+    assert!(error.contains("run_events.content of row t/2"), "{error}");
+}
+
+#[tokio::test]
+async fn damaged_cell_of_a_lookup_is_damage_too() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    admit(&fixture.store, "t", "r").await;
+    sql(&fixture.store, "UPDATE runs SET user_id = x'736563726574'").await;
+    let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+    let error = fixture.store.events().append("t", "r", vec![event]).await.unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+    assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+}

@@ -1,0 +1,269 @@
+//! Shared by the tests.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
+use tempfile::TempDir;
+use threadkeep_testing::Database;
+use tokio::sync::OnceCell;
+use uuid::Uuid;
+
+use crate::query::Dialect;
+use crate::*;
+
+/// A clock that stands still until it is moved.
+#[derive(Clone)]
+pub(super) struct TestClock(Arc<AtomicI64>);
+
+impl TestClock {
+    pub(super) fn new() -> Self {
+        // 2026-01-02T03:04:05.000000+00:00
+        Self(Arc::new(AtomicI64::new(1_767_323_045_000_000)))
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        let this = self.clone();
+        Clock::from_fn(move || this.now())
+    }
+
+    pub(super) fn now(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp_micros(self.0.load(Ordering::SeqCst)).unwrap()
+    }
+
+    pub(super) fn advance_seconds(&self, seconds: i64) {
+        self.advance_micros(seconds * 1_000_000);
+    }
+
+    pub(super) fn advance_micros(&self, micros: i64) {
+        self.0.fetch_add(micros, Ordering::SeqCst);
+    }
+}
+
+/// The location of a store.
+pub(super) enum Place {
+    File { path: PathBuf, _directory: TempDir },
+    Schema { url: String, name: String, directory: TempDir },
+}
+
+impl Place {
+    /// A new SQLite file.
+    pub(super) fn file() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self::File { path: directory.path().join(DATABASE_FILE), _directory: directory }
+    }
+
+    /// A new Postgres schema.
+    pub(super) async fn schema() -> Self {
+        static DATABASE: OnceCell<Database> = OnceCell::const_new();
+        let database = DATABASE
+            .get_or_init(async || threadkeep_testing::postgres().unwrap().database().await.unwrap())
+            .await;
+        let (url, name) = (database.url().to_owned(), format!("s{}", Uuid::new_v4().simple()));
+        let place = Self::Schema { url, name, directory: tempfile::tempdir().unwrap() };
+        place.execute("CREATE SCHEMA {s}").await;
+        place
+    }
+
+    /// Opens it as another process would.
+    pub(super) async fn open(&self, options: StoreOptions) -> Store {
+        let store = self.try_open(options).await.unwrap();
+        store.db.stop_flushing();
+        store
+    }
+
+    pub(super) async fn try_open(&self, options: StoreOptions) -> Result<Store, StoreError> {
+        let options = StoreOptions { event_directory: self.event_directory(), ..options };
+        match self {
+            Self::File { path, .. } => Store::open(path, options).await,
+            Self::Schema { .. } => Store::open_postgres(&self.target(), options).await,
+        }
+    }
+
+    /// The directory of feeds that are files.
+    pub(super) fn event_directory(&self) -> PathBuf {
+        match self {
+            Self::File { path, .. } => path.with_file_name("run_events"),
+            Self::Schema { directory, .. } => directory.path().to_owned(),
+        }
+    }
+
+    fn target(&self) -> PostgresTarget {
+        let Self::Schema { url, name, .. } = self else { panic!("not in Postgres") };
+        PostgresTarget::parse(url, name, 5).unwrap()
+    }
+
+    /// Its name in errors.
+    pub(super) fn describe(&self) -> String {
+        self.target().place().to_owned()
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        let Self::File { path, .. } = self else { panic!("not a file") };
+        path
+    }
+
+    /// Runs SQL on Postgres; `{s}` is the schema.
+    pub(super) async fn execute(&self, sql: &str) {
+        let Self::Schema { name, .. } = self else { panic!("not in Postgres") };
+        let pool = self.target().connect().await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql.replace("{s}", name))).execute(&pool).await.unwrap();
+        pool.close().await;
+    }
+}
+
+/// A store in its own location, with a clock that stands still.
+pub(super) struct Fixture {
+    pub(super) store: Store,
+    pub(super) clock: TestClock,
+    pub(super) place: Place,
+}
+
+impl Fixture {
+    pub(super) async fn in_place(place: Place, event_backend: EventBackend) -> Self {
+        let clock = TestClock::new();
+        let store = place.open(options(&clock, event_backend)).await;
+        Self { store, clock, place }
+    }
+
+    /// Opens the same location as a process that owns its rows under this name, for 30 seconds at a time.
+    pub(super) async fn owner(&self, name: &str) -> Store {
+        let lease = Lease { owner: name.to_owned(), length: chrono::TimeDelta::seconds(30) };
+        self.place
+            .open(StoreOptions { lease: Some(lease), ..options(&self.clock, EventBackend::Database) })
+            .await
+    }
+
+    /// Opens the same location as another process would.
+    pub(super) async fn reopen(&self, event_backend: EventBackend) -> Store {
+        self.place.open(options(&self.clock, event_backend)).await
+    }
+}
+
+pub(super) fn options(clock: &TestClock, event_backend: EventBackend) -> StoreOptions {
+    StoreOptions { clock: clock.clock(), event_backend, ..StoreOptions::default() }
+}
+
+pub(super) fn object(value: Value) -> JsonObject {
+    match value {
+        Value::Object(object) => object,
+        other => panic!("not an object: {other}"),
+    }
+}
+
+pub(super) async fn create_thread(store: &Store, thread_id: &str) {
+    let new = NewThread { thread_id: thread_id.to_owned(), ..NewThread::default() };
+    assert!(store.threads().create(new).await.unwrap().created);
+}
+
+pub(super) fn new_run(thread_id: &str, run_id: &str) -> NewRun {
+    NewRun {
+        run_id: run_id.to_owned(),
+        thread_id: thread_id.to_owned(),
+        kwargs: json!({"input": null}),
+        ..NewRun::default()
+    }
+}
+
+/// Admits a run that gets its thread.
+pub(super) async fn admit(store: &Store, thread_id: &str, run_id: &str) -> RunRow {
+    match store.runs().admit(new_run(thread_id, run_id), MultitaskStrategy::Reject).await.unwrap() {
+        Admission::Admitted(row) => row,
+        other => panic!("not admitted: {other:?}"),
+    }
+}
+
+/// Admits a run that gets its thread, and starts it.
+pub(super) async fn start(store: &Store, thread_id: &str, run_id: &str) {
+    admit(store, thread_id, run_id).await;
+    assert_eq!(store.runs().start(run_id).await.unwrap(), StartOutcome::Started);
+}
+
+/// Admits a run that waits.
+pub(super) async fn wait(
+    store: &Store,
+    thread_id: &str,
+    run_id: &str,
+    strategy: MultitaskStrategy,
+) -> Admission {
+    let admission = store.runs().admit(new_run(thread_id, run_id), strategy).await.unwrap();
+    assert!(matches!(admission, Admission::Waiting { .. }), "{admission:?}");
+    admission
+}
+
+pub(super) fn end(status: RunStatus) -> RunEnd {
+    RunEnd { status, error: None, stop_reason: None, totals: RunTotals::default() }
+}
+
+pub(super) async fn run(store: &Store, run_id: &str) -> RunRow {
+    store.runs().get(run_id).await.unwrap().unwrap()
+}
+
+pub(super) async fn thread(store: &Store, thread_id: &str) -> ThreadRow {
+    store.threads().get(thread_id, None).await.unwrap().unwrap()
+}
+
+pub(super) async fn holder(store: &Store, thread_id: &str) -> Option<String> {
+    store.runs().active_for_thread(thread_id).await.unwrap().map(|row| row.run_id)
+}
+
+/// Waits until nothing holds the thread any more, for releases in the background.
+pub(super) async fn until_free(store: &Store, thread_id: &str) {
+    soon(async {
+        while holder(store, thread_id).await.is_some() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// Turns an endless wait into a failure.
+pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_mins(1), future).await.expect("never happened")
+}
+
+/// Runs any SQL in a write transaction.
+pub(super) async fn sql(store: &Store, sql: &'static str) {
+    let mut tx = store.db.write_everywhere().await.unwrap();
+    tx.execute(query::query(sql)).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+/// All rows of all tables as text, after all running transactions.
+pub(super) async fn dump(store: &Store) -> Vec<String> {
+    let mut tx = store.db.write_everywhere().await.unwrap();
+    let mut rows: Vec<(String,)> = Vec::new();
+    for (columns, table) in [
+        (
+            "'thread', thread_id, assistant_id, user_id, display_name, status, metadata_json, pinned, created_at, \
+             updated_at",
+            "threads_meta",
+        ),
+        (
+            "'run', admission_seq, run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
+             idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, error, stop_reason, \
+             message_count, first_human_message, last_ai_message, total_input_tokens, total_output_tokens, \
+             total_tokens, llm_call_count, lead_agent_tokens, subagent_tokens, middleware_tokens, \
+             token_usage_by_model, follow_up_to_run_id, owner_worker_id, lease_expires_at, cancel_action, \
+             cancel_requested_at, decided_status, followed, created_at, updated_at",
+            "runs",
+        ),
+        (
+            "'event', id, thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at",
+            "run_events",
+        ),
+        ("'frames', run_id, thread_id, first_seq, next_seq, frames, ends, created_at", "run_frames"),
+    ] {
+        let row = match store.db.dialect() {
+            Dialect::Sqlite => format!("json_array({columns})"),
+            Dialect::Postgres => format!("json_build_array({columns})::text"),
+        };
+        let sql = store.db.builder(&format!("SELECT {row} FROM {table} ORDER BY 1")).build();
+        rows.extend(tx.fetch_all::<(String,)>(sql).await.unwrap());
+    }
+    rows.into_iter().map(|(row,)| row).collect()
+}

@@ -1,0 +1,167 @@
+use serde_json::json;
+
+use super::support::*;
+use crate::*;
+
+fn named(thread_id: &str) -> NewThread {
+    NewThread {
+        thread_id: thread_id.to_owned(),
+        assistant_id: Some("lead_agent".to_owned()),
+        user_id: Some("ann".to_owned()),
+        display_name: Some("A title".to_owned()),
+        metadata: object(json!({"a": 1, "nested": {"b": [true, null]}})),
+    }
+}
+
+#[tokio::test]
+async fn created_thread_reads_back() {
+    let fixture = fixture().await;
+    fixture.clock.advance_micros(7);
+    let created = fixture.store.threads().create(named("t")).await.unwrap();
+    assert!(created.created);
+    let expected = ThreadRow {
+        thread_id: "t".to_owned(),
+        assistant_id: Some("lead_agent".to_owned()),
+        user_id: Some("ann".to_owned()),
+        display_name: Some("A title".to_owned()),
+        status: ThreadStatus::Idle,
+        metadata: object(json!({"a": 1, "nested": {"b": [true, null]}})),
+        created_at: fixture.clock.now(),
+        updated_at: fixture.clock.now(),
+    };
+    assert_eq!(created.row, expected);
+    assert_eq!(thread(&fixture.store, "t").await, expected);
+    let text: Option<(String,)> =
+        fixture.store.db.fetch_optional(query::query("SELECT created_at FROM threads_meta")).await.unwrap();
+    assert_eq!(text.unwrap().0, "2026-01-02T03:04:05.000007+00:00");
+}
+
+#[tokio::test]
+async fn times_are_whole_microseconds() {
+    let nanos = chrono::DateTime::from_timestamp(1_767_323_045, 123_456_789).unwrap();
+    let options = StoreOptions { clock: Clock::from_fn(move || nanos), ..StoreOptions::default() };
+    let store = lone(options).await;
+    create_thread(&store, "t").await;
+    let patched = store.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.unwrap();
+    assert_eq!(patched.updated_at.timestamp_subsec_nanos(), 123_456_000);
+    assert_eq!(thread(&store, "t").await, patched);
+}
+
+#[tokio::test]
+async fn second_create_returns_the_first_row_unchanged() {
+    let fixture = fixture().await;
+    let first = fixture.store.threads().create(named("t")).await.unwrap().row;
+    let before = dump(&fixture.store).await;
+    fixture.clock.advance_micros(1);
+    let second =
+        NewThread { thread_id: "t".to_owned(), user_id: Some("bob".to_owned()), ..NewThread::default() };
+    let again = fixture.store.threads().create(second).await.unwrap();
+    assert_eq!(again, CreatedThread { row: first, created: false });
+    assert_eq!(dump(&fixture.store).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_parallel_creates_one_creates() {
+    let fixture = fixture().await;
+    let tasks = (0..20).map(|i| {
+        let store = fixture.store.clone();
+        let new = NewThread { assistant_id: Some(i.to_string()), ..named("t") };
+        tokio::spawn(async move { store.threads().create(new).await.unwrap() })
+    });
+    let results = futures::future::try_join_all(tasks).await.unwrap();
+    assert_eq!(results.iter().filter(|result| result.created).count(), 1);
+    assert!(results.iter().all(|result| result.row == results[0].row));
+}
+
+#[tokio::test]
+async fn owner_sees_own_and_shared_threads() {
+    let fixture = fixture().await;
+    let threads = fixture.store.threads();
+    threads.create(named("anns")).await.unwrap();
+    create_thread(&fixture.store, "shared").await;
+    for (thread_id, owner, visible) in [
+        ("anns", None, true),
+        ("anns", Some("ann"), true),
+        ("anns", Some("bob"), false),
+        ("shared", Some("bob"), true),
+        ("missing", None, false),
+    ] {
+        let found = threads.get(thread_id, owner).await.unwrap();
+        assert_eq!(found.is_some(), visible, "{thread_id} {owner:?}");
+    }
+}
+
+#[tokio::test]
+async fn patch_merges_at_the_top_level() {
+    let fixture = fixture().await;
+    fixture.store.threads().create(named("t")).await.unwrap();
+    fixture.clock.advance_micros(5);
+    let patch = object(json!({"nested": {"c": 2}, "new": null}));
+    let patched = fixture.store.threads().patch_metadata("t", None, patch).await.unwrap();
+    assert_eq!(patched.metadata, object(json!({"a": 1, "nested": {"c": 2}, "new": null})));
+    assert_eq!(patched.updated_at, fixture.clock.now());
+    assert!(patched.created_at < patched.updated_at);
+    assert_eq!(thread(&fixture.store, "t").await, patched);
+}
+
+#[tokio::test]
+async fn patch_of_the_pin_alone_keeps_updated_at() {
+    let fixture = fixture().await;
+    let created = fixture.store.threads().create(named("t")).await.unwrap().row;
+    fixture.clock.advance_micros(5);
+    let threads = fixture.store.threads();
+    for pinned in [true, false] {
+        let patched = threads.patch_metadata("t", None, object(json!({ PINNED_KEY: pinned }))).await.unwrap();
+        assert_eq!(patched.updated_at, created.updated_at);
+        assert_eq!(patched.metadata[PINNED_KEY], pinned);
+        assert_eq!(patched.metadata["a"], 1);
+    }
+    let both = threads.patch_metadata("t", None, object(json!({ PINNED_KEY: true, "a": 2 }))).await.unwrap();
+    assert_eq!(both.updated_at, fixture.clock.now());
+    fixture.clock.advance_micros(5);
+    let empty = threads.patch_metadata("t", None, JsonObject::new()).await.unwrap();
+    assert_eq!(empty.updated_at, fixture.clock.now());
+}
+
+#[tokio::test]
+async fn status_and_display_name_change_and_touch() {
+    let fixture = fixture().await;
+    create_thread(&fixture.store, "t").await;
+    let threads = fixture.store.threads();
+    for status in [ThreadStatus::Running, ThreadStatus::Interrupted, ThreadStatus::Error, ThreadStatus::Idle]
+    {
+        fixture.clock.advance_micros(1);
+        threads.set_status("t", status).await.unwrap();
+        let row = thread(&fixture.store, "t").await;
+        assert_eq!((row.status, row.updated_at), (status, fixture.clock.now()));
+    }
+    for (given, stored) in [
+        (Some("Ünïcode".to_owned()), Some("Ünïcode".to_owned())),
+        (Some("é".repeat(256)), Some("é".repeat(256))),
+        (Some("é".repeat(257)), Some("é".repeat(256))),
+        (None, None),
+    ] {
+        fixture.clock.advance_micros(1);
+        threads.set_display_name("t", given.as_deref()).await.unwrap();
+        let row = thread(&fixture.store, "t").await;
+        assert_eq!((row.display_name, row.updated_at), (stored, fixture.clock.now()));
+    }
+    let long = NewThread { display_name: Some("x".repeat(300)), ..named("long") };
+    assert_eq!(threads.create(long).await.unwrap().row.display_name, Some("x".repeat(256)));
+}
+
+#[tokio::test]
+async fn changing_an_unknown_thread_is_not_found() {
+    let fixture = fixture().await;
+    let threads = fixture.store.threads();
+    let errors = [
+        threads.patch_metadata("t9", None, JsonObject::new()).await.unwrap_err(),
+        threads.set_status("t9", ThreadStatus::Idle).await.unwrap_err(),
+        threads.set_display_name("t9", Some("x")).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.is_not_found());
+        assert_eq!(error.to_string(), "Thread t9 not found");
+    }
+    assert!(dump(&fixture.store).await.is_empty());
+}

@@ -1,0 +1,144 @@
+//! The history cache that the configuration wants: which one, and where its keys are.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use threadkeep::cache::{CachedHistory, HistoryCache, HistoryKey, MemoryCache};
+use threadkeep::id::ThreadId;
+use threadkeep::mode::ChannelMode;
+use threadkeep_config::{Backend, CheckpointCacheType, Config, Database};
+use threadkeep_redis::{InvalidUrl, RedisCache};
+
+use crate::checkpoints::CHECKPOINT_FILE;
+use crate::{OpenError, channel_mode};
+
+/// The configured history cache. Only delta mode has histories to cache.
+///
+/// # Errors
+/// [`OpenError::HistoryCache`].
+pub fn history_cache(config: &Config) -> Result<Option<Arc<dyn HistoryCache>>, OpenError> {
+    if let Some(redis) = redis_cache(config)? {
+        return Ok(Some(Arc::new(redis)));
+    }
+    Ok(memory_cache(config).map(|memory| Arc::new(memory) as Arc<dyn HistoryCache>))
+}
+
+/// A history cache in memory within the configured bound, whatever the configured type; none if there is to be no cache.
+pub fn memory_cache(config: &Config) -> Option<MemoryCache> {
+    max_entries(config).map(MemoryCache::new)
+}
+
+/// The bound of the history cache; none if there is to be no cache, whatever its type.
+fn max_entries(config: &Config) -> Option<NonZeroUsize> {
+    match channel_mode(config) {
+        ChannelMode::Delta => NonZeroUsize::new(config.database.checkpoint_cache.max_entries),
+        ChannelMode::Full => None,
+    }
+}
+
+/// The history cache in Redis, if it is configured.
+pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, InvalidUrl> {
+    let section = &config.database.checkpoint_cache;
+    if section.kind != CheckpointCacheType::Redis || max_entries(config).is_none() {
+        return Ok(None);
+    }
+    let settings = threadkeep_redis::Settings {
+        key_prefix: key_prefix(&config.database),
+        ttl_seconds: NonZeroU64::new(section.ttl_seconds),
+    };
+    RedisCache::open(section.redis_url.expose(), settings).map(Some)
+}
+
+/// The prefix of every key in Redis: the configured one, or a hash of what names the database. Users and passwords are
+/// no part of it, so changing them keeps the cache.
+fn key_prefix(database: &Database) -> String {
+    let configured = &database.checkpoint_cache.key_prefix;
+    if !configured.is_empty() {
+        return configured.clone();
+    }
+    let identity = match database.backend {
+        // Another one in each process.
+        Backend::Memory => vec![uuid::Uuid::new_v4().to_string()],
+        Backend::Sqlite => {
+            let path = database.sqlite_dir.join(CHECKPOINT_FILE);
+            vec![std::path::absolute(&path).unwrap_or(path).display().to_string()]
+        }
+        Backend::Postgres => {
+            let url = database.postgres_url.as_ref().and_then(|url| url.expose().parse().ok());
+            let url: tokio_postgres::Config = url.unwrap_or_default();
+            let ports = if url.get_ports().is_empty() { &[5432] } else { url.get_ports() };
+            let ports = ports.iter().map(u16::to_string);
+            let hosts = url.get_hosts().iter().map(|host| format!("{host:?}"));
+            let names = [url.get_dbname(), database.postgres_schema.as_deref()];
+            hosts.chain(ports).chain(names.map(|name| name.unwrap_or_default().to_owned())).collect()
+        }
+    };
+    let mut hasher = blake3::Hasher::new();
+    for part in &identity {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    format!("threadkeep:{}:", &hasher.finalize().to_hex()[..16])
+}
+
+/// A history cache as an operator's command uses it: it purges what the command changes, and nothing is read from it,
+/// because an operator looks at what the store has.
+pub(crate) struct PurgeOnly<C>(pub(crate) C);
+
+#[async_trait]
+impl<C: HistoryCache> HistoryCache for PurgeOnly<C> {
+    async fn get(&self, _: &HistoryKey) -> Option<CachedHistory> {
+        None
+    }
+
+    async fn put(&self, _: &HistoryKey, _: &CachedHistory) {}
+
+    async fn purge(&self, thread: &ThreadId) {
+        self.0.purge(thread).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use threadkeep_config::Secret;
+
+    use super::*;
+
+    fn postgres(url: &str) -> Database {
+        Database { backend: Backend::Postgres, postgres_url: Some(Secret::new(url)), ..Database::default() }
+    }
+
+    #[test]
+    fn each_database_has_a_prefix_of_its_own_whoever_logs_in() {
+        let sqlite =
+            |dir: &str| Database { backend: Backend::Sqlite, sqlite_dir: dir.into(), ..Database::default() };
+        let in_schema = Database { postgres_schema: Some("s".into()), ..postgres("postgres://h/d") };
+        let databases = [
+            sqlite("/a"),
+            sqlite("/b"),
+            postgres("postgres://h/d"),
+            postgres("postgres://h/e"),
+            postgres("postgres://i/d"),
+            postgres("postgres://h:5433/d"),
+            in_schema,
+            Database::default(),
+            Database::default(),
+        ];
+        let prefixes: BTreeSet<String> = databases.iter().map(key_prefix).collect();
+        assert_eq!(prefixes.len(), databases.len(), "a memory database is another one each time");
+        assert_eq!(key_prefix(&sqlite("/a")), key_prefix(&sqlite("/a")));
+        for same in ["postgres://u:p@h/d", "postgresql://v:q@h/d", "host=h dbname=d user=u password=p"] {
+            let prefix = key_prefix(&postgres(same));
+            assert_eq!(prefix, key_prefix(&postgres("postgres://h/d")), "{same}");
+        }
+    }
+
+    #[test]
+    fn a_configured_prefix_is_taken_as_it_is() {
+        let mut database = Database::default();
+        database.checkpoint_cache.key_prefix = "mine:".into();
+        assert_eq!(key_prefix(&database), "mine:");
+    }
+}

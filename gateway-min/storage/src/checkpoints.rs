@@ -1,0 +1,139 @@
+//! The store of the checkpoints.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use threadkeep::saver::Saver;
+use threadkeep_config::{Backend, Config, SqliteSynchronous};
+use threadkeep_memory::MemorySaver;
+use threadkeep_postgres::PostgresSaver;
+use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
+
+use crate::{OpenError, postgres};
+
+/// The file of the checkpoints inside `database.sqlite_dir`.
+pub const CHECKPOINT_FILE: &str = "checkpoints.db";
+
+/// An open store of checkpoints.
+#[derive(Clone)]
+pub struct Checkpoints(Driver);
+
+#[derive(Clone)]
+enum Driver {
+    Memory(Arc<MemorySaver>),
+    Sqlite(Arc<SqliteSaver>),
+    Postgres(Arc<PostgresSaver>),
+}
+
+impl fmt::Debug for Checkpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Checkpoints").field(&self.saver().capabilities().name).finish()
+    }
+}
+
+impl Checkpoints {
+    /// Opens the configured store, creating it if missing.
+    ///
+    /// # Errors
+    /// [`OpenError::Checkpoints`].
+    pub async fn open(config: &Config) -> Result<Self, OpenError> {
+        Ok(Self(match config.database.backend {
+            Backend::Memory => return Ok(Self::in_memory()),
+            Backend::Sqlite => Driver::Sqlite(Arc::new(open_sqlite(config).await?)),
+            Backend::Postgres => Driver::Postgres(Arc::new(open_postgres(config).await?)),
+        }))
+    }
+
+    /// A store that ends with its last clone.
+    pub fn in_memory() -> Self {
+        Self(Driver::Memory(Arc::default()))
+    }
+
+    /// What tells the configured store from every other; none for one that is another in each process. It holds a
+    /// password: nobody is to see it.
+    pub fn identity(config: &Config) -> Option<String> {
+        let database = &config.database;
+        match database.backend {
+            Backend::Memory => None,
+            Backend::Sqlite => {
+                let path = &database.sqlite_dir;
+                Some(std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string())
+            }
+            Backend::Postgres => {
+                let schema = postgres::options(database).schema;
+                Some(format!("{schema}\n{}", postgres::url(database)))
+            }
+        }
+    }
+
+    /// Opens the database at this path.
+    pub(crate) async fn sqlite_at(path: &Path, options: Options) -> threadkeep::Result<Self> {
+        Ok(Self(Driver::Sqlite(Arc::new(SqliteSaver::open_async(path, options).await?))))
+    }
+
+    /// The store in Postgres.
+    pub(crate) fn in_postgres(saver: PostgresSaver) -> Self {
+        Self(Driver::Postgres(Arc::new(saver)))
+    }
+
+    /// The store as the engine knows it.
+    pub fn saver(&self) -> Arc<dyn Saver> {
+        match &self.0 {
+            Driver::Memory(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+            Driver::Sqlite(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+            Driver::Postgres(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+        }
+    }
+
+    /// The store, if it is a database in one file.
+    pub fn sqlite(&self) -> Option<&Arc<SqliteSaver>> {
+        match &self.0 {
+            Driver::Sqlite(saver) => Some(saver),
+            Driver::Memory(_) | Driver::Postgres(_) => None,
+        }
+    }
+
+    /// Waits for what is under way and closes it, for every clone.
+    pub async fn close(&self) {
+        match &self.0 {
+            Driver::Memory(_) => {}
+            Driver::Sqlite(saver) => saver.close().await,
+            Driver::Postgres(saver) => saver.close(),
+        }
+    }
+}
+
+async fn open_sqlite(config: &Config) -> threadkeep::Result<SqliteSaver> {
+    let directory = &config.database.sqlite_dir;
+    let unusable = |error: std::io::Error| threadkeep::Error::Unavailable {
+        saver: "sqlite",
+        reason: format!("cannot create the directory {}: {error}", directory.display()),
+    };
+    tokio::fs::create_dir_all(directory).await.map_err(unusable)?;
+    SqliteSaver::open_async(directory.join(CHECKPOINT_FILE), sqlite_options(config)).await
+}
+
+/// Connects to the Postgres server. First creates missing tables and upgrades old ones, for which the role must own
+/// them.
+async fn open_postgres(config: &Config) -> threadkeep::Result<PostgresSaver> {
+    let (url, options) = (postgres::url(&config.database), postgres::options(&config.database));
+    match PostgresSaver::connect(url, options.clone()).await {
+        Err(threadkeep::Error::Unavailable { .. }) => {
+            threadkeep_postgres::setup(url, &options).await?;
+            PostgresSaver::connect(url, options).await
+        }
+        connected => connected,
+    }
+}
+
+/// How the configuration wants the checkpoint database to be opened.
+pub(crate) fn sqlite_options(config: &Config) -> Options {
+    Options {
+        synchronous: match config.database.sqlite_synchronous {
+            SqliteSynchronous::Full => Synchronous::Full,
+            SqliteSynchronous::Normal => Synchronous::Normal,
+        },
+        ..Options::default()
+    }
+}

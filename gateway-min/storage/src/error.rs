@@ -1,0 +1,29 @@
+//! The errors of opening a store.
+
+use std::path::PathBuf;
+
+use threadkeep_records::StoreError;
+use threadkeep_redis::InvalidUrl;
+
+/// An error of opening a store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The checkpoint store.
+    #[error("cannot open the checkpoint store: {0}")]
+    Checkpoints(#[from] threadkeep::Error),
+    /// The gateway's own records.
+    #[error("cannot open the gateway's records: {0}")]
+    Records(#[from] StoreError),
+    /// The history cache's Redis.
+    #[error("database.checkpoint_cache.redis_url: {0}")]
+    HistoryCache(#[from] InvalidUrl),
+    /// There is no database where one must exist.
+    #[error("there is no database at {}", .0.display())]
+    Missing(PathBuf),
+    /// The configured backend has no store that another process could open.
+    #[error(
+        "database.backend 'memory' keeps checkpoints in the gateway's process only; there is no store to open"
+    )]
+    InMemory,
+}

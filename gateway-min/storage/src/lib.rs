@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+
+mod cache;
+mod checkpoints;
+mod error;
+mod existing;
+mod postgres;
+mod records;
+
+use threadkeep::mode::ChannelMode;
+use threadkeep_config::{CheckpointChannelMode, Config};
+
+pub use cache::{history_cache, memory_cache};
+pub use checkpoints::{CHECKPOINT_FILE, Checkpoints};
+pub use error::OpenError;
+pub use existing::Existing;
+pub use records::{is_shared, open_records};
+/// What only a database in one file can do, and what it says of its room.
+pub use threadkeep_sqlite::{FileSize, SqliteSaver};
+
+/// The channel mode of the configuration.
+pub fn channel_mode(config: &Config) -> ChannelMode {
+    match config.database.checkpoint_channel_mode {
+        CheckpointChannelMode::Full => ChannelMode::Full,
+        CheckpointChannelMode::Delta => ChannelMode::Delta,
+    }
+}

@@ -16,6 +16,7 @@ test: ## Run every test, the SDK clients and the tour included; a line a step, t
 lint: ## Formatting, lints, licences
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy -p threadkeep-testing --all-targets --features containers --locked -- -D warnings
 	command -v cargo-deny > /dev/null || cargo install --locked cargo-deny@0.20.2
 	cargo deny check licenses bans sources
 

@@ -8,7 +8,7 @@ use tokio_postgres::NoTls;
 use url::Url;
 
 use crate::certificate::{self, OPENSSL};
-use crate::container::Image;
+use crate::container::{Container, Image};
 use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port, password, run};
 use crate::{BoxError, Result};
@@ -42,7 +42,7 @@ pub struct Postgres {
     url: Url,
     private: Option<Private>,
     // Stops the server when this process ends.
-    _container: Option<Supervisor>,
+    _container: Option<Container>,
 }
 
 struct Private {
@@ -84,7 +84,8 @@ impl Postgres {
     fn in_container(missing: BoxError) -> Result<Self> {
         let (port, password) = (free_port()?, password());
         let image = Image {
-            name: "postgres:17",
+            name: "postgres",
+            tag: "17",
             ports: (5432, port),
             environment: &[
                 ("POSTGRES_USER", USER),

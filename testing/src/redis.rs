@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::certificate::{self, OPENSSL};
-use crate::container::Image;
+use crate::container::{Container, Image};
 use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port, password};
 use crate::{BoxError, Result};
@@ -16,7 +16,7 @@ pub struct Redis {
     url: String,
     private: Option<Private>,
     // Stops the server when this process ends.
-    _container: Option<Supervisor>,
+    _container: Option<Container>,
 }
 
 struct Private {
@@ -47,7 +47,8 @@ impl Redis {
     fn in_container(missing: BoxError) -> Result<Self> {
         let (port, password) = (free_port()?, password());
         let image = Image {
-            name: "redis:7",
+            name: "redis",
+            tag: "7",
             ports: (6379, port),
             environment: &[],
             arguments: &["redis-server", "--requirepass", &password, "--save", ""],

@@ -133,7 +133,7 @@ mod tests {
                     tokio::task::yield_now().await;
                 }
             };
-            tokio::time::timeout(std::time::Duration::from_secs(30), one_finished).await.unwrap();
+            tokio::time::timeout(std::time::Duration::from_mins(1), one_finished).await.unwrap();
             let rows = head(&gateway).await.writes;
             gateway.app.cancel_run(&created.run.run_id, CancelAction::Interrupt).await.unwrap();
             gateway.row(&created.run.run_id).await;

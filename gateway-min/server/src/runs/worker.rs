@@ -320,9 +320,12 @@ impl Worker<'_> {
         }
     }
 
-    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
-    head: Option<KnownHead>,
-    /// The state before the run; `None` until it is captured, or if that failed.
+    /// The checkpoint to open: `None` for the head, including after the selected state was written onto the head.
+    async fn linearized(
+        &self,
+        accessor: &StateAccessor,
+        head: &mut KnownHead,
+    ) -> Result<Option<CheckpointId>, RunError> {
         let Some(selected) = self.spec.checkpoint else { return Ok(None) };
         let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
         let extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
@@ -403,9 +406,10 @@ impl Worker<'_> {
         }
     }
 
-    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
-    head: Option<KnownHead>,
-    /// The state before the run; `None` until it is captured, or if that failed.
+    /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state
+    /// before it.
+    async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
+        // A run that another process has ended has nothing to restore.
         let row = self.app.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
         let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
@@ -414,9 +418,8 @@ impl Worker<'_> {
         Ok(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) })
     }
 
-    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
-    head: Option<KnownHead>,
-    /// The state before the run; `None` until it is captured, or if that failed.
+    /// Restores the old turn if the edited turn that should replace it does not finish.
+    async fn undo_edit(&mut self, accessor: Option<&StateAccessor>, end: &mut End) {
         if !self.spec.edits || end.status == RunStatus::Success || end.restored {
             return;
         }
@@ -427,9 +430,9 @@ impl Worker<'_> {
         }
     }
 
-    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
-    head: Option<KnownHead>,
-    /// The state before the run; `None` until it is captured, or if that failed.
+    /// Restores the state before the run; `false` if that is not possible. Followers of an edit are shown the restored
+    /// state.
+    async fn restore(&mut self, accessor: Option<&StateAccessor>) -> bool {
         let run_id = &self.spec.run_id;
         let (Some(accessor), Some(head), Some(point)) = (accessor, &mut self.head, &self.rollback) else {
             tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
@@ -496,9 +499,9 @@ impl Worker<'_> {
             durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
             messages: self.reporter.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
         };
-    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
-    head: Option<KnownHead>,
-    /// The state before the run; `None` until it is captured, or if that failed.
+        let head = self.head.as_ref().and_then(KnownHead::id);
+        if let Err(error) = duration::note(accessor, &self.thread, head, &notes).await {
+            tracing::warn!(run_id, %error, "could not note the duration of the run");
         }
     }
 

@@ -32,8 +32,9 @@ impl Image<'_> {
     /// # Errors
     /// `missing`, which says what is not installed, and what else would do.
     pub(crate) fn start(&self, missing: BoxError, _ready: impl FnMut() -> bool) -> Result<Container> {
-        Err(format!("{missing}; or, with Docker here, test with --features threadkeep-testing/containers")
-            .into())
+        let Self { name, tag, .. } = self;
+        let how = "with Docker here, --features threadkeep-testing/containers runs";
+        Err(format!("{missing}; or, {how} {name}:{tag}").into())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a case is, and how it says what went wrong.
+//! What a case is, and how it reports failures.
 
 use std::fmt;
 use std::panic::Location;
@@ -17,12 +17,12 @@ pub enum Level {
     Deletion,
     /// Several writers, several handles, dropped calls.
     Concurrency,
-    /// What is there after the store was closed and opened again.
+    /// What survives closing and reopening the store.
     Durability,
 }
 
 impl Level {
-    /// Every level, in the order in which people read them.
+    /// Every level, in reading order.
     pub const ALL: [Self; 5] = [Self::Core, Self::Delta, Self::Deletion, Self::Concurrency, Self::Durability];
 }
 
@@ -38,21 +38,20 @@ impl fmt::Display for Level {
     }
 }
 
-/// Something that not every saver or its factory offers. A case that needs it is reported as "not claimed" where it is
-/// not offered.
+/// Something that not every saver or factory offers. Without it, a case that needs it is reported as "not claimed".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Claim {
     /// [`threadkeep::saver::Capabilities::durable`].
     Durable,
-    /// The factory can do [`crate::Damage::LoseCheckpoint`].
+    /// The factory supports [`crate::Damage::LoseCheckpoint`].
     LoseCheckpoint,
-    /// The factory can do [`crate::Damage::LoseWrites`].
+    /// The factory supports [`crate::Damage::LoseWrites`].
     LoseWrites,
-    /// The factory can do [`crate::Damage::LoseParentLink`].
+    /// The factory supports [`crate::Damage::LoseParentLink`].
     LoseParentLink,
     /// A child process can open a store by its [`crate::Factory::address`], and be killed.
     Killable,
-    /// The factory can let one operation of a store on its medium fail: [`crate::Factory::open_failing`].
+    /// The factory can make one operation of a store on its medium fail: [`crate::Factory::open_failing`].
     FailOperations,
 }
 
@@ -76,9 +75,9 @@ pub struct Case {
     pub name: &'static str,
     /// What it is about.
     pub level: Level,
-    /// What would go wrong for somebody if the saver did not do it.
+    /// What would go wrong for a user if the saver did not do it.
     pub why: &'static str,
-    /// What must be offered for the case to be run.
+    /// What must be claimed for the case to run.
     pub needs: Option<Claim>,
     pub(crate) run: fn(Store) -> Pin<Box<dyn Future<Output = Outcome> + Send>>,
 }
@@ -89,10 +88,10 @@ impl fmt::Debug for Case {
     }
 }
 
-/// What the run of a case comes to.
+/// The outcome of a case.
 pub(crate) type Outcome = Result<(), Failure>;
 
-/// What a saver did wrong, and the line of the suite that saw it.
+/// What a saver did wrong, and the line of the suite that detected it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure(String);
 
@@ -103,7 +102,7 @@ impl Failure {
         Self(format!("{what}\n    seen at {}:{}", at.file(), at.line()))
     }
 
-    /// The same failure, told with more around it.
+    /// The same failure, with more context.
     pub(crate) fn retell(self, tell: impl FnOnce(String) -> String) -> Self {
         Self(tell(self.0))
     }
@@ -115,7 +114,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// An error that no case expected: `?` in a case.
+/// An unexpected error: `?` in a case.
 impl<E: std::error::Error> From<E> for Failure {
     #[track_caller]
     fn from(error: E) -> Self {
@@ -151,7 +150,7 @@ macro_rules! check {
     };
 }
 
-/// Fails the case unless both are equal: what the saver gave, what it should have given, and what this is about.
+/// Fails the case unless both are equal: what the saver returned, what it should have returned, and what was compared.
 macro_rules! check_eq {
     ($got:expr, $expected:expr, $($what:tt)+) => {
         match (&$got, &$expected) {

@@ -1,7 +1,7 @@
-//! Child processes that the suite starts to kill them: this program once more, told by its environment what to do.
+//! Child processes that the suite starts and kills: this program again, with its task in the environment.
 //!
-//! A child says on its standard output what it was promised by the saver, a line for each, before it goes on. What it
-//! has said by the time of its death must be true of the store afterwards.
+//! A child prints a line for each promise of the saver before it continues. What it has printed by the time of its
+//! death must be true of the store afterwards.
 
 use std::io::Write as _;
 use std::process::{ExitCode, Stdio};
@@ -17,12 +17,12 @@ const SAVER: &str = "THREADKEEP_CONFORMANCE_CHILD_OF";
 const ADDRESS: &str = "THREADKEEP_CONFORMANCE_ADDRESS";
 const WORK: &str = "THREADKEEP_CONFORMANCE_WORK";
 
-/// What a line of ours begins with; the program may have other things to say.
+/// The prefix of our lines; the program may print others.
 const MARK: &str = "threadkeep-child: ";
 const FAILED: &str = "failed: ";
 
-/// Does the work of a child process, if this is one that was started for a factory of this name. For a program with a
-/// `main` of its own, which must ask this first; [`crate::main`] does.
+/// Runs the work of a child process, if this process is one for a factory of this name. For a program with its own
+/// `main`, which must call this first; [`crate::main`] does.
 pub fn child<F: Factory>(factory: &F) -> Option<ExitCode> {
     let told = |name| std::env::var(name).ok();
     if told(SAVER)? != factory.name() {
@@ -39,21 +39,21 @@ pub fn child<F: Factory>(factory: &F) -> Option<ExitCode> {
     Some(match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // The parent sees the end of the child if even this cannot be said.
+            // If even this cannot be printed, the parent sees that the child has ended.
             drop(say(&format!("{FAILED}{}", failure.to_string().replace('\n', " "))));
             ExitCode::FAILURE
         }
     })
 }
 
-/// Says a line to the parent.
+/// Prints a line for the parent.
 pub(crate) fn say(what: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{what}")?;
     out.flush()
 }
 
-/// A child, seen from its parent. Dropping it kills it.
+/// A child process, as seen by its parent. Dropping it kills it.
 pub(crate) struct Child {
     process: tokio::process::Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -75,7 +75,7 @@ impl Child {
         Ok(Self { process, lines: BufReader::new(out).lines() })
     }
 
-    /// What the child says next; none when it has ended.
+    /// The child's next line; `None` when it has ended.
     pub(crate) async fn heard(&mut self) -> Result<Option<String>, Failure> {
         while let Some(line) = self.lines.next_line().await? {
             let Some((_, said)) = line.split_once(MARK) else { continue };
@@ -87,7 +87,7 @@ impl Child {
         Ok(None)
     }
 
-    /// What the child says next.
+    /// The child's next line.
     pub(crate) async fn hear(&mut self) -> Result<String, Failure> {
         let said = self.heard().await?;
         said.ok_or_else(|| {
@@ -95,7 +95,7 @@ impl Child {
         })
     }
 
-    /// Kills it, in the way that leaves it no time for anything, and returns what it said last.
+    /// Kills it without giving it time for anything, and returns its remaining lines.
     pub(crate) async fn kill(mut self) -> Result<Vec<String>, Failure> {
         self.process.kill().await?;
         let mut last = Vec::new();

@@ -1,4 +1,4 @@
-//! How the suite gets at the stores that it tests.
+//! How the suite accesses the stores that it tests.
 
 use std::error::Error;
 use std::fmt;
@@ -14,20 +14,20 @@ use threadkeep::saver::Saver;
 use crate::case::Claim;
 use crate::settings::Settings;
 
-/// Any error of a factory: a directory that cannot be made, a server that does not answer.
+/// Any error of a factory, such as a directory that cannot be created or a server that does not answer.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Makes stores for the suite. Each case gets a store of its own.
+/// Creates stores for the suite. Each case gets its own store.
 #[async_trait]
 pub trait Factory: Send + Sync + 'static {
-    /// What keeps a store in being while no handle is open: a temporary directory, a database, a shared map. Dropping
-    /// it removes the store.
+    /// Keeps a store alive while no handle is open: a temporary directory, a database, a shared map. Dropping it
+    /// removes the store.
     type Place: Send + Sync + 'static;
 
-    /// The name in front of each case, for example `sqlite`.
+    /// The prefix of each case's name, for example `sqlite`.
     fn name(&self) -> &'static str;
 
-    /// What this saver and this factory offer beyond the required.
+    /// What this saver and this factory offer beyond the required behaviour.
     fn claims(&self) -> &'static [Claim] {
         &[]
     }
@@ -35,7 +35,7 @@ pub trait Factory: Send + Sync + 'static {
     /// A place with an empty store.
     ///
     /// # Errors
-    /// If it cannot be made; the case fails with it.
+    /// If it cannot be created; the case fails with it.
     async fn create(&self) -> Result<Self::Place, BoxError>;
 
     /// A handle on the store of a place. Several handles may be open at the same time; what one wrote, the others
@@ -45,11 +45,11 @@ pub trait Factory: Send + Sync + 'static {
     /// If it cannot be opened; the case fails with it.
     async fn open(&self, place: &Self::Place) -> Result<Arc<dyn Saver>, BoxError>;
 
-    /// Damages the store behind the saver's back, so that the suite can see that damage is reported. No handle is open
-    /// at that time. Implement it for the kinds of damage that are claimed.
+    /// Damages the store without going through the saver, so that the suite can check that damage is reported. No
+    /// handle is open at that time. Implement it for the claimed kinds of damage.
     ///
     /// # Errors
-    /// If the damage could not be done; the case fails with it.
+    /// If the damage is not possible; the case fails with it.
     async fn damage(&self, place: &Self::Place, damage: &Damage) -> Result<(), BoxError> {
         let _ = (place, damage);
         Err("this factory cannot damage its stores".into())
@@ -65,7 +65,7 @@ pub trait Factory: Send + Sync + 'static {
         Err("this factory has no addresses for its stores".into())
     }
 
-    /// A handle on the store at an address, in another process than the one that made its place.
+    /// A handle on the store at an address, in a process other than the one that created its place.
     ///
     /// # Errors
     /// If it cannot be opened; the child ends with it.
@@ -74,8 +74,8 @@ pub trait Factory: Send + Sync + 'static {
         Err("this factory opens no store by its address".into())
     }
 
-    /// The program that becomes a child process, which the suite kills: this one. It must come to [`crate::main`] or
-    /// [`crate::child`] with a factory of this kind; the suite tells it through its environment what to do.
+    /// The program to run as a child process, which the suite kills: by default this one. It must call [`crate::main`]
+    /// or [`crate::child`] with the same kind of factory; its environment says what to do.
     ///
     /// # Errors
     /// If it cannot be found; the case fails with it.
@@ -83,7 +83,7 @@ pub trait Factory: Send + Sync + 'static {
         Ok(Command::new(std::env::current_exe()?))
     }
 
-    /// A handle on the store of a place, of which the `nth` operation on its medium fails, counted from 0: a statement, a
+    /// A handle on the store of a place, whose `nth` operation on its medium fails, counted from 0: a statement, a
     /// request, a write to a file. Implement it for [`Claim::FailOperations`].
     ///
     /// # Errors
@@ -94,7 +94,7 @@ pub trait Factory: Send + Sync + 'static {
     }
 }
 
-/// A handle on a store, of which one operation fails.
+/// A handle on a store, one of whose operations fails.
 #[derive(Clone)]
 pub struct Failing {
     /// The handle.
@@ -103,18 +103,18 @@ pub struct Failing {
     pub failed: Arc<AtomicBool>,
 }
 
-/// What no method of a saver ever does, and a broken disk or a wrong deletion may have done.
+/// Damage that no method of a saver does, but a broken disk or a faulty deletion may have done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
-    /// The checkpoint is gone, with the writes under it; its children are there.
+    /// The checkpoint is missing, with the writes under it; its children exist.
     LoseCheckpoint(CheckpointKey),
-    /// The writes of a task are gone from under the checkpoint it ran from; the child that applied them is there.
+    /// The writes of a task are missing under the checkpoint it ran from; the child that applied them exists.
     LoseWrites(CheckpointKey, TaskId),
-    /// The checkpoint has no parent any more.
+    /// The checkpoint has lost its parent link.
     LoseParentLink(CheckpointKey),
 }
 
-/// A factory could not do what the suite asked of it.
+/// A factory could not do what the suite requested.
 #[derive(Debug)]
 pub(crate) struct Unprepared(BoxError);
 
@@ -126,7 +126,7 @@ impl fmt::Display for Unprepared {
 
 impl Error for Unprepared {}
 
-/// A store of any factory: what a case works on.
+/// A store of any factory, for a case.
 #[derive(Clone)]
 pub(crate) struct Store {
     any: Arc<dyn AnyStore>,
@@ -155,7 +155,7 @@ impl Store {
         self.any.damage(&damage).await.map_err(Unprepared)
     }
 
-    /// A handle of which an operation fails.
+    /// A handle one of whose operations fails.
     pub(crate) async fn open_failing(&self, nth: u32) -> Result<Failing, Unprepared> {
         self.any.open_failing(nth).await.map_err(Unprepared)
     }
@@ -166,7 +166,7 @@ impl Store {
     }
 }
 
-/// [`Factory`] with a place, without its type.
+/// [`Factory`] with a place, type-erased.
 #[async_trait]
 trait AnyStore: Send + Sync {
     fn claims(&self) -> &'static [Claim];

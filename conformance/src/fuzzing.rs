@@ -1,4 +1,4 @@
-//! The body of a fuzz target: random programs of calls, drawn from bytes instead of from a seed.
+//! The body of a fuzz target: random programs of calls, derived from bytes instead of a seed.
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::factory::{Factory, Store};
 use crate::model::play_bytes;
 use crate::settings::Settings;
 
-/// A store that programs are run on, one after the other.
+/// A store on which programs run, one after the other.
 pub struct Programs {
     store: Store,
     runtime: Runtime,
@@ -26,7 +26,7 @@ impl Programs {
         Self { store, runtime, played: AtomicU64::new(0) }
     }
 
-    /// Runs the program that these bytes mean on the store and on the naive model; fails if the two differ.
+    /// Runs the program that these bytes encode on the store and on the naive model; fails if the two differ.
     pub fn play(&self, data: &[u8]) {
         let name = self.played.fetch_add(1, Ordering::Relaxed).to_string();
         if let Err(failure) = self.runtime.block_on(play_bytes(&self.store, &name, data)) {

@@ -1,4 +1,4 @@
-//! What the cases are written with: ids, values and steps by small numbers, and reads in a form that compares well.
+//! The building blocks of cases: ids, values and steps from small numbers, and reads that compare easily.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use threadkeep::saver::{
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
 
-/// The channel that most cases use as their delta channel.
+/// The delta channel of most cases.
 pub(crate) const MESSAGES: &str = "messages";
 
 /// The `n`-th checkpoint id: a version 7 UUID that grows with `n`.
@@ -23,12 +23,12 @@ pub(crate) fn id(n: u16) -> CheckpointId {
     CheckpointId::from_bytes([0x01, 0x93, 0x5a, 0x00, high, low, 0x70, 0, 0x80, 1, 2, 3, 4, 5, 6, 7])
 }
 
-/// The version that the `n`-th step gives to what it writes.
+/// The version that the `n`-th step assigns to its writes.
 pub(crate) fn version(n: u16) -> Version {
     Version { counter: n.into(), random: scatter(n.into()) }
 }
 
-/// The `n`-th task id. Their order is not that of `n`, as with the random ids of real tasks.
+/// The `n`-th task id. Their order differs from that of `n`, like the random ids of real tasks.
 pub(crate) fn task_id(n: u16) -> TaskId {
     let half = scatter(n.into()).to_be_bytes();
     let mut bytes = [0; 16];
@@ -37,7 +37,7 @@ pub(crate) fn task_id(n: u16) -> TaskId {
     TaskId::from_bytes(bytes)
 }
 
-/// Spreads numbers over all 64 bits without ever giving two of them the same place.
+/// Spreads numbers over all 64 bits without collisions.
 pub(crate) fn scatter(n: u64) -> u64 {
     n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23)
 }
@@ -47,7 +47,7 @@ pub(crate) fn plain(value: impl Into<Json>) -> Result<ChannelValue> {
     ChannelValue::from_json(&value.into())
 }
 
-/// A list of texts.
+/// A list of strings.
 pub(crate) fn list<const N: usize>(items: [&str; N]) -> Result<ChannelValue> {
     ChannelValue::from_json(&json!(items.as_slice()))
 }
@@ -77,7 +77,7 @@ pub(crate) fn says(n: u16, text: &str) -> Result<TaskWrites> {
     Ok(task(n, [write(MESSAGES, list([text])?)]))
 }
 
-/// A commit in the making.
+/// A commit being built.
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
     pub(crate) commit: StepCommit,
@@ -143,24 +143,24 @@ impl Step {
         self.store(channel, version, Stored::Sentinel)
     }
 
-    /// Takes a channel over from the parent; it was last written by step `n`.
+    /// Holds a channel from the parent; it was last written by step `n`.
     pub(crate) fn held(self, channel: &str, n: u16) -> Self {
         self.store(channel, version(n), Stored::Held)
     }
 
-    /// Applies a task whose writes are stored already.
+    /// Applies a task whose writes are already stored.
     pub(crate) fn applies(mut self, n: u16) -> Self {
         self.commit.checkpoint.applied.push(task_id(n));
         self
     }
 
-    /// Brings the writes of a task along without applying them.
+    /// Includes the writes of a task without applying them.
     pub(crate) fn brings(mut self, task: TaskWrites) -> Self {
         self.commit.writes.push(task);
         self
     }
 
-    /// Brings the writes of a task along and applies them.
+    /// Includes the writes of a task and applies them.
     pub(crate) fn runs(mut self, task: TaskWrites) -> Self {
         self.commit.checkpoint.applied.push(task.task);
         self.brings(task)
@@ -177,7 +177,7 @@ impl Step {
         saver.commit(self.commit.clone()).await
     }
 
-    /// How the checkpoint reads back, with these writes under it. For steps that hold nothing over from their parent.
+    /// The checkpoint as it reads back, with these writes under it. For steps that hold nothing from their parent.
     pub(crate) fn tuple(&self, writes: impl Into<Vec<TaskWrites>>) -> CheckpointTuple {
         CheckpointTuple {
             thread: self.commit.thread.clone(),
@@ -195,7 +195,7 @@ pub(crate) fn key(thread: &str, id: CheckpointId) -> CheckpointKey {
     CheckpointKey { thread: thread.into(), namespace: Namespace::root(), id }
 }
 
-/// The error for a checkpoint that is not there.
+/// The error for a missing checkpoint.
 pub(crate) fn not_found<T>(key: &CheckpointKey) -> Result<T> {
     Err(Error::NotFound { thread: key.thread.clone(), checkpoint: key.id })
 }
@@ -216,7 +216,7 @@ pub(crate) async fn stored(saver: &dyn Saver, key: &CheckpointKey, channel: &str
     Ok(tuple.and_then(|tuple| tuple.checkpoint.channels.get(channel).map(|entry| entry.stored.clone())))
 }
 
-/// Everything of a thread that can be read.
+/// Everything readable of a thread.
 pub(crate) async fn dump(saver: &dyn Saver, thread: &str) -> Result<Vec<CheckpointTuple>> {
     saver.list(&ListQuery { namespace: None, ..ListQuery::new(&thread.into()) }).await
 }

@@ -1,4 +1,4 @@
-//! Threads as the engine runs them: for cases about what comes of the saver and the engine together.
+//! Threads as the engine runs them: for cases about the saver and the engine together.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use threadkeep::step::{Durability, StepWriter};
 use crate::case::Failure;
 use crate::kit::MESSAGES;
 
-/// A channel that keeps the order in which things were written to it, and does not know of ids.
+/// A channel that keeps the order of its writes and has no ids.
 pub(crate) const LOG: &str = "log";
 
-/// The thread state of the service with `log`, compiled for a mode and a cadence, on a saver.
+/// The service's thread state plus `log`, compiled for a mode and a cadence, on a saver.
 pub(crate) fn accessor(saver: &Arc<dyn Saver>, mode: ChannelMode, frequency: u64) -> Result<StateAccessor> {
     let concat = Fold::new(Some(json!([])), |list, more| match (list, more) {
         (Json::Array(list), Json::Array(more)) => Ok(list.into_iter().chain(more).collect()),
@@ -30,7 +30,7 @@ pub(crate) fn accessor(saver: &Arc<dyn Saver>, mode: ChannelMode, frequency: u64
     Ok(StateAccessor::new(saver.clone(), table, Arc::new(IdSource::default())))
 }
 
-/// Every mode and cadence that a case about both should see.
+/// All modes and cadences that cases about both should cover.
 pub(crate) const MODES: [(ChannelMode, u64); 5] = [
     (ChannelMode::Full, 10),
     (ChannelMode::Delta, 1),
@@ -49,7 +49,7 @@ pub(crate) fn says(accessor: &StateAccessor, id: &str) -> Result<Write> {
     accessor.write(MESSAGES, message(id), false)
 }
 
-/// Makes a thread with an empty first checkpoint.
+/// Creates a thread with an empty first checkpoint.
 pub(crate) async fn create(accessor: &StateAccessor, thread: &str) -> Result<StateSnapshot> {
     accessor.create(&thread.into(), Map::new()).await
 }
@@ -79,13 +79,13 @@ pub(crate) async fn parallel(
     writer.commit(Source::Loop, vec![], Map::new()).await.cloned()
 }
 
-/// A superstep of one task that says one message.
+/// A superstep with one task that writes one message.
 pub(crate) async fn turn(writer: &mut StepWriter, id: &str) -> Result<StateSnapshot> {
     let write = writer.write(MESSAGES, message(id), false)?;
     parallel(writer, vec![vec![write]], &[0]).await
 }
 
-/// An update from outside, on the head or an older checkpoint, that says one message.
+/// An update from outside, on the head or an older checkpoint, that writes one message.
 pub(crate) async fn update(
     accessor: &StateAccessor,
     thread: &str,

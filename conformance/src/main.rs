@@ -1,4 +1,4 @@
-//! The suite on our own savers, from a command line.
+//! The command line of the suite, for our own savers.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use clap::{Parser, ValueEnum};
 use threadkeep_conformance::savers::{Cached, Memory, Postgres, Sqlite};
 use threadkeep_conformance::{BoxError, Case, Report, Settings, child, run};
 
-/// Runs the conformance suite on one of Threadkeep's savers, and reports.
+/// Run the conformance suite on one of Threadkeep's savers and print a report.
 ///
 /// Exits with 1 if a case failed.
 #[derive(Parser)]
@@ -22,10 +22,10 @@ struct Arguments {
     /// Only cases of this level: core, delta, deletion, concurrency or durability.
     #[arg(long)]
     level: Option<String>,
-    /// The seed of what is drawn at random.
+    /// The seed of random choices.
     #[arg(long, default_value_t = Settings::from_env().seed)]
     seed: u64,
-    /// How many random programs to try.
+    /// Number of random programs.
     #[arg(long, default_value_t = Settings::from_env().programs)]
     programs: u32,
     /// Report as JSON.
@@ -37,7 +37,7 @@ struct Arguments {
 enum Name {
     Memory,
     Sqlite,
-    /// A private server, or the one that `THREADKEEP_POSTGRES_TEST_URL` names.
+    /// A private server, or the one at `THREADKEEP_POSTGRES_TEST_URL`.
     Postgres,
     /// The same, through `PgBouncer` in transaction mode.
     PostgresPgbouncer,

@@ -1,5 +1,5 @@
-//! Random programs of calls, run on a saver and on a naive model side by side; after each call everything that can be
-//! read must be equal. A program that fails is made smaller until each call in it is needed.
+//! Random programs of calls, run on a saver and on a naive model side by side; after each call everything readable must
+//! be equal. A failing program is reduced until each of its calls is needed.
 
 pub(crate) mod naive;
 mod play;
@@ -27,8 +27,8 @@ async fn random_programs_agree_with_the_model(store: Store) -> Outcome {
     tokio::task::spawn_blocking(move || search(&store, &runtime)).await?
 }
 
-/// Runs the program that some bytes mean: each four of them are an operation, drawn with them as the seed. So a fuzzer that
-/// moves, repeats or leaves out bytes does so with operations.
+/// Runs the program that some bytes encode: every four bytes are an operation, drawn with them as the seed. So a fuzzer
+/// that moves, repeats or drops bytes does the same with operations.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) async fn play_bytes(store: &Store, name: &str, bytes: &[u8]) -> Outcome {
     use proptest::strategy::{Strategy as _, ValueTree as _};
@@ -48,7 +48,7 @@ pub(crate) async fn play_bytes(store: &Store, name: &str, bytes: &[u8]) -> Outco
 }
 
 fn search(store: &Store, runtime: &Handle) -> Outcome {
-    // All programs share the store, each with threads of its own: that is quicker where a store is a database.
+    // All programs share the store, with separate threads: this is faster if a store is a database.
     let programs = AtomicU32::new(0);
     let play = |program: &[Op]| {
         let name = programs.fetch_add(1, Ordering::Relaxed).to_string();
@@ -67,8 +67,8 @@ fn search(store: &Store, runtime: &Handle) -> Outcome {
     }
 }
 
-/// Leaves out operations as long as what remains fails. The shrinking before makes operations simple, but does not try
-/// again to leave them out once they are.
+/// Drops operations as long as the rest still fails. Shrinking simplifies operations first, but does not try again to
+/// drop them afterwards.
 fn smallest(mut failure: Failure, mut program: Vec<Op>, play: impl Fn(&[Op]) -> Outcome) -> Failure {
     let mut at = 0;
     while at < program.len() {

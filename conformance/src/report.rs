@@ -1,4 +1,4 @@
-//! What a run of the suite found, for people and for programs.
+//! The result of a run of the suite, as text and as JSON.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use crate::settings::Settings;
 /// How a case ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The saver does what the case asks.
+    /// The saver does what the case requires.
     Passed,
-    /// It does not; what was seen, and where.
+    /// It does not; what was observed, and where.
     Failed(String),
     /// The case was not run: the saver or its factory does not offer what it needs.
     NotClaimed,
@@ -37,14 +37,14 @@ pub struct CaseReport {
     pub verdict: Verdict,
 }
 
-/// What a run of the suite found. Displayed as tables; [`Self::to_json`] is for programs.
+/// The result of a run of the suite. Displayed as tables; [`Self::to_json`] is machine-readable.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The name of the factory.
     pub saver: &'static str,
-    /// What the run was told.
+    /// The settings of the run.
     pub settings: Settings,
-    /// Each case that was asked for, in the order of [`crate::cases`].
+    /// Each selected case, in the order of [`crate::cases`].
     pub cases: Vec<CaseReport>,
 }
 
@@ -86,7 +86,7 @@ impl Report {
         })
     }
 
-    /// How many passed, failed and were not claimed, of the cases that `of` chooses.
+    /// How many passed, failed and were not claimed, among the cases that `of` selects.
     fn counts(&self, of: impl Fn(&Case) -> bool) -> [usize; 3] {
         let mut counts = [0; 3];
         for CaseReport { verdict, .. } in self.cases.iter().filter(|report| of(&report.case)) {

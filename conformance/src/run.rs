@@ -1,4 +1,4 @@
-//! Running cases: as a report for people, or as a test binary with a line for each case.
+//! Runs cases: for a report, or as a test binary with a line per case.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ fn is_claimed(case: &Case, factory: &impl Factory) -> bool {
     case.needs.is_none_or(|claim| factory.claims().contains(&claim))
 }
 
-/// After so long a case counts as one that will never end: a saver waits for a lock that nobody gives back.
+/// After this time a case is considered hung, such as a saver that waits for a lock that is never released.
 const NEVER: Duration = Duration::from_mins(15);
 
-/// Runs a case on a store of its own. A panic of the saver is a failure of the case.
+/// Runs a case on its own store. A panic of the saver is a failure of the case.
 async fn attempt<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Outcome {
     let run = case.run;
     let attempt = tokio::spawn(async move { run(Store::create(factory, settings).await?).await });
     let ended = tokio::time::timeout(NEVER, attempt).await;
-    ended.map_err(|_| Failure::new(format_args!("the case did not come to an end in {NEVER:?}")))??
+    ended.map_err(|_| Failure::new(format_args!("the case did not end within {NEVER:?}")))??
 }
 
-/// Runs the cases that `filter` chooses, one after the other. Needs a multi-threaded tokio runtime.
+/// Runs the cases that `filter` selects, one after the other. Needs a multi-threaded tokio runtime.
 pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Case) -> bool) -> Report {
     let factory = Arc::new(factory);
     let mut report = Report { saver: factory.name(), settings, cases: Vec::new() };
@@ -46,9 +46,9 @@ pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Ca
     report
 }
 
-/// The `main` of a test with `harness = false`: each case is a test named `<saver>::<case>`, with the arguments and the
-/// output of a usual test binary. Cases that are not claimed are listed as ignored, and say why. [`Settings`] come from
-/// the environment.
+/// The `main` of a test with `harness = false`: each case is a test named `<saver>::<case>`, with the arguments and
+/// output of a usual test binary. Cases that are not claimed are listed as ignored, with the reason. [`Settings`] come
+/// from the environment.
 pub fn main<F: Factory>(factory: F) -> ExitCode {
     let factory = Arc::new(factory);
     if let Some(code) = child(&*factory) {
@@ -70,7 +70,7 @@ pub fn main<F: Factory>(factory: F) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Runs a case in a runtime of its own.
+/// Runs a case in its own runtime.
 fn alone<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Result<Completion, Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
     match runtime.block_on(attempt(case, factory, settings)) {

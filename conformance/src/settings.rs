@@ -1,13 +1,13 @@
-//! What a run of the suite can be told.
+//! The settings of a run of the suite.
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// What is drawn at random, and how much of it. The defaults are fixed, so that a saver gets the same verdict each time.
+/// Random choices, and how many. The defaults are fixed, so that a saver always gets the same verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// The seed of random programs, and of the moments at which processes are killed. Default: 1.
     pub seed: u64,
-    /// How many random programs are tried. Default: 128.
+    /// The number of random programs. Default: 128.
     pub programs: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The suite on the memory saver behind a history cache: a saver in a decorated stack must do all that it does alone.
+//! The suite on the memory saver behind a history cache: a decorated saver must do everything that it does alone.
 
 use std::process::ExitCode;
 

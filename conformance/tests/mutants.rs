@@ -1,4 +1,4 @@
-//! The suite is right about savers that are broken on purpose, and about one that is not.
+//! The suite detects deliberately broken savers, and accepts a correct one.
 
 mod broken;
 
@@ -86,7 +86,7 @@ async fn the_control_passes_everything() {
     assert!(passed > 70, "{report}");
 }
 
-/// Faults that show only when calls come together are found by random programs, and shown by a few calls.
+/// Faults that show only in combinations of calls are found by random programs, and shrunk to a few calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_programs_find_faults_and_shrink_to_what_shows_them() {
     for fault in [

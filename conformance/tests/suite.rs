@@ -1,4 +1,4 @@
-//! The suite and the contract name the same things, and a report says what there is to know.
+//! The suite and the contract name the same cases, and a report is complete.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use threadkeep::saver::Saver;
 use threadkeep_conformance::{BoxError, Claim, Factory, Level, Settings, Verdict, cases, run};
 use threadkeep_memory::MemorySaver;
 
-/// The source of the contract: its bullets are the names of cases.
+/// The source of the contract, whose bullets are case names.
 fn contract() -> String {
     let engine = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/src");
     let file = ["saver.rs", "saver/mod.rs"].map(|file| format!("{engine}/{file}"));
@@ -35,11 +35,11 @@ fn every_case_that_the_coverage_names_is_there() {
     let names: BTreeSet<&str> = cases().iter().map(|case| case.name).collect();
     let mut found = 0;
     for row in include_str!("../COVERAGE.md").lines().filter(|line| line.starts_with('|')) {
-        // The first column has the names of others.
+        // The first column contains names of other projects.
         for cell in row.split('|').skip(2) {
             let quoted = cell.split('`').skip(1).step_by(2);
             for name in quoted.filter(|name| name.contains('_') && !name.contains(['*', '.', '/'])) {
-                assert!(names.contains(name), "COVERAGE.md names {name}, which is no case");
+                assert!(names.contains(name), "COVERAGE.md names {name}, which is not a case");
                 found += 1;
             }
         }

@@ -1,7 +1,7 @@
-//! A worked example: a saver from nothing in `saver.rs`, and the suite run on it.
+//! A worked example: a complete saver in `saver.rs`, and the suite run on it.
 //!
-//! The saver is plain and slow, since each commit writes all that its thread holds. And it is right: it passes every
-//! case. Run it with `cargo run -p threadkeep-conformance --example file_saver`.
+//! The saver is simple and slow, because each commit writes its whole thread. But it is correct: it passes every case.
+//! Run it with `cargo run -p threadkeep-conformance --example file_saver`.
 
 mod saver;
 

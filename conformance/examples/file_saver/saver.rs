@@ -1,4 +1,4 @@
-//! Each thread is one file, written whole beside the old one and renamed over it. Read it from the bottom upwards.
+//! Each thread is one file, written in full next to the old one and renamed over it. Read it from the bottom up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -22,9 +22,9 @@ use threadkeep::value::{ChannelValue, Codec, Encoded};
 use threadkeep::{Error, Result};
 use tokio::task::{JoinError, spawn_blocking};
 
-pub(crate) const NAME: &str = "file"; // In errors and reports.
+pub(crate) const NAME: &str = "file"; // Used in errors and reports.
 
-/// A checkpoint as a file holds it, in MessagePack. How things are stored is the saver's business alone.
+/// A checkpoint in its file, as MessagePack. Each saver chooses its own format.
 #[derive(Serialize, Deserialize)]
 struct Record {
     namespace: Namespace,
@@ -37,8 +37,8 @@ struct Record {
     tasks: Vec<(TaskId, NodeName, u32, Vec<Written>)>,
 }
 
-type Channel = (ChannelName, (u64, u64), Option<(bool, Bytes)>); // (is it a snapshot, bytes); none is a sentinel
-type Written = (ChannelName, bool, Bytes); // The flag tells whether the value is replaced.
+type Channel = (ChannelName, (u64, u64), Option<(bool, Bytes)>); // (is it a snapshot, bytes); `None` for a sentinel
+type Written = (ChannelName, bool, Bytes); // The flag says whether the value is replaced.
 
 fn encode(tuple: &CheckpointTuple) -> Result<Bytes> {
     let bytes = |value: &ChannelValue| value.to_encoded().bytes;
@@ -85,11 +85,11 @@ fn decode(thread: &ThreadId, bytes: &[u8]) -> Result<CheckpointTuple> {
     Ok(CheckpointTuple { thread: thread.clone(), namespace, checkpoint, parent, metadata, writes })
 }
 
-/// A thread as a file holds it: its checkpoints in the order of their ids, each encoded by itself.
+/// A thread in its file: its checkpoints by id, each encoded separately.
 #[derive(Serialize, Deserialize)]
 struct Thread {
     id: ThreadId,
-    /// Drawn anew with each write; empty for a thread that is not there.
+    /// Drawn randomly on each write; empty for a thread that does not exist.
     revision: Vec<u8>,
     checkpoints: BTreeMap<Place, Bytes>,
 }
@@ -122,19 +122,19 @@ fn unavailable(error: impl std::fmt::Display) -> Error {
     Error::Unavailable { saver: NAME, reason: error.to_string() }
 }
 
-/// The file of a thread. An id can be any text, so its hash is the name.
+/// The file of a thread. An id can be any string, so the name is its hash.
 fn path(dir: &Path, thread: &ThreadId) -> PathBuf {
     dir.join(blake3::hash(thread.as_str().as_bytes()).to_hex().as_str())
 }
 
-/// Reads the thread of a file. It is only ever replaced whole, so that needs no lock.
+/// Reads a thread's file. It is only ever replaced as a whole, so this needs no lock.
 fn read(path: &Path) -> Result<Option<Thread>> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unavailable(error)),
     };
-    // A checksum stands in front: a changed byte is an error, never another state.
+    // The file starts with a checksum: a changed byte is an error, never another state.
     let corrupt = |reason: &str| Error::corrupt(path.display().to_string(), reason);
     let (sum, body) = bytes.split_first_chunk().ok_or_else(|| corrupt("the file is too short"))?;
     if blake3::hash(body) != *sum {
@@ -143,7 +143,7 @@ fn read(path: &Path) -> Result<Option<Thread>> {
     rmp_serde::from_slice(body).map(Some).map_err(|error| corrupt(&error.to_string()))
 }
 
-/// Replaces the file of a thread; one without checkpoints has none.
+/// Replaces the file of a thread; a thread without checkpoints has no file.
 fn store(dir: &Path, thread: &Thread) -> Result<()> {
     let (new, path) = (dir.join("new"), path(dir, &thread.id));
     let body = rmp_serde::to_vec(thread).map_err(unavailable)?;
@@ -154,7 +154,7 @@ fn store(dir: &Path, thread: &Thread) -> Result<()> {
     };
     File::create(&new).and_then(|mut file| write(&mut file)).map_err(unavailable)?;
     let done = if thread.checkpoints.is_empty() { fs::remove_file(&path) } else { fs::rename(&new, &path) };
-    // From here on an error does not tell what happened. The directory is flushed to make the new name durable.
+    // From here on, an error leaves the outcome in doubt. Flushing the directory makes the new name durable.
     let done = done.and_then(|()| File::open(dir)?.sync_all());
     done.map_err(|error| Error::InDoubt { saver: NAME, reason: error.to_string() })
 }
@@ -169,14 +169,14 @@ fn load(dir: &Path, id: &ThreadId) -> Result<Thread> {
 pub(crate) struct FileSaver(pub(crate) PathBuf);
 
 impl FileSaver {
-    /// Runs work on the directory where it may block. It comes to its end also if its caller went away.
+    /// Runs blocking work on the directory. It is completed even if the caller is dropped.
     async fn run<T: Send + 'static>(&self, f: impl FnOnce(&Path) -> Result<T> + Send + 'static) -> Result<T> {
         let dir = self.0.clone();
         let lost = |error: JoinError| Error::InDoubt { saver: NAME, reason: error.to_string() };
         spawn_blocking(move || f(&dir)).await.map_err(lost)?
     }
 
-    /// Changes a thread, alone among all writers of all processes.
+    /// Changes a thread, excluding all other writers in all processes.
     async fn change(
         &self,
         id: &ThreadId,
@@ -185,7 +185,7 @@ impl FileSaver {
         let id = id.clone();
         let alone = move |dir: &Path| {
             let lock = File::create(dir.join("lock")).map_err(unavailable)?;
-            lock.lock().map_err(unavailable)?; // Until it is dropped, or the process is killed.
+            lock.lock().map_err(unavailable)?; // Held until it is dropped, or the process is killed.
             let mut thread = load(dir, &id)?;
             let before = thread.checkpoints.clone();
             change(&mut thread)?;
@@ -241,7 +241,7 @@ impl Saver for FileSaver {
     }
 
     async fn flush(&self, _: &ThreadId) -> Result<()> {
-        Ok(()) // Every change is on the disk when it is acknowledged.
+        Ok(()) // Every change is flushed before it is acknowledged.
     }
 
     async fn delta_history(
@@ -262,7 +262,7 @@ impl Saver for FileSaver {
     }
 
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
-        // The plain way: every file is read. A saver for many threads keeps an index.
+        // The simple way: read every file. A saver for many threads would keep an index.
         let after = after.cloned();
         let look = move |dir: &Path| {
             let mut found = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Each call that writes happens whole or not at all: when its caller goes away, when an operation below it fails, and
-//! (in [`super::killed`]) when the process dies.
+//! Each writing call is executed completely or not at all: when its caller is dropped, when an underlying operation
+//! fails, and (in [`super::killed`]) when the process dies.
 
 use std::sync::atomic::Ordering;
 
@@ -46,7 +46,7 @@ impl Call {
         Self::ALL.into_iter().find(|call| format!("{call:?}") == name)
     }
 
-    /// Makes the call on a thread that [`prepare`] made. To make it again is fine.
+    /// Makes the call on a thread prepared by [`prepare`]. It may be repeated.
     pub(super) async fn make(self, saver: &dyn Saver, thread: &str) -> Result<()> {
         let head = key(thread, id(LENGTH));
         match self {
@@ -90,7 +90,7 @@ impl Call {
 /// The number of the head of a prepared thread.
 const LENGTH: u16 = 8;
 
-/// Makes a thread with a bit of everything.
+/// Creates a thread that contains a bit of everything.
 pub(super) async fn prepare(saver: &dyn Saver, thread: &str) -> Result<()> {
     let first = Step::first(thread, 1).value("title", plain("a title that is stored by itself, being long")?);
     let first = first.value("all", messages(0..40)?.into()).snapshot(MESSAGES, list(["seed"])?);
@@ -109,7 +109,7 @@ pub(super) async fn prepare(saver: &dyn Saver, thread: &str) -> Result<()> {
     Ok(())
 }
 
-/// Everything of a thread at one moment, with its name left out.
+/// A whole thread at one point in time, without its name.
 async fn seen(saver: &dyn Saver, thread: &str) -> Result<Vec<CheckpointTuple>> {
     let image = saver.read_thread(&thread.into()).await?;
     let nameless = |tuple| CheckpointTuple { thread: ThreadId::from(""), ..tuple };
@@ -125,7 +125,7 @@ async fn paths(saver: &dyn Saver, thread: &str) -> Result<Vec<ChannelHistory>> {
     Ok(paths)
 }
 
-/// What a prepared thread is before and after a call.
+/// A prepared thread before and after a call.
 pub(super) struct Expected {
     call: Call,
     before: Vec<CheckpointTuple>,
@@ -134,7 +134,7 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// Sees it on a thread of its own, when nothing goes wrong.
+    /// Records it on a separate thread, without failures.
     pub(super) async fn of(call: Call, saver: &dyn Saver) -> Result<Self, Failure> {
         let thread = format!("{call:?} in peace");
         prepare(saver, &thread).await?;
@@ -145,8 +145,8 @@ impl Expected {
         Ok(Self { call, before, after, paths: paths(saver, &thread).await? })
     }
 
-    /// Fails unless the thread is as before or as after the call, and the call made again brings it to the latter.
-    /// Returns whether it had happened.
+    /// Fails unless the thread is as before or as after the call, and repeating the call yields the latter. Returns
+    /// whether the call had been executed.
     pub(super) async fn settle(&self, saver: &dyn Saver, thread: &str, when: &str) -> Result<bool, Failure> {
         let call = self.call;
         let now = seen(saver, thread).await?;
@@ -156,7 +156,7 @@ impl Expected {
             "{when}, the thread is neither before nor after {call:?}: {now:?}"
         );
         match call.make(saver, thread).await {
-            // What was given up may have come to its end meanwhile.
+            // An abandoned call may have completed meanwhile.
             Err(Error::Stale { .. }) => call.make(saver, thread).await?,
             other => other?,
         }
@@ -173,7 +173,7 @@ async fn a_dropped_call_happens_whole_or_not_at_all(store: Store) -> Outcome {
         for patience in 0..20 {
             let thread = format!("{call:?} dropped after {patience}");
             prepare(&*saver, &thread).await?;
-            // Given up after it was polled so many times, wherever it stands then.
+            // Abandoned after this many polls.
             tokio::select! {
                 biased;
                 outcome = call.make(&*saver, &thread) => outcome?,

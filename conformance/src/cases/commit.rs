@@ -44,7 +44,7 @@ fn conflict(
     Err(Error::Conflict { thread, namespace, expected, found })
 }
 
-/// Fails unless the commit is refused with this error and leaves the thread as it was.
+/// Fails unless the commit is refused with this error and leaves the thread unchanged.
 async fn refused(saver: &dyn Saver, step: &Step, expected: Result<CheckpointKey>) -> Outcome {
     let before = dump(saver, "t").await?;
     check_eq!(step.commit(saver).await, expected, "the commit of {:?}", step.commit.key());
@@ -52,7 +52,7 @@ async fn refused(saver: &dyn Saver, step: &Step, expected: Result<CheckpointKey>
     Ok(())
 }
 
-/// Fails unless the commit is refused as wrong input and leaves the thread as it was.
+/// Fails unless the commit is refused as invalid input and leaves the thread unchanged.
 async fn invalid(saver: &dyn Saver, step: &Step, why: &str) -> Outcome {
     let before = dump(saver, "t").await?;
     let outcome = step.commit(saver).await;
@@ -75,7 +75,7 @@ async fn commit_on_a_stale_head_conflicts(store: Store) -> Outcome {
     let stale = Step::after(&one, 3).runs(says(1, "lost")?).value("title", plain("lost")?);
     refused(&*saver, &stale, conflict(&one, Some(id(1)), Some(id(2)))).await?;
 
-    // A fork names its old parent and the current head; a stale fork conflicts as well.
+    // A fork names its old parent and the current head; a stale fork conflicts, too.
     let fork = Step::fork(&one, &two, 3).commit(&*saver).await?;
     refused(&*saver, &Step::fork(&one, &two, 4), conflict(&one, Some(id(2)), Some(id(3)))).await?;
     refused(&*saver, &Step::after(&two, 4), conflict(&one, Some(id(2)), Some(id(3)))).await?;
@@ -279,7 +279,7 @@ async fn commit_that_fails_stores_nothing(store: Store) -> Outcome {
     let saver = store.open().await?;
     let root = Step::first("t", 1).value("title", plain("x")?).commit(&*saver).await?;
     saver.put_writes(&root, &says(1, "early")?).await?;
-    // Each of these brings new writes, more writes for a stored task, and new values, and has one thing wrong.
+    // Each of these has new writes, more writes for a stored task, and new values, and one flaw.
     let good = || -> Result<Step, Failure> {
         let more = task(1, [write(MESSAGES, list(["early"])?), write(MESSAGES, list(["more"])?)]);
         let step = Step::after(&root, 2).brings(says(2, "new")?).runs(more).sentinel(MESSAGES);
@@ -297,7 +297,7 @@ async fn commit_that_fails_stores_nothing(store: Store) -> Outcome {
     elsewhere.commit.namespace = Namespace::new("nested");
     refused(&*saver, &elsewhere, conflict(&elsewhere.commit.key(), Some(root.id), None)).await?;
 
-    // Without the flaw it goes through.
+    // Without the flaw it is accepted.
     good()?.commit(&*saver).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Several writers and readers at once, several handles, and callers that stop waiting.
+//! Concurrent writers and readers, several handles, and callers that stop waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -55,7 +55,7 @@ async fn join<T: 'static>(mut tasks: JoinSet<Result<T, Failure>>) -> Result<Vec<
     Ok(all)
 }
 
-/// Lets writers race for the head of one thread, round after round. Writer `n` uses handle `n`, counted around.
+/// Lets writers race for the head of one thread in many rounds. Writer `n` uses handle `n` modulo their number.
 async fn race(handles: &[Arc<dyn Saver>]) -> Outcome {
     const WRITERS: u16 = 8;
     const ROUNDS: u16 = 15;
@@ -125,7 +125,7 @@ async fn racing_writers_leave_one_chain(store: Store) -> Outcome {
                     let Some(seen) = head(&*saver, "t").await? else {
                         return Err(Failure::new("the thread is gone"));
                     };
-                    // Drawn behind the read, so it is greater than the head that was read.
+                    // Drawn after the read, so it is greater than the head that was read.
                     let n = numbers.fetch_add(1, Ordering::SeqCst);
                     let text = format!("{writer}-{commit}");
                     let step = Step::after(&seen.key(), n).sentinel(MESSAGES).runs(says(n, &text)?);
@@ -134,7 +134,7 @@ async fn racing_writers_leave_one_chain(store: Store) -> Outcome {
                         Err(Error::Conflict { .. }) => conflicts += 1,
                         Err(other) => return Err(other.into()),
                     }
-                    // Each conflict is somebody else's success, so there cannot be more of them than commits.
+                    // Each conflict is another writer's success, so there cannot be more conflicts than commits.
                     check!(conflicts <= WRITERS * COMMITS, "writer {writer} met {conflicts} conflicts");
                 }
             }
@@ -263,7 +263,7 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
     Ok(())
 }
 
-/// The `n`-th step of a thread whose every checkpoint [`whole`] can judge; `all` is its list, which grows by one.
+/// The `n`-th step of a thread whose checkpoints [`whole`] can check; `all` is its list, which grows by one.
 pub(super) fn judged(last: &CheckpointKey, n: u16, all: &mut ListValue) -> Result<Step, Failure> {
     all.push(message(&format!("m{n}"), "new")?);
     let step = Step::after(last, n).value("n", plain(n)?).value("all", all.clone().into());
@@ -279,7 +279,7 @@ pub(super) fn first_judged(thread: &str) -> Result<(Step, ListValue), Failure> {
     Ok((first.snapshot(MESSAGES, list([])?), all))
 }
 
-/// Fails unless a checkpoint of such a thread is all there; returns its number.
+/// Fails unless a checkpoint of such a thread is complete; returns its number.
 pub(super) async fn whole(saver: &dyn Saver, tuple: &CheckpointTuple) -> Result<u64, Failure> {
     let value = |channel| tuple.checkpoint.channels.get(channel).and_then(|entry| entry.stored.value());
     let n = match value("n") {
@@ -307,7 +307,7 @@ async fn two_handles_share_one_store(store: Store) -> Outcome {
     all.rebase(version(1));
     let mut expected = Vec::new();
     for n in 2..=12_u16 {
-        // Handles take turns; each reads what the other one just wrote, and builds on it.
+        // Handles take turns; each reads what the other one just wrote, and continues from it.
         let (one, other) = (&*handles[usize::from(n % 2)], &*handles[usize::from((n + 1) % 2)]);
         one.put_writes(&last, &says(n, &n.to_string())?).await?;
         let rows = get(other, &last).await?.map(|tuple| tuple.writes);

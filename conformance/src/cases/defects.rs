@@ -1,4 +1,4 @@
-//! Minimal reproductions of defects that other checkpoint stores have or had, as far as they show at a saver. Each
+//! Minimal reproductions of defects that other checkpoint stores have or had, if they show at the saver level. Each
 //! names the report in the store's public issue tracker.
 
 use serde_json::json;
@@ -53,7 +53,7 @@ pub(super) const CASES: &[Case] = &[
 /// <https://github.com/langchain-ai/langgraph/issues/8382>
 async fn r8382_parallel_tasks_replay_in_the_order_they_ran(store: Store) -> Outcome {
     let saver = store.open().await?;
-    // Many threads, so that no order of storage or of ids is right by luck.
+    // Many threads, so that no storage or id order is correct by chance.
     for thread in 0..12_u16 {
         let name = format!("t{thread}");
         let mut last = Step::first(&name, 1).snapshot(MESSAGES, list(["seed"])?).commit(&*saver).await?;
@@ -128,7 +128,7 @@ async fn two_turns(
 async fn r8443_sibling_inputs_on_one_parent_stay_apart(store: Store) -> Outcome {
     let (saver, keys) = two_turns(&store).await?;
     let (after_out_1, head) = (&keys[2], &keys[4]);
-    // A fork from the checkpoint behind out-1; its input is stored under the same parent as in-2.
+    // A fork from the checkpoint after out-1; its input is stored under the same parent as in-2.
     let input = Step::fork(after_out_1, head, 6).sentinel(MESSAGES).runs(says(6, "in-3")?);
     let input = input.commit(&*saver).await?;
     let output = Step::after(&input, 7).sentinel(MESSAGES).runs(says(7, "out-3")?).commit(&*saver).await?;
@@ -270,7 +270,7 @@ async fn special_rows_never_replay(store: Store) -> Outcome {
         writes.push(write(MESSAGES, list(["said"])?));
     }
     let two = Step::after(&root, 2).sentinel(MESSAGES).runs(task(1, writes)).commit(&*saver).await?;
-    // An answer that comes in after the step, to a task that was applied.
+    // A late answer to a task that was already applied.
     saver.put_writes(&root, &task(1, [write(RESUME_CHANNEL, list(["late"])?)])).await?;
     check_eq!(replayed(&*saver, &two).await?, json!(["said", "said", "said", "said"]), "messages");
     Ok(())

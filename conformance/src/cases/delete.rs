@@ -76,7 +76,7 @@ async fn delete_unknown_thread_is_fine(store: Store) -> Outcome {
 
 async fn a_thread_made_anew_has_nothing_of_the_old_one(store: Store) -> Outcome {
     let saver = store.open().await?;
-    // The second life has the same ids and versions, and other values.
+    // The second life has the same ids and versions, but other values.
     for life in ["old", "new"] {
         let first = Step::first("t", 1).snapshot(MESSAGES, list([life])?).value("title", plain(life)?);
         let root = first.commit(&*saver).await?;

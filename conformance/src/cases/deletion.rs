@@ -1,5 +1,5 @@
-//! Deletions, copies and conversions as the engine plans them, carried out on the saver: whatever goes, what stays reads
-//! as it did, in both modes.
+//! Deletions, copies and conversions as the engine plans them, executed on the saver: what remains reads as before, in
+//! both modes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// A superstep of a run, of one task that says one message.
+/// A superstep of a run with one task that writes one message.
 async fn step(writer: &mut StepWriter, run: &str, says: &str) -> Result<StateSnapshot, Failure> {
     let task = writer.start_task(&"agent".into(), 0);
     let writes = vec![
@@ -60,8 +60,8 @@ async fn step(writer: &mut StepWriter, run: &str, says: &str) -> Result<StateSna
     Ok(writer.commit(Source::Loop, vec![], extra).await?.clone())
 }
 
-/// Ten turns of a run each, a title, a branch from the fourth turn, a note of durations on the head, and a nested
-/// namespace; returns the checkpoints of the trunk, oldest first.
+/// Ten turns, each in its own run, a title, a branch from the fourth turn, a note of durations on the head, and a
+/// nested namespace; returns the checkpoints of the trunk, oldest first.
 async fn talk(accessor: &StateAccessor, thread: &str) -> Result<Vec<StateSnapshot>, Failure> {
     let mut trunk = vec![create(accessor, thread).await?];
     let mut writer = open(accessor, thread, None).await?;
@@ -93,7 +93,7 @@ async fn states(
     states.iter().map(|state| Ok((state.key.id, state.values()?))).collect()
 }
 
-/// Fails unless the thread reads, through another handle too, as it did, and every invariant holds.
+/// Fails unless the thread reads as before, through another handle too, and every invariant holds.
 async fn reads_as(
     store: &Store,
     accessor: &StateAccessor,
@@ -122,7 +122,7 @@ async fn prune_keeps_the_state_of_what_stays(store: Store) -> Outcome {
                 let trunk = talk(&accessor, &thread).await?;
                 let before = states(&accessor, &thread).await?;
                 let head = trunk.last().map(|state| state.key.id);
-                // A task that is under way when the pass comes.
+                // A task in progress during the pass.
                 let mut writer = open(&accessor, &thread, None).await?;
                 let task = writer.start_task(&"agent".into(), 0);
                 let said = vec![says(&accessor, "under way")?];
@@ -143,7 +143,7 @@ async fn prune_keeps_the_state_of_what_stays(store: Store) -> Outcome {
                 if keep == Keep::Latest && boundary == Boundary::FreshSnapshot {
                     check_eq!(expected.len(), 1, "what is left of {thread}");
                 }
-                // Again, it finds nothing to do; and what was under way comes to its end.
+                // A second pass finds nothing to do; and the task in progress completes.
                 let again = prune(&*saver, &thread.as_str().into(), &order, accessor.table()).await?;
                 check_eq!(again.removed().count(), 0, "what a second pass over {thread} removed");
                 let live = writer.commit(Source::Loop, vec![], Map::new()).await?.clone();
@@ -220,7 +220,7 @@ async fn copies_are_equal_and_their_own(store: Store) -> Outcome {
         ] {
             check!(matches!(refused, Err(Error::InvalidInput(_))), "a copy that cannot be: {refused:?}");
         }
-        // Each goes on for itself; then the source goes.
+        // Each continues independently; then the source is deleted.
         turn(&mut open(&accessor, &copy, None).await?, "in the copy").await?;
         turn(&mut open(&accessor, &thread, None).await?, "in the source").await?;
         let copied = states(&accessor, &copy).await?;
@@ -247,7 +247,7 @@ async fn retention_takes_only_what_nobody_needs(store: Store) -> Outcome {
         check_eq!(pass.deleted_checkpoint_ids, [], "what a pass took that had nothing to take, {thread}");
         check_eq!(pass.stats_before, pass.stats_after, "the thread before and after that pass, {thread}");
 
-        // A note of durations behind the head is nobody's.
+        // A note of durations after the head belongs to no run.
         let note = Map::from_iter([("writes".to_owned(), json!({ (DURATION_NODE): {} }))]);
         let leaf = accessor.annotate(&at(&accessor, &thread, None).await?, note).await?;
         let cap = RetentionPolicy { max_delete_per_run: Some(0), ..policy.clone() };
@@ -257,7 +257,7 @@ async fn retention_takes_only_what_nobody_needs(store: Store) -> Outcome {
         check_eq!(pass.deleted_checkpoint_ids, [leaf.key.id], "what the pass took, {thread}");
         reads_as(&store, &accessor, &thread, &expected, "after the pass").await?;
 
-        // The branch goes when it is asked for.
+        // The branch is removed when requested.
         let policy = RetentionPolicy { prune_leaf_sibling_branches: true, ..policy };
         let pass = enforce(&*saver, &id, &policy, accessor.table(), false).await?;
         check_eq!(pass.deleted_checkpoint_ids.len(), 1, "the branch of {thread}");

@@ -1,4 +1,4 @@
-//! What is there after the last handle was dropped and the store was opened again.
+//! What remains after the last handle was dropped and the store was opened again.
 
 use std::sync::Arc;
 

@@ -120,7 +120,7 @@ async fn get_loads_what_was_asked(store: Store) -> Outcome {
     let at = CheckpointSelector::at(&step.commit(&*saver).await?);
     saver.put_writes(&step.commit.key(), &says(1, "pending")?).await?;
 
-    // What is loaded is as it was stored; the rest is held, and keeps its version.
+    // What is loaded equals what was stored; the rest is held, and keeps its version.
     let expected = |loaded: &[&str]| -> CheckpointTuple {
         let mut tuple = step.tuple([]);
         for (name, entry) in &mut tuple.checkpoint.channels {

@@ -73,7 +73,7 @@ fn append(text: &str) -> Result<Write> {
 async fn history_replays_only_applied_writes(store: Store) -> Outcome {
     let saver = store.open().await?;
     let root = Step::first("t", 1).snapshot(MESSAGES, list(["seed"])?).commit(&*saver).await?;
-    // Under the root: what one child applied, what its sibling applied, and what nobody did.
+    // Under the root: what one child applied, what its sibling applied, and what no child applied.
     saver.put_writes(&root, &says(1, "pending")?).await?;
     saver.put_writes(&root, &says(2, "two")?).await?;
     let busy = task(
@@ -128,7 +128,7 @@ async fn history_stops_at_the_nearest_value(store: Store) -> Outcome {
         (four, seed(3, snapshot.clone()), steps([(4, 1, vec![append("4")?])])),
         (five, seed(3, snapshot), steps([(4, 1, vec![append("4")?]), (5, 0, vec![])])),
         (six, seed(6, list(["6"])?), steps([])),
-        // A value that is held over is stored there too.
+        // A held value is stored there, too.
         (seven, Seed { checkpoint: id(7), value: list(["6"])?, version: version(6) }, steps([])),
         (
             eight,
@@ -200,7 +200,7 @@ async fn history_of_a_never_written_channel_has_no_seed_and_no_writes(store: Sto
         let none = saver.delta_history(at, &BTreeSet::new(), None).await?;
         check_eq!(none.len(), 0, "paths when no channel is asked for");
     }
-    // Behind the first write there is a path, and it begins where the channel was not there yet.
+    // After the first write there is a path, and it starts where the channel did not exist yet.
     let three = Step::after(&two, 3).sentinel(MESSAGES).runs(says(3, "first")?).commit(&*saver).await?;
     let four = Step::after(&three, 4).held(MESSAGES, 3).commit(&*saver).await?;
     for reach in [None, Some(one.id)] {
@@ -211,7 +211,7 @@ async fn history_of_a_never_written_channel_has_no_seed_and_no_writes(store: Sto
     Ok(())
 }
 
-/// Damages a thread of [`cadence`] and fails unless the paths that need what is gone are refused, and only those.
+/// Damages a thread of [`cadence`] and fails unless exactly the paths that need the lost rows are refused.
 async fn broken(
     store: Store,
     damage: Damage,

@@ -1,4 +1,4 @@
-//! What is there after a process was killed in the middle of its work, in the windows in which stores lose things.
+//! What remains after a process was killed in the middle of its work, at the points where stores lose data.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ const TASKS: &str = "tasks";
 const BURST: &str = "burst";
 const THREADS: [&str; 3] = ["t0", "t1", "t2"];
 
-/// What a child process does.
+/// The work of a child process.
 pub(crate) async fn work(work: &str, saver: Arc<dyn Saver>) -> Outcome {
     match work.split_once(' ') {
         None if work == TASKS => finish_tasks(&saver).await,
@@ -116,7 +116,7 @@ async fn killed_between_tasks_and_commit(store: Store) -> Outcome {
     Ok(())
 }
 
-/// Goes on with three threads at the same time, for ever.
+/// Continues three threads concurrently, forever.
 async fn burst(saver: &Arc<dyn Saver>) -> Outcome {
     let mut threads = JoinSet::new();
     for thread in THREADS {
@@ -129,7 +129,7 @@ async fn burst(saver: &Arc<dyn Saver>) -> Outcome {
     Ok(())
 }
 
-/// Adds steps to a thread, and says what was stored.
+/// Adds steps to a thread, and reports what was stored.
 async fn go_on(saver: &dyn Saver, thread: &str, steps: u16) -> Outcome {
     let (first, mut all) = first_judged(thread)?;
     let (mut last, mut n) = match head(saver, thread).await? {
@@ -147,7 +147,7 @@ async fn go_on(saver: &dyn Saver, thread: &str, steps: u16) -> Outcome {
         saver.put_writes(&last, &early).await?;
         say(&format!("{thread} put {n}"))?;
         let mut step = judged(&last, n, &mut all)?;
-        // The end of the process takes nothing, whether it is flushed or not.
+        // A process crash loses nothing, flushed or not.
         step.commit.flush = if n % 3 == 0 { Flush::Now } else { Flush::WithNext };
         last = step.commit(saver).await?;
         say(&format!("{thread} committed {n}"))?;
@@ -174,7 +174,7 @@ async fn killed_in_a_burst_of_commits(store: Store) -> Outcome {
     go_on(&*saver, THREADS[0], 3).await
 }
 
-/// Fails unless everything of a thread that was heard of is there, and nothing half.
+/// Fails unless everything reported for a thread exists, and nothing is incomplete.
 async fn survived(saver: &dyn Saver, thread: &str, heard: &[String]) -> Outcome {
     let found = dump(saver, thread).await?;
     for (tuple, n) in found.iter().rev().zip(1_u16..) {
@@ -220,7 +220,7 @@ async fn a_killed_call_happens_whole_or_not_at_all(store: Store) -> Outcome {
             let happened = expected.settle(&*saver, &thread, &format!("killed in {call:?}")).await?;
             let acknowledged = last.iter().any(|line| line == "done");
             check!(happened || !acknowledged, "{call:?} was acknowledged, and the kill undid it");
-            // Nothing that the dead process held is in the way of the others.
+            // Nothing that the dead process held blocks others.
             saver.delete_thread(&thread.as_str().into()).await?;
             check_eq!(head(&*saver, &thread).await?, None, "the thread after its deletion");
         }

@@ -76,7 +76,7 @@ async fn list_before_is_exclusive(store: Store) -> Outcome {
         let expected: Vec<_> = expected.into_iter().map(id).collect();
         check_eq!(ids(&*saver, &query).await?, expected, "before {before}");
     }
-    // Page by page, each page before the last entry of the one before.
+    // Page by page, each before the last entry of the previous one.
     let (mut pages, mut before) = (Vec::new(), None);
     loop {
         let page = ids(&*saver, &ListQuery { before, limit: Some(3), ..all("t") }).await?;

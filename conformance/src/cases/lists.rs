@@ -1,5 +1,5 @@
-//! Lists that say from which stored list they were made ([`threadkeep::value::ListValue::base`]): a saver may store
-//! only what is new, and must read back the whole.
+//! Lists that name the stored list they were made from ([`threadkeep::value::ListValue::base`]): a saver may store only
+//! what is new, but must read back the whole list.
 
 use serde_json::json;
 use threadkeep::checkpoint::{CheckpointKey, Stored};
@@ -24,7 +24,7 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, lists_with_equal_elements_keep_each_of_them, "of two equal messages one would be lost"),
 ];
 
-/// Commits `list` under a new version on top of `last`, and declares it held as the engine does.
+/// Commits `list` under a new version on top of `last`, and declares it held, as the engine does.
 async fn keep(saver: &dyn Saver, last: &mut Option<CheckpointKey>, n: u16, list: &mut ListValue) -> Outcome {
     let step = match &*last {
         None => Step::first("t", n),
@@ -114,7 +114,7 @@ async fn list_bases_may_be_on_another_branch(store: Store) -> Outcome {
     list.push(message("left", "only on the left branch")?);
     keep(&*saver, &mut last, 2, &mut list).await?;
     let Some(left) = last else { return Ok(()) };
-    // The right branch starts from the root, and keeps a list that was made from the left one.
+    // The right branch starts from the root, and has a list that was made from the left one.
     list.remove(5);
     list.push(message("right", "only on the right branch")?);
     let right = Step::fork(&root, &left, 3).value(MESSAGES, list.clone().into());
@@ -135,7 +135,7 @@ async fn list_bases_that_the_store_does_not_hold_do_no_harm(store: Store) -> Out
     keep(&*saver, &mut last, 1, &mut list).await?;
     list.push(message("m20", "the branch point")?);
 
-    // Into another thread, into another namespace, and after the thread with the base was deleted.
+    // In another thread, in another namespace, and after the thread with the base was deleted.
     let foreign = Step::first("u", 2).value(MESSAGES, list.clone().into());
     let nested = Step::first("t", 2).namespace("nested").snapshot(MESSAGES, list.clone().into());
     for step in [&foreign, &nested] {
@@ -147,7 +147,7 @@ async fn list_bases_that_the_store_does_not_hold_do_no_harm(store: Store) -> Out
     let key = anew.commit(&*saver).await?;
     check_eq!(get(&*saver, &key).await?, Some(anew.tuple([])), "with the base deleted");
 
-    // From another store altogether.
+    // From a different store.
     list.rebase(Version { counter: 77, random: 77 });
     list.remove(3);
     list.push(message("m21", "from elsewhere")?);
@@ -163,7 +163,7 @@ async fn list_bases_hold_in_writes_too(store: Store) -> Outcome {
     let mut last = None;
     keep(&*saver, &mut last, 1, &mut list).await?;
     let Some(root) = last else { return Ok(()) };
-    // A compaction overwrites the channel with the tail of what it holds.
+    // A compaction overwrites the channel with the tail of its list.
     for _ in 0..25 {
         list.remove(0);
     }

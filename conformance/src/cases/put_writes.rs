@@ -76,7 +76,7 @@ async fn put_writes_is_idempotent(store: Store) -> Outcome {
         saver.put_writes(&root, &row).await?;
         check_eq!(get(&*saver, &root).await?, Some(first.tuple([row.clone(), other.clone()])), "put again");
     }
-    // What is there stays: a child may have applied it.
+    // Existing writes stay: a child may have applied them.
     let changed = task(1, [write("title", plain("changed")?)]);
     saver.put_writes(&root, &changed).await?;
     check_eq!(
@@ -150,7 +150,7 @@ async fn put_writes_needs_its_checkpoint(store: Store) -> Outcome {
     {
         check_eq!(saver.put_writes(&wrong, &row).await, not_found(&wrong), "under {wrong:?}");
     }
-    // Made afterwards, these checkpoints have no writes.
+    // These checkpoints are created afterwards and have no writes.
     let second = Step::after(&root, 2);
     second.commit(&*saver).await?;
     let nested = Step::first("t", 1).namespace("nested");

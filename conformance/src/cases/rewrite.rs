@@ -52,7 +52,7 @@ async fn image(saver: &dyn Saver, thread: &str) -> Result<ThreadImage> {
     saver.read_thread(&thread.into()).await
 }
 
-/// Rewrites the thread as it is now.
+/// Rewrites the current thread.
 async fn rewrite(saver: &dyn Saver, thread: &str, rewrite: Rewrite) -> Result<()> {
     let thread = ThreadId::from(thread);
     let revision = saver.read_thread(&thread).await?.revision;
@@ -189,7 +189,7 @@ async fn rewrite_removes_and_puts(store: Store) -> Outcome {
     let tree = tree(&*saver).await?;
     let before = image(&*saver, "t").await?;
 
-    // A leaf goes; nothing else changes.
+    // Removes a leaf; nothing else changes.
     rewrite(&*saver, "t", removing([&tree.keys[3]])).await?;
     let mut expected = before.checkpoints.clone();
     expected.remove(&place(&tree.keys[3]));
@@ -197,7 +197,7 @@ async fn rewrite_removes_and_puts(store: Store) -> Outcome {
     check_eq!(get(&*saver, &tree.keys[3]).await?, None, "the leaf");
     check_eq!(replayed(&*saver, &tree.keys[4]).await?, serde_json::json!(["a", "b", "c", "d"]), "the trunk");
 
-    // The two oldest go; the third becomes a root with a snapshot. The title that it took over stays.
+    // Removes the two oldest; the third becomes a root with a snapshot. The title that it held stays.
     let mut root = expected[&place(&tree.keys[2])].clone();
     root.parent = None;
     root.checkpoint.applied.clear();
@@ -215,7 +215,7 @@ async fn rewrite_removes_and_puts(store: Store) -> Outcome {
     let seed = path(&*saver, &tree.keys[4], None).await?.seed.map(|seed| seed.checkpoint);
     check_eq!(seed, Some(id(3)), "where its path begins");
 
-    // Rows under a checkpoint go, with the writes of a task that nobody applied.
+    // Removes rows under a checkpoint: the writes of a task that no child applied.
     let mut last = expected[&place(&tree.keys[4])].clone();
     check_eq!(last.writes.len(), 1, "its pending tasks");
     last.writes.clear();
@@ -287,7 +287,7 @@ async fn rewrite_that_breaks_a_lineage_is_refused(store: Store) -> Outcome {
         check!(matches!(done, Err(Error::InvalidInput(_))), "{what}: {done:?}");
         check_eq!(image(&*saver, "t").await?, before, "the thread after it was refused: {what}");
     }
-    // And the saver goes on.
+    // The saver continues to work.
     let six = Step::after(&tree.keys[4], 6).sentinel(MESSAGES).held("title", 1).applies(6);
     let six = six.commit(&*saver).await?;
     check_eq!(
@@ -329,7 +329,7 @@ async fn rewrite_makes_a_thread(store: Store) -> Outcome {
         serde_json::json!(["a", "b", "c", "d", "pending"]),
         "the copy when it goes on"
     );
-    // Under the id of a thread that was deleted, with the ids that it had.
+    // Under the id of a deleted thread, with the same ids as before.
     saver.rewrite_thread(&"t".into(), &Revision::absent(), copy("t")).await?;
     check_eq!(image(&*saver, "t").await?.checkpoints, source.checkpoints, "the source, made anew");
     let again = saver.rewrite_thread(&"t".into(), &Revision::absent(), copy("t")).await;
@@ -355,7 +355,7 @@ async fn rewrite_may_leave_nothing(store: Store) -> Outcome {
 async fn a_commit_after_a_rewrite_goes_on(store: Store) -> Outcome {
     let saver = store.open().await?;
     let tree = tree(&*saver).await?;
-    // A second handle knew the thread before.
+    // A second handle read the thread before.
     let other = store.open().await?;
     head(&*other, "t").await?;
 
@@ -364,14 +364,14 @@ async fn a_commit_after_a_rewrite_goes_on(store: Store) -> Outcome {
     check_eq!(now, Some(tree.keys[3].clone()), "the head when the newest is gone");
     let lost = Step::after(&tree.keys[4], 6).held("title", 1).commit(&*saver).await;
     check!(matches!(lost, Err(Error::Conflict { .. })), "a run that did not notice: {lost:?}");
-    // An id may even be smaller than one that is gone.
+    // An id may even be smaller than a removed one.
     let seven = Step::after(&tree.keys[3], 7).sentinel(MESSAGES).held("title", 1).runs(says(7, "y")?);
     let seven = seven.commit(&*other).await?;
     check_eq!(replayed(&*saver, &seven).await?, serde_json::json!(["a", "b", "x", "y"]), "after the rewrite");
     let title = stored(&*saver, &seven, "title").await?;
     check_eq!(title, stored(&*saver, &tree.keys[0], "title").await?, "what is taken over");
 
-    // What a step takes over from a checkpoint whose holder is gone.
+    // What a step holds from a checkpoint whose own source was removed.
     let mut root = image(&*saver, "t").await?.checkpoints[&place(&tree.keys[3])].clone();
     root.parent = None;
     root.checkpoint.applied.clear();
@@ -387,7 +387,7 @@ async fn a_commit_after_a_rewrite_goes_on(store: Store) -> Outcome {
 async fn history_ends_at_a_root(store: Store) -> Outcome {
     let saver = store.open().await?;
     let tree = tree(&*saver).await?;
-    // 1 stays as it is, 2 goes, and its children become roots.
+    // Checkpoint 1 is unchanged, 2 is removed, and its children become roots.
     let before = image(&*saver, "t").await?;
     let mut plan = removing([&tree.keys[1]]);
     for (n, texts) in [(2, ["a", "b", "c"]), (3, ["a", "b", "x"])] {
@@ -458,7 +458,7 @@ async fn rewrites_and_commits_exclude_each_other(store: Store) -> Outcome {
     let (writer, other) = (store.open().await?, store.open().await?);
     let first = Step::first("t", 1).snapshot(MESSAGES, list(["0"])?).commit(&*writer).await?;
     let pruning = tokio::spawn(async move {
-        // Again and again: everything but the head goes, which gets its whole list.
+        // Repeatedly removes everything but the head, which gets its whole list.
         let mut pruned = 0;
         for _ in 0..60 {
             tokio::task::yield_now().await;

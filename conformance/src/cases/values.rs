@@ -1,4 +1,4 @@
-//! Odd ids, texts, values and metadata: what is legal must survive.
+//! Unusual ids, texts, values and metadata: everything legal must survive.
 
 use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites, Write};
@@ -179,7 +179,7 @@ async fn large_values_survive(store: Store) -> Outcome {
     let row = task(1, [write(MESSAGES, plain(many)?), write(MESSAGES, list([&text, "", &text])?)]);
     saver.put_writes(&root, &row).await?;
     let got = get(&*saver, &root).await?;
-    // Compared in parts, by size and equality: a difference should not print megabytes.
+    // Compared in parts, by size and equality, because a difference should not print megabytes.
     for (name, entry) in &step.commit.checkpoint.channels {
         let got = got.as_ref().and_then(|tuple| tuple.checkpoint.channels.get(name));
         let sizes = [got, Some(entry)]
@@ -277,7 +277,7 @@ async fn equal_versions_elsewhere_are_other_values(store: Store) -> Outcome {
         let at = step.commit.key();
         check_eq!(get(&*saver, &at).await?, Some(step.tuple([])), "{at:?} after deleting the other thread");
     }
-    // One of two namespaces goes, and its values alone.
+    // One of two namespaces is deleted, with only its own values.
     let [left, going] = [&steps[2], &steps[3]].map(|step| step.commit.key());
     let image = saver.read_thread(&going.thread).await?;
     let remove = [(going.namespace.clone(), going.id)].into();
@@ -298,7 +298,7 @@ async fn held_values_survive_many_generations(store: Store) -> Outcome {
     let mut keys = vec![root.clone()];
     for n in 2..=120 {
         let parent = keys.last().unwrap_or(&root);
-        // Every tenth generation is a fork from five checkpoints ago, and goes on from there.
+        // Every tenth generation is a fork from five checkpoints earlier, and continues from there.
         let from = if n % 10 == 0 { &keys[keys.len() - 6] } else { parent };
         let step = Step::fork(from, parent, n).held("title", 1).held("notes", 1);
         keys.push(step.value(MESSAGES, list([&n.to_string()])?).commit(&*saver).await?);

@@ -1,5 +1,5 @@
-//! The model: a saver that is too simple to be wrong. It copies everything everywhere, and keeps with each checkpoint
-//! the writes that made it, so that nothing that comes later can change what it says of the past.
+//! The model: a saver too simple to be wrong. It copies everything, and stores with each checkpoint the writes that
+//! created it, so that later changes cannot affect what it says about the past.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use threadkeep::saver::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Lo
 /// Why the contract refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The head is not the one that the commit expects.
+    /// The head is not the expected one.
     Conflict,
     /// The thread has another revision.
     Stale,
@@ -23,7 +23,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether this is what a saver's error says.
+    /// Whether a saver's error means this.
     pub fn is(self, error: &Error) -> bool {
         match self {
             Self::Conflict => matches!(error, Error::Conflict { .. }),
@@ -37,7 +37,7 @@ impl Refusal {
 #[derive(Debug, Clone)]
 struct Node {
     tuple: CheckpointTuple,
-    /// The writes that made it, in the order in which they were applied.
+    /// The writes that created it, in the order in which they were applied.
     made_by: Vec<Write>,
 }
 
@@ -83,7 +83,7 @@ impl Naive {
         found
     }
 
-    /// Stores a row, or gives every reason for which a saver may refuse.
+    /// Stores a row, or returns every reason for which a saver may refuse it.
     ///
     /// # Errors
     /// The reasons.
@@ -93,7 +93,7 @@ impl Naive {
         Ok(())
     }
 
-    /// Commits, or gives every reason for which a saver may refuse.
+    /// Commits, or returns every reason for which a saver may refuse.
     ///
     /// # Errors
     /// The reasons.
@@ -153,7 +153,7 @@ impl Naive {
         Ok(())
     }
 
-    /// The paths to a checkpoint. `None` if it, or one of its ancestors, is not there.
+    /// The paths to a checkpoint. `None` if it, or one of its ancestors, is missing.
     pub fn history(
         &self,
         at: &CheckpointKey,
@@ -184,12 +184,12 @@ impl Naive {
         channels.iter().map(path).collect()
     }
 
-    /// The checkpoints of a thread, in the order of their places.
+    /// The checkpoints of a thread, by place.
     pub fn thread(&self, thread: &ThreadId) -> Vec<&CheckpointTuple> {
         self.nodes.values().map(|node| &node.tuple).filter(|tuple| tuple.thread == *thread).collect()
     }
 
-    /// Removes and puts checkpoints of a thread, unless a checkpoint would be left without what made it.
+    /// Removes and puts checkpoints of a thread, unless a checkpoint would lose something it needs.
     ///
     /// # Errors
     /// [`Refusal::InvalidInput`] then.
@@ -210,7 +210,7 @@ impl Naive {
                 return Err(vec![Refusal::InvalidInput]);
             }
         }
-        // What made a checkpoint is told by what is there now.
+        // The current rows define what created a checkpoint.
         let rows: BTreeMap<_, _> =
             nodes.iter().map(|(key, node)| (key.clone(), node.tuple.writes.clone())).collect();
         for (key, node) in &mut nodes {
@@ -230,13 +230,13 @@ impl Naive {
             .any(|child| child.parent == Some(at.id) && child.checkpoint.applied.contains(&row.task))
     }
 
-    /// Removes everything of a thread.
+    /// Removes a whole thread.
     pub fn delete_thread(&mut self, thread: &ThreadId) {
         self.nodes.retain(|key, _| key.thread != *thread);
     }
 }
 
-/// Takes away what a read with this `load` does not show.
+/// Removes what a read with this `load` does not return.
 pub(super) fn mask(tuple: &mut CheckpointTuple, load: &Load) {
     for (name, entry) in &mut tuple.checkpoint.channels {
         if !load.wants(name) {

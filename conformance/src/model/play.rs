@@ -15,7 +15,7 @@ use super::resolve::{CHANNELS, NAMESPACES, Resolved, Values, pick_back};
 use crate::case::{Failure, Outcome, check, check_eq};
 use crate::factory::Store;
 
-/// Runs `program` in threads of its own, and deletes them in the end.
+/// Runs `program` in its own threads, and finally deletes them.
 pub(super) async fn play(store: &Store, name: &str, program: &[Op]) -> Outcome {
     let mut world = World {
         store,
@@ -40,20 +40,20 @@ pub(super) async fn play(store: &Store, name: &str, program: &[Op]) -> Outcome {
     Ok(())
 }
 
-/// The saver, the model, and what the next operation needs to know.
+/// The saver, the model, and the state that the next operation needs.
 pub(super) struct World<'a> {
     store: &'a Store,
     handles: Vec<Arc<dyn Saver>>,
     current: usize,
     pub(super) threads: [ThreadId; 2],
-    /// How often each thread was deleted. Checkpoint ids begin anew then; versions and tasks do not.
+    /// How often each thread was deleted. Checkpoint ids then start again; versions and tasks do not.
     pub(super) lives: [u64; 2],
     /// Commits resolved for a namespace of a thread since its deletion.
     pub(super) attempts: BTreeMap<(u8, u8), u16>,
-    /// Elements and tasks made so far.
+    /// Elements and tasks created so far.
     pub(super) made: u64,
     pub(super) model: Naive,
-    /// The values that the channels of each checkpoint have, also where only a sentinel is stored.
+    /// The values of each checkpoint's channels, even if only a sentinel is stored.
     pub(super) values: BTreeMap<CheckpointKey, Values>,
     past: Vec<Resolved>,
 }
@@ -127,7 +127,7 @@ impl World<'_> {
             check_eq!(got, key, "the key that commit returned");
         }
         if expected.is_ok() && !known {
-            // As the engine does: what is stored complete is held from now on, and edits are told relative to it.
+            // As in the engine: what is stored completely is held from now on, and edits are relative to it.
             for (name, entry) in &step.checkpoint.channels {
                 if let (Some(_), Some(ChannelValue::List(list))) =
                     (entry.stored.value(), values.get_mut(name))
@@ -158,7 +158,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Fails unless every read gives the same on both sides. `n` varies the queries.
+    /// Fails unless every read returns the same on both sides. `n` varies the queries.
     async fn compare(&self, n: usize) -> Outcome {
         let mut there = self.saver().threads(None, usize::MAX).await?;
         there.retain(|thread| self.threads.contains(thread));
@@ -205,7 +205,7 @@ impl World<'_> {
         ] {
             let expected = self.model.list(&query);
             check_eq!(self.saver().list(&query).await?, expected, "{query:?}");
-            // Without values; whether task writes come along then is left open.
+            // Without values; whether task writes are then returned is unspecified.
             query.load = Load::None;
             let ids = |found: &[CheckpointTuple]| -> Vec<CheckpointId> {
                 found.iter().map(|tuple| tuple.checkpoint.id).collect()
@@ -242,7 +242,7 @@ fn only(n: usize) -> Load {
     Load::Only([ChannelName::from(CHANNELS[n % CHANNELS.len()])].into())
 }
 
-/// Fails unless the saver did what the contract says: succeeded, or refused for one of these reasons.
+/// Fails unless the saver did what the contract requires: succeeded, or refused for one of these reasons.
 fn agree<T: std::fmt::Debug>(got: &Result<T>, expected: &Result<(), Vec<Refusal>>, call: &str) -> Outcome {
     let same = match (got, expected) {
         (Ok(_), Ok(())) => true,

@@ -1,5 +1,5 @@
-//! What random programs are made of. Every number in an operation is taken modulo what there is at that moment, so
-//! that a program stays meaningful whatever is removed from it.
+//! The operations of random programs. Every number in an operation is taken modulo the current count, so that a program
+//! stays meaningful when operations are removed.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -9,30 +9,30 @@ use proptest::sample::select;
 pub(super) enum Op {
     /// Runs a superstep: puts the early writes, then commits.
     Commit(Commit),
-    /// Puts the writes of a task under a checkpoint, so many before the head: a new task, or one that is there already.
+    /// Puts the writes of a task under a checkpoint, `back` before the head: a new task, or an existing one.
     Put { place: Place, back: u8, again: Option<u8>, task: u8, writes: Vec<Written> },
-    /// Commits once more what was committed, or tried, so many commits before.
+    /// Repeats a commit, or an attempted one, this many commits earlier.
     Repeat(u8),
     /// Deletes a thread.
     Delete { thread: u8 },
-    /// Reads a thread whole, and rewrites it around the checkpoint that is so many before the head.
+    /// Reads a whole thread, and rewrites it around the checkpoint `back` before the head.
     Rewrite { place: Place, back: u8, how: How, stale: bool },
-    /// Goes on with the other of two handles.
+    /// Continues with the other of two handles.
     SwitchHandle,
     /// Drops both handles and opens the store again.
     Reopen,
 }
 
-/// What becomes of a checkpoint and of its thread.
+/// What happens to a checkpoint and its thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum How {
-    /// It is removed, which is refused if something was made from it.
+    /// It is removed, which is refused if it has children.
     Remove,
-    /// It becomes a root that stores every value; what was not made from it goes.
+    /// It becomes a root that stores every value; all but its descendants are removed.
     Root,
-    /// The rows under it that nobody applied go.
+    /// The rows under it that no child applied are removed.
     DropPending,
-    /// The whole thread is put under the other thread's id, if there is none.
+    /// The whole thread is put under the other thread's id, if that is free.
     Copy,
 }
 
@@ -46,13 +46,13 @@ pub(super) struct Place {
 #[derive(Debug, Clone)]
 pub(super) struct Commit {
     pub(super) place: Place,
-    /// How many checkpoints before the head the parent is; a namespace without checkpoints gets its first one.
+    /// How many checkpoints before the head the parent is; an empty namespace gets its first checkpoint.
     pub(super) back: u8,
     pub(super) tasks: Vec<Task>,
-    /// Also applies a task that is stored under the parent already.
+    /// Also applies a task that is already stored under the parent.
     pub(super) reapply: Option<u8>,
     pub(super) order: Order,
-    /// What becomes of each channel.
+    /// What happens to each channel.
     pub(super) channels: [Change; 3],
     pub(super) flaw: Option<Flaw>,
 }
@@ -66,7 +66,7 @@ pub(super) struct Task {
     pub(super) writes: Vec<Written>,
 }
 
-/// When the writes of a task become durable.
+/// When the writes of a task are stored.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum When {
     BeforeTheCommit,
@@ -104,16 +104,16 @@ pub(super) enum Small {
     Text(u8),
     List(u8),
     Long(u8),
-    /// The list that the channel holds, made from a base.
+    /// The channel's list, made from a base.
     Current,
 }
 
 /// What a step stores for a channel.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Change {
-    /// Holds over what the parent has, if it has anything.
+    /// Holds what the parent has, if anything.
     Hold,
-    /// Did not write the channel, and still stores it in this way at the version of the parent.
+    /// Did not write the channel, but stores it in this form at the parent's version.
     Again(Kind),
     /// Wrote the channel.
     Write(Edit, Kind),
@@ -126,7 +126,7 @@ pub(super) enum Kind {
     Sentinel,
 }
 
-/// How the channel's list changes; what is not a list becomes an empty one first.
+/// How the channel's list changes; any other value first becomes an empty list.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Edit {
     Append(u8),
@@ -135,11 +135,11 @@ pub(super) enum Edit {
     Restart(u8),
     Null,
     Text(u8),
-    /// Appends to the list as if it had been made in another store.
+    /// Appends to the list as if it came from another store.
     FromElsewhere(u8),
 }
 
-/// One thing wrong with a commit.
+/// A flaw in a commit.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Flaw {
     StaleHead,

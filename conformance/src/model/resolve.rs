@@ -1,4 +1,4 @@
-//! Turns an operation of a program into a call that makes sense at this moment.
+//! Turns an operation of a program into a call that is valid at that point.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ use crate::kit::scatter;
 pub(super) const CHANNELS: [&str; 3] = ["messages", "notes", "title"];
 pub(super) const NAMESPACES: [&str; 2] = ["", "nested"];
 
-/// The values of the channels of a checkpoint. One version of a channel has one value, wherever it stands.
+/// The values of a checkpoint's channels. One version of a channel has one value everywhere.
 pub(super) type Values = BTreeMap<ChannelName, ChannelValue>;
 
 /// A commit, and what belongs to it.
@@ -34,7 +34,7 @@ pub(super) struct Resolved {
     pub(super) values: Values,
 }
 
-/// A rewrite of a thread, and the values of the checkpoints that it puts under new places.
+/// A rewrite of a thread, and the values of the checkpoints that it puts at new places.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) thread: ThreadId,
@@ -42,17 +42,17 @@ pub(super) struct Plan {
     pub(super) put: Vec<CheckpointTuple>,
 }
 
-/// The item that a number of a program means.
+/// The item that a program's number selects.
 fn pick<T>(items: &[T], n: u8) -> Option<&T> {
     items.get(usize::from(n).checked_rem(items.len())?)
 }
 
-/// The item that is so many before the last.
+/// The item this far before the last.
 pub(super) fn pick_back<T>(items: &[T], back: u8) -> Option<&T> {
     items.iter().rev().nth(usize::from(back).checked_rem(items.len())?)
 }
 
-/// Grows with `n`, and crosses the middle of the range of the first byte soon.
+/// Grows with `n`, and soon crosses the middle of the range of the first byte.
 fn checkpoint_id(n: u16) -> CheckpointId {
     let mut bytes = [0x5a; 16];
     bytes[..2].copy_from_slice(&(0x7ff4 + n).to_be_bytes());
@@ -172,7 +172,7 @@ impl World<'_> {
         Ok(early)
     }
 
-    /// The row that a [`super::program::Op::Put`] means, and the checkpoint it goes under.
+    /// The row of a [`super::program::Op::Put`], and the checkpoint to put it under.
     pub(super) fn resolve_put(
         &mut self,
         place: Place,
@@ -185,7 +185,7 @@ impl World<'_> {
         let namespace = Namespace::new(NAMESPACES[usize::from(place.namespace)]);
         let chain = self.model.chain(&thread, &namespace);
         let Some(at) = pick_back(&chain, back).map(|tuple| (*tuple).clone()) else {
-            // Where nothing is, nothing can be put.
+            // In an empty namespace nothing can be put.
             let nowhere = CheckpointKey { thread, namespace, id: checkpoint_id(0) };
             return Ok(Some((nowhere, self.new_row(task, writes, &Values::new())?)));
         };
@@ -193,8 +193,8 @@ impl World<'_> {
         let old = self.values.get(&key).cloned().unwrap_or_default();
         let mut row = self.new_row(task, writes, &old)?;
         if let Some(known) = again.and_then(|n| pick(&at.writes, n)) {
-            // More of a task that is there. To one that was applied, only special writes may come: its ordinary ones
-            // are history.
+            // More writes of an existing task. If it was applied, only special writes are allowed, because its ordinary
+            // ones are history.
             let ordinary = known.writes.iter().filter(|write| !write.is_special()).cloned();
             let applied = self.model.is_applied(&key, known);
             let more = std::mem::take(&mut row.writes).into_iter();
@@ -204,7 +204,7 @@ impl World<'_> {
         Ok(Some((key, row)))
     }
 
-    /// The rewrite that a [`super::program::Op::Rewrite`] means; none where there is nothing to rewrite.
+    /// The rewrite of a [`super::program::Op::Rewrite`]; `None` if there is nothing to rewrite.
     pub(super) fn resolve_rewrite(&self, place: Place, back: u8, how: How) -> Option<Plan> {
         let thread = self.threads[usize::from(place.thread)].clone();
         let namespace = Namespace::new(NAMESPACES[usize::from(place.namespace)]);
@@ -244,7 +244,7 @@ impl World<'_> {
         Some(plan)
     }
 
-    /// Takes note of a rewrite that happened.
+    /// Records an executed rewrite.
     pub(super) fn accept_rewrite(&mut self, place: Place, plan: Plan) {
         for key in &plan.remove {
             self.values.remove(key);
@@ -259,7 +259,7 @@ impl World<'_> {
             self.values.insert(tuple.key(), values);
         }
         for namespace in 0..2 {
-            // What is committed to the copy comes behind what was copied.
+            // Commits to the copy get ids after what was copied.
             let attempts = self.attempts.get(&(place.thread, namespace)).copied().unwrap_or(0);
             let own = self.attempts.entry((1 - place.thread, namespace)).or_default();
             *own = attempts.max(*own);
@@ -296,7 +296,7 @@ impl World<'_> {
             };
             let mut write = Write { channel: channel.into(), value, overwrite: written.overwrite };
             if write.is_special() {
-                // A task has one row for each special channel, and none of them replaces a channel's value.
+                // A task has one row per special channel, and none of them replaces a channel's value.
                 write.overwrite = false;
                 row.writes.retain(|other| other.channel != write.channel);
             }
@@ -336,7 +336,7 @@ impl World<'_> {
         Ok(list.into())
     }
 
-    /// Appends elements, of which some are equal to others.
+    /// Appends elements, some of them equal to others.
     fn append(&mut self, list: &mut ListValue, count: u8) -> Result<()> {
         for _ in 0..count {
             self.made += 1;
@@ -352,7 +352,7 @@ impl World<'_> {
     }
 }
 
-/// A checkpoint as a root: nothing made it, and every value is its own.
+/// A checkpoint as a root: it has no parent and stores every value itself.
 fn rooted(mut tuple: CheckpointTuple, values: &Values) -> CheckpointTuple {
     tuple.parent = None;
     tuple.checkpoint.applied.clear();

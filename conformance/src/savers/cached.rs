@@ -7,11 +7,11 @@ use threadkeep::saver::Saver;
 
 use crate::{BoxError, Claim, Damage, Factory};
 
-/// Another saver, with a history cache of the handle's own in memory before it.
+/// Another saver behind an in-memory history cache, one per handle.
 #[derive(Debug, Clone, Copy)]
 pub struct Cached<F>(pub F);
 
-/// Few enough that entries make room for others.
+/// Small enough that entries are evicted.
 const ENTRIES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(40);
 
 fn cached(saver: Arc<dyn Saver>) -> Arc<dyn Saver> {

@@ -1,5 +1,5 @@
-//! The factories of our own savers, for the command and for the drivers' tests. Each driver's is behind a feature of its
-//! name.
+//! The factories of our own savers, for the command and for the drivers' tests. Each is behind a feature with the
+//! driver's name.
 
 mod cached;
 #[cfg(feature = "memory")]

@@ -7,7 +7,7 @@ use threadkeep_testing::{Database, pgbouncer, postgres};
 
 use crate::{BoxError, Claim, Factory};
 
-/// The Postgres saver, each store in a database of its own on the server of the tests.
+/// The Postgres saver, each store in its own database on the test server.
 #[derive(Debug, Clone, Copy)]
 pub struct Postgres {
     /// Whether it is reached through PgBouncer in transaction mode.

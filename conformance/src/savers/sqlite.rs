@@ -15,7 +15,7 @@ const FILE: &str = "checkpoints.db";
 pub struct Sqlite;
 
 async fn open(path: &Path) -> Result<Arc<dyn Saver>, BoxError> {
-    // The suite kills processes and no machine, so a flush per commit would only take time.
+    // The suite kills processes but not machines, so a flush per commit would only cost time.
     let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
     Ok(Arc::new(SqliteSaver::open_async(path, options).await?))
 }
@@ -29,8 +29,8 @@ impl Factory for Sqlite {
     }
 
     fn claims(&self) -> &'static [Claim] {
-        // Writes and parent links are sealed by their row's checksum; losing one of them is corruption, which the
-        // driver's own tests look at byte by byte.
+        // Writes and parent links are covered by their row's checksum; losing one of them is corruption, which the
+        // driver's own tests check byte by byte.
         &[Claim::Durable, Claim::LoseCheckpoint, Claim::Killable]
     }
 

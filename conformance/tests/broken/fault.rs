@@ -1,4 +1,4 @@
-//! The ways in which savers are broken.
+//! The faults of broken savers.
 
 /// What the saver does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,39 +9,39 @@ pub(crate) enum Fault {
     DropsAWrite,
     /// Has one namespace.
     IgnoresNamespaces,
-    /// Answers a request for an unknown id with the head.
+    /// Returns the head for an unknown id.
     FallsBackToTheHead,
-    /// Leaves out the channels that were not loaded.
+    /// Omits channels that were not loaded.
     UnloadedIsAbsent,
-    /// Lists the checkpoint that the page should end before.
+    /// Includes the checkpoint before which the page should end.
     BeforeIsInclusive,
     /// Applies the limit before the filter.
     LimitsBeforeFiltering,
-    /// Puts the writes of a known task behind those it has.
+    /// Appends the writes of a known task to its existing ones.
     PutsTwice,
     /// Keeps the first special row of a kind.
     KeepsSpecialRows,
-    /// Ignores writes for checkpoints that are not there.
+    /// Ignores writes for missing checkpoints.
     PutsIntoTheVoid,
     /// Commits whatever the head is.
     IgnoresTheExpectedHead,
-    /// Looks at the head, waits, and commits.
+    /// Checks the head, waits, and commits.
     ChecksThenCommits,
     /// Refuses to commit twice.
     RefusesRepeats,
     /// Does not store what may wait for a flush.
     LeavesOutWhatMayWait,
-    /// Refuses to flush a thread that is not there.
+    /// Refuses to flush an unknown thread.
     FlushesOnlyWhatItHas,
-    /// Stores nothing for the channels that a step holds over.
+    /// Stores nothing for the channels that a step holds.
     DropsHeldValues,
-    /// Finds values by the counter of their version.
+    /// Finds values by their version's counter alone.
     IgnoresTheRandomPart,
     /// Keeps the writes of a commit that it refuses.
     KeepsWritesOfRefusedCommits,
     /// Puts the writes, waits, and commits.
     CommitsInTwoParts,
-    /// Takes the base of a list from what it holds under the base's version, and nothing where it holds none.
+    /// Takes the base of a list from what it holds under the base's version, or an empty list.
     TrustsBases,
     /// Replays every row under a parent.
     ReplaysSiblings,
@@ -53,48 +53,48 @@ pub(crate) enum Fault {
     WalksOnePage,
     /// Starts only from snapshots.
     IgnoresPlainSeeds,
-    /// Takes a stored null for nothing.
+    /// Treats a stored null as no seed.
     NullIsNoSeed,
     /// Always starts from the nearest value.
     IgnoresReach,
-    /// Takes a gap in the lineage for its beginning.
+    /// Treats a gap in the lineage as its beginning.
     GapsAreBeginnings,
     /// Deletes the root namespace only.
     DeletesOneNamespace,
-    /// Deletes every thread whose name begins with that of the thread.
+    /// Deletes every thread whose name starts with that of the thread.
     DeletesByPrefix,
     /// Each handle is a store of its own.
     SharesNothing,
-    /// Claims to be durable, and begins anew with each handle.
+    /// Claims to be durable, but starts empty with each handle.
     ForgetsOnReopening,
     /// Panics on every commit that has a parent.
     Panics,
     /// Lists threads from `after` on.
     AfterIsInclusive,
-    /// Reads the root namespace of a thread, and calls it everything.
+    /// Reads only the root namespace of a thread as the whole thread.
     ReadsOneNamespace,
-    /// Tells the same revision as long as no checkpoint comes or goes.
+    /// Returns the same revision while no checkpoint is added or removed.
     RevisionsMissRows,
-    /// Tells a revision by what the thread holds, so that a second life like the first one has its revision.
+    /// Derives the revision from the thread's contents, so that an identical second life has the same revision.
     RevisionsAreDigests,
-    /// Rewrites whatever happened meanwhile.
+    /// Rewrites regardless of concurrent changes.
     IgnoresTheRevision,
-    /// Removes a checkpoint that others were made from, without asking.
+    /// Removes checkpoints with children without checking.
     ForgetsAnAncestor,
-    /// Cuts a thread off at the first row that is missing, instead of refusing the rewrite.
+    /// Cuts a thread off at the first missing row, instead of refusing the rewrite.
     CutsAtAMissingRow,
     /// Removes in one change, and puts in another.
     RewritesInTwoParts,
-    /// Takes the rows under a removed checkpoint's parent with it.
+    /// Also removes the rows under a removed checkpoint's parent.
     TakesTheRowsOfSiblings,
-    /// Forgets what survivors took over from a removed checkpoint.
+    /// Loses what survivors held from a removed checkpoint.
     LosesWhatWasTakenOver,
     /// A thread without checkpoints stays in the list.
     KeepsEmptyThreads,
-    /// Puts nothing where the thread is not there yet.
+    /// Puts nothing if the thread does not exist yet.
     MakesNoThreads,
-    /// Puts the writes first and fails then, where an operation fails.
+    /// If an operation fails, puts the writes first and then fails.
     FailsHalfWay,
-    /// Deletes half of a thread when its caller walks away.
+    /// Deletes half of a thread when its caller is dropped.
     DeletesInTwoParts,
 }

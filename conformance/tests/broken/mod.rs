@@ -1,4 +1,4 @@
-//! Savers that are broken on purpose: the memory saver, with one thing done wrong.
+//! Deliberately broken savers: the memory saver with one fault.
 
 mod fault;
 
@@ -19,7 +19,7 @@ use threadkeep::{Error, Result};
 use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing};
 use threadkeep_memory::MemorySaver;
 
-/// Makes stores with one fault.
+/// Creates stores with one fault.
 pub(crate) struct Workshop(pub(crate) Fault);
 
 pub(crate) struct Place {
@@ -27,10 +27,10 @@ pub(crate) struct Place {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// What broken savers remember beside the store.
+/// What broken savers remember besides the store.
 #[derive(Default)]
 struct Shared {
-    /// The revision that was told of a thread, by what it was told of.
+    /// The revision reported for a thread, by what it was derived from.
     revisions: HashMap<ThreadId, Revision>,
     seen: BTreeSet<ThreadId>,
     threads: HashSet<ThreadId>,
@@ -63,7 +63,7 @@ impl Factory for Workshop {
         Ok(Arc::new(Broken { inner, fault: self.0, shared: place.shared.clone(), failing: None }))
     }
 
-    /// The memory saver has one operation for each call.
+    /// The memory saver has one operation per call.
     async fn open_failing(&self, place: &Place, nth: u32) -> Result<Failing, BoxError> {
         let failed = Arc::new(AtomicBool::new(false));
         let failing = (nth == 0).then(|| failed.clone());
@@ -85,12 +85,12 @@ struct Broken {
     inner: MemorySaver,
     fault: Fault,
     shared: Arc<Mutex<Shared>>,
-    /// Set when the operation that is to fail has failed.
+    /// Set when the operation that should fail has failed.
     failing: Option<Arc<AtomicBool>>,
 }
 
 impl Broken {
-    /// Whether this is the operation that is to fail.
+    /// Whether this is the operation that should fail.
     fn fails(&self) -> bool {
         self.failing.as_ref().is_some_and(|failed| !failed.swap(true, Ordering::SeqCst))
     }
@@ -116,7 +116,7 @@ impl Broken {
         Ok(self.inner.get(&head).await?.map(|tuple| tuple.checkpoint.id))
     }
 
-    /// What a read shows of a tuple.
+    /// The tuple as a read returns it.
     fn shown(&self, mut tuple: CheckpointTuple, namespace: &Namespace) -> CheckpointTuple {
         tuple.namespace = namespace.clone();
         let (thread, shared) = (tuple.thread.clone(), self.shared());
@@ -224,7 +224,7 @@ impl Broken {
     }
 }
 
-/// The store as a walk sees it that takes only some stored values for seeds.
+/// The store as seen by a walk that accepts only some stored values as seeds.
 struct Seeds<'a>(&'a MemorySaver, Fault);
 
 #[async_trait]
@@ -334,7 +334,7 @@ impl Saver for Broken {
             Some(known) if self.is(Fault::PutsTwice) => {
                 let ordinary = known.writes.into_iter().filter(|write| !write.is_special());
                 task.writes = ordinary.chain(task.writes).collect();
-                // The saver below keeps what a known task has written.
+                // The inner saver keeps what a known task has written.
                 self.inner.lose_writes(&at, task.task);
             }
             Some(known) if self.is(Fault::KeepsSpecialRows) => {
@@ -388,7 +388,7 @@ impl Saver for Broken {
         let done = self.inner.commit(step).await;
         if let (Err(_), Fault::KeepsWritesOfRefusedCommits, Some(parent)) = (&done, self.fault, &parent) {
             for row in &rows {
-                // There may be no parent to keep them under.
+                // There may be no parent to store them under.
                 drop(self.inner.put_writes(parent, row).await);
             }
         }

@@ -20,7 +20,7 @@ use threadkeep::{Error, Result};
 /// The checkpoints of a namespace. The rows in a tuple's `writes` are those of the tasks that ran from it.
 type Chain = BTreeMap<CheckpointId, CheckpointTuple>;
 
-/// The checkpoints of a thread, and the number of the write that changed it last.
+/// The checkpoints of a thread, and the number of its last write.
 #[derive(Default)]
 struct Thread {
     chains: BTreeMap<Namespace, Chain>,
@@ -34,7 +34,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// Notes that a thread was changed. Numbers are never used twice, so a thread that is made anew has another one.
+    /// Records that a thread was changed. Numbers are never reused, so a thread that is created again has another one.
     fn changed(&mut self, thread: &ThreadId) {
         self.writes += 1;
         if let Some(thread) = self.by_id.get_mut(thread) {
@@ -43,16 +43,16 @@ impl Threads {
     }
 }
 
-/// A store in memory. Cloning makes another handle on the same store.
+/// A store in memory. Cloning creates another handle on the same store.
 #[derive(Clone, Default)]
 pub struct MemorySaver {
     // One lock for everything, so that each method is one atomic change. It is held only while rows are looked up,
-    // cloned (which shares the values) or put in place, and never across an await.
+    // cloned (which shares the values) or inserted, and never across an await.
     threads: Arc<RwLock<Threads>>,
 }
 
 impl fmt::Debug for MemorySaver {
-    /// Shows no content: it is what people said.
+    /// Shows no content, which is conversations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemorySaver").field("threads", &self.read().by_id.len()).finish()
     }
@@ -64,16 +64,16 @@ impl MemorySaver {
         Self::default()
     }
 
-    /// Damages the store, for tests: takes a checkpoint away and leaves everything that refers to it.
-    /// Returns whether it was there.
+    /// Damages the store, for tests: removes a checkpoint and leaves everything that refers to it. Returns whether it
+    /// existed.
     pub fn lose_checkpoint(&self, key: &CheckpointKey) -> bool {
         let mut threads = self.write();
         let chains = threads.by_id.get_mut(&key.thread).map(|thread| &mut thread.chains);
         chains.and_then(|chains| chains.get_mut(&key.namespace)?.remove(&key.id)).is_some()
     }
 
-    /// Damages the store, for tests: takes the writes of a task away from under the checkpoint it ran from.
-    /// Returns whether they were there.
+    /// Damages the store, for tests: removes the writes of a task under the checkpoint it ran from. Returns whether
+    /// they existed.
     pub fn lose_writes(&self, at: &CheckpointKey, task: TaskId) -> bool {
         let mut threads = self.write();
         let Some(tuple) = tuple_mut(&mut threads, at) else { return false };
@@ -82,13 +82,12 @@ impl MemorySaver {
         tuple.writes.len() < before
     }
 
-    /// Damages the store, for tests: makes a root of a checkpoint that has a parent.
-    /// Returns whether it had one.
+    /// Damages the store, for tests: removes a checkpoint's parent link. Returns whether it had one.
     pub fn lose_parent_link(&self, key: &CheckpointKey) -> bool {
         tuple_mut(&mut self.write(), key).and_then(|tuple| tuple.parent.take()).is_some()
     }
 
-    // Nothing can fail between two changes under the lock, so a poisoned lock guards nothing half done.
+    // No change can fail half-way under the lock, so a poisoned lock still guards consistent data.
     fn read(&self) -> RwLockReadGuard<'_, Threads> {
         self.threads.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,7 +105,7 @@ fn tuple_mut<'a>(threads: &'a mut Threads, key: &CheckpointKey) -> Option<&'a mu
     threads.by_id.get_mut(&key.thread)?.chains.get_mut(&key.namespace)?.get_mut(&key.id)
 }
 
-/// A copy of `tuple` with the values that `load` asks for.
+/// A copy of `tuple` with the values that `load` requests.
 fn loaded(tuple: &CheckpointTuple, load: &Load) -> CheckpointTuple {
     let entry = |(name, entry): (&ChannelName, &ChannelEntry)| {
         let stored = if load.wants(name) { entry.stored.clone() } else { Stored::Held };
@@ -127,7 +126,7 @@ fn loaded(tuple: &CheckpointTuple, load: &Load) -> CheckpointTuple {
     }
 }
 
-/// Makes a stored list the one that later lists are told from.
+/// Makes a stored list the base of later lists.
 fn rebase(stored: &mut Stored, version: Version) {
     if let Stored::Value(ChannelValue::List(list)) | Stored::Snapshot(ChannelValue::List(list)) = stored {
         list.rebase(version);
@@ -147,7 +146,7 @@ fn image(id: &ThreadId, thread: &Thread) -> ThreadImage {
     }
 }
 
-/// What the commit stores for each channel, once `parent` has been asked for what it holds.
+/// What the commit stores for each channel, with held values resolved from `parent`.
 fn entries(
     step: &StepCommit,
     parent: Option<&CheckpointTuple>,
@@ -237,7 +236,7 @@ impl Saver for MemorySaver {
         }
         step.checkpoint.channels = entries(&step, parent)?;
 
-        // From here on nothing fails.
+        // Nothing fails from here on.
         let thread = threads.by_id.entry(key.thread.clone()).or_default();
         let chain = thread.chains.entry(key.namespace.clone()).or_default();
         if let Some(parent) = step.parent.and_then(|id| chain.get_mut(&id)) {
@@ -292,7 +291,7 @@ impl Saver for MemorySaver {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        // Dropped behind the lock: a long thread takes a while.
+        // Dropped after releasing the lock: a long thread takes a while.
         let _gone = self.write().by_id.remove(thread);
         Ok(())
     }
@@ -326,7 +325,7 @@ impl Saver for MemorySaver {
             return Ok(());
         }
 
-        // From here on nothing fails.
+        // Nothing fails from here on.
         let mut checkpoints = image.checkpoints;
         checkpoints.retain(|place, _| !rewrite.remove.contains(place));
         for mut tuple in rewrite.put {

@@ -36,17 +36,17 @@ struct TokenUsageInfo {
     enabled: bool,
 }
 
-/// A model that runs can ask for. Credentials and addresses are not shown.
+/// A model that runs can use. Credentials and URLs are not shown.
 #[derive(Debug, Serialize, ToSchema)]
 struct ModelInfo {
-    /// The name by which runs ask for it.
+    /// The name that runs use.
     name: String,
     /// The provider's name for it.
     model: String,
-    /// The name to show.
+    /// The display name.
     #[schema(required = true)]
     display_name: Option<String>,
-    /// One line about it.
+    /// A one-line description.
     #[schema(required = true)]
     description: Option<String>,
     /// Whether thinking can be switched on.

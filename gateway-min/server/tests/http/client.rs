@@ -408,10 +408,10 @@ async fn arguments_that_name_nothing_are_refused_and_nothing_is_written() {
     let client = client(gateway.config(), Checkpointer::Own(Arc::clone(&saver) as Arc<dyn Saver>)).await;
     let default = TurnOptions::default;
     for (thread, options, text) in [
-        ("../etc", default(), "no thread id"),
-        ("", default(), "no thread id"),
+        ("../etc", default(), "valid thread id"),
+        ("", default(), "valid thread id"),
         ("t", TurnOptions { model_name: Some("x".into()), ..default() }, "'x'"),
-        ("t", TurnOptions { agent_name: Some("a b".into()), ..default() }, "no name of an agent"),
+        ("t", TurnOptions { agent_name: Some("a b".into()), ..default() }, "valid agent name"),
     ] {
         let error = refused(client.stream("hi", Some(thread), options)).await;
         assert_eq!(error.class_name(), "ValueError");

@@ -83,7 +83,7 @@ async fn wrong_command_lines_have_a_code_of_their_own() {
 #[test]
 fn every_command_teaches_with_an_example() {
     let overview = threadkeep(&["--help"]).done();
-    for code in ["0  done", "1  an error", "2  a wrong", "3  verify", "4  nothing was changed"] {
+    for code in ["0  success", "1  an error", "2  an invalid", "3  verify", "4  nothing was changed"] {
         assert!(overview.contains(code), "{overview}");
     }
     for command in [

@@ -43,10 +43,10 @@ async fn a_damaged_file_is_refused_and_nothing_is_written() {
     let changed = whole.replacen("and so on", "and so ON", 1);
     let half = &whole[..whole.len() / 2];
     for (name, text, says) in [
-        ("cut", cut.as_str(), "before its 'end' line"),
-        ("half", half, "before its 'end' line"),
-        ("changed", &changed, "line 2: element 0 of messages does not have its hash"),
-        ("other", "{\"a\": 1}\n", "no exported thread"),
+        ("cut", cut.as_str(), "without an 'end' line"),
+        ("half", half, "without an 'end' line"),
+        ("changed", &changed, "line 2: element 0 of messages does not match its hash"),
+        ("other", "{\"a\": 1}\n", "not an exported thread"),
     ] {
         let file = store.file(name);
         std::fs::write(&file, text).unwrap();

@@ -57,5 +57,5 @@ async fn a_gateway_that_does_not_start_is_an_error_that_says_so() {
     let mut load = load("/bin/false".into(), &scratch);
     load.stores = vec![Store::Sqlite];
     let error = load.run(std::io::sink()).await.unwrap_err();
-    assert_eq!(format!("{error:#}"), "sqlite, full: the gateway ended: it said nothing");
+    assert_eq!(format!("{error:#}"), "sqlite, full: the gateway ended: it printed nothing");
 }

@@ -1,4 +1,4 @@
 //! The file of an exported thread.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| threadkeep_gateway::fuzzing::archive(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| threadkeep_ops::fuzzing::archive(data));

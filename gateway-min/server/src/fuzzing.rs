@@ -7,11 +7,6 @@ use serde_json::json;
 
 use crate::runs::bridge::{BridgeOptions, EventId, Frame, StreamBridge};
 
-/// The file of an exported thread.
-pub fn archive(data: &[u8]) {
-    crate::ops::archive::fuzz(data);
-}
-
 /// The `Last-Event-ID` with which a client resumes the stream of a run.
 pub fn last_event_id(data: &[u8]) {
     const KEPT: u64 = 3;
@@ -55,10 +50,5 @@ mod tests {
     #[test]
     fn the_corpus_of_event_ids_is_harmless() {
         replay("last_event_id", super::last_event_id);
-    }
-
-    #[test]
-    fn the_corpus_of_exported_threads_is_harmless() {
-        replay("archive", super::archive);
     }
 }

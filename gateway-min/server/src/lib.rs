@@ -2,14 +2,11 @@
 
 pub mod app;
 pub mod auth;
-pub mod client;
-pub mod console;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod http;
 mod metrics;
-pub mod ops;
 pub mod runs;
 pub mod telemetry;
 

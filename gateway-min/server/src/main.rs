@@ -10,13 +10,13 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use threadkeep::mode::ModeRegister;
+use threadkeep_chat::console::{self, ChatArgs};
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::auth;
 use threadkeep_gateway::config::{Auth, ConfigHandle, KeyFile, LoadOptions};
-use threadkeep_gateway::console::{self, ChatArgs};
 use threadkeep_gateway::http;
-use threadkeep_gateway::ops::{self, OpsCommand};
 use threadkeep_gateway::telemetry::{self, Traces};
+use threadkeep_ops::OpsCommand;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tracing::level_filters::LevelFilter;
@@ -127,7 +127,7 @@ fn run(cli: Cli, level: LevelFilter) -> anyhow::Result<ExitCode> {
         }
         Command::Ops(command) => {
             telemetry::install(level, None);
-            Ok(runtime.block_on(ops::run(&command)).into())
+            Ok(runtime.block_on(threadkeep_ops::run(&command)).into())
         }
         Command::Chat(args) => {
             // The terminal UI owns the screen, so nothing else may write.

@@ -9,7 +9,7 @@ use threadkeep::Error;
 use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Saver;
 use threadkeep_agent::model::scripted::gate;
-use threadkeep_gateway::client::{
+use threadkeep_chat::client::{
     Agent, Checkpointer, Client, ClientError, ClientOptions, Configuration, Event, Message, Turn, TurnOptions,
 };
 use threadkeep_gateway::config::ConfigHandle;

@@ -1,7 +1,7 @@
 //! Threads to files and back.
 
-use threadkeep_gateway::ops::archive;
 use threadkeep_gateway::store::{NewThread, Store as Records, StoreOptions};
+use threadkeep_ops::archive;
 
 use super::store::{MODES, Store, TALK};
 

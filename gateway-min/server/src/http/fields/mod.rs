@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 pub use problem::{Flaw, Loc, Problems};
 pub use read::Field;
+pub use threadkeep_agent::Pattern;
 
 /// The input of a route: its body, its query or its path parameters.
 pub trait FromFields: Sized {
@@ -66,35 +67,6 @@ impl<'p> Fields<'p> {
         for (name, value) in std::mem::take(&mut self.values) {
             self.refuse(&name, Flaw::extra_forbidden(), value);
         }
-    }
-}
-
-/// A rule for a string.
-#[derive(Debug, Clone, Copy)]
-pub struct Pattern {
-    /// As a regular expression, for the client.
-    pub text: &'static str,
-    allowed: fn(char) -> bool,
-    max_len: usize,
-}
-
-impl Pattern {
-    /// The ids of threads: the path parameter `{thread_id}`.
-    pub const THREAD_ID: Self = Self {
-        text: "^[A-Za-z0-9_-]{1,64}$",
-        allowed: |c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'),
-        max_len: 64,
-    };
-    /// Agent names, after replacing `_` by `-` and lowercasing.
-    pub const AGENT_NAME: Self = Self {
-        text: "^[a-z0-9-]+$",
-        allowed: |c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-',
-        max_len: usize::MAX,
-    };
-
-    /// Whether the text matches the rule.
-    pub fn matches(&self, text: &str) -> bool {
-        !text.is_empty() && text.len() <= self.max_len && text.chars().all(self.allowed)
     }
 }
 

@@ -1,0 +1,80 @@
+//! The checkpointer shared by all embedded clients of a process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use threadkeep::cache::CachedSaver;
+use threadkeep::saver::Saver;
+use threadkeep_storage::{Checkpoints, memory_cache};
+use tokio::sync::Mutex;
+
+use super::ClientError;
+use threadkeep_config::Config;
+
+/// An open store.
+pub(super) struct Store {
+    checkpoints: Checkpoints,
+    saver: Arc<dyn Saver>,
+}
+
+impl Store {
+    pub(super) fn saver(&self) -> &Arc<dyn Saver> {
+        &self.saver
+    }
+}
+
+/// The open stores of this process, by the settings that identify them.
+static STORES: Mutex<Option<Stores>> = Mutex::const_new(None);
+
+#[derive(Default)]
+struct Stores {
+    /// Kept until the process ends, because its contents exist nowhere else.
+    memory: Option<Arc<Store>>,
+    /// Durable stores, each open while a client uses it.
+    durable: HashMap<String, Weak<Store>>,
+}
+
+/// The store that `config` names, opened by the first client that needs it, with that client's history cache.
+///
+/// # Errors
+/// [`threadkeep_config::ConfigError::SyncRedisCache`], [`threadkeep_storage::OpenError`].
+pub(super) async fn process_wide(config: &Config) -> Result<Arc<Store>, ClientError> {
+    config.database.checkpoint_cache.check_sync()?;
+    // Locked while a store is opened, so that two clients do not open the same one.
+    let mut stores = STORES.lock().await;
+    let stores = stores.get_or_insert_default();
+    stores.durable.retain(|_, store| store.strong_count() > 0);
+    let identity = Checkpoints::identity(config);
+    let open = match &identity {
+        None => stores.memory.clone(),
+        Some(identity) => stores.durable.get(identity).and_then(Weak::upgrade),
+    };
+    if let Some(store) = open {
+        return Ok(store);
+    }
+    let store = Arc::new(self::open(config).await?);
+    match identity {
+        None => stores.memory = Some(Arc::clone(&store)),
+        Some(identity) => {
+            stores.durable.insert(identity, Arc::downgrade(&store));
+        }
+    }
+    Ok(store)
+}
+
+async fn open(config: &Config) -> Result<Store, ClientError> {
+    let checkpoints = Checkpoints::open(config).await?;
+    let saver = match memory_cache(config) {
+        Some(cache) => Arc::new(CachedSaver::new(checkpoints.saver(), Arc::new(cache))),
+        None => checkpoints.saver(),
+    };
+    Ok(Store { checkpoints, saver })
+}
+
+/// Releases a store, and closes it if no other client uses it. A client that opens it meanwhile waits.
+pub(super) async fn close(store: Arc<Store>) {
+    let _opening = STORES.lock().await;
+    if let Some(last) = Arc::into_inner(store) {
+        last.checkpoints.close().await;
+    }
+}

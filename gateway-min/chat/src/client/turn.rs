@@ -1,0 +1,222 @@
+//! A turn: the task that runs it, and the stream of its events.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures::{Stream, StreamExt as _};
+use serde_json::{Map, Value as Json, json};
+use threadkeep::state::{StateAccessor, StateSnapshot};
+use threadkeep::step::{StepWriter, Task};
+use threadkeep_agent::model::message;
+use threadkeep_agent::serialize;
+use threadkeep_agent::{
+    AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Observer, Origin, RunTerms, Session, Tokens,
+};
+use threadkeep_storage::Checkpoints;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use super::agent::{Core, thread_id};
+use super::event::Translator;
+use super::{ClientError, End, Event, Message, TurnOptions, Usage, Values};
+use threadkeep_agent::Pattern;
+
+/// The default maximum number of supersteps of a turn.
+const RECURSION_LIMIT: u64 = 100;
+
+/// The events of a turn, in order: any number of events, and finally either [`Event::End`] or an error.
+///
+/// Dropping it stops the turn at the next point where nothing is half-written; what it had committed stays.
+#[derive(Debug)]
+pub struct Turn {
+    thread_id: String,
+    events: UnboundedReceiver<Result<Event, ClientError>>,
+    cancel: CancellationToken,
+    finished: bool,
+    _stop: DropGuard,
+}
+
+impl Turn {
+    /// The turn's thread.
+    pub fn thread_id(&self) -> &str {
+        &self.thread_id
+    }
+
+    /// Stops the turn at the next point where nothing is half-written. The stream then ends with [`Event::End`].
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Waits for the end of the turn, and returns the text of its last answer.
+    ///
+    /// # Errors
+    /// The error that ends the stream.
+    pub async fn answer(mut self) -> Result<String, ClientError> {
+        let mut answer = Answer::default();
+        while let Some(event) = self.next().await {
+            answer.hear(&event?);
+        }
+        Ok(answer.text)
+    }
+}
+
+/// Collects the text of a turn's last answer from its events.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    id: String,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    /// Adds the next event.
+    pub(crate) fn hear(&mut self, event: &Event) {
+        if let Event::MessagesTuple(Message::Ai { content, id, .. }) = event {
+            if *id != self.id {
+                (self.id, self.text) = (id.clone(), String::new());
+            }
+            self.text.push_str(content);
+        }
+    }
+}
+
+impl Stream for Turn {
+    type Item = Result<Event, ClientError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if this.finished {
+            return Poll::Ready(None);
+        }
+        // The task sends how the turn ended, unless it panicked.
+        let item = ready!(this.events.poll_recv(context)).unwrap_or(Err(ClientError::Died));
+        this.finished = matches!(item, Ok(Event::End(_)) | Err(_));
+        Poll::Ready(Some(item))
+    }
+}
+
+/// Starts a turn.
+pub(super) fn start(core: Arc<Core>, text: &str, thread: Option<&str>, options: TurnOptions) -> Turn {
+    let (sender, events) = unbounded_channel();
+    let thread_id = thread.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
+    let cancel = CancellationToken::new();
+    let (stop, tracker) = (cancel.clone(), core.turns.clone());
+    let (thread, input) = (thread_id.clone(), message::human(text));
+    tracker.spawn(async move {
+        let options = options.or(&core.defaults);
+        let ended = Box::pin(work(&core, &thread, input, &options, &sender, &cancel)).await;
+        // An error means that the receiver is gone.
+        let _ = sender.send(ended.map(|usage| Event::End(End { usage })));
+    });
+    Turn { thread_id, events, cancel: stop.clone(), finished: false, _stop: stop.drop_guard() }
+}
+
+/// Sends the events of a turn, and adds up its token usage.
+struct Sender<'a> {
+    events: &'a UnboundedSender<Result<Event, ClientError>>,
+    translator: Translator,
+    tokens: Tokens,
+}
+
+impl Sender<'_> {
+    fn send(&self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            // An error means that the receiver is gone.
+            let _ = self.events.send(Ok(event));
+        }
+    }
+}
+
+impl Observer for Sender<'_> {
+    fn message(&mut self, _: i64, _: &Task, _: Option<Origin<'_>>, message: &Json) {
+        let mut message = message.clone();
+        serialize::complete_message(&mut message);
+        let event = self.translator.message(&message);
+        self.send(event);
+    }
+
+    fn task_ended(&mut self, _: i64, task: &Task, outcome: threadkeep::Result<&Json, &str>) {
+        if let Ok(update) = outcome {
+            let events = self.translator.written(task.node.as_str(), update);
+            self.send(events);
+        }
+    }
+
+    fn committed(&mut self, state: &StateSnapshot) -> threadkeep::Result<()> {
+        self.send([Event::Values(Values::of(serialize::values(state)?))]);
+        Ok(())
+    }
+
+    fn model_answered(&mut self, _: &str, _: &str, answer: &Json) {
+        self.tokens += Tokens::of(answer);
+    }
+}
+
+/// Runs a turn; returns its token usage.
+async fn work(
+    core: &Core,
+    thread: &str,
+    input: Json,
+    options: &TurnOptions,
+    events: &UnboundedSender<Result<Event, ClientError>>,
+    cancel: &CancellationToken,
+) -> Result<Usage, ClientError> {
+    let thread = thread_id(thread)?;
+    let current = core.config.current_async().await;
+    if let Some(guard) = core.guard {
+        guard.check_cadence(&current)?;
+    }
+    let accessor = core.accessor.clone().unwrap_or_else(|| forgetful(core));
+    accessor.check(&thread, None).await?;
+    let run_id = Uuid::new_v4().to_string();
+    let thinking = options.thinking_enabled.unwrap_or(true);
+    let spec = AgentSpec {
+        run_id: &run_id,
+        thread_id: thread.as_str(),
+        model_name: options.model_name.as_deref(),
+        thinking: Some(thinking),
+        reasoning_effort: options.reasoning_effort.as_deref(),
+    };
+    let agent = core.agents.lead(&spec).await?;
+    let mut metadata = Map::from_iter([
+        ("run_id".to_owned(), json!(run_id)),
+        ("thinking_enabled".to_owned(), json!(thinking)),
+        (AGENT_BINDING.to_owned(), json!(binding(options)?)),
+    ]);
+    metadata.extend(options.model_name.as_ref().map(|name| ("model_name".to_owned(), json!(name))));
+    let mut writer = StepWriter::open(&accessor, &thread, None).await?;
+    let mut sender = Sender { events, translator: Translator::default(), tokens: Tokens::default() };
+    let limit = options.recursion_limit.unwrap_or(RECURSION_LIMIT).max(1);
+    let terms = RunTerms {
+        run_id,
+        metadata,
+        recursion_limit: limit.min(u64::from(current.max_recursion_limit)),
+        breakpoints: Breakpoints::default(),
+        cancel: cancel.clone(),
+    };
+    let mut session = Session::new(terms, &mut writer, &mut sender);
+    let input = Map::from_iter([("messages".to_owned(), json!([input]))]);
+    // No other run waits for the thread: there are no runs here.
+    agent.work(&mut session, Some(input), || async { Ok(false) }).await?;
+    let Tokens { input, output, total } = sender.tokens;
+    Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })
+}
+
+/// An accessor of a store that lasts for one turn.
+fn forgetful(core: &Core) -> StateAccessor {
+    StateAccessor::new(Checkpoints::in_memory().saver(), Arc::clone(&core.table), Arc::clone(&core.ids))
+}
+
+/// The agent to which the thread's checkpoints are bound.
+fn binding(options: &TurnOptions) -> Result<String, ClientError> {
+    let Some(name) = &options.agent_name else { return Ok(DEFAULT_AGENT.to_owned()) };
+    let normalised = name.to_ascii_lowercase().replace('_', "-");
+    if !Pattern::AGENT_NAME.matches(&normalised) {
+        let rule = Pattern::AGENT_NAME.text;
+        return Err(ClientError::Invalid(format!(
+            "'{name}' is not a valid agent name: it must match {rule}"
+        )));
+    }
+    Ok(normalised)
+}

@@ -1,0 +1,62 @@
+//! `threadkeep config`: the configuration file.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use super::error::Result;
+use super::output::Out;
+use threadkeep_config::{Cadence, LoadOptions, Upgrade, upgrade};
+
+/// Maintain the configuration file: upgrade.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Add the settings that are new in this version to the file.
+    ///
+    /// Missing keys are added with their defaults and comments. Everything else stays unchanged, including comments and
+    /// layout, except that the deprecated key database.checkpoint_delta_snapshot_frequency moves to its new place with
+    /// its value. The old file is kept next to it with the suffix .bak. An up-to-date file is left alone; a missing one
+    /// is created.
+    #[command(
+        after_help = "Examples:\n  threadkeep config upgrade\n  threadkeep config upgrade --config prod.yaml"
+    )]
+    Upgrade {
+        /// The file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+}
+
+impl ConfigCommand {
+    /// Runs the command. Blocks.
+    pub(crate) fn run(&self, out: &mut Out) -> Result<()> {
+        let Self::Upgrade { config } = self;
+        match upgrade(&LoadOptions::from_process(config.clone())?)? {
+            Upgrade::Created { path, version } => {
+                out.line(format!("created {} from the example (version {version})", path.display()))?;
+            }
+            Upgrade::UpToDate { path, version } => {
+                let name = path.file_name().unwrap_or_default().display();
+                out.line(format!("OK {name} is already up to date (version {version})."))?;
+            }
+            Upgrade::Upgraded { path, backup, versions: (before, now), added, cadence } => {
+                out.line(format!("{}: version {before} -> {now}", path.display()))?;
+                for key in added {
+                    out.line(format!("  added {key}"))?;
+                }
+                if let Some(cadence) = cadence {
+                    let done = match cadence {
+                        Cadence::Moved => "moved its value to",
+                        Cadence::Dropped => "dropped it in favour of",
+                    };
+                    out.line(format!(
+                        "  database.checkpoint_delta_snapshot_frequency: {done} \
+                         database.checkpoint_delta.snapshot_frequency"
+                    ))?;
+                }
+                out.line(format!("backup of the old file: {}", backup.display()))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! The errors of commands, and the exit codes.
+
+use std::path::PathBuf;
+
+use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep_storage::OpenError;
+
+use super::archive::ArchiveError;
+use threadkeep_config::{ConfigError, KeyError, UpgradeError};
+use threadkeep_records::StoreError;
+
+/// The exit code of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// Success; what was checked is clean.
+    Done = 0,
+    /// An error. What was done before it stays done; each thread is changed completely or not at all.
+    Error = 1,
+    /// An invalid command line.
+    Usage = 2,
+    /// `verify` found violations.
+    Found = 3,
+    /// Nothing was changed, because the change was not confirmed.
+    Refused = 4,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// An error of a command.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpsError {
+    /// The checkpoint store.
+    #[error(transparent)]
+    Checkpoints(#[from] threadkeep::Error),
+    /// The gateway's own records.
+    #[error(transparent)]
+    Records(#[from] StoreError),
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The file of API keys.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    /// The upgrade of the configuration.
+    #[error(transparent)]
+    Upgrade(#[from] UpgradeError),
+    /// The store could not be opened.
+    #[error(transparent)]
+    Open(OpenError),
+    /// An exported file.
+    #[error("{file}: {error}")]
+    Archive {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        error: ArchiveError,
+    },
+    /// The results could not be printed.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] std::io::Error),
+    /// A file could not be read or written.
+    #[error("{path}: {cause}")]
+    File {
+        /// The file.
+        path: String,
+        /// The operating system's error.
+        cause: std::io::Error,
+    },
+    /// The database does not exist.
+    #[error(
+        "there is no database at {0}; name a checkpoint database with --sqlite FILE, or the gateway's configuration \
+         with --config FILE"
+    )]
+    NoDatabase(PathBuf),
+    /// The thread is not in the store.
+    #[error("there is no thread {thread} in {store}{near}")]
+    NoThread {
+        /// The thread.
+        thread: ThreadId,
+        /// The store.
+        store: String,
+        /// The remedy: similar ids.
+        near: String,
+    },
+    /// The checkpoint is not in the thread.
+    #[error("thread {thread} has no checkpoint {checkpoint}{near}")]
+    NoCheckpoint {
+        /// The thread.
+        thread: ThreadId,
+        /// The checkpoint.
+        checkpoint: CheckpointId,
+        /// The remedy: similar ids.
+        near: String,
+    },
+    /// The command does not support this.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The change was not confirmed.
+    #[error("nothing was changed: {0}")]
+    Refused(&'static str),
+}
+
+impl From<OpenError> for OpsError {
+    /// Errors of the stores are said as those of a command, and a database that is missing with the remedy.
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Checkpoints(error) => Self::Checkpoints(error),
+            OpenError::Records(error) => Self::Records(error),
+            OpenError::Missing(path) => Self::NoDatabase(path),
+            other => Self::Open(other),
+        }
+    }
+}
+
+impl OpsError {
+    /// The exit code.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Refused(_) => Exit::Refused,
+            // The reader has closed the pipe and needs no more: `threadkeep threads list | head`.
+            Self::Output(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
+            _ => Exit::Error,
+        }
+    }
+}
+
+/// The result of an operator command.
+pub(crate) type Result<T, E = OpsError> = std::result::Result<T, E>;

@@ -1,0 +1,293 @@
+//! The store that a command works on: the configured one, or a named one. Opening never creates anything.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use threadkeep::channel::{ChannelTable, Schema};
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
+use threadkeep::mode::ChannelMode;
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
+use threadkeep::state::StateAccessor;
+use threadkeep_storage::{Existing, SqliteSaver};
+
+use super::error::{OpsError, Result};
+use threadkeep_config::{Config, LoadOptions};
+use threadkeep_records::{Store, ThreadRow};
+
+/// Threads fetched per page.
+const PAGE: usize = 500;
+/// The maximum number of ids that an error suggests.
+const NEAR: usize = 3;
+/// The maximum number of threads searched for suggestions.
+const LOOKED_AT: usize = 20_000;
+
+/// Which store.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct StoreArgs {
+    /// The gateway's configuration, which names the store [default: SVC_CONFIG_PATH, then config.yaml in the project
+    /// root].
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sqlite", "postgres"])]
+    config: Option<PathBuf>,
+    /// A checkpoint database to use instead of the configured store.
+    #[arg(long, value_name = "FILE", conflicts_with = "postgres")]
+    sqlite: Option<PathBuf>,
+    /// A Postgres database to use instead of the configured store.
+    #[arg(long, value_name = "URL")]
+    postgres: Option<String>,
+}
+
+/// Which threads.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Threads {
+    /// These threads.
+    #[arg(long, value_name = "ID", num_args = 1..)]
+    thread: Vec<String>,
+    /// Every thread of the store.
+    #[arg(long)]
+    all: bool,
+}
+
+impl Threads {
+    /// Whether every thread was selected.
+    pub(crate) fn are_all(&self) -> bool {
+        self.all
+    }
+}
+
+/// An open store.
+pub(crate) struct Target {
+    store: Existing,
+    /// The channels in delta mode, which read what either mode wrote.
+    pub(crate) table: Arc<ChannelTable>,
+}
+
+impl Target {
+    /// Opens the store that the arguments name.
+    pub(crate) async fn open(args: &StoreArgs) -> Result<Self> {
+        let store = if let Some(url) = &args.postgres {
+            Existing::postgres(url).await?
+        } else if let Some(path) = &args.sqlite {
+            Existing::sqlite(path).await?
+        } else {
+            let options = LoadOptions::from_process(args.config.clone())?;
+            let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
+            Existing::configured(&loading.map_err(std::io::Error::from)??.config).await?
+        };
+        let table = Arc::new(table(ChannelMode::Delta, store.snapshot_frequency())?);
+        Ok(Self { store, table })
+    }
+
+    /// Closes the store properly.
+    pub(crate) async fn close(self) {
+        self.store.close().await;
+    }
+
+    /// Its name, for people.
+    pub(crate) fn name(&self) -> &str {
+        self.store.name()
+    }
+
+    /// The checkpoints.
+    pub(crate) fn saver(&self) -> &Arc<dyn Saver> {
+        self.store.saver()
+    }
+
+    /// What only a database in one file can do.
+    pub(crate) fn sqlite(&self) -> Option<&Arc<SqliteSaver>> {
+        self.store.sqlite_saver()
+    }
+
+    /// The gateway's records, if they are there.
+    pub(crate) fn records(&self) -> Option<&Store> {
+        self.store.records()
+    }
+
+    /// Reads the state of threads of either mode.
+    pub(crate) fn accessor(&self, namespace: &Namespace) -> StateAccessor {
+        StateAccessor::new(self.saver().clone(), self.table.clone(), Arc::new(IdSource::default()))
+            .in_namespace(namespace.clone())
+    }
+
+    /// The selected threads, all of which exist.
+    pub(crate) async fn threads(&self, wanted: &Threads) -> Result<Vec<ThreadId>> {
+        if wanted.all {
+            return self.all_threads().await;
+        }
+        let mut threads: Vec<ThreadId> = Vec::with_capacity(wanted.thread.len());
+        for id in &wanted.thread {
+            let thread = ThreadId::from(id.as_str());
+            self.newest(&thread).await?;
+            if !threads.contains(&thread) {
+                threads.push(thread);
+            }
+        }
+        Ok(threads)
+    }
+
+    /// Every thread.
+    pub(crate) async fn all_threads(&self) -> Result<Vec<ThreadId>> {
+        let mut threads: Vec<ThreadId> = Vec::new();
+        loop {
+            let page = self.saver().threads(threads.last(), PAGE).await?;
+            if page.is_empty() {
+                return Ok(threads);
+            }
+            threads.extend(page);
+        }
+    }
+
+    /// The newest checkpoint of a thread in any namespace, without values.
+    pub(crate) async fn newest(&self, thread: &ThreadId) -> Result<CheckpointTuple> {
+        let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
+        match self.saver().list(&query).await?.pop() {
+            Some(newest) => Ok(newest),
+            None => Err(self.no_thread(thread).await),
+        }
+    }
+
+    /// The complete thread, which must exist.
+    pub(crate) async fn image(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        let image = self.saver().read_thread(thread).await?;
+        if image.checkpoints.is_empty() {
+            return Err(self.no_thread(thread).await);
+        }
+        Ok(image)
+    }
+
+    /// The gateway's record of a thread.
+    pub(crate) async fn record(&self, thread: &ThreadId) -> Result<Option<ThreadRow>> {
+        match self.records() {
+            Some(records) => Ok(records.threads().get(thread.as_str(), None).await?),
+            None => Ok(None),
+        }
+    }
+
+    /// The requested checkpoint, or the head of the namespace.
+    pub(crate) async fn checkpoint(
+        &self,
+        thread: &ThreadId,
+        namespace: &Namespace,
+        id: Option<CheckpointId>,
+    ) -> Result<CheckpointId> {
+        let at = CheckpointSelector {
+            namespace: namespace.clone(),
+            id,
+            load: Load::None,
+            ..CheckpointSelector::head(thread)
+        };
+        if let Some(found) = self.saver().get(&at).await? {
+            return Ok(found.checkpoint.id);
+        }
+        let query =
+            ListQuery { namespace: Some(namespace.clone()), load: Load::None, ..ListQuery::new(thread) };
+        let there = self.saver().list(&query).await?;
+        match id {
+            Some(checkpoint) if !there.is_empty() => {
+                let ids = there.iter().map(|tuple| tuple.checkpoint.id.to_string());
+                let near = nearest(&checkpoint.to_string(), ids);
+                Err(OpsError::NoCheckpoint { thread: thread.clone(), checkpoint, near })
+            }
+            _ => {
+                self.newest(thread).await?;
+                Err(OpsError::Unsupported(format!(
+                    "thread {thread} has no checkpoint in namespace '{namespace}'; `threadkeep threads show {thread}` \
+                     lists its namespaces"
+                )))
+            }
+        }
+    }
+
+    /// The error for a missing thread, suggesting existing ids.
+    async fn no_thread(&self, thread: &ThreadId) -> OpsError {
+        let (mut ids, mut after): (Vec<String>, Option<ThreadId>) = Default::default();
+        while let Ok(page) = self.saver().threads(after.as_ref(), PAGE).await {
+            let Some(last) = page.last().cloned() else { break };
+            ids.extend(page.iter().map(ToString::to_string));
+            if ids.len() >= LOOKED_AT {
+                break;
+            }
+            after = Some(last);
+        }
+        let near = nearest(thread.as_str(), ids.into_iter());
+        OpsError::NoThread { thread: thread.clone(), store: self.name().to_owned(), near }
+    }
+}
+
+/// How often a change is tried on a thread that a run keeps writing to.
+const TRIES: u32 = 6;
+/// The first pause between two tries; each is twice as long as the one before.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Retries a change, with pauses, while another process writes to the thread.
+///
+/// # Errors
+/// The last one.
+pub(crate) async fn persistently<T, F: Future<Output = threadkeep::Result<T>>>(
+    change: impl Fn() -> F,
+) -> threadkeep::Result<T> {
+    for number in 1..TRIES {
+        match change().await {
+            Err(threadkeep::Error::Stale { .. }) => tokio::time::sleep(PAUSE * (1 << (number - 1))).await,
+            done => return done,
+        }
+    }
+    change().await
+}
+
+/// The channels of threads, compiled for a mode.
+pub(crate) fn table(mode: ChannelMode, frequency: u64) -> threadkeep::Result<ChannelTable> {
+    Schema::thread_state().compile(mode, frequency)
+}
+
+/// The existing ids most similar to a missing one.
+fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> String {
+    let mut ids: Vec<(usize, String)> = ids.map(|id| (distance(wanted, &id), id)).collect();
+    ids.sort();
+    ids.truncate(NEAR);
+    if ids.is_empty() {
+        return "; the store is empty".to_owned();
+    }
+    let ids: Vec<String> = ids.into_iter().map(|(_, id)| id).collect();
+    format!("; the nearest ids are {}", ids.join(", "))
+}
+
+/// The edit distance of two texts (Levenshtein), over at most 64 characters of each.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.iter().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, right) in b.iter().enumerate() {
+            let change = corner + usize::from(left != right);
+            corner = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_counts_of_edits() {
+        for (a, b, edits) in
+            [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("abc", "abc", 0), ("a", "ba", 1)]
+        {
+            assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_ids_come_first_and_are_few() {
+        let ids = ["tour", "tower", "x", "tours", "zzzzzz"].map(str::to_owned);
+        assert_eq!(nearest("tuor", ids.into_iter()), "; the nearest ids are tour, tours, tower");
+        assert_eq!(nearest("t", std::iter::empty()), "; the store is empty");
+    }
+}

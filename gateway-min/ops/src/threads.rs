@@ -1,0 +1,357 @@
+//! `threadkeep threads`: lists threads, and shows what they hold and how much space they take.
+
+use std::collections::BTreeMap;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value as Json, json};
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::deletion::{Lineage, Stats};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use threadkeep::saver::{CheckpointSelector, Load, ThreadImage};
+
+use super::error::Result;
+use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short};
+use super::progress::Progress;
+use super::target::{StoreArgs, Target};
+use threadkeep_records::ThreadRow;
+
+/// The longest title in a table.
+const TITLE_CHARS: usize = 40;
+/// The characters of a full bar.
+const BAR: u64 = 20;
+
+/// Inspect threads: list, show, du.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ThreadsCommand {
+    /// List the threads of the store, by id.
+    #[command(after_help = "\
+Examples:
+  threadkeep threads list
+  threadkeep threads list --sqlite .svc/checkpoints.db --limit 20 --json
+
+--json prints one document per line, one for each thread.")]
+    List {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// Only threads after this id.
+        #[arg(long, value_name = "ID")]
+        after: Option<String>,
+        /// Maximum threads to list.
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: usize,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what one thread holds: namespaces, branches, rows and bytes.
+    #[command(after_help = "Example:\n  threadkeep threads show my-thread")]
+    Show {
+        /// The thread.
+        #[arg(value_name = "ID")]
+        thread: String,
+        #[command(flatten)]
+        store: StoreArgs,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show how much space threads take, largest first.
+    ///
+    /// LOGICAL: the size of all checkpoints' values without sharing. STORED: the size of the database rows. Reads every
+    /// thread completely.
+    #[command(after_help = "\
+Examples:
+  threadkeep threads du
+  threadkeep threads du --thread my-thread --json
+
+--json prints one document per line, one for each thread.")]
+    Du(Du),
+}
+
+/// The arguments of `threads du`.
+#[derive(Debug, Args)]
+pub(crate) struct Du {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Only these threads.
+    #[arg(long, value_name = "ID", num_args = 1..)]
+    thread: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl ThreadsCommand {
+    pub(crate) fn store(&self) -> &StoreArgs {
+        match self {
+            Self::List { store, .. } | Self::Show { store, .. } | Self::Du(Du { store, .. }) => store,
+        }
+    }
+
+    pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
+        match self {
+            Self::List { after, limit, json, .. } => list(target, out, after.as_deref(), *limit, *json).await,
+            Self::Show { thread, json, .. } => show(target, out, &thread.as_str().into(), *json).await,
+            Self::Du(asked) => du(target, out, asked).await,
+        }
+    }
+}
+
+async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize, json: bool) -> Result<()> {
+    let after = after.map(ThreadId::from);
+    let mut threads = target.saver().threads(after.as_ref(), limit.saturating_add(1)).await?;
+    let more = threads.len() > limit;
+    threads.truncate(limit);
+    let mut table = Columns::new(&["THREAD", "TITLE", "OWNER", "STATUS", "MODE", "STEP>", "LAST CHECKPOINT"]);
+    for thread in &threads {
+        let record = target.record(thread).await?;
+        let head = head(target, thread).await?;
+        let title = title(record.as_ref(), head.as_ref());
+        let owner = record.as_ref().and_then(|record| record.user_id.clone());
+        let status = record.as_ref().map(|record| record.status.as_str());
+        let mode = head.as_ref().map(mode);
+        let step = head.as_ref().map(|head| head.metadata.step);
+        if json {
+            let at = head.as_ref().map(|head| head.checkpoint.id);
+            out.json(&json!({
+                "thread": thread.as_str(), "title": title, "owner": owner, "status": status, "mode": mode, "step": step,
+                "head": at.map(|id| id.to_string()), "last_checkpoint_at": at.map(|id| id.created_at()),
+            }))?;
+        } else {
+            table.row([
+                thread.to_string(),
+                title.map_or_else(|| or_dash(None::<&str>), |title| short(&title, TITLE_CHARS)),
+                or_dash(owner),
+                or_dash(status),
+                or_dash(mode),
+                or_dash(step),
+                or_dash(head.map(|head| moment(head.checkpoint.id))),
+            ]);
+        }
+    }
+    if !json {
+        out.table(&table)?;
+        if let (true, Some(last)) = (more, threads.last()) {
+            out.line(format!("There are more; continue with --after {}", one_line(last.as_str())))?;
+        }
+    }
+    Ok(())
+}
+
+/// The head of the thread's own graph.
+async fn head(target: &Target, thread: &ThreadId) -> Result<Option<CheckpointTuple>> {
+    let title = Load::Only([ChannelName::from("title")].into());
+    Ok(target.saver().get(&CheckpointSelector::head(thread).loading(title)).await?)
+}
+
+/// The title in the gateway's record, else the one in the state.
+fn title(record: Option<&ThreadRow>, head: Option<&CheckpointTuple>) -> Option<String> {
+    let noted = record.and_then(|record| record.display_name.clone());
+    noted.or_else(|| {
+        let title = head?.checkpoint.channels.get("title")?.stored.value()?.to_json().ok()?;
+        title.as_str().map(str::to_owned)
+    })
+}
+
+/// The mode in which a checkpoint was written.
+pub(crate) fn mode(tuple: &CheckpointTuple) -> &'static str {
+    if tuple.metadata.is_delta() { "delta" } else { "full" }
+}
+
+/// The contents of a namespace.
+struct Chain {
+    checkpoints: usize,
+    delta: usize,
+    roots: usize,
+    leaves: usize,
+    pending: usize,
+    duration: usize,
+    first: CheckpointId,
+    head: CheckpointId,
+    step: i64,
+}
+
+fn chains(image: &ThreadImage) -> BTreeMap<Namespace, Chain> {
+    let lineage = Lineage::new(image);
+    let mut chains: BTreeMap<Namespace, Chain> = BTreeMap::new();
+    for (place, tuple) in &image.checkpoints {
+        let chain = chains.entry(place.0.clone()).or_insert(Chain {
+            checkpoints: 0,
+            delta: 0,
+            roots: 0,
+            leaves: 0,
+            pending: 0,
+            duration: 0,
+            first: place.1,
+            head: place.1,
+            step: 0,
+        });
+        chain.checkpoints += 1;
+        chain.delta += usize::from(tuple.metadata.is_delta());
+        chain.roots += usize::from(tuple.parent.is_none());
+        chain.leaves += usize::from(lineage.children(place).is_empty());
+        chain.pending += lineage.pending(tuple).count();
+        chain.duration += usize::from(tuple.metadata.is_duration_only());
+        (chain.head, chain.step) = (place.1, tuple.metadata.step);
+    }
+    chains
+}
+
+async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> Result<()> {
+    let image = target.image(thread).await?;
+    let record = target.record(thread).await?;
+    let title = title(record.as_ref(), head(target, thread).await?.as_ref());
+    let (stats, chains) = (Stats::of(&image), chains(&image));
+    let stored = stored(target, thread).await?;
+    if json {
+        let namespaces: Vec<Json> = chains
+            .iter()
+            .map(|(namespace, chain)| {
+                json!({
+                    "namespace": namespace.as_str(), "checkpoints": chain.checkpoints, "delta": chain.delta,
+                    "roots": chain.roots, "leaves": chain.leaves, "pending_rows": chain.pending,
+                    "duration_only": chain.duration, "head": chain.head.to_string(), "step": chain.step,
+                    "first_at": chain.first.created_at(), "last_at": chain.head.created_at(),
+                })
+            })
+            .collect();
+        let record = record.map(|record| {
+            json!({
+                "owner": record.user_id, "assistant": record.assistant_id, "status": record.status.as_str(),
+                "metadata": record.metadata,
+                "created_at": record.created_at.to_rfc3339(), "updated_at": record.updated_at.to_rfc3339(),
+            })
+        });
+        out.json(&json!({
+            "thread": thread.as_str(), "title": title, "record": record, "namespaces": namespaces,
+            "stats": stats.to_map(), "stored_bytes": stored,
+        }))?;
+        return Ok(());
+    }
+    out.line(format!("thread    {}", one_line(thread.as_str())))?;
+    out.line(format!("title     {}", one_line(&or_dash(title))))?;
+    if let Some(record) = record {
+        out.line(format!("owner     {}", one_line(&or_dash(record.user_id))))?;
+        out.line(format!("status    {}", record.status.as_str()))?;
+        out.line(format!("created   {}", record.created_at.to_rfc3339()))?;
+    }
+    let logical = stats.checkpoint_bytes + stats.blob_bytes + stats.write_bytes;
+    let stored = stored.map_or_else(String::new, |stored| format!(", {} stored", bytes(stored)));
+    out.line(format!(
+        "holds     {} checkpoints, {} values, {} writes: {} logical{stored}",
+        number(stats.checkpoint_rows),
+        number(stats.blob_rows),
+        number(stats.write_rows),
+        bytes(logical),
+    ))?;
+    out.line("")?;
+    let mut table = Columns::new(&[
+        "NAMESPACE",
+        "CHECKPOINTS>",
+        "DELTA>",
+        "ROOTS>",
+        "LEAVES>",
+        "PENDING ROWS>",
+        "DURATION NOTES>",
+        "STEP>",
+        "HEAD",
+        "LAST CHECKPOINT",
+    ]);
+    for (namespace, chain) in &chains {
+        table.row([
+            namespace_name(namespace),
+            count(chain.checkpoints),
+            count(chain.delta),
+            count(chain.roots),
+            count(chain.leaves),
+            count(chain.pending),
+            count(chain.duration),
+            chain.step.to_string(),
+            chain.head.to_string(),
+            moment(chain.head),
+        ]);
+    }
+    out.table(&table)?;
+    Ok(())
+}
+
+/// A namespace's name for a table.
+pub(crate) fn namespace_name(namespace: &Namespace) -> String {
+    if namespace.as_str().is_empty() { "(root)".to_owned() } else { namespace.to_string() }
+}
+
+/// The size of a thread's rows, if the driver knows it.
+pub(crate) async fn stored(target: &Target, thread: &ThreadId) -> Result<Option<u64>> {
+    match target.sqlite() {
+        Some(sqlite) => Ok(Some(sqlite.stored_bytes(thread).await?)),
+        None => Ok(None),
+    }
+}
+
+struct Usage {
+    thread: ThreadId,
+    checkpoints: u64,
+    logical: u64,
+    stored: Option<u64>,
+}
+
+async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
+    let threads = if asked.thread.is_empty() {
+        target.all_threads().await?
+    } else {
+        asked.thread.iter().map(|id| ThreadId::from(id.as_str())).collect()
+    };
+    let mut usages = Vec::with_capacity(threads.len());
+    let mut progress = Progress::new("threads read", threads.len() as u64);
+    for thread in threads {
+        let stats = Stats::of(&target.image(&thread).await?);
+        let stored = stored(target, &thread).await?;
+        let logical = stats.checkpoint_bytes + stats.blob_bytes + stats.write_bytes;
+        usages.push(Usage { thread, checkpoints: stats.checkpoint_rows, logical, stored });
+        progress.next();
+    }
+    drop(progress);
+    let weight = |usage: &Usage| usage.stored.unwrap_or(usage.logical);
+    usages.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.thread.cmp(&b.thread)));
+    if asked.json {
+        for usage in &usages {
+            out.json(&json!({
+                "thread": usage.thread.as_str(), "checkpoints": usage.checkpoints,
+                "logical_bytes": usage.logical, "stored_bytes": usage.stored,
+            }))?;
+        }
+        return Ok(());
+    }
+    let total: u64 = usages.iter().map(weight).sum();
+    let mut table = Columns::new(&["THREAD", "CHECKPOINTS>", "LOGICAL>", "STORED>", "%>", ""]);
+    for usage in &usages {
+        let share = (weight(usage) * 1_000).checked_div(total).unwrap_or_default();
+        let bar = usize::try_from((weight(usage) * BAR).div_ceil(total.max(1))).unwrap_or_default();
+        table.row([
+            usage.thread.to_string(),
+            number(usage.checkpoints),
+            bytes(usage.logical),
+            or_dash(usage.stored.map(bytes)),
+            format!("{}.{}", share / 10, share % 10),
+            "█".repeat(bar),
+        ]);
+    }
+    table.row([
+        format!("total of {} threads", count(usages.len())),
+        number(usages.iter().map(|usage| usage.checkpoints).sum()),
+        bytes(usages.iter().map(|usage| usage.logical).sum()),
+        or_dash(usages.iter().map(|usage| usage.stored).sum::<Option<u64>>().map(bytes)),
+        String::new(),
+        String::new(),
+    ]);
+    out.table(&table)?;
+    if let Some(sqlite) = target.sqlite() {
+        let size = sqlite.file_size().await?;
+        out.line(format!(
+            "The database file has {}, of which {} are free.",
+            bytes(size.bytes),
+            bytes(size.free)
+        ))?;
+    }
+    Ok(())
+}

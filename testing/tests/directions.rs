@@ -1,0 +1,108 @@
+//! The arrows between the crates of the workspace point one way. A new edge fails here: add it to the table if it keeps
+//! the direction, else move what is shared into the lower crate.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value as Json;
+
+/// Each crate, without `threadkeep-`, and the crates of the workspace that it may use outside its tests. A crate may use
+/// only those above it in this table, so there is no cycle.
+const EDGES: &[(&str, &[&str])] = &[
+    ("engine", &[]),
+    ("layout", &["engine"]),
+    ("pages", &[]),
+    ("memory", &["engine"]),
+    ("redis", &["engine"]),
+    ("sqlite", &["engine", "layout", "pages"]),
+    ("postgres", &["engine", "layout"]),
+    ("testing", &[]),
+    ("conformance", &["engine", "memory", "pages", "postgres", "sqlite", "testing"]),
+    ("torture", &["conformance", "engine", "memory", "pages", "postgres", "sqlite", "testing"]),
+    ("benches", &["engine", "memory", "postgres", "sqlite", "testing"]),
+    ("files", &[]),
+    ("config", &["files"]),
+    ("records", &["files"]),
+    ("storage", &["config", "engine", "memory", "postgres", "records", "redis", "sqlite"]),
+    ("agent", &["config", "engine"]),
+    ("ops", &["config", "engine", "records", "storage"]),
+    ("chat", &["agent", "config", "engine", "records", "storage"]),
+    ("gateway", &["agent", "chat", "config", "engine", "ops", "records", "storage"]),
+];
+
+/// The crates of the workspace that each one uses: outside its tests, and in them.
+fn edges() -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("Cargo.toml");
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline", "--manifest-path"])
+        .arg(manifest)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Json = serde_json::from_slice(&output.stdout).unwrap();
+    let short = |name: &Json| {
+        let name = name.as_str().unwrap();
+        name.strip_prefix("threadkeep-")
+            .unwrap_or(if name == "threadkeep" { "engine" } else { name })
+            .to_owned()
+    };
+    let mut edges = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let (mut normal, mut of_tests) = (BTreeSet::new(), BTreeSet::new());
+        for dependency in package["dependencies"].as_array().unwrap() {
+            if dependency["path"].is_string() {
+                let to = if dependency["kind"] == "dev" { &mut of_tests } else { &mut normal };
+                to.insert(short(&dependency["name"]));
+            }
+        }
+        edges.insert(short(&package["name"]), (normal, of_tests));
+    }
+    edges
+}
+
+#[test]
+fn a_crate_uses_only_the_crates_that_the_table_allows() {
+    let found: BTreeMap<String, BTreeSet<String>> =
+        edges().into_iter().map(|(name, (normal, _))| (name, normal)).collect();
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let allowed: BTreeMap<String, BTreeSet<String>> =
+        EDGES.iter().map(|(name, uses)| ((*name).to_owned(), set(uses))).collect();
+    assert_eq!(found, allowed, "the crates' manifests on the left, the table on the right");
+}
+
+#[test]
+fn the_table_has_no_cycle_and_keeps_the_direction() {
+    let mut above = BTreeSet::new();
+    for (name, uses) in EDGES {
+        let later: Vec<_> = uses.iter().filter(|other| !above.contains(*other)).collect();
+        assert!(later.is_empty(), "{name} uses {later:?}, which are not above it");
+        assert!(above.insert(*name), "{name} is in the table twice");
+    }
+    const DRIVERS: [&str; 4] = ["memory", "sqlite", "postgres", "redis"];
+    for (name, uses) in EDGES {
+        let drivers: Vec<_> = uses.iter().filter(|other| DRIVERS.contains(other)).collect();
+        match *name {
+            "engine" | "files" | "config" | "records" | "agent" | "ops" | "chat" | "gateway" => {
+                assert!(drivers.is_empty(), "{name} knows {drivers:?}; only storage chooses a driver");
+            }
+            name if DRIVERS.contains(&name) => assert!(drivers.is_empty(), "{name} knows {drivers:?}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn no_crate_ships_what_is_for_tests() {
+    const FOR_TESTS: [&str; 3] = ["testing", "torture", "benches"];
+    for (name, (normal, _)) in edges() {
+        // The suite's own command starts servers.
+        if FOR_TESTS.contains(&name.as_str()) || name == "conformance" {
+            continue;
+        }
+        let used: Vec<_> = normal.iter().filter(|other| FOR_TESTS.contains(&other.as_str())).collect();
+        assert!(used.is_empty(), "{name} ships {used:?}");
+    }
+}

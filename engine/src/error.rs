@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller should do about it.
+//! Errors, grouped by what the caller should do.
 
 use crate::id::{CheckpointId, Namespace, ThreadId};
 
@@ -19,19 +19,19 @@ pub const FREQUENCY_NOT_POSITIVE: &str = "snapshot frequency must be positive";
 /// Text of the error for a second replace-style write in one superstep (service reference, "Other rules" 1).
 pub const SECOND_OVERWRITE: &str = "Can receive only one Overwrite value per super-step.";
 
-/// An error of the engine or of a saver. The kind says what to do; the text names the ids that are needed for it.
+/// An error of the engine or of a saver. The kind says what to do; the text contains the ids needed for it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The thing asked for by id is not there. Nothing else is ever returned in its place.
+    /// The requested id does not exist. Nothing else is ever returned in its place.
     #[error("thread {thread} has no checkpoint {checkpoint}")]
     NotFound {
-        /// The thread that was asked.
+        /// The requested thread.
         thread: ThreadId,
-        /// The checkpoint that it does not have.
+        /// The missing checkpoint.
         checkpoint: CheckpointId,
     },
-    /// Another writer moved the head. Read the head again and decide anew.
+    /// Another writer moved the head. Read the head again and decide again.
     #[error(
         "thread {thread}{}: the head is {}, the commit expected {}; read the head again and retry",
         in_namespace(namespace),
@@ -48,7 +48,7 @@ pub enum Error {
         /// The head that the store has.
         found: Option<CheckpointId>,
     },
-    /// Somebody wrote to the thread since it was read. Read it again and decide anew.
+    /// The thread was changed since it was read. Read it again and decide again.
     #[error("thread {thread} was changed since it was read; read it again and retry")]
     Stale {
         /// The thread.
@@ -68,17 +68,18 @@ pub enum Error {
         /// What this process knew and what it found instead.
         seen: String,
     },
-    /// A row that the lineage needs is missing. The state cannot be told; restore a backup or verify the store.
+    /// A row that the lineage needs is missing, so the state cannot be determined; restore a backup or verify the
+    /// store.
     #[error("thread {thread}, checkpoint {checkpoint}: broken lineage: {missing}")]
     BrokenLineage {
         /// The thread.
         thread: ThreadId,
-        /// The checkpoint whose state was asked for, or at which the gap shows.
+        /// The requested checkpoint, or the one at which the gap was found.
         checkpoint: CheckpointId,
         /// What is missing.
         missing: String,
     },
-    /// Stored bytes do not decode or do not have their checksum.
+    /// Stored bytes do not decode or do not match their checksum.
     #[error("corrupt data: {place}: {reason}")]
     Corrupt {
         /// Where: table and key, or the kind of value.
@@ -94,7 +95,7 @@ pub enum Error {
         /// The saver.
         saver: &'static str,
     },
-    /// The store did not take the operation, and nothing of it was kept. Try again later.
+    /// The store did not execute the operation, and nothing was written. Retry later.
     #[error("the {saver} store is unavailable, nothing was written: {reason}")]
     Unavailable {
         /// The saver.
@@ -102,7 +103,8 @@ pub enum Error {
         /// Why, and the remedy where there is one.
         reason: String,
     },
-    /// The operation may or may not have been kept. Look, or repeat it: a repeated commit is idempotent.
+    /// The operation may or may not have been executed. Read the head, or repeat the operation: a repeated commit is
+    /// idempotent.
     #[error("the outcome is in doubt in the {saver} store: {reason}; repeat the operation or read the head")]
     InDoubt {
         /// The saver.
@@ -110,7 +112,7 @@ pub enum Error {
         /// What happened.
         reason: String,
     },
-    /// The database was written by a newer version of this program.
+    /// A newer version of this program wrote the database.
     #[error(
         "{store} has format version {found}, this program reads up to version {supported}; upgrade threadkeep"
     )]
@@ -131,7 +133,7 @@ pub enum Error {
     /// The writes of one superstep cannot be applied together.
     #[error("{0}")]
     InvalidUpdate(String),
-    /// A caller's argument is wrong; nothing was changed.
+    /// A caller's argument is invalid; nothing was changed.
     #[error("{0}")]
     InvalidInput(String),
 }

@@ -1,4 +1,4 @@
-//! The superstep writer: takes the writes of parallel tasks, applies them in live order, commits.
+//! The superstep writer: collects the writes of parallel tasks, applies them in live order, commits.
 
 use serde_json::Value as Json;
 
@@ -16,8 +16,8 @@ use crate::value::ChannelValue;
 /// open -> start_task, finish_task (any number, in any order) -> commit -> start_task ... -> commit
 /// ```
 ///
-/// It is the only writer as long as its commits succeed; a [`Error::Conflict`] says that somebody else moved the head,
-/// and the writer has to be opened again.
+/// It is the only writer as long as its commits succeed; an [`Error::Conflict`] means that another writer moved the
+/// head, and the writer must be opened again.
 pub struct StepWriter {
     accessor: StateAccessor,
     thread: ThreadId,
@@ -26,10 +26,9 @@ pub struct StepWriter {
     head: KnownHead,
     finished: Vec<(TaskWrites, bool)>,
     flush: Flush,
-    /// Whether a commit of this writer may not be on the disk yet.
+    /// Whether a commit of this writer may not be flushed yet.
     unflushed: bool,
-    /// Set while a write is under way, and after one in doubt: a writer whose future was dropped there does not know
-    /// its own state.
+    /// Set during a write, and after one in doubt: a writer whose future was dropped there does not know its own state.
     unsettled: bool,
 }
 
@@ -40,14 +39,14 @@ pub struct Task {
     pub id: TaskId,
     /// The node it runs.
     pub node: NodeName,
-    /// Its place among the tasks of the superstep.
+    /// Its index among the tasks of the superstep.
     pub index: u32,
 }
 
-/// When the writes of a finished task become durable.
+/// When the writes of a finished task are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// At once, so that a crash does not run the task again: for a task that finishes before its siblings.
+    /// At once, so that a crash does not repeat the task: for a task that finishes before its siblings.
     Now,
     /// With the commit of the superstep: for the last (or only) task.
     WithCommit,
@@ -64,10 +63,10 @@ impl StepWriter {
         Self::on(accessor, base, head, at).await
     }
 
-    /// As [`Self::open`], for a run that saw the head earlier.
+    /// As [`Self::open`], for a run that read the head earlier.
     ///
     /// # Errors
-    /// As there, and [`Error::Conflict`] if somebody else moved the head since.
+    /// As there, and [`Error::Conflict`] if another writer moved the head since.
     pub async fn open_known(
         accessor: &StateAccessor,
         mut head: KnownHead,
@@ -102,19 +101,19 @@ impl StepWriter {
         })
     }
 
-    /// When the commits from now on are on the disk; [`Flush::Now`] unless this is called.
+    /// When later commits are flushed; [`Flush::Now`] by default.
     ///
-    /// One flush for a turn: ask for [`Flush::WithNext`], and call [`Self::flush`] behind the last commit, before anybody is
-    /// told that the turn is done. Rows of [`Durability::Now`] are flushed all the same.
+    /// For one flush per turn, set [`Flush::WithNext`], and call [`Self::flush`] after the last commit, before the turn
+    /// is reported as done. Rows of [`Durability::Now`] are still flushed at once.
     pub fn set_flush(&mut self, flush: Flush) {
         self.flush = flush;
     }
 
-    /// Puts on the disk what this writer committed and is not there yet. Costs nothing if there is nothing.
+    /// Flushes what this writer has committed but not flushed. Free if there is nothing.
     ///
     /// # Errors
-    /// The saver's; it may be tried again. [`Error::InDoubt`] in the place of [`Error::Unavailable`]: the commits that
-    /// were to be flushed are stored, and may be there after a restart.
+    /// The saver's; it may be retried. [`Error::InDoubt`] instead of [`Error::Unavailable`]: the commits to be flushed
+    /// are stored, and may survive a restart.
     pub async fn flush(&mut self) -> Result<()> {
         if self.unflushed {
             self.accessor.saver().flush(&self.thread).await.map_err(|error| match error {
@@ -131,7 +130,7 @@ impl StepWriter {
         self.base.as_ref()
     }
 
-    /// The head as this writer knows it: the one it saw when it was opened, then its own last commit.
+    /// The head as this writer knows it: the one it read when it was opened, then its own last commit.
     pub fn head(&self) -> &KnownHead {
         &self.head
     }
@@ -141,7 +140,7 @@ impl StepWriter {
         &self.thread
     }
 
-    /// Makes a write. See [`StateAccessor::write`].
+    /// Creates a write. See [`StateAccessor::write`].
     ///
     /// # Errors
     /// As there.
@@ -149,13 +148,13 @@ impl StepWriter {
         self.accessor.write(channel, value, overwrite)
     }
 
-    /// Starts an attempt at a task. `index` is its place among the tasks of the superstep: writes are applied in the
-    /// order of these, whatever the order in which tasks finish.
+    /// Starts an attempt at a task. `index` is its place among the tasks of the superstep: writes are applied in this
+    /// order, whatever the order in which tasks finish.
     pub fn start_task(&self, node: &NodeName, index: u32) -> Task {
         Task { id: self.accessor.ids().task(), node: node.clone(), index }
     }
 
-    /// Takes the writes of a finished task.
+    /// Adds the writes of a finished task.
     ///
     /// # Errors
     /// The saver's; the task then does not count as finished.
@@ -182,8 +181,8 @@ impl StepWriter {
         Ok(())
     }
 
-    /// The tasks of the current superstep that finished before a crash: their rows are durable and no child has
-    /// applied them. A resuming run passes each to [`Self::adopt`] instead of running the task again.
+    /// The tasks of the current superstep that finished before a crash: their rows are stored and no child has applied
+    /// them. A resuming run passes each to [`Self::adopt`] instead of repeating the task.
     pub fn recovered(&self) -> Vec<&TaskWrites> {
         let Some(base) = self.base.as_ref().filter(|base| Some(base.key.id) == self.head.id()) else {
             return Vec::new();
@@ -206,8 +205,8 @@ impl StepWriter {
         Ok(())
     }
 
-    /// Commits the superstep: applies the writes of its finished tasks, and makes state, writes and checkpoint durable
-    /// in one change. Returns the new state.
+    /// Commits the superstep: applies the writes of its finished tasks, and stores writes and checkpoint in one change.
+    /// Returns the new state.
     ///
     /// # Errors
     /// [`Error::InvalidUpdate`] if the writes cannot be applied together, [`Error::Conflict`] if another writer moved
@@ -240,12 +239,12 @@ impl StepWriter {
         Ok(self.base.insert(state))
     }
 
-    /// Forgets the finished tasks of the current superstep, for a run that goes another way.
+    /// Drops the finished tasks of the current superstep, for a run that continues differently.
     pub fn discard(&mut self) {
         self.finished.clear();
     }
 
-    /// Stores a row under the base; false if there is no base, so that the row has to wait for the commit.
+    /// Stores a row under the base; `false` if there is no base, so that the row waits for the commit.
     async fn put(&mut self, row: &TaskWrites) -> Result<bool> {
         self.settled()?;
         let Some(key) = self.base.as_ref().map(|base| base.key.clone()) else { return Ok(false) };

@@ -1,14 +1,14 @@
-//! Settling a commit whose outcome is in doubt.
+//! Resolves a commit whose outcome is in doubt.
 
 use super::{CheckpointSelector, Load, Saver, StepCommit};
 use crate::checkpoint::CheckpointKey;
 use crate::error::{Error, Result};
 
-/// Commits a superstep, and tries once to settle an outcome in doubt. What cannot be settled stays in doubt, whatever
-/// the second call answers: that one failing says nothing about the first.
+/// Commits a superstep, and tries once to resolve an outcome in doubt. If that fails, the outcome stays in doubt,
+/// whatever the second call returned: its failure says nothing about the first.
 ///
-/// The second call repeats the commit, unless that is the first of its namespace. Nothing would hold a repeated first
-/// commit back from bringing a thread back that somebody has deleted meanwhile, so for that one the store is only read.
+/// The second call repeats the commit, unless it is the first of its namespace: a repeated first commit could bring
+/// back a thread that was deleted meanwhile, so in that case the store is only read.
 ///
 /// # Errors
 /// As [`Saver::commit`].
@@ -24,9 +24,9 @@ pub async fn commit(saver: &dyn Saver, step: StepCommit) -> Result<CheckpointKey
     }
     match saver.commit(step).await {
         Ok(key) => Ok(key),
-        // The checkpoint is not there, and what it was to follow is no longer the head.
+        // The checkpoint does not exist, and its predecessor is no longer the head.
         Err(absent @ (Error::Conflict { .. } | Error::NotFound { .. })) => Err(absent),
-        // Reported once only, and worse than a commit in doubt.
+        // Reported only once, and more serious than a commit in doubt.
         Err(lost @ Error::HistoryLost { .. }) => Err(lost),
         Err(_) => Err(doubt),
     }

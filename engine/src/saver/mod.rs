@@ -1,8 +1,8 @@
 //! The contract between the engine and a store: the [`Saver`] trait.
 //!
-//! A saver keeps checkpoints and task writes. It knows nothing of modes, reducers or cadences: what is stored for a
-//! channel ([`Stored`]) is decided before it gets here. Each bullet in a method's documentation is the name of a case
-//! of the conformance suite.
+//! A saver stores checkpoints and task writes. It knows nothing about modes, reducers or cadences: the engine decides
+//! what is stored for a channel ([`Stored`]). Each bullet in a method's documentation is the name of a case of the
+//! conformance suite.
 
 mod doubt;
 pub mod fallback;
@@ -24,8 +24,8 @@ use crate::value::ChannelValue;
 pub use doubt::commit;
 pub use rewrite::{Outline, Place, Revision, Rewrite, ThreadImage};
 
-/// Which channel values a read loads. Entries that are not loaded come back as [`Stored::Held`], never as absent. It is
-/// about channels only: lineage, metadata and the task writes under a checkpoint always come.
+/// Which channel values a read loads. Entries that are not loaded are returned as [`Stored::Held`], never as absent.
+/// Only channel values are affected: lineage, metadata and the task writes under a checkpoint are always returned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Load {
     /// Every value.
@@ -38,7 +38,7 @@ pub enum Load {
 }
 
 impl Load {
-    /// Whether the value of `channel` is to be loaded.
+    /// Whether to load the value of `channel`.
     pub fn wants(&self, channel: &ChannelName) -> bool {
         match self {
             Self::All => true,
@@ -47,7 +47,7 @@ impl Load {
         }
     }
 
-    /// What a read with this load shows of a checkpoint.
+    /// The checkpoint as a read with this load returns it.
     pub fn of(&self, mut tuple: CheckpointTuple) -> CheckpointTuple {
         for (name, entry) in &mut tuple.checkpoint.channels {
             if !self.wants(name) {
@@ -65,7 +65,7 @@ pub struct CheckpointSelector {
     pub thread: ThreadId,
     /// The namespace in it.
     pub namespace: Namespace,
-    /// The checkpoint; none means the head.
+    /// The checkpoint; `None` for the head.
     pub id: Option<CheckpointId>,
     /// Which values to load.
     pub load: Load,
@@ -87,24 +87,24 @@ impl CheckpointSelector {
         }
     }
 
-    /// The same checkpoint with other values loaded.
+    /// The same checkpoint, loading other values.
     pub fn loading(mut self, load: Load) -> Self {
         self.load = load;
         self
     }
 }
 
-/// Selects checkpoints of a thread, newest first. Inside a namespace, newest means greatest id; checkpoints of several
-/// namespaces come merged by id.
+/// Selects checkpoints of a thread, newest first. Within a namespace, newest means greatest id; checkpoints of several
+/// namespaces are merged by id.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ListQuery {
     /// The thread.
     pub thread: ThreadId,
-    /// Only this namespace; none means all.
+    /// Only this namespace; `None` for all.
     pub namespace: Option<Namespace>,
     /// Only ids smaller than this one.
     pub before: Option<CheckpointId>,
-    /// At most so many; none means no bound.
+    /// Maximum number of checkpoints; `None` for no limit.
     pub limit: Option<usize>,
     /// Only checkpoints whose metadata has these values under these keys.
     pub filter: Map<String, Json>,
@@ -126,40 +126,40 @@ impl ListQuery {
     }
 }
 
-/// When a change is on the disk.
+/// When a change is flushed to disk.
 ///
-/// It is about a loss of power (and, on a store with a server of its own, a crash of that server) and nothing else: a change
-/// is acknowledged when it is stored, atomic, fenced and seen by every reader alike, and the end of the process that made
-/// it undoes nothing. What the power takes is taken from the end: what is left is what was acknowledged up to some moment,
-/// which is not before the last change that was flushed.
+/// This only concerns power loss (and, if the store has its own server, a crash of that server): in both cases a change
+/// is acknowledged when it is stored, atomic, fenced and visible to every reader, and survives a crash of the process
+/// that made it. Power loss removes only a suffix of acknowledged changes: everything up to some point survives, which
+/// is at or after the last flushed change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flush {
     /// Before it is acknowledged.
     #[default]
     Now,
     /// With the next change of the store that is flushed before it is acknowledged, or with [`Saver::flush`]. For the
-    /// steps of a turn of which only the last one must be there for sure.
+    /// steps of a turn of which only the last one must be durable when acknowledged.
     WithNext,
 }
 
-/// One superstep, to be made durable whole or not at all.
+/// One superstep, stored completely or not at all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCommit {
     /// The thread.
     pub thread: ThreadId,
     /// The namespace in it.
     pub namespace: Namespace,
-    /// The checkpoint from which the step ran; none for the first one of a namespace.
+    /// The checkpoint from which the step ran; `None` for the first one of a namespace.
     pub parent: Option<CheckpointId>,
-    /// The head that the writer saw. A fork has an older parent and the current head.
+    /// The head that the writer read. A fork has an older parent and the current head.
     pub expected_head: Option<CheckpointId>,
-    /// The new checkpoint. [`Stored::Held`] entries are taken over from the parent.
+    /// The new checkpoint. [`Stored::Held`] entries take their value from the parent.
     pub checkpoint: Checkpoint,
     /// Its metadata.
     pub metadata: Metadata,
-    /// The writes of the step that are not durable yet; they are stored under the parent.
+    /// The step's writes that are not stored yet; they are stored under the parent.
     pub writes: Vec<TaskWrites>,
-    /// When it is on the disk.
+    /// When it is flushed.
     pub flush: Flush,
 }
 
@@ -173,7 +173,7 @@ impl StepCommit {
         }
     }
 
-    /// Refuses a commit that no saver may accept. Every saver calls this first.
+    /// Refuses an invalid commit. Every saver must call this first.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the id is not greater than the parent's and the expected head's, or a first
@@ -201,8 +201,8 @@ impl StepCommit {
         Ok(())
     }
 
-    /// Checks that a [`Stored::Held`] entry can be taken over: `parent` is the version at which the parent has the
-    /// channel.
+    /// Checks that a [`Stored::Held`] entry can take its value from the parent: `parent` is the version at which the
+    /// parent has the channel.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the parent does not have the channel at this version.
@@ -221,10 +221,10 @@ impl StepCommit {
 /// The path of one channel from its seed to a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChannelHistory {
-    /// The nearest complete value at or before the oldest point of the path; none if the channel had never been
+    /// The nearest complete value at or before the oldest point of the path; `None` if the channel had never been
     /// written there.
     pub seed: Option<Seed>,
-    /// The checkpoints behind the seed, oldest first, up to the target.
+    /// The checkpoints after the seed, oldest first, up to the target.
     pub steps: Vec<HistoryStep>,
 }
 
@@ -244,21 +244,21 @@ pub struct Seed {
 pub struct HistoryStep {
     /// The checkpoint.
     pub checkpoint: CheckpointId,
-    /// How many tasks it applied. None of a superstep: a checkpoint that repeats its parent.
+    /// How many tasks it applied. Zero for a checkpoint that repeats its parent.
     pub tasks: usize,
-    /// Its writes to the channel, in the order in which they were applied. Often none.
+    /// Its writes to the channel, in the order in which they were applied. Often empty.
     pub writes: Vec<Write>,
 }
 
-/// What [`Saver::delta_history`] returns: a path per channel asked for.
+/// The result of [`Saver::delta_history`]: a path per requested channel.
 pub type DeltaHistory = BTreeMap<ChannelName, ChannelHistory>;
 
 /// What a saver offers beyond the required behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The saver's name, as reports and errors use it.
+    /// The saver's name in reports and errors.
     pub name: &'static str,
-    /// Whether what was acknowledged is there after the process ends.
+    /// Whether acknowledged changes survive the end of the process.
     pub durable: bool,
     /// Whether equal list elements of a thread are stored once.
     pub shared_elements: bool,
@@ -266,15 +266,16 @@ pub struct Capabilities {
 
 /// A store of checkpoints.
 ///
-/// **Atomic**: each method happens whole or not at all. **Ordered**: a read that starts after a write was acknowledged
-/// sees it. **Idempotent**: `commit` of the same checkpoint id, `put_writes` of the same task, `delete_thread`. A repeated
-/// `rewrite_thread` is [`Error::Stale`]; read the thread to see whether the first one happened.
+/// **Atomic**: each method is executed completely or not at all. **Ordered**: a read that starts after a write was
+/// acknowledged sees it. **Idempotent**: `commit` of the same checkpoint id, `put_writes` of the same task,
+/// `delete_thread`. A repeated `rewrite_thread` is [`Error::Stale`]; read the thread to see whether the first one was
+/// executed.
 ///
-/// **Cancellation**: a caller that drops the future of a writing method does not learn the outcome; it may have
-/// happened. Repeating it is safe. Reads are cancel-safe.
+/// **Cancellation**: a caller that drops the future of a writing method does not learn the outcome; it may have been
+/// executed. Repeating it is safe. Reads are cancel-safe.
 ///
-/// **Durable**: what a method stores is on the disk when it is acknowledged, with everything that was acknowledged before; only
-/// a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that.
+/// **Durable**: what a method stores is flushed to disk before it is acknowledged, along with everything acknowledged
+/// earlier; only a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that.
 ///
 /// **Errors**: [`Error::Conflict`], [`Error::Stale`], [`Error::HistoryLost`], [`Error::BrokenLineage`], [`Error::Corrupt`],
 /// [`Error::Unavailable`] and [`Error::InDoubt`] as their documentation says; absence is never an empty value.
@@ -285,7 +286,8 @@ pub trait Saver: Send + Sync {
     /// - `get_head_is_the_greatest_id`: without an id, the checkpoint with the greatest id of the namespace.
     /// - `get_by_id_is_exact`: with an id, that checkpoint or `None`; never another one.
     /// - `get_unknown_is_none`: an unknown thread, namespace or id is `None`.
-    /// - `get_returns_what_was_committed`: channels, next nodes, applied tasks, parent and metadata come back equal.
+    /// - `get_returns_what_was_committed`: channels, next nodes, applied tasks, parent and metadata are returned
+    ///   unchanged.
     /// - `get_loads_what_was_asked`: entries outside `load` are [`Stored::Held`] with their version.
     /// - `get_includes_writes_in_stored_order`: the task writes stored under the checkpoint.
     /// - `namespaces_are_separate`: equal ids in two namespaces are two checkpoints.
@@ -304,7 +306,7 @@ pub trait Saver: Send + Sync {
     /// Stores the writes of a finished (or failed) task under the checkpoint it ran from.
     ///
     /// - `put_writes_survive_without_a_child`: they are pending until a child applies them.
-    /// - `put_writes_is_idempotent`: the same task again adds nothing, so that no history changes; see
+    /// - `put_writes_is_idempotent`: the same task again adds nothing, so that history never changes; see
     ///   [`TaskWrites::merge`].
     /// - `put_writes_special_rows_are_replaced`
     /// - `put_writes_needs_its_checkpoint`: an unknown checkpoint is [`Error::NotFound`], and nothing is stored.
@@ -313,32 +315,34 @@ pub trait Saver: Send + Sync {
     /// Stores a superstep: its writes, its checkpoint and its values, in one atomic change.
     ///
     /// - `commit_on_a_stale_head_conflicts`: if the head is not `expected_head`, [`Error::Conflict`] and nothing stored.
-    /// - `commit_of_the_same_id_is_idempotent`: if the checkpoint is already there, that is success, and nothing changes.
-    /// - `commit_needs_its_parent`: a parent that is not there is [`Error::NotFound`].
+    /// - `commit_of_the_same_id_is_idempotent`: if the checkpoint already exists, the call succeeds and changes
+    ///   nothing.
+    /// - `commit_needs_its_parent`: a missing parent is [`Error::NotFound`].
     /// - `commit_applies_only_known_tasks`: `applied` names tasks whose writes are stored under the parent or come with
     ///   the commit; otherwise [`Error::InvalidInput`].
     /// - `commit_takes_over_held_values`: a [`Stored::Held`] entry is the parent's; one that the parent does not have
     ///   at that version is [`Error::InvalidInput`].
     /// - `commit_of_siblings_keeps_both`: two children of one parent never share or lose values or writes.
-    /// - `commit_that_waits_for_a_flush_is_like_any_other`: [`Flush::WithNext`] changes nothing but what a loss of power may take.
+    /// - `commit_that_waits_for_a_flush_is_like_any_other`: [`Flush::WithNext`] only changes what a power loss may
+    ///   remove.
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey>;
 
-    /// Puts on the disk what was acknowledged of a thread and is not there yet: see [`Flush::WithNext`].
+    /// Flushes the acknowledged changes of a thread that are not on disk yet: see [`Flush::WithNext`].
     ///
-    /// - `flush_of_anything_is_fine`: also of a thread that is not there, and of one that is on the disk.
+    /// - `flush_of_anything_is_fine`: also of an unknown thread, and of one that is already flushed.
     async fn flush(&self, thread: &ThreadId) -> Result<()>;
 
-    /// The paths from which the values of delta channels at a checkpoint are made, oldest step first.
+    /// The paths from which the values of delta channels at a checkpoint are computed, oldest step first.
     ///
-    /// Each path ends at `at` and starts behind the nearest complete value at or before `reach` (at or before `at` if
-    /// none). With `reach`, one call serves a whole page of history.
+    /// Each path ends at `at` and starts after the nearest complete value at or before `reach` (at or before `at` if
+    /// `None`). With `reach`, one call serves a whole page of history.
     ///
     /// - `history_replays_only_applied_writes`: of the rows under the parent, those in the child's `applied`, in that
     ///   order; never a sibling's, pending or special row.
     /// - `history_stops_at_the_nearest_value`
     /// - `history_reaches_back_as_far_as_asked`
-    /// - `history_ends_at_a_root`: after a rewrite a thread may have several; a path that ends at one newer than `reach`
-    ///   begins with what that one stores.
+    /// - `history_ends_at_a_root`: after a rewrite a thread may have several; a path that reaches a root newer than
+    ///   `reach` begins with what that root stores.
     /// - `history_of_a_never_written_channel_has_no_seed_and_no_writes`
     /// - `history_with_a_missing_ancestor_is_broken_lineage`: also a missing applied task, or a sentinel at the root.
     /// - `history_of_an_unknown_checkpoint_is_not_found`
@@ -356,32 +360,33 @@ pub trait Saver: Send + Sync {
     /// - `delete_unknown_thread_is_fine`
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()>;
 
-    /// The threads that have a checkpoint, in the order of their ids, at most `limit`.
+    /// The threads that have a checkpoint, by id, at most `limit`.
     ///
-    /// - `threads_are_listed_by_page`: those behind `after`; each one once.
+    /// - `threads_are_listed_by_page`: those after `after`; each one once.
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>>;
 
-    /// Everything of a thread in every namespace, read at one moment.
+    /// A whole thread in every namespace, read at one point in time.
     ///
-    /// - `read_thread_is_everything`: what [`Self::list`] gives for all namespaces, with every value.
+    /// - `read_thread_is_everything`: what [`Self::list`] returns for all namespaces, with every value.
     /// - `read_thread_of_an_unknown_thread_is_absent`: no checkpoints, and [`Revision::absent`].
-    /// - `revisions_tell_every_change`: after a commit, a put of writes that changed something, a rewrite, or a deletion
-    ///   and creation anew, the revision is another one; after a read or a refused write it is the same.
+    /// - `revisions_tell_every_change`: the revision changes after a commit, a put of writes that changed something, a
+    ///   rewrite, or a deletion followed by a creation; it does not change after a read or a refused write.
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage>;
 
-    /// Removes and puts checkpoints of one thread in one atomic change. Every deletion but [`Self::delete_thread`], every
-    /// copy, conversion and import is one of these; which checkpoints may go is for the engine to know.
+    /// Removes and puts checkpoints of one thread in one atomic change. Every deletion except [`Self::delete_thread`],
+    /// every copy, conversion and import uses it; the engine decides which checkpoints may be removed.
     ///
-    /// - `rewrite_removes_and_puts`: afterwards the thread has what was not removed, as it was, and what was put, as it
-    ///   came. A channel of a checkpoint that stays reads as before, whatever became of the one it was taken over from.
+    /// - `rewrite_removes_and_puts`: afterwards the thread consists of what was not removed, unchanged, and of what was
+    ///   put. A channel of a remaining checkpoint reads as before, even if the checkpoint that its value came from was
+    ///   removed.
     /// - `rewrite_of_a_changed_thread_is_stale`: if the revision is not `expected`, [`Error::Stale`], nothing changes.
     /// - `rewrite_that_breaks_a_lineage_is_refused`: [`Rewrite::check`] decides; nothing changes.
     /// - `rewrite_makes_a_thread`: with [`Revision::absent`] it may put a whole thread, under new and under used ids.
-    /// - `rewrite_may_leave_nothing`: a thread without checkpoints is not there any more, whatever it had.
-    /// - `a_commit_after_a_rewrite_goes_on`: the head is the greatest id that is left; what the next commit holds,
-    ///   applies and shares comes out right.
+    /// - `rewrite_may_leave_nothing`: a thread without checkpoints no longer exists.
+    /// - `a_commit_after_a_rewrite_goes_on`: the head is the greatest remaining id; what the next commit holds, applies
+    ///   and shares is correct.
     ///
-    /// The space of values and elements that only removed checkpoints had is freed.
+    /// Frees the space of values and elements that only removed checkpoints used.
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()>;
 
     /// What this saver offers.

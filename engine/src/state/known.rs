@@ -1,4 +1,4 @@
-//! What a writer knows of the head of a thread.
+//! What a writer knows about the head of a thread.
 
 use super::{Plan, StateAccessor, StateSnapshot};
 use crate::error::{Error, Result};
@@ -7,10 +7,10 @@ use crate::saver::Load;
 
 /// The head of a thread as one writer knows it: the one it read, and from then on the one it wrote last.
 ///
-/// Every write of a run is checked against it, so that a writer which stood still while somebody else took over its
-/// thread gets [`Error::Conflict`] and changes nothing. Never read the head again only to pass that check.
+/// Every write of a run is checked against it, so that a writer that stalled while another writer took over its thread
+/// gets [`Error::Conflict`] and changes nothing. Never read the head again just to pass that check.
 ///
-/// After a commit in doubt there are two: the head before that commit, and the one it may have made.
+/// After a commit in doubt there are two: the head before that commit, and the one it may have created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownHead {
     thread: ThreadId,
@@ -25,7 +25,7 @@ impl KnownHead {
         &self.thread
     }
 
-    /// The head, apart from a commit in doubt; none if the thread had no checkpoint.
+    /// The head, ignoring a commit in doubt; `None` if the thread had no checkpoint.
     pub fn id(&self) -> Option<CheckpointId> {
         self.id
     }
@@ -35,10 +35,10 @@ impl KnownHead {
         self.in_doubt.is_some()
     }
 
-    /// Settles a commit in doubt by the head that was found.
+    /// Resolves a commit in doubt with the head that was found.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if that is neither the known head nor the one in doubt: somebody else moved it.
+    /// [`Error::Conflict`] if that is neither the known head nor the one in doubt: another writer moved it.
     pub(crate) fn settle(&mut self, found: Option<CheckpointId>) -> Result<()> {
         if found != self.id && (found.is_none() || found != self.in_doubt) {
             let (thread, namespace) = (self.thread.clone(), self.namespace.clone());
@@ -49,7 +49,7 @@ impl KnownHead {
         Ok(())
     }
 
-    /// Nothing is left of the thread.
+    /// Nothing remains of the thread.
     pub(super) fn cleared(&mut self) {
         self.id = None;
         self.in_doubt = None;
@@ -57,7 +57,7 @@ impl KnownHead {
 }
 
 impl StateAccessor {
-    /// The head of a thread, for a writer to remember: past the gate, without values.
+    /// The head of a thread, for a writer to keep: after the gate, without values.
     ///
     /// # Errors
     /// [`Error::ModeMismatch`] from the gate, and the saver's.
@@ -73,16 +73,16 @@ impl StateAccessor {
     /// The state at the known head; `None` if the thread has no checkpoint.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if somebody else moved the head, and as [`Self::get`].
+    /// [`Error::Conflict`] if another writer moved the head, and as [`Self::get`].
     pub(crate) async fn get_known(&self, head: &mut KnownHead) -> Result<Option<StateSnapshot>> {
         let found = self.get(&head.thread, None).await?;
         head.settle(found.as_ref().map(|state| state.key.id))?;
         Ok(found)
     }
 
-    /// Commits a step that was planned on the known head, which from then on is the new checkpoint.
+    /// Commits a step that was planned on the known head, which then becomes the new checkpoint.
     pub(crate) async fn commit_known(&self, head: &mut KnownHead, plan: Plan) -> Result<StateSnapshot> {
-        // In doubt also if this future is dropped.
+        // Also in doubt if this future is dropped.
         head.in_doubt = Some(plan.commit.checkpoint.id);
         let committed = self.commit(plan).await;
         match &committed {

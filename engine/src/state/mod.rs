@@ -1,4 +1,5 @@
-//! The state accessor: the only way to read and write thread state. It gates every read and write, and materializes.
+//! The state accessor: the only way to read and write thread state. It applies the gate to every read and write, and
+//! materializes.
 
 mod known;
 mod plan;
@@ -30,8 +31,8 @@ use crate::saver::{self, CheckpointSelector, Flush, ListQuery, Load, Saver, Step
 
 /// Reads and writes the state of threads, with the channels, mode and cadence of a [`ChannelTable`]. Cloning is cheap.
 ///
-/// It remembers the values of the heads that it read or wrote last (a few, bounded by their bytes), so that going on with
-/// a thread costs one small read however long the thread is. The clones of an accessor share that memory.
+/// It caches the values of the heads that it read or wrote last (a few, bounded by their bytes), so that continuing a
+/// thread costs one small read, however long the thread is. Clones of an accessor share that cache.
 #[derive(Clone)]
 pub struct StateAccessor {
     saver: Arc<dyn Saver>,
@@ -44,11 +45,11 @@ pub struct StateAccessor {
 /// A change of state from outside a run.
 #[derive(Debug, Clone)]
 pub struct Update {
-    /// The checkpoint to write on; none means the head. An older one makes a fork, which becomes the head.
+    /// The checkpoint to write on; `None` for the head. An older one creates a fork, which becomes the head.
     pub at: Option<CheckpointId>,
-    /// The node as which the update is written.
+    /// The node recorded as the writer.
     pub node: NodeName,
-    /// The writes, made with [`StateAccessor::write`].
+    /// The writes, created with [`StateAccessor::write`].
     pub writes: Vec<Write>,
     /// Further metadata of the new checkpoint.
     pub extra: Map<String, Json>,
@@ -59,7 +60,7 @@ pub struct Update {
 pub struct HistoryQuery {
     /// Only checkpoints older than this one.
     pub before: Option<CheckpointId>,
-    /// At most so many; none means all.
+    /// Maximum number of checkpoints; `None` for all.
     pub limit: Option<usize>,
     /// Only checkpoints whose metadata has these values.
     pub filter: Map<String, Json>,
@@ -73,14 +74,14 @@ impl StateAccessor {
         Self { saver, table, ids, namespace: Namespace::root(), warm: WarmHeads::default() }
     }
 
-    /// The same accessor with a memory of its own, of at most so many heads. The bound is asked for whenever a head is
-    /// added, so it may change.
+    /// The same accessor with its own cache of at most `heads` heads. The limit is read whenever a head is added, so it
+    /// may change.
     pub fn remembering(mut self, heads: impl Fn() -> usize + Send + Sync + 'static) -> Self {
         self.warm = WarmHeads::new(Arc::new(heads));
         self
     }
 
-    /// How many heads it remembers now.
+    /// The number of cached heads.
     pub fn remembered(&self) -> usize {
         self.warm.len()
     }
@@ -110,7 +111,7 @@ impl StateAccessor {
         CheckpointSelector { thread: thread.clone(), namespace: self.namespace.clone(), id, load }
     }
 
-    /// The state at a checkpoint, or at the head; `None` if there is no such checkpoint.
+    /// The state at a checkpoint, or at the head; `None` if it does not exist.
     ///
     /// # Errors
     /// [`Error::ModeMismatch`] from the gate, [`Error::BrokenLineage`], and the saver's.
@@ -147,7 +148,7 @@ impl StateAccessor {
         Ok(state)
     }
 
-    /// What the saver has of a checkpoint, past the gate.
+    /// The saver's checkpoint, after the gate.
     async fn tuple(
         &self,
         thread: &ThreadId,
@@ -159,7 +160,7 @@ impl StateAccessor {
         Ok(tuple)
     }
 
-    /// The gate alone, on a checkpoint or the head, before anything is written; returns whether it exists.
+    /// Only applies the gate, to a checkpoint or the head, before anything is written; returns whether it exists.
     ///
     /// # Errors
     /// [`Error::ModeMismatch`], and the saver's.
@@ -170,7 +171,7 @@ impl StateAccessor {
     /// A page of history, newest first, materialized in one pass.
     ///
     /// # Errors
-    /// As [`Self::get`]; the gate looks at every checkpoint of the page.
+    /// As [`Self::get`]; the gate checks every checkpoint of the page.
     pub async fn history(&self, thread: &ThreadId, query: HistoryQuery) -> Result<Vec<StateSnapshot>> {
         let list = ListQuery {
             thread: thread.clone(),
@@ -187,7 +188,7 @@ impl StateAccessor {
         materialize(&*self.saver, &self.table, tuples, &query.load).await
     }
 
-    /// Makes a write, completed (with message ids, for example) so that it can be stored.
+    /// Creates a write, completed (for example with message ids) so that it can be stored.
     ///
     /// # Errors
     /// [`Error::InvalidUpdate`] for a channel that the schema does not have, or a value that the channel refuses.
@@ -201,8 +202,8 @@ impl StateAccessor {
         Ok(Write { value: crate::value::ChannelValue::from_json(&value)?, channel, overwrite })
     }
 
-    /// Writes the first, empty checkpoint of a thread, with step -1 and source `input`. If the thread has a head
-    /// already, that is a [`Error::Conflict`].
+    /// Writes the first, empty checkpoint of a thread, with step -1 and source `input`. If the thread already has a
+    /// head, that is an [`Error::Conflict`].
     ///
     /// # Errors
     /// The saver's.
@@ -253,11 +254,11 @@ impl StateAccessor {
         plan(self, head.thread(), base, head.id(), vec![(row, false)], step)
     }
 
-    /// Writes a checkpoint that repeats `head`, with other metadata: the shape of a duration-only checkpoint. Nothing
-    /// is stored but a reference to what `head` stores; marker, counters and next nodes are its own.
+    /// Writes a checkpoint that repeats `head` with other metadata: the form of a duration-only checkpoint. Stores only
+    /// a reference to what `head` stores; marker, counters and next nodes are those of `head`.
     ///
     /// # Errors
-    /// [`Error::ModeMismatch`], [`Error::Conflict`] if `head` is not the head any more, and the saver's.
+    /// [`Error::ModeMismatch`], [`Error::Conflict`] if `head` is no longer the head, and the saver's.
     pub async fn annotate(&self, head: &StateSnapshot, extra: impl Into<Extra>) -> Result<StateSnapshot> {
         gate(self.table.mode(), &head.metadata)?;
         let id = self.ids.checkpoint_after(Some(head.key.id));

@@ -1,4 +1,4 @@
-//! Going back: resuming from an older checkpoint, and rolling a cancelled run back.
+//! Going back: resuming from an older checkpoint, and rolling back a cancelled run.
 
 use serde_json::{Map, Value as Json};
 
@@ -11,9 +11,9 @@ use crate::mode::ChannelMode;
 use crate::saver::Rewrite;
 use crate::value::ChannelValue;
 
-/// The node as which a resume from an older checkpoint is written.
+/// The node recorded for a resume from an older checkpoint.
 const RESUME_NODE: &str = "checkpoint_resume";
-/// The node as which a rollback is written.
+/// The node recorded for a rollback.
 const RESTORE_NODE: &str = "rollback_restore";
 /// How often a deletion is tried on a thread whose rows keep changing.
 const ATTEMPTS: usize = 8;
@@ -23,7 +23,7 @@ const ATTEMPTS: usize = 8;
 pub struct RollbackPoint(Option<StateSnapshot>);
 
 impl RollbackPoint {
-    /// The head that was captured; none if the thread had no checkpoint.
+    /// The captured head; `None` if the thread had no checkpoint.
     pub fn snapshot(&self) -> Option<&StateSnapshot> {
         self.0.as_ref()
     }
@@ -33,20 +33,20 @@ impl StateAccessor {
     /// Captures the state at the known head for a later [`Self::restore`]. Values are shared, not copied.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if somebody else moved the head, and as [`StateAccessor::get`].
+    /// [`Error::Conflict`] if another writer moved the head, and as [`StateAccessor::get`].
     pub async fn capture(&self, head: &mut KnownHead) -> Result<RollbackPoint> {
         self.get_known(head).await.map(RollbackPoint)
     }
 
     /// Prepares a run that resumes from `selected`. In delta mode the selected state is written onto the known head as
-    /// a new head: every selected channel restored, newer channels reset, and what was to run next is to run next. Rows
-    /// of tasks that had finished there stay there, as they do after a fork. Returns the new head; `None` if nothing
-    /// was written, because `selected` is the head already or the mode is full, in which a run forks instead
+    /// a new head: every selected channel is restored, newer channels are reset, and the next nodes are those of
+    /// `selected`. Rows of tasks that had finished there stay there, as after a fork. Returns the new head; `None` if
+    /// nothing was written, because `selected` is already the head or the mode is full, in which a run forks instead
     /// (service reference, "Resume and rollback in delta mode").
     ///
     /// # Errors
-    /// [`Error::NotFound`] if `selected` does not exist, [`Error::Conflict`] if somebody else moved the head; nothing
-    /// is written on these.
+    /// [`Error::NotFound`] if `selected` does not exist, [`Error::Conflict`] if another writer moved the head; nothing
+    /// is written in these cases.
     pub async fn linearize(
         &self,
         head: &mut KnownHead,
@@ -67,17 +67,17 @@ impl StateAccessor {
         self.commit_known(head, plan).await.map(Some)
     }
 
-    /// Restores the captured state after a cancelled run, as a new head. `head` is the head as the run knows it: the
-    /// last one that it wrote. In delta mode the state is written onto it; in full mode it forks from the captured
-    /// checkpoint. What was to run next is to run next again, and pending writes of the captured head are attached to
-    /// the restored one. A thread that had no checkpoint loses all that the run made. Where nothing was written since,
-    /// nothing is written. Returns the restored head.
+    /// Restores the captured state after a cancelled run, as a new head. `head` is the run's known head: the last one
+    /// it wrote. In delta mode the state is written onto it; in full mode it forks from the captured checkpoint. The
+    /// next nodes are restored, and pending writes of the captured head are attached to the restored one. A thread that
+    /// had no checkpoint loses everything that the run created. Where nothing was written since, nothing is written.
+    /// Returns the restored head.
     ///
     /// Not cancel-safe: a dropped call may have restored the state without its pending writes.
     ///
     /// # Errors
     /// [`Error::Conflict`] if another writer moved the head: nothing changes. [`Error::InDoubt`] if the state was
-    /// restored and a pending write could not be attached, or if a commit in doubt may still arrive. The saver's.
+    /// restored but a pending write could not be attached, or if a commit in doubt may still arrive. The saver's.
     pub async fn restore(
         &self,
         head: &mut KnownHead,
@@ -88,7 +88,7 @@ impl StateAccessor {
             self.delete_known(head).await?;
             return Ok(None);
         };
-        // A commit that may still arrive is kept out by the head that is written here.
+        // The head written here fences out a commit that may still arrive.
         let settled = !head.is_in_doubt();
         let found = self.get_known(head).await?.ok_or_else(|| Error::NotFound {
             thread: captured.key.thread.clone(),
@@ -113,10 +113,10 @@ impl StateAccessor {
         Ok(Some(restored))
     }
 
-    /// Attaches rows that another checkpoint had to one that was just committed for them.
+    /// Attaches rows of another checkpoint to one that was just committed for them.
     ///
     /// # Errors
-    /// The saver's; [`Error::InDoubt`] in the place of [`Error::Unavailable`], because the checkpoint is there.
+    /// The saver's; [`Error::InDoubt`] instead of [`Error::Unavailable`], because the checkpoint exists.
     pub async fn attach(&self, to: &CheckpointKey, rows: &[TaskWrites]) -> Result<()> {
         for row in rows {
             self.saver.put_writes(to, row).await.map_err(|error| match error {
@@ -134,10 +134,10 @@ impl StateAccessor {
         Ok(())
     }
 
-    /// Deletes a thread that has nothing but what the writer with this head made.
+    /// Deletes a thread that contains only what the writer with this head created.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if there is a checkpoint of anybody else: nothing changes. The saver's.
+    /// [`Error::Conflict`] if it contains another writer's checkpoint: nothing changes. The saver's.
     async fn delete_known(&self, head: &mut KnownHead) -> Result<()> {
         let thread = head.thread().clone();
         let mut last = Error::Stale { thread: thread.clone() };
@@ -156,7 +156,7 @@ impl StateAccessor {
                 image.checkpoints.keys().filter(|(of, _)| of == namespace).map(|(_, id)| *id).max()
             };
             if !image.checkpoints.is_empty() {
-                // Each commit named the head before it, so what leads to this head is the writer's own.
+                // Each commit named the head before it, so everything leading to this head is the writer's own.
                 head.settle(newest(&self.namespace))?;
             }
             if let Some((namespace, _)) = image.checkpoints.keys().find(|(of, _)| *of != self.namespace) {
@@ -185,8 +185,8 @@ impl StateAccessor {
         Err(last)
     }
 
-    /// The writes that turn the state of `head` into that of `target`: a selected channel is replaced by its selected
-    /// value; one that only the head has is reset to what it starts with, or to null.
+    /// The writes that turn the state of `head` into that of `target`: a selected channel gets its selected value; one
+    /// that only the head has is reset to its initial value, or to null.
     fn replacement(&self, target: &StateSnapshot, head: &StateSnapshot) -> Result<Vec<Write>> {
         let null = ChannelValue::from_json(&Json::Null)?;
         let mut writes = Vec::new();

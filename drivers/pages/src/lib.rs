@@ -5,7 +5,7 @@ mod log;
 mod sum;
 mod vfs;
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags, ffi};
@@ -32,18 +32,7 @@ pub fn open(path: impl AsRef<Path>, flags: OpenFlags) -> rusqlite::Result<Connec
 /// What SQLite says.
 pub fn seal(conn: &Connection) -> rusqlite::Result<()> {
     let mut bytes = c_int::from(sum::RESERVED);
-    // SAFETY: the handle is used during this call only, while `conn` is borrowed.
-    let handle = unsafe { conn.handle() };
-    // SAFETY: the handle is open, the name is a C string, and this operation reads and writes one `int`.
-    let code = unsafe {
-        ffi::sqlite3_file_control(
-            handle,
-            c"main".as_ptr(),
-            ffi::SQLITE_FCNTL_RESERVE_BYTES,
-            (&raw mut bytes).cast(),
-        )
-    };
-    if code == ffi::SQLITE_OK { Ok(()) } else { Err(vfs::failure(code)) }
+    control(conn, ffi::SQLITE_FCNTL_RESERVE_BYTES, (&raw mut bytes).cast())
 }
 
 /// Whether the pages of a database have checksums, as this connection has seen. It must be one of [`open`], and have read from
@@ -56,23 +45,32 @@ pub fn seal(conn: &Connection) -> rusqlite::Result<()> {
 /// What SQLite says.
 pub fn is_sealed(conn: &Connection) -> rusqlite::Result<bool> {
     let mut file: *mut ffi::sqlite3_file = std::ptr::null_mut();
-    // SAFETY: the handle is used during this call only, while `conn` is borrowed.
-    let handle = unsafe { conn.handle() };
-    // SAFETY: the handle is open, the name is a C string, and this operation writes one pointer.
-    let code = unsafe {
-        ffi::sqlite3_file_control(
-            handle,
-            c"main".as_ptr(),
-            ffi::SQLITE_FCNTL_FILE_POINTER,
-            (&raw mut file).cast(),
-        )
-    };
-    if code != ffi::SQLITE_OK {
-        return Err(vfs::failure(code));
-    }
+    control(conn, ffi::SQLITE_FCNTL_FILE_POINTER, (&raw mut file).cast())?;
     // SAFETY: SQLite answered the connection's file, which is open as long as the connection is.
     let pages = unsafe { vfs::pages_of(file) };
     Ok(matches!(pages, Some(database::Pages::Sealed(_))))
+}
+
+/// Whether the file of a database is no longer where it was opened: removed, renamed or replaced. What is committed to it is
+/// lost, or in a file that nobody looks for. Asks the file system for the name, and opens nothing.
+///
+/// # Errors
+/// What SQLite says.
+pub fn has_moved(conn: &Connection) -> rusqlite::Result<bool> {
+    let mut moved: c_int = 0;
+    control(conn, ffi::SQLITE_FCNTL_HAS_MOVED, (&raw mut moved).cast())?;
+    Ok(moved != 0)
+}
+
+/// Asks the file of a database. `argument` points to what the operation reads and writes.
+fn control(conn: &Connection, operation: c_int, argument: *mut c_void) -> rusqlite::Result<()> {
+    // SAFETY: the handle is used during this call only, while `conn` is borrowed.
+    let handle = unsafe { conn.handle() };
+    // SAFETY: the handle is open, the name is a C string, and each caller passes what its operation asks for.
+    match unsafe { ffi::sqlite3_file_control(handle, c"main".as_ptr(), operation, argument) } {
+        ffi::SQLITE_OK => Ok(()),
+        code => Err(vfs::failure(code)),
+    }
 }
 
 /// Whether this is a page without its checksum.

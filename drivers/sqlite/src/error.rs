@@ -24,9 +24,13 @@ pub(crate) const READ_ONLY: &str =
 /// The file or its directory cannot be opened.
 pub(crate) const CANNOT_OPEN: &str =
     "the database cannot be opened; check that its directory exists and can be written";
+/// The database is no longer where it was opened.
+pub(crate) const GONE: &str = "the file of the database, its -wal or its -shm was removed, renamed or replaced while the \
+    store was open, so nothing was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), \
+    then reopen the store";
 /// What the disk gives back is not what was written.
 const DAMAGED: &str = "a page does not have its checksum: the file was damaged, or written to by another program; \
-    restore it from a copy, or export the threads that can still be read";
+    restore a backup (`threadkeep backup` makes one), or export the threads that can still be read";
 
 /// An error after which the caller may try again: nothing was written.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {

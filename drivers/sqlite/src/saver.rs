@@ -16,6 +16,7 @@ use threadkeep::saver::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use crate::care::backup;
 use crate::care::check::{self, Finding};
 use crate::care::space::{self, FileSize, Vacuum};
 use crate::config::Options;
@@ -26,6 +27,7 @@ use crate::rows::directory;
 use crate::sql::Db;
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
+use crate::write::doubt::Doubt;
 use crate::write::writer::{self, Command, Message};
 
 /// A store of checkpoints in an SQLite database.
@@ -37,10 +39,12 @@ use crate::write::writer::{self, Command, Message};
 /// the file in its own time; nothing that was acknowledged is lost either way.
 pub struct SqliteSaver {
     path: PathBuf,
+    options: Options,
     readers: Readers,
     queue: mpsc::Sender<Message>,
     writer: Mutex<Option<JoinHandle<()>>>,
     counters: Arc<Counters>,
+    doubt: Arc<Doubt>,
 }
 
 impl fmt::Debug for SqliteSaver {
@@ -62,8 +66,10 @@ impl SqliteSaver {
         let db = Db::writer(path, options)?;
         let counters = Arc::<Counters>::default();
         let readers = Readers::open(path, options, counters.clone())?;
-        let (queue, thread) = writer::start(db, (path, options), counters.clone())?;
-        Ok(Self { path: path.to_owned(), readers, queue, writer: Mutex::new(Some(thread)), counters })
+        let doubt = Arc::<Doubt>::default();
+        let (queue, thread) = writer::start(db, (path, options), (counters.clone(), doubt.clone()))?;
+        let (path, writer) = (path.to_owned(), Mutex::new(Some(thread)));
+        Ok(Self { path, options: options.clone(), readers, queue, writer, counters, doubt })
     }
 
     /// [`Self::open`] on a thread that may block.
@@ -142,6 +148,20 @@ impl SqliteSaver {
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 
+    /// Copies the store into a new file at `to`, which only the user may read, while others read and write. The copy holds
+    /// what was committed at one moment, is one file without a log, and every row of it was looked at before it gets its
+    /// name. To restore it, put it where the store was.
+    ///
+    /// It is one long read: the write-ahead log grows while it lasts. Dropping the future does not stop it.
+    ///
+    /// # Errors
+    /// As [`copy_database`](crate::copy_database).
+    pub async fn backup(&self, to: impl AsRef<Path>) -> Result<()> {
+        let (from, to, options) = (self.path.clone(), to.as_ref().to_owned(), self.options.clone());
+        let copying = tokio::task::spawn_blocking(move || backup::copy_store(&from, &to, &options));
+        copying.await.map_err(|error| unavailable(error.to_string()))?
+    }
+
     /// How many operations wait for the writer now.
     pub fn queued(&self) -> usize {
         self.queue.max_capacity() - self.queue.capacity()
@@ -173,7 +193,13 @@ impl SqliteSaver {
     pub(crate) async fn write(&self, work: Work) -> Result<()> {
         let (reply, outcome) = oneshot::channel();
         let command = Message::Work(Command { work, reply });
-        self.queue.send(command).await.map_err(|_| unavailable(CLOSED))?;
+        if let Err(mpsc::error::SendError(refused)) = self.queue.send(command).await {
+            let error = unavailable(CLOSED);
+            return Err(match refused {
+                Message::Work(command) => self.doubt.error(&command.work, error),
+                _ => error,
+            });
+        }
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 }

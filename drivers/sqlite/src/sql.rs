@@ -1,7 +1,7 @@
 //! A connection: every statement that reads or writes rows goes through here.
 
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
 
 use crate::config::{Options, Synchronous};
-use crate::error::from_sqlite;
+use crate::error::{GONE, from_sqlite, unavailable};
 use crate::rows::pack::{Packer, Slab};
 use crate::rows::seal::Place;
 use crate::schema::APPLICATION_ID;
@@ -38,6 +38,8 @@ pub(crate) struct FailedCommit {
 pub(crate) struct Db {
     conn: Connection,
     store: Arc<str>,
+    /// The log and its index, by name and inode.
+    beside: Vec<(PathBuf, u64)>,
     packer: RefCell<Packer>,
     #[cfg(test)]
     faults: Option<Arc<crate::tests::faults::Faults>>,
@@ -47,10 +49,10 @@ impl Db {
     /// The connection that writes; creates the database if there is none.
     pub(crate) fn writer(path: &Path, options: &Options) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
-        #[cfg_attr(not(test), expect(unused_mut))]
         let mut db = Self::open(path, options, flags)?;
         crate::schema::prepare(&db.conn, &db.store, options.busy_timeout)?;
         db.pragma("journal_size_limit", WAL_LIMIT)?;
+        db.beside = db.files_beside()?;
         #[cfg(test)]
         {
             options.faults.apply(&db.conn);
@@ -71,6 +73,7 @@ impl Db {
         let db = Self {
             conn,
             store,
+            beside: Vec::new(),
             packer: RefCell::new(Packer::new(options.compression)),
             #[cfg(test)]
             faults: None,
@@ -171,6 +174,32 @@ impl Db {
         self.execute(&same, []).map(|_| ())
     }
 
+    /// The log and its index. They are there as long as a connection is open that has read from the database.
+    fn files_beside(&self) -> Result<Vec<(PathBuf, u64)>> {
+        self.one("PRAGMA schema_version", [], |_| Ok(()))?;
+        // With links followed, as SQLite names these files.
+        let Some(path) = self.conn.path() else { return Ok(Vec::new()) };
+        let files = ["-wal", "-shm"].map(|end| {
+            let file = PathBuf::from(format!("{path}{end}"));
+            let inode = inode(&file).ok_or_else(|| unavailable(format!("{}: {GONE}", self.store)))?;
+            Ok((file, inode))
+        });
+        files.into_iter().collect()
+    }
+
+    /// Checks that the database, its log and the log's index still have their names: what is committed to files without
+    /// names is lost. Asks the file system and opens nothing, which would drop the locks of the process.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if one of them was removed, renamed or replaced.
+    pub(crate) fn in_place(&self) -> Result<()> {
+        let moved = threadkeep_pages::has_moved(&self.conn).map_err(|error| self.error(&error))?;
+        if moved || self.beside.iter().any(|(file, known)| inode(file) != Some(*known)) {
+            return Err(unavailable(format!("{}: {GONE}", self.store)));
+        }
+        Ok(())
+    }
+
     /// How many rows were written, in transactions that were rolled back too.
     pub(crate) fn rows_written(&self) -> u64 {
         self.conn.total_changes()
@@ -226,6 +255,16 @@ impl Db {
     fn error(&self, error: &rusqlite::Error) -> Error {
         from_sqlite(&self.store, error)
     }
+}
+
+/// The number of the file that has this name now. All files have the same where the system has none; there an open file can
+/// be neither removed nor replaced.
+fn inode(path: &Path) -> Option<u64> {
+    let metadata = std::fs::metadata(path).ok()?;
+    #[cfg(unix)]
+    return Some(std::os::unix::fs::MetadataExt::ino(&metadata));
+    #[cfg(not(unix))]
+    return Some(u64::from(metadata.is_file()));
 }
 
 /// The integer in a column.

@@ -99,6 +99,10 @@ async fn the_locks_outlive_every_operation() {
     let prune = Rewrite { remove: image.checkpoints.into_keys().collect(), put: vec![head] };
     saver.rewrite_thread(&talk.thread, &image.revision, prune).await.unwrap();
     held("rewritten");
+    saver.backup(dir.path().join("backup")).await.unwrap();
+    held("backed up");
+    saver.backup(dir.path().join("backup")).await.unwrap_err();
+    held("not backed up");
     saver.sweep().await.unwrap();
     held("swept");
     saver.vacuum(10).await.unwrap();

@@ -322,7 +322,7 @@ impl Store {
             if !left {
                 directory::drop_thread(&self.db, thread)?;
             } else if dropped > 0 {
-                directory::rewritten(&self.db, id)?;
+                directory::rewritten(&self.db, &id.into())?;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
-//! Looking after a database: checking and sweeping it, giving back room, training its dictionary.
+//! Looking after a database: checking and sweeping it, copying it, giving back room, training its dictionary.
 
+pub(crate) mod backup;
 pub(crate) mod check;
 pub(crate) mod space;
 pub(crate) mod train;

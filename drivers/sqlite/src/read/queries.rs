@@ -117,7 +117,7 @@ pub(crate) fn list(db: &Db, memory: &Memory, query: &ListQuery) -> Result<Vec<Ch
 pub(crate) fn read_thread(db: &Db, memory: &Memory, thread: &ThreadId) -> Result<ThreadImage> {
     let Some(found) = directory::thread(db, thread)? else { return Ok(ThreadImage::absent(thread)) };
     let chains = rewrite::rows_of(db, found.key)?;
-    let revision = rewrite::revision(&chains);
+    let revision = rewrite::revision(found, &chains);
     let mut view = View::new(db, &memory.names, thread, found.key).remembering(memory, found);
     let mut checkpoints = BTreeMap::new();
     for ChainRows { namespace, chain, rows } in &chains {

@@ -35,7 +35,8 @@ const KEY_LIMIT: i64 = 1 << 31;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Thread {
     pub(crate) key: ThreadKey,
-    /// How often rows of it were changed or removed. Numbers of its elements may mean something else from one time to the next.
+    /// How often rows of it were changed or removed; it never counts down. Numbers of its elements may mean something else
+    /// from one time to the next.
     pub(crate) rewrites: u32,
 }
 
@@ -65,10 +66,13 @@ pub(crate) fn find_thread(db: &Db, id: &ThreadId) -> Result<Option<ThreadKey>> {
 }
 
 /// Counts that rows of a thread were changed or removed.
-pub(crate) fn rewritten(db: &Db, thread: &str) -> Result<()> {
-    let Some(found) = find(db, NOBODY, thread)? else { return Ok(()) };
-    let counted = Chain { floor: found.floor.wrapping_add(1), ..found };
-    set_body(db, counted, hash_of(NOBODY, thread))
+pub(crate) fn rewritten(db: &Db, thread: &ThreadId) -> Result<()> {
+    let Some(found) = find(db, NOBODY, thread.as_str())? else { return Ok(()) };
+    let floor = found
+        .floor
+        .checked_add(1)
+        .ok_or_else(|| Error::InvalidInput(format!("thread {thread} cannot be changed more often")))?;
+    set_body(db, Chain { floor, ..found }, hash_of(NOBODY, thread.as_str()))
 }
 
 /// Adds a thread.

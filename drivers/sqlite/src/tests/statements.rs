@@ -278,9 +278,17 @@ async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reop
         store.faults().arm(0, how, "COMMIT");
         let error = store.saver.commit(step.clone()).await.unwrap_err();
         assert!(matches!(error, Error::InDoubt { .. }), "{error}");
-        let error = store.saver.commit(step.clone()).await.unwrap_err();
-        assert!(matches!(&error, Error::Unavailable { reason, .. } if reason == POISONED), "{error}");
-        store.saver.close().await;
+        // What was in doubt stays in doubt, also after the store is closed; what was never tried is known not to be there.
+        for closed in [false, true] {
+            let error = store.saver.commit(step.clone()).await.unwrap_err();
+            assert!(matches!(&error, Error::InDoubt { .. }), "{error}");
+            let error = store.saver.commit(talk.say(&message(2, 300))).await.unwrap_err();
+            assert!(matches!(&error, Error::Unavailable { .. }), "{error}");
+            if !closed {
+                assert!(error.to_string().contains(POISONED), "{error}");
+                store.saver.close().await;
+            }
+        }
 
         let reopened = store.reopen();
         let count = all(&reopened, &talk).await.len();
@@ -288,6 +296,62 @@ async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reop
         reopened.commit(step).await.unwrap();
         assert_eq!(all(&reopened, &talk).await.len(), 2, "repeating it is safe whatever happened");
     }
+}
+
+/// Every command that was in the failed transaction is in doubt, and a repeat of it too.
+#[tokio::test]
+async fn every_command_of_a_failed_commit_stays_in_doubt() {
+    let store = Opened::new();
+    let mut talks: Vec<_> = (0..4).map(|i| Talk::new(&format!("t{i}"))).collect();
+    for talk in &mut talks {
+        store.say(talk, 0).await;
+    }
+    let image = store.saver.read_thread(&talks[3].thread).await.unwrap();
+    let lock = store.lock();
+    store.faults().arm(0, How::Done, "COMMIT");
+    let step = talks[0].say(&message(1, 300));
+    let task = talks[1].say(&message(1, 300)).writes.remove(0);
+    let remove = || Rewrite { remove: image.checkpoints.keys().cloned().collect(), put: vec![] };
+    for round in 0..2 {
+        let mut first = Box::pin(store.saver.commit(step.clone()));
+        let at = talks[1].key();
+        let mut second = Box::pin(store.saver.put_writes(&at, &task));
+        let mut third = Box::pin(store.saver.delete_thread(&talks[2].thread));
+        let mut fourth = Box::pin(store.saver.rewrite_thread(&talks[3].thread, &image.revision, remove()));
+        if round == 0 {
+            assert!(first.as_mut().now_or_never().is_none(), "the lock is held");
+            assert!(second.as_mut().now_or_never().is_none());
+            assert!(third.as_mut().now_or_never().is_none());
+            assert!(fourth.as_mut().now_or_never().is_none());
+            lock.execute_batch("ROLLBACK").unwrap();
+        }
+        let results = [first.await.map(|_| ()), second.await, third.await, fourth.await];
+        for result in results {
+            assert!(matches!(result, Err(Error::InDoubt { .. })), "round {round}: {result:?}");
+        }
+    }
+    let other = store.saver.delete_thread(&talks[0].thread).await;
+    assert!(matches!(other, Err(Error::Unavailable { .. })), "{other:?}");
+}
+
+#[tokio::test]
+async fn a_commit_in_doubt_is_so_until_a_later_transaction_took_its_place() {
+    let store = Opened::with(Options { busy_timeout: Duration::from_millis(20), ..Options::default() });
+    let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
+    store.say(&mut talk, 0).await;
+    let step = talk.say(&message(1, 300));
+    store.faults().arm(0, How::NoRoom, "COMMIT");
+    store.saver.commit(step.clone()).await.unwrap_err();
+    let lock = store.lock();
+    let error = store.saver.commit(step.clone()).await.unwrap_err();
+    assert!(matches!(&error, Error::InDoubt { reason, .. } if reason.contains(LOCKED)), "{error}");
+    drop(lock);
+    store.say(&mut other, 0).await;
+    let lock = store.lock();
+    let error = store.saver.commit(step.clone()).await.unwrap_err();
+    assert!(matches!(&error, Error::Unavailable { .. }), "{error}");
+    drop(lock);
+    store.saver.commit(step).await.unwrap();
 }
 
 #[tokio::test]

@@ -282,6 +282,7 @@ impl Store {
         more: &[TaskWrites],
     ) -> Result<Vec<TaskRecord>> {
         let mut tasks = node.tasks.clone();
+        let mut replaced = false;
         for task in more {
             match tasks.iter().position(|record| record.task == task.task) {
                 None => tasks.push(self.task(state, chain, task)?),
@@ -289,12 +290,18 @@ impl Store {
                     let mut view = View::new(&self.db, &self.names, thread, state.key);
                     let mut merged = view.task_writes(&tasks[place], |_| true)?;
                     merged.merge(task);
-                    tasks[place] = self.task(state, chain, &merged)?;
+                    let merged = self.task(state, chain, &merged)?;
+                    replaced |= merged != tasks[place];
+                    tasks[place] = merged;
                 }
             }
         }
         if tasks != node.tasks {
             checkpoints::set_tasks(&self.db, chain, node.ordinal, &tasks)?;
+        }
+        if replaced {
+            // What was there is gone, and may be put again: that must not look as if nothing had happened.
+            directory::rewritten(&self.db, thread)?;
         }
         Ok(tasks)
     }

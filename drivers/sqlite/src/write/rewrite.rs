@@ -13,7 +13,7 @@ use threadkeep::{Error, Result};
 use crate::care::used::Used;
 use crate::read::view::{Channel, Read, View};
 use crate::rows::checkpoints::{self, CheckpointRow};
-use crate::rows::directory::{self, Chain, ThreadKey};
+use crate::rows::directory::{self, Chain, Thread, ThreadKey};
 use crate::rows::element::{self, Elements};
 use crate::rows::record::{CheckpointRecord, NameKey, Ordinal, TaskRecord};
 use crate::sql::Db;
@@ -37,9 +37,13 @@ pub(crate) fn rows_of(db: &Db, thread: ThreadKey) -> Result<Vec<ChainRows>> {
     all.collect()
 }
 
-/// A digest of every row. Numbers of chains are never used twice, so a thread made anew has another one.
-pub(crate) fn revision(chains: &[ChainRows]) -> Revision {
+/// A digest of every row, and of how often rows of the thread were changed or removed. It never comes back: ordinals and the
+/// numbers of threads are never used twice, rows are only added to, and whatever else happens to them is counted. The rows
+/// alone would not do, for the numbers of elements that were freed are used again.
+pub(crate) fn revision(thread: Thread, chains: &[ChainRows]) -> Revision {
     let mut hasher = blake3::Hasher::new();
+    hasher.update(&thread.key.to_le_bytes());
+    hasher.update(&thread.rewrites.to_le_bytes());
     for ChainRows { chain, rows, .. } in chains {
         hasher.update(&chain.key.to_le_bytes());
         for row in rows {
@@ -68,13 +72,13 @@ impl Store {
         expected: &Revision,
         rewrite: &Rewrite,
     ) -> Result<()> {
-        let key = directory::find_thread(&self.db, thread)?;
-        let chains = key.map(|key| rows_of(&self.db, key)).transpose()?;
-        let found = chains.as_deref().map_or_else(Revision::absent, revision);
+        let known = directory::thread(&self.db, thread)?;
+        let key = known.map(|known| known.key);
+        let mut chains = key.map(|key| rows_of(&self.db, key)).transpose()?.unwrap_or_default();
+        let found = known.map_or_else(Revision::absent, |known| revision(known, &chains));
         if found != *expected {
             return Err(Error::Stale { thread: thread.clone() });
         }
-        let mut chains = chains.unwrap_or_default();
         let outlines = self.outlines(thread, key, &chains)?;
         rewrite.check(thread, outlines)?;
         if rewrite.is_empty() {
@@ -114,7 +118,7 @@ impl Store {
         }
         if left {
             used.keep_only(&self.db, key)?;
-            directory::rewritten(&self.db, thread.as_str())
+            directory::rewritten(&self.db, thread)
         } else {
             element::drop_thread(&self.db, key)?;
             directory::drop_thread(&self.db, key)

@@ -23,6 +23,7 @@ use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
 use crate::sql::Db;
 use crate::stats::Counters;
 use crate::write::commit::{Store, Work};
+use crate::write::doubt::Doubt;
 
 /// Commands that may wait; further callers wait for their place.
 const QUEUE: usize = 1024;
@@ -57,7 +58,7 @@ pub(crate) struct Command {
 pub(crate) fn start(
     db: Db,
     (path, options): (&Path, &Options),
-    counters: Arc<Counters>,
+    (counters, doubt): (Arc<Counters>, Arc<Doubt>),
 ) -> Result<(mpsc::Sender<Message>, JoinHandle<()>)> {
     let (sender, queue) = mpsc::channel(QUEUE);
     let trainer = Trainer::new(path.to_owned(), options.clone(), sender.downgrade());
@@ -65,6 +66,7 @@ pub(crate) fn start(
     let writer = Writer {
         store,
         counters,
+        doubt,
         queue,
         trainer,
         synchronous: options.synchronous,
@@ -84,6 +86,7 @@ pub(crate) fn start(
 struct Writer {
     store: Store,
     counters: Arc<Counters>,
+    doubt: Arc<Doubt>,
     queue: mpsc::Receiver<Message>,
     trainer: Trainer,
     /// What a transaction waits for that is to be flushed.
@@ -143,6 +146,7 @@ impl Writer {
         match outcome {
             Ok(results) => {
                 for ((command, _), result) in batch.commands.into_iter().zip(results) {
+                    let result = result.map_err(|error| self.doubt.error(&command.work, error));
                     // Whoever does not wait any more does not learn it.
                     let _ = command.reply.send(result);
                 }
@@ -150,7 +154,8 @@ impl Writer {
             Err(error) => {
                 tracing::warn!(%error, commands = batch.commands.len(), "a transaction failed");
                 for (command, _) in batch.commands {
-                    let _ = command.reply.send(Err(error.clone()));
+                    let error = self.doubt.error(&command.work, error.clone());
+                    let _ = command.reply.send(Err(error));
                 }
             }
         }
@@ -173,6 +178,7 @@ impl Writer {
             }
             Vacuum::Fully => {
                 self.set_flush(Flush::Now)?;
+                self.store.db.in_place()?;
                 space::write_anew(&self.store.db)?;
             }
         }
@@ -233,7 +239,14 @@ impl Writer {
             }
             changed = true;
         }
-        self.commit()?;
+        self.commit().inspect_err(|error| {
+            if matches!(error, Error::InDoubt { .. }) {
+                self.doubt.add(batch.commands.iter().map(|(command, _)| &command.work));
+            }
+        })?;
+        if changed {
+            self.doubt.clear();
+        }
         self.counters.transaction(batch.commands.len());
         if now {
             self.left = 0;
@@ -272,6 +285,10 @@ impl Writer {
 
     /// Commits the open transaction.
     fn commit(&mut self) -> Result<()> {
+        if let Err(gone) = self.store.db.in_place() {
+            self.roll_back();
+            return Err(gone);
+        }
         let Err(failed) = self.store.db.commit() else { return Ok(()) };
         self.roll_back();
         // A full disk is no sign of damage: the next commit overwrites what this one left of itself. After any

@@ -1,0 +1,72 @@
+//! Commands whose transaction failed when it was committed: whether they were kept is not known until the file is read again.
+//!
+//! Such a command is in doubt, and stays so: when it is repeated and meets a writer that refuses to write, nothing is written
+//! *by the repeat*, but the first attempt may be there. "Nothing was written" would be wrong.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use threadkeep::Error;
+use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::{TaskId, ThreadId};
+use threadkeep::saver::Revision;
+
+use super::commit::Work;
+use crate::error::in_doubt;
+
+/// What a command is, so that a repeat of it is recognized.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Identity {
+    Commit(CheckpointKey),
+    PutWrites(CheckpointKey, TaskId),
+    Delete(ThreadId),
+    Rewrite(ThreadId, Revision),
+}
+
+impl Identity {
+    /// None for what may be repeated without anybody asking.
+    fn of(work: &Work) -> Option<Self> {
+        match work {
+            Work::Commit(step) => Some(Self::Commit(step.key())),
+            Work::PutWrites(at, task) => Some(Self::PutWrites(at.clone(), task.task)),
+            Work::DeleteThread(thread) => Some(Self::Delete(thread.clone())),
+            Work::Rewrite(thread, expected, _) => Some(Self::Rewrite(thread.clone(), expected.clone())),
+            Work::Sweep | Work::Dictionary(_) | Work::Flush => None,
+        }
+    }
+}
+
+/// The commands that are in doubt.
+#[derive(Debug, Default)]
+pub(crate) struct Doubt(Mutex<HashSet<Identity>>);
+
+impl Doubt {
+    /// The transaction of these commands failed when it was committed.
+    pub(crate) fn add<'a>(&self, commands: impl Iterator<Item = &'a Work>) {
+        self.lock().extend(commands.filter_map(Identity::of));
+    }
+
+    /// A later transaction was committed: it overwrote what the failed ones left in the log.
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    /// The error of a command, which is in doubt if an earlier attempt at it is.
+    pub(crate) fn error(&self, work: &Work, error: Error) -> Error {
+        let doubtful = self.lock();
+        match error {
+            Error::Unavailable { reason, .. }
+                if !doubtful.is_empty()
+                    && Identity::of(work).is_some_and(|identity| doubtful.contains(&identity)) =>
+            {
+                in_doubt(format!("an earlier attempt may have been stored: {reason}"))
+            }
+            error => error,
+        }
+    }
+
+    // Each change is whole before anything can fail, so a poisoned lock guards nothing half done.
+    fn lock(&self) -> MutexGuard<'_, HashSet<Identity>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

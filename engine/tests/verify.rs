@@ -123,7 +123,7 @@ async fn every_rule_is_named_when_it_is_broken() {
     let found = verify_image(&understated, store.table());
     assert_eq!(found.len(), 1);
     assert!(
-        found[0].to_string().contains("says 1 updates and 2 supersteps, there are 2 and 2"),
+        found[0].to_string().contains("claims 1 updates and 2 supersteps, but there are 2 and 2"),
         "{}",
         found[0]
     );

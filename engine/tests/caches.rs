@@ -1,5 +1,5 @@
-//! What is remembered of threads: warm heads and the history cache. What they save is counted in calls and rows of the
-//! saver behind; what they answer is compared with a reader that remembers nothing.
+//! Caches of threads: warm heads and the history cache. What they save is counted in calls and rows of the inner saver;
+//! their results are compared with a reader without caches.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -26,16 +26,16 @@ use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep_memory::MemorySaver;
 
-/// What readers asked of a saver.
+/// What readers requested from a saver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Asked {
     /// Checkpoints read one by one.
     gets: usize,
     /// Walks.
     walks: usize,
-    /// Elements of lists that came back.
+    /// List elements returned.
     elements: usize,
-    /// Steps of paths that came back.
+    /// Path steps returned.
     steps: usize,
 }
 
@@ -47,7 +47,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// What was asked since the last time.
+    /// What was requested since the last call.
     fn take(&self) -> Asked {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
@@ -143,7 +143,7 @@ fn messages() -> BTreeSet<ChannelName> {
     ["messages".into()].into()
 }
 
-/// A cache that shows what it holds.
+/// A cache that exposes its contents.
 struct Shown(MemoryCache);
 
 impl Shown {
@@ -175,7 +175,7 @@ impl HistoryCache for Shown {
     }
 }
 
-/// A store with a history cache, and a thread in it with a few checkpoints in delta mode.
+/// A store with a history cache, and a thread with a few checkpoints in delta mode.
 struct Cached {
     behind: Arc<Counting>,
     cache: Arc<Shown>,
@@ -202,7 +202,7 @@ impl Cached {
         self.saver.delta_history(at, &messages(), None).await
     }
 
-    /// The cached path is what the saver behind gives, whatever was asked before.
+    /// The cached path equals that of the inner saver, whatever was requested before.
     async fn agrees(&self, at: &CheckpointKey) {
         let behind = self.behind.inner.delta_history(at, &messages(), None).await;
         assert_eq!(self.path(at).await, behind);
@@ -271,7 +271,7 @@ async fn forks_snapshots_and_rows_that_come_late_give_what_the_saver_gives() {
     for state in [&fork, &store.made[6], &sibling, &store.made[4], &fork, &store.made[3], &store.made[5]] {
         store.agrees(&state.key).await;
     }
-    // Counters say that a snapshot is due: the path begins anew behind it.
+    // The counters make a snapshot due: the path starts after it.
     let dense = accessor(store.saver.clone(), ChannelMode::Delta, 1);
     let snapshot = say(&dense, &store.thread, None).await;
     store.agrees(&snapshot.key).await;
@@ -299,11 +299,11 @@ async fn what_is_gone_is_not_served_and_what_was_made_anew_is_not_mistaken() {
     store.path(&head).await.unwrap();
     let image = store.saver.read_thread(&store.thread).await.unwrap();
 
-    // Behind the back of this cache, as another process does it.
+    // Without this cache, as another process would.
     store.behind.inner.delete_thread(&store.thread).await.unwrap();
     assert!(store.path(&head).await.unwrap_err().to_string().contains("has no checkpoint"));
 
-    // The same ids with other versions: another thread, though every key is equal.
+    // The same ids with other versions: another thread, although every key is equal.
     let mut put: Vec<CheckpointTuple> = image.checkpoints.into_values().collect();
     let ids = IdSource::default();
     for tuple in &mut put {
@@ -328,7 +328,7 @@ async fn deleting_and_pruning_a_thread_purges_it_and_deleting_for_runs_does_not(
     let kept = say(&store.accessor, &other, None).await;
     store.path(&kept.key).await.unwrap();
 
-    // A branch that a run made beside the head's, with a row under an ancestor of the head.
+    // A branch created by a run beside the head's, with a row under an ancestor of the head.
     let head = store.made[4].key.clone();
     let image = store.saver.read_thread(&store.thread).await.unwrap();
     let mut writer =
@@ -348,7 +348,7 @@ async fn deleting_and_pruning_a_thread_purges_it_and_deleting_for_runs_does_not(
 
     for boundary in [Boundary::KeepSet, Boundary::FreshSnapshot] {
         for n in 0..3 {
-            // The older ones at a denser cadence, so that there is something to prune in front of a seed.
+            // The older ones have a denser cadence, so that there is something to prune before a seed.
             let frequency = if n == 0 { 1 } else { 1000 };
             let accessor = accessor(store.saver.clone(), ChannelMode::Delta, frequency);
             let head = say(&accessor, &store.thread, None).await;
@@ -407,7 +407,7 @@ async fn the_memory_cache_keeps_the_paths_that_were_used_last() {
     MemoryCache::new(NonZeroUsize::MAX).put(&a, &path).await;
 }
 
-/// Turns as a service has them, on one accessor.
+/// Typical turns of a service, on one accessor.
 async fn warm_turns(mode: ChannelMode, frequency: u64) {
     let behind = Arc::new(Counting::default());
     let accessor = accessor(behind.clone(), mode, frequency);
@@ -455,12 +455,12 @@ async fn a_warm_head_is_read_again_when_somebody_else_moved_deleted_or_converted
         assert_eq!(count().await, Some(2), "{mode:?}: moved");
         let old = ours.get(&thread, None).await.unwrap().unwrap();
 
-        // A row that came under the head meanwhile.
+        // A row that was added under the head meanwhile.
         let row = TaskWrites { task: ours.ids().task(), node: "n".into(), index: 0, writes: Vec::new() };
         behind.inner.put_writes(&old.key, &row).await.unwrap();
         assert_eq!(ours.get(&thread, None).await.unwrap().unwrap().writes, [row]);
 
-        // The same checkpoint with a value that is written anew.
+        // The same checkpoint with a rewritten value.
         let image = behind.inner.read_thread(&thread).await.unwrap();
         let mut put = image.checkpoints[&(Namespace::root(), old.key.id)].clone();
         let entry = put.checkpoint.channels.get_mut("messages").unwrap();
@@ -470,7 +470,7 @@ async fn a_warm_head_is_read_again_when_somebody_else_moved_deleted_or_converted
         behind.inner.rewrite_thread(&thread, &image.revision, rewrite).await.unwrap();
         assert_eq!(count().await, Some(0), "{mode:?}: rewritten");
 
-        // The same value, stored whole in the place of a sentinel: by a prune, and by a conversion.
+        // The same value, stored completely instead of a sentinel: by a prune, and by a conversion.
         for marker in [mode == ChannelMode::Delta, false] {
             let next = say(&ours, &thread, None).await;
             let image = behind.inner.read_thread(&thread).await.unwrap();

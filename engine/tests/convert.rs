@@ -1,4 +1,4 @@
-//! Conversion between the modes, and writers that live through a rewrite of what they stand on.
+//! Conversion between the modes, and writers whose head is rewritten.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -97,7 +97,8 @@ async fn play(accessor: &StateAccessor, ops: &[Op]) {
     }
 }
 
-/// Plays, converts to the other mode, plays on in that, and converts back. Every state is what it was all along.
+/// Plays a program, converts to the other mode, continues in that, and converts back. Every state stays the same
+/// throughout.
 async fn there_and_back(saver: Arc<dyn Saver>, first: ChannelMode, frequency: u64, ops: [&[Op]; 2]) {
     let thread = thread();
     let second = if first == Full { Delta } else { Full };
@@ -192,7 +193,7 @@ async fn a_full_process_reads_a_converted_thread_and_only_that() {
     step(&mut StepWriter::open(&full, &thread(), None).await.unwrap(), &[9]).await;
 }
 
-/// Writers that saw the head before it was rewritten, and go on after.
+/// Writers that read the head before it was rewritten, and continue afterwards.
 #[tokio::test]
 async fn a_live_writer_goes_on_after_its_head_was_rewritten() {
     for (mode, target, boundary) in [
@@ -220,7 +221,7 @@ async fn a_live_writer_goes_on_after_its_head_was_rewritten() {
                 let asked = Prune { boundary, ..Prune::keeping(Keep::Latest) };
                 prune(&*saver, &thread(), &asked, mine.table()).await.unwrap();
             }
-            // One step that says something, one that writes another channel, one that says something again.
+            // A step that writes a message, one that writes another channel, one that writes a message again.
             step(&mut writer, &[7]).await;
             let title = writer.write("title", json!("a title"), false).unwrap();
             let task = writer.start_task(&"n".into(), 0);
@@ -238,7 +239,7 @@ async fn a_live_writer_goes_on_after_its_head_was_rewritten() {
             );
             let all = states(&reader).await;
             assert!(all.len() >= 4, "every checkpoint can be read: {}", all.len());
-            // And what the writer left is put right by another pass.
+            // Another pass converts what the writer left.
             convert(&*saver, &thread(), &table(Full, 1000)).await.unwrap();
             assert_eq!(states(&accessor(&saver, Full, 1000)).await, all);
         }

@@ -1,5 +1,5 @@
-//! Random programs with deletions between the steps: whatever goes, every checkpoint that stays has the state that it
-//! had, in both modes and at any cadence, and the thread goes on.
+//! Random programs with deletions between the steps: every remaining checkpoint keeps its state, in both modes and at
+//! any cadence, and the thread can continue.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -25,7 +25,7 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// A superstep of a run, from the head or an older checkpoint, with so many tasks that each say something.
+    /// A superstep of a run, from the head or an older checkpoint, with this many tasks that each write a message.
     Step {
         nested: bool,
         at: Option<usize>,
@@ -55,7 +55,7 @@ enum Op {
         cap: Option<i64>,
         protect: Vec<usize>,
     },
-    /// The thread is copied, and the copy goes on in its place.
+    /// The thread is copied, and the copy continues in its place.
     Move,
 }
 
@@ -89,7 +89,7 @@ struct Run {
     saver: Arc<dyn Saver>,
     accessor: StateAccessor,
     thread: ThreadId,
-    /// What every checkpoint that is there has for its state.
+    /// The state of every existing checkpoint.
     states: States,
     said: u32,
 }
@@ -112,7 +112,7 @@ impl Run {
 
     fn say(&mut self) -> Json {
         self.said += 1;
-        // Now and then a message is said anew, which replaces it.
+        // Occasionally an earlier message is written again, which replaces it.
         let id = if self.said.is_multiple_of(7) { self.said / 2 } else { self.said };
         json!([{"type": "ai", "content": format!("text {}", self.said), "id": format!("m{id}")}])
     }
@@ -175,7 +175,7 @@ impl Run {
             }
         };
         let gone: BTreeSet<&Place> = planned.removed().collect();
-        assert_eq!(gone, planned.rewrite.remove.iter().collect(), "what is told is what goes");
+        assert_eq!(gone, planned.rewrite.remove.iter().collect(), "what is reported is what is removed");
         assert_eq!(planned.verdicts.len(), before.checkpoints.len(), "a verdict for each");
         for place in gone {
             self.states.remove(place).unwrap();
@@ -290,7 +290,7 @@ impl Run {
         }
     }
 
-    /// Everything that is there has its state, and nothing else is there.
+    /// Every existing checkpoint has its state, and there are no others.
     async fn check(&self, after: &Op) {
         for namespace in ["", "inner"].map(Namespace::from) {
             let accessor = self.accessor.clone().in_namespace(namespace.clone());
@@ -357,6 +357,6 @@ proptest! {
         let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
         let saver = Arc::new(SqliteSaver::open(dir.path().join("db"), &options).unwrap());
         block_on(survivors_keep_their_states(saver.clone(), mode, &ops));
-        prop_assert_eq!(block_on(saver.check()).unwrap(), [], "every row is whole, and nothing is left behind");
+        prop_assert_eq!(block_on(saver.check()).unwrap(), [], "every row is intact, and nothing is orphaned");
     }
 }

@@ -1,5 +1,5 @@
-//! Every write of a run carries the head that the run knows. A run that stood still while another writer took over its
-//! thread gets a conflict from each of its writes, deletions included, and changes nothing.
+//! Every write of a run carries the run's known head. A run that stalled while another writer took over its thread gets
+//! a conflict from each of its writes, including deletions, and changes nothing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -90,7 +90,7 @@ async fn a_rollback_beside_a_turn_of_somebody_else_is_a_conflict_and_changes_not
             let point = run.capture(&mut head).await.unwrap();
             let mut writer = StepWriter::open_known(&run, head, None).await.unwrap();
             turn(&mut writer, "of the run").await.unwrap();
-            // The run stands still; another process takes it for lost and answers a turn.
+            // The run stalls; another process considers it lost and answers a turn.
             say(&store, "acknowledged").await;
             let before = store.image().await;
 

@@ -1,5 +1,5 @@
-//! Random programs of supersteps, forks, updates, annotations and abandoned rows: the state at *every* checkpoint is
-//! the naive model's, in full mode and in delta mode with any cadence, live and after reading it back.
+//! Random programs of supersteps, forks, updates, annotations and abandoned rows: the state at *every* checkpoint
+//! equals the naive model's, in full mode and in delta mode with any cadence, live and after reading it back.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -30,7 +30,7 @@ struct W {
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// A superstep from the head, its tasks finishing in this order (reversed or not), some durable at once.
+    /// A superstep from the head; its tasks finish in this order (reversed or not), some are stored at once.
     Step { tasks: Vec<Vec<W>>, reversed: bool, early: bool },
     /// A superstep from an older checkpoint.
     Fork { at: usize, tasks: Vec<Vec<W>> },
@@ -185,7 +185,7 @@ struct Run {
     accessor: StateAccessor,
     thread: ThreadId,
     writer: StepWriter,
-    /// Every checkpoint so far, with the state it had when it was made and the model's.
+    /// Every checkpoint so far, with its state when it was created and the model's.
     made: Vec<(CheckpointId, StateSnapshot, ModelState)>,
 }
 
@@ -217,7 +217,7 @@ impl Run {
         committed
     }
 
-    /// Runs one operation; what it should have made is judged by the model.
+    /// Runs one operation; the model checks the result.
     async fn run(&mut self, op: &Op) {
         let head = self.made.len() - 1;
         let pick = |i: &usize| i % (head + 1);
@@ -274,11 +274,11 @@ impl Run {
             (model, got) => panic!("the model says {model:?}, the engine {got:?}, after {op:?}"),
         }
         self.warm_reads_equal_cold_reads().await;
-        // A step on the head by somebody else than the writer makes the writer stale.
+        // A step on the head by another writer makes the writer stale.
         self.writer = StepWriter::open(&self.accessor, &self.thread, None).await.unwrap();
     }
 
-    /// What the accessor remembers of the head is what one that remembers nothing reads.
+    /// What the accessor has cached of the head equals what an accessor without a cache reads.
     async fn warm_reads_equal_cold_reads(&self) {
         for load in [Load::All, Load::None, Load::Only(["messages".into(), "title".into()].into())] {
             let warm = self.accessor.get_loading(&self.thread, None, load.clone()).await.unwrap();
@@ -335,7 +335,7 @@ async fn every_mode_agrees(store: impl Fn() -> Store, ops: &[Op]) {
     }
 }
 
-/// A full thread goes on in delta mode with its history intact, and then also when the cadence changes.
+/// A full thread continues in delta mode with its history intact, also when the cadence changes afterwards.
 async fn full_continues_in_delta(store: Store, before: &[Op], after: &[Op], frequency: u64) {
     let mut run = Run::new(store, (ChannelMode::Full, 10)).await;
     for op in before {

@@ -105,7 +105,7 @@ impl Store {
         plan.removed().map(|place| place.1).collect()
     }
 
-    /// Runs a deletion, and holds it to leave the states of everything else alone. Answers what went.
+    /// Runs a deletion, and checks that it leaves the states of everything else unchanged. Returns what was removed.
     async fn only_removes(&self, before: &BTreeMap<CheckpointId, Map<String, Json>>, gone: &[CheckpointId]) {
         let mut expected = before.clone();
         for id in gone {
@@ -156,7 +156,7 @@ async fn a_trailing_duration_leaf_goes_and_takes_no_value_with_it() {
         assert_eq!(head.key.id, heads[1].key.id, "the newest is the run's last one, and can be resumed");
         store.turn(2, None).await;
         let gone = store.accessor.get(&store.thread, Some(leaf.key.id)).await.unwrap();
-        assert!(gone.is_none(), "no other checkpoint stands in for a deleted one");
+        assert!(gone.is_none(), "no other checkpoint replaces a deleted one");
     }
 }
 
@@ -272,7 +272,7 @@ async fn a_negative_cap_is_refused_before_anything_is_read() {
         assert_eq!(error.to_string(), "max_delete_per_run must be >= 0, got -1");
         assert_eq!(store.image().await, before);
     }
-    // A store that answers nothing is not asked.
+    // A store that never answers, which must not be asked.
     let dir = tempfile::tempdir().unwrap();
     let saver = SqliteSaver::open(dir.path().join("db"), &Options::default()).unwrap();
     saver.close().await;
@@ -309,7 +309,7 @@ async fn each_namespace_has_its_head_and_none_is_emptied() {
         let update = Update { at: None, node: "n".into(), writes: vec![write], extra: Map::new() };
         let nested = inner.update(&store.thread, update).await.unwrap();
         store.turns(1).await;
-        // A namespace of which all that is left is a note.
+        // A namespace in which only a note is left.
         let lone = store.accessor.clone().in_namespace("lone".into());
         let mut extra = Map::new();
         extra.insert("writes".into(), json!({ DURATION_NODE: {} }));
@@ -351,7 +351,7 @@ async fn a_checkpoint_that_inherits_the_notes_is_no_duration_leaf() {
         let report = store.enforce(&RetentionPolicy::default()).await;
         assert!(report.deleted_checkpoint_ids.is_empty());
         assert_eq!(report.protected_head_ids[&Namespace::root()], title.key.id);
-        // A verbatim clone on top of it is one.
+        // An exact clone on top of it is one.
         let clone = store.note().await.key.id;
         assert_eq!(store.enforce(&RetentionPolicy::default()).await.deleted_checkpoint_ids, [clone]);
     }

@@ -1,5 +1,5 @@
-//! Going back: resuming from an older checkpoint, and rolling back. Random programs of both leave the same state in full
-//! mode, where they fork, and in delta mode, where they go on in one line.
+//! Going back: resuming from an older checkpoint, and rolling back. Random programs of both yield the same state in
+//! full mode, where they fork, and in delta mode, where they continue in one line.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -40,7 +40,7 @@ impl Store {
         self.accessor.history(&self.thread, HistoryQuery::default()).await.unwrap()
     }
 
-    /// A superstep on a checkpoint, or on the head, that writes these channels and goes on with `next`.
+    /// A superstep on a checkpoint, or on the head, that writes these channels and continues with `next`.
     async fn step(&self, at: Option<CheckpointId>, values: &Json, next: &[&str]) -> StateSnapshot {
         let mut writer = StepWriter::open(&self.accessor, &self.thread, at).await.unwrap();
         let task = writer.start_task(&"n".into(), 0);
@@ -52,7 +52,7 @@ impl Store {
         writer.commit(Source::Loop, next, Map::new()).await.unwrap().clone()
     }
 
-    /// Leaves the row of a task that finished on the head.
+    /// Leaves the row of a finished task on the head.
     async fn pend(&self, id: &str) -> TaskWrites {
         let head = self.head().await;
         let write = self.accessor.write("messages", say(id), false).unwrap();
@@ -70,7 +70,7 @@ impl Store {
         self.accessor.capture(&mut self.known().await).await.unwrap()
     }
 
-    /// Restores as a run does that wrote the head.
+    /// Restores like a run that wrote the head.
     async fn restore(&self, point: &RollbackPoint) -> Option<StateSnapshot> {
         self.accessor.restore(&mut self.known().await, point, Map::new()).await.unwrap()
     }
@@ -79,7 +79,7 @@ impl Store {
         self.accessor.linearize(&mut self.known().await, at, extra).await
     }
 
-    /// The head as an accessor reads it that remembers nothing.
+    /// The head as read by an accessor without a cache.
     async fn reloaded(&self) -> StateSnapshot {
         accessor(&self.saver, self.mode).get(&self.thread, None).await.unwrap().unwrap()
     }
@@ -167,7 +167,7 @@ async fn a_rollback_restores_what_was_to_run_next_and_the_pending_rows() {
         assert_eq!((&read.key, &read.writes, &read.next), (&restored.key, &vec![row.clone()], &before.next));
         assert_eq!(read.values().unwrap(), before.values().unwrap());
 
-        // The task that had finished is not run again, and what it wrote replays once.
+        // The finished task does not run again, and its writes replay once.
         let mut writer = StepWriter::open(&store.accessor, &store.thread, None).await.unwrap();
         assert_eq!(writer.recovered(), [&row]);
         writer.adopt(row.task).unwrap();
@@ -201,9 +201,9 @@ async fn a_rollback_writes_nothing_where_nothing_was_written_and_sheds_rows_that
 enum Op {
     /// A superstep that writes these of the channels.
     Step([bool; 4]),
-    /// One on a checkpoint so many turns ago.
+    /// One on a checkpoint this many turns earlier.
     Resume(usize, [bool; 4]),
-    /// So many supersteps, perhaps behind a resume, that are rolled back.
+    /// This many supersteps, possibly after a resume, which are rolled back.
     Rollback(usize, Option<usize>),
 }
 
@@ -215,7 +215,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What is written to these channels in this round.
+/// The values written to these channels in this round.
 fn values(round: usize, channels: [bool; 4]) -> Json {
     let id = format!("m{round}");
     let all = [
@@ -231,14 +231,14 @@ fn values(round: usize, channels: [bool; 4]) -> Json {
         .collect()
 }
 
-/// Opens a run on the state `back` turns ago, as the gateway does.
+/// Starts a run on the state `back` turns ago, as the gateway does.
 async fn resume(store: &Store, turns: &[CheckpointId], back: usize) -> Option<CheckpointId> {
     let selected = turns[turns.len().saturating_sub(back + 1)];
     let restored = store.linearize(selected, Map::new()).await.unwrap();
     if restored.is_some() { None } else { Some(selected) }
 }
 
-/// The heads behind each operation; what was reset, and what was never there, are the same.
+/// The heads after each operation; channels that were reset and channels that never existed count as equal.
 async fn play(store: &Store, ops: &[Op]) -> Vec<Map<String, Json>> {
     let mut turns = vec![store.step(None, &values(0, [true; 4]), &[]).await.key.id];
     let mut heads = Vec::new();

@@ -1,4 +1,5 @@
-//! The superstep writer and the state accessor, rule by rule: what is stored where, who wins, what a crash leaves.
+//! The superstep writer and the state accessor, rule by rule: what is stored where, which write wins, what a crash
+//! leaves.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -210,7 +211,7 @@ async fn tasks_that_have_not_run_have_stable_ids() {
 
 #[tokio::test]
 async fn a_writer_whose_commit_was_dropped_refuses_to_go_on() {
-    /// A saver whose commits never answer.
+    /// A saver whose commits never return.
     struct Silent(MemorySaver);
 
     #[async_trait::async_trait]
@@ -293,7 +294,7 @@ async fn a_missing_write_or_ancestor_is_broken_lineage_and_never_an_empty_list()
         states.push(step(&mut writer, id).await.unwrap());
     }
     assert!(store.saver.lose_writes(&states[0].key, states[1].applied[0]));
-    // One that does not remember the head.
+    // An accessor that has not cached the head.
     let reader = store.in_mode(ChannelMode::Delta);
     let error = reader.get(&store.thread, None).await.unwrap_err();
     assert!(matches!(error, Error::BrokenLineage { .. }), "{error}");

@@ -127,7 +127,7 @@ async fn every_rule_is_named_when_it_is_broken() {
         "{}",
         found[0]
     );
-    // More than there is to replay is what a deletion or a conversion may leave.
+    // A deletion or a conversion may leave counters that claim more than there is to replay.
     nth(&mut understated, 5)
         .metadata
         .counters
@@ -172,7 +172,7 @@ async fn repair_leaves_what_would_need_a_guess() {
     assert_eq!(store.image().await, before);
 }
 
-/// What one value of a channel cannot be is told apart from what a schema does not know.
+/// An impossible value of a channel is distinguished from one that the schema does not know.
 #[tokio::test]
 async fn a_channel_that_the_schema_does_not_have_is_no_violation_unless_it_must_be_replayed() {
     let store = Store::new().await;

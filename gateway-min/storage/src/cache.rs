@@ -1,4 +1,4 @@
-//! The history cache that the configuration wants: which one, and where its keys are.
+//! The configured history cache, and its keys.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
@@ -24,12 +24,12 @@ pub fn history_cache(config: &Config) -> Result<Option<Arc<dyn HistoryCache>>, O
     Ok(memory_cache(config).map(|memory| Arc::new(memory) as Arc<dyn HistoryCache>))
 }
 
-/// A history cache in memory within the configured bound, whatever the configured type; none if there is to be no cache.
+/// A history cache in memory with the configured limit, whatever the configured type; `None` without a cache.
 pub fn memory_cache(config: &Config) -> Option<MemoryCache> {
     max_entries(config).map(MemoryCache::new)
 }
 
-/// The bound of the history cache; none if there is to be no cache, whatever its type.
+/// The maximum number of entries of the history cache; `None` without a cache, whatever its type.
 fn max_entries(config: &Config) -> Option<NonZeroUsize> {
     match channel_mode(config) {
         ChannelMode::Delta => NonZeroUsize::new(config.database.checkpoint_cache.max_entries),
@@ -37,7 +37,7 @@ fn max_entries(config: &Config) -> Option<NonZeroUsize> {
     }
 }
 
-/// The history cache in Redis, if it is configured.
+/// The Redis history cache, if configured.
 pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, InvalidUrl> {
     let section = &config.database.checkpoint_cache;
     if section.kind != CheckpointCacheType::Redis || max_entries(config).is_none() {
@@ -50,15 +50,15 @@ pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, Invalid
     RedisCache::open(section.redis_url.expose(), settings).map(Some)
 }
 
-/// The prefix of every key in Redis: the configured one, or a hash of what names the database. Users and passwords are
-/// no part of it, so changing them keeps the cache.
+/// The prefix of every Redis key: the configured one, or a hash of what identifies the database. User and password are
+/// excluded, so changing them keeps the cache.
 fn key_prefix(database: &Database) -> String {
     let configured = &database.checkpoint_cache.key_prefix;
     if !configured.is_empty() {
         return configured.clone();
     }
     let identity = match database.backend {
-        // Another one in each process.
+        // A different one in each process.
         Backend::Memory => vec![uuid::Uuid::new_v4().to_string()],
         Backend::Sqlite => {
             let path = database.sqlite_dir.join(CHECKPOINT_FILE);
@@ -81,8 +81,8 @@ fn key_prefix(database: &Database) -> String {
     format!("threadkeep:{}:", &hasher.finalize().to_hex()[..16])
 }
 
-/// A history cache as an operator's command uses it: it purges what the command changes, and nothing is read from it,
-/// because an operator looks at what the store has.
+/// The history cache for operator commands: it only purges what the command changes; nothing is read from it, because
+/// an operator must see what is in the store.
 pub(crate) struct PurgeOnly<C>(pub(crate) C);
 
 #[async_trait]

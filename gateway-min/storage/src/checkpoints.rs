@@ -1,4 +1,4 @@
-//! The store of the checkpoints.
+//! The checkpoint store.
 
 use std::fmt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
 use crate::{OpenError, postgres};
 
-/// The file of the checkpoints inside `database.sqlite_dir`.
+/// The file of the checkpoints in `database.sqlite_dir`.
 pub const CHECKPOINT_FILE: &str = "checkpoints.db";
 
 /// An open store of checkpoints.
@@ -50,8 +50,7 @@ impl Checkpoints {
         Self(Driver::Memory(Arc::default()))
     }
 
-    /// What tells the configured store from every other; none for one that is another in each process. It holds a
-    /// password: nobody is to see it.
+    /// Identifies the configured store; `None` if each process has its own. Contains a password, so never show it.
     pub fn identity(config: &Config) -> Option<String> {
         let database = &config.database;
         match database.backend {
@@ -77,7 +76,7 @@ impl Checkpoints {
         Self(Driver::Postgres(Arc::new(saver)))
     }
 
-    /// The store as the engine knows it.
+    /// The store as the engine's trait.
     pub fn saver(&self) -> Arc<dyn Saver> {
         match &self.0 {
             Driver::Memory(saver) => Arc::clone(saver) as Arc<dyn Saver>,
@@ -94,7 +93,7 @@ impl Checkpoints {
         }
     }
 
-    /// Waits for what is under way and closes it, for every clone.
+    /// Waits for running operations and closes it, for every clone.
     pub async fn close(&self) {
         match &self.0 {
             Driver::Memory(_) => {}
@@ -127,7 +126,7 @@ async fn open_postgres(config: &Config) -> threadkeep::Result<PostgresSaver> {
     }
 }
 
-/// How the configuration wants the checkpoint database to be opened.
+/// The configured options for opening the checkpoint database.
 pub(crate) fn sqlite_options(config: &Config) -> Options {
     Options {
         synchronous: match config.database.sqlite_synchronous {

@@ -1,4 +1,4 @@
-//! A store that exists, as an operator's command works on it. Opening never creates anything.
+//! An existing store, for operator commands. Opening never creates anything.
 
 use std::fmt;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::cache::{PurgeOnly, redis_cache};
 use crate::checkpoints::{CHECKPOINT_FILE, sqlite_options};
 use crate::{Checkpoints, OpenError, postgres};
 
-/// An open store that was there before.
+/// An open store that existed before.
 pub struct Existing {
     name: String,
     checkpoints: Checkpoints,
@@ -32,7 +32,7 @@ impl fmt::Debug for Existing {
 }
 
 impl Existing {
-    /// Opens the store of the configuration. What is changed in it is purged from the configured Redis.
+    /// Opens the configured store. Changed threads are purged from the configured Redis.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -52,7 +52,7 @@ impl Existing {
         Ok(opened)
     }
 
-    /// Opens the checkpoint database at this path, whatever a configuration says.
+    /// Opens the checkpoint database at this path, regardless of the configuration.
     ///
     /// # Errors
     /// [`OpenError::Missing`], [`OpenError::Checkpoints`].
@@ -60,7 +60,7 @@ impl Existing {
         Self::in_file(path, Options::default(), DEFAULT_SNAPSHOT_FREQUENCY).await
     }
 
-    /// Opens the store in the database at this address, whatever a configuration says.
+    /// Opens the store in the database at this URL, regardless of the configuration.
     ///
     /// # Errors
     /// [`OpenError::Checkpoints`].
@@ -100,7 +100,7 @@ impl Existing {
         Self { name, saver: checkpoints.saver(), checkpoints, records, frequency }
     }
 
-    /// Its name, for people: nothing in it is secret.
+    /// Its name in messages; contains no secrets.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -115,7 +115,7 @@ impl Existing {
         self.checkpoints.sqlite()
     }
 
-    /// The gateway's records, if a gateway has made them and they can be read.
+    /// The gateway's records, if a gateway has created them and they can be read.
     pub fn records(&self) -> Option<&Store> {
         self.records.as_ref()
     }
@@ -125,7 +125,7 @@ impl Existing {
         self.frequency
     }
 
-    /// Closes it in order.
+    /// Closes the store properly.
     pub async fn close(self) {
         if let Some(records) = self.records {
             records.close().await;
@@ -134,7 +134,7 @@ impl Existing {
     }
 }
 
-/// The records, if they can be read. Names are a courtesy: without them a command goes on.
+/// The records, if they can be read. They only supply names, so a command continues without them.
 fn readable(opened: Result<Option<Store>, StoreError>) -> Option<Store> {
     opened.unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read the gateway's records; threads are shown without names");

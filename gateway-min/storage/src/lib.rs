@@ -15,10 +15,10 @@ pub use checkpoints::{CHECKPOINT_FILE, Checkpoints};
 pub use error::OpenError;
 pub use existing::Existing;
 pub use records::{is_shared, open_records};
-/// What only a database in one file can do, and what it says of its room.
+/// Operations that only a database in one file has, and its size.
 pub use threadkeep_sqlite::{FileSize, SqliteSaver};
 
-/// The channel mode of the configuration.
+/// The configured channel mode.
 pub fn channel_mode(config: &Config) -> ChannelMode {
     match config.database.checkpoint_channel_mode {
         CheckpointChannelMode::Full => ChannelMode::Full,

@@ -1,18 +1,18 @@
-//! How Postgres is reached: the checkpoints and the records beside them.
+//! Access to Postgres: the checkpoints, and the records next to them.
 
 use threadkeep_config::{Database, Secret};
 use threadkeep_postgres::{Address, Options};
 use threadkeep_records::{PostgresTarget, StoreError};
 
-/// The schema of the Postgres tables where the configuration names none.
+/// The default schema of the Postgres tables.
 const SCHEMA: &str = "public";
 
-/// The address of the Postgres server; a configuration of that backend without one is refused.
+/// The URL of the Postgres server; a configuration with this backend but no URL is refused.
 pub(crate) fn url(database: &Database) -> &str {
     database.postgres_url.as_ref().map_or("", Secret::expose)
 }
 
-/// How the checkpoints are reached.
+/// The options for the checkpoints.
 pub(crate) fn options(database: &Database) -> Options {
     Options {
         schema: database.postgres_schema.clone().unwrap_or_else(|| SCHEMA.to_owned()),
@@ -21,7 +21,7 @@ pub(crate) fn options(database: &Database) -> Options {
     }
 }
 
-/// How the gateway's records are reached: beside the checkpoints, with a pool of their own.
+/// The options for the gateway's records: next to the checkpoints, with their own pool.
 pub(crate) fn records(database: &Database) -> Result<PostgresTarget, StoreError> {
     let schema = database.postgres_schema.as_deref().unwrap_or(SCHEMA);
     let address = Address::parse(url(database)).map_err(|error| StoreError::Invalid {
@@ -32,7 +32,7 @@ pub(crate) fn records(database: &Database) -> Result<PostgresTarget, StoreError>
     PostgresTarget::new(&address.config, roots, schema, database.pool_size)
 }
 
-/// Which database a URL names, for people, without what is secret in it.
+/// The database that a URL names, without its secrets.
 pub(crate) fn name(url: &str) -> String {
     let Ok(config) = url.parse::<tokio_postgres::Config>() else { return "Postgres".to_owned() };
     let host = config.get_hosts().first().map(|host| match host {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::{OpenError, postgres};
 
-/// The directory of `run_events.backend: jsonl` inside the state directory.
+/// The directory of `run_events.backend: jsonl` in the state directory.
 const EVENT_DIRECTORY: &str = "run_events";
 
 /// Opens the gateway's records, creating them if missing. If several processes may share them, this one gets a lease.

@@ -38,6 +38,7 @@ mod error;
 mod events;
 #[cfg(any(test, feature = "testing"))]
 mod fault;
+mod persist;
 mod postgres;
 mod query;
 mod runs;
@@ -61,6 +62,7 @@ pub use events::{
     EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
     TRACE_CATEGORY,
 };
+pub use persist::persistently;
 pub use postgres::PostgresTarget;
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,

@@ -1,7 +1,6 @@
-//! Assembles the gateway: configuration, stores, locks, models.
+//! Assembles the gateway's services: threads, streams, runs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
@@ -18,12 +17,13 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Authenticator;
 use crate::config::{Config, ConfigHandle, RunEventsBackend};
 use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
-use crate::runs::bridge::{BridgeOptions, StreamBridge};
-use crate::runs::control::{LocalRuns, ThreadLocks};
 use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};
-use crate::runs::progress;
+use crate::runs::{PROGRESS_EVERY, Runs};
 use crate::store::{Store, StoreError};
+use crate::streams::Streams;
+use crate::streams::bridge::{BridgeOptions, StreamBridge};
+use crate::threads::Threads;
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -62,24 +62,33 @@ impl From<StoreError> for StartError {
 /// A running gateway without its HTTP server.
 pub struct App {
     pub(crate) config: ConfigHandle,
-    pub(crate) agents: AgentBuilder,
     pub(crate) auth: Authenticator,
-    pub(crate) counted: Metrics,
+    pub(crate) agents: Arc<AgentBuilder>,
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
-    pub(crate) bridge: StreamBridge,
-    pub(crate) locks: ThreadLocks,
-    pub(crate) local_runs: LocalRuns,
-    /// How often the totals of a running run are stored.
-    pub(crate) progress_every: Duration,
+    pub(crate) threads: Arc<Threads>,
+    pub(crate) streams: Arc<Streams>,
+    pub(crate) runs: Arc<Runs>,
+    metrics: Metrics,
+    checkpoints: Checkpoints,
     /// Work that outlives its request or its client; all of it writes to the stores.
     pub(crate) background: TaskTracker,
-    modes: Arc<ModeRegister>,
-    accessor: StateAccessor,
-    checkpoints: Checkpoints,
-    stopping: AtomicBool,
     /// The lock of the state directory, if several processes share a database.
     _instance: Option<Instance>,
+}
+
+/// Parts that a test replaces.
+pub(crate) struct Parts {
+    /// Wraps the saver.
+    pub(crate) wrap_saver: Box<dyn FnOnce(Arc<dyn Saver>) -> Arc<dyn Saver> + Send>,
+    /// How often the totals of a running run are stored.
+    pub(crate) progress_every: Duration,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        Self { wrap_saver: Box::new(|saver| saver), progress_every: PROGRESS_EVERY }
+    }
 }
 
 impl App {
@@ -89,74 +98,64 @@ impl App {
     /// # Errors
     /// [`StartError`].
     pub async fn start(config: ConfigHandle, modes: Arc<ModeRegister>) -> Result<Arc<Self>, StartError> {
+        Self::start_with(config, modes, Parts::default()).await
+    }
+
+    pub(crate) async fn start_with(
+        config: ConfigHandle,
+        modes: Arc<ModeRegister>,
+        parts: Parts,
+    ) -> Result<Arc<Self>, StartError> {
         let current = config.current_async().await;
         modes.freeze_mode(channel_mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let ownership = Terms::of(&current);
         let checkpoints = Checkpoints::open(&current).await?;
         let store = open_records(&current).await?;
-        let counted = Metrics::new(checkpoints.sqlite().cloned(), store.commits());
-        let saver = with_history_cache(checkpoints.saver(), &current, &counted)?;
-        let saver = Arc::new(MeteredSaver::new(saver, counted.clone()));
-        let grace =
-            TimeDelta::seconds(i64::try_from(current.run_ownership.grace_seconds).unwrap_or(i64::MAX));
-        if ownership.is_some() {
-            check_sharing(&store, &current, grace).await?;
-        }
-        let mut recovered = store.runs().recover_orphans(Utc::now(), grace).await?.runs;
-        let (instance, predecessors) = ownership::take_over(&store, &current.state_dir).await?;
-        recovered.extend(predecessors);
-        for run in &recovered {
-            tracing::warn!(
-                run_id = run.run_id,
-                thread_id = run.thread_id,
-                "recovered an unfinished run of an earlier process"
-            );
-        }
+        let metrics = Metrics::new(checkpoints.sqlite().cloned(), store.commits());
+        let saver = with_history_cache(checkpoints.saver(), &current, &metrics)?;
+        let saver = (parts.wrap_saver)(Arc::new(MeteredSaver::new(saver, metrics.clone())));
+        let instance = recover(&store, &current, ownership).await?;
         let ids = Arc::new(IdSource::default());
         let table = Schema::thread_state().compile(channel_mode(&current), modes.frequency(None)?)?;
-        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids));
         let followed = config.clone();
-        let app = Arc::new(Self {
-            accessor: accessor.remembering(move || followed.last_known().accessor_graph_max()),
-            bridge: StreamBridge::new(BridgeOptions {
-                queue_maxsize: current.stream_bridge.queue_maxsize,
-                ..BridgeOptions::default()
-            }),
-            agents: AgentBuilder::new(config.clone(), &current),
+        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids))
+            .remembering(move || followed.last_known().accessor_graph_max());
+        let bridge = StreamBridge::new(BridgeOptions {
+            queue_maxsize: current.stream_bridge.queue_maxsize,
+            ..BridgeOptions::default()
+        });
+        let background = TaskTracker::new();
+        let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
+        let threads =
+            Arc::new(Threads::new(store.clone(), config.clone(), accessor, modes, background.clone()));
+        let streams = Arc::new(Streams::new(store.clone(), Arc::clone(&threads), bridge, background.clone()));
+        let runs = Arc::new(Runs::new(
+            config.clone(),
+            store.clone(),
+            Arc::clone(&threads),
+            Arc::clone(&streams),
+            Arc::clone(&agents),
+            metrics.clone(),
+            parts.progress_every,
+        ));
+        if let Some(terms) = ownership {
+            ownership::keep(&runs, terms);
+        }
+        Ok(Arc::new(Self {
             auth: Authenticator::new(&current.auth),
-            counted,
             config,
+            agents,
             store,
             ids,
-            locks: ThreadLocks::default(),
-            local_runs: LocalRuns::default(),
-            progress_every: progress::EVERY,
-            background: TaskTracker::new(),
-            modes,
+            threads,
+            streams,
+            runs,
+            metrics,
             checkpoints,
-            stopping: AtomicBool::new(false),
+            background,
             _instance: instance,
-        });
-        if let Some(terms) = ownership {
-            ownership::keep(&app, terms);
-        }
-        Ok(app)
-    }
-
-    /// The state accessor of this process, with the frozen mode and cadence.
-    pub(crate) fn accessor(&self) -> &StateAccessor {
-        &self.accessor
-    }
-
-    /// The accessor for a run that starts now.
-    ///
-    /// # Errors
-    /// The reconfiguration error, if the cadence was edited since the process started. An edited mode is ignored.
-    pub(crate) async fn accessor_for_run(&self) -> threadkeep::Result<&StateAccessor> {
-        let frequency = self.config.current_async().await.snapshot_frequency();
-        self.modes.freeze_frequency(i64::try_from(frequency).unwrap_or(i64::MAX))?;
-        Ok(&self.accessor)
+        }))
     }
 
     /// Counters since the start and current gauges, as text for `/metrics`.
@@ -166,37 +165,24 @@ impl App {
             None => None,
         };
         self.config.current_async().await;
-        let runs = self.local_runs.all();
-        let waiting = runs.iter().filter(|run| run.is_waiting()).count();
-        self.counted.rendered(Snapshot {
-            runs: runs.len() - waiting,
+        let ((runs, waiting), (streams, followers)) = (self.runs.counts(), self.streams.counts());
+        self.metrics.rendered(Snapshot {
+            runs,
             waiting,
             background: self.background.len(),
-            streams: self.bridge.kept(),
-            followers: self.bridge.followers(),
-            heads: self.accessor.remembered(),
+            streams,
+            followers,
+            heads: self.threads.accessor().remembered(),
             config_valid: self.config.last_error().is_none(),
             database,
         })
     }
 
-    /// Whether the gateway accepts no new runs because it is stopping.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
-    }
-
     /// Stops accepting runs, interrupts running ones, and waits for their last writes and for background work: the
     /// first part of stopping, while clients still receive the end of their streams.
     pub async fn stop_runs(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        let runs = self.local_runs.all();
-        for run in &runs {
-            run.cancel.cancel();
-        }
         let drained = async {
-            for run in &runs {
-                run.ended().await;
-            }
+            self.runs.stop().await;
             self.background.close();
             self.background.wait().await;
         };
@@ -215,6 +201,29 @@ impl App {
     }
 }
 
+/// Ends the runs that earlier processes left unfinished. Returns the lock of the state directory, if it is needed.
+async fn recover(
+    store: &Store,
+    config: &Config,
+    ownership: Option<Terms>,
+) -> Result<Option<Instance>, StartError> {
+    let grace = TimeDelta::seconds(i64::try_from(config.run_ownership.grace_seconds).unwrap_or(i64::MAX));
+    if ownership.is_some() {
+        check_sharing(store, config, grace).await?;
+    }
+    let mut recovered = store.runs().recover_orphans(Utc::now(), grace).await?.runs;
+    let (instance, predecessors) = ownership::take_over(store, &config.state_dir).await?;
+    recovered.extend(predecessors);
+    for run in &recovered {
+        tracing::warn!(
+            run_id = run.run_id,
+            thread_id = run.thread_id,
+            "recovered an unfinished run of an earlier process"
+        );
+    }
+    Ok(instance)
+}
+
 /// Checks that several processes can share the database, as this one may be the first of several.
 async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
     let skew = store.clock_skew().await?.abs();
@@ -228,15 +237,6 @@ async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Resu
         );
     }
     Ok(())
-}
-
-#[cfg(test)]
-impl App {
-    /// Wraps the saver.
-    pub(crate) fn wrap_saver(&mut self, wrap: impl FnOnce(Arc<dyn Saver>) -> Arc<dyn Saver>) {
-        let (saver, table) = (Arc::clone(self.accessor.saver()), self.accessor.table().clone());
-        self.accessor = StateAccessor::new(wrap(saver), Arc::new(table), Arc::clone(&self.ids));
-    }
 }
 
 /// The saver behind the configured history cache. Only delta mode has histories to cache.

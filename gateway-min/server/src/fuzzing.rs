@@ -5,7 +5,7 @@
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::json;
 
-use crate::runs::bridge::{BridgeOptions, EventId, Frame, StreamBridge};
+use crate::streams::bridge::{BridgeOptions, EventId, Frame, StreamBridge};
 
 /// The `Last-Event-ID` with which a client resumes the stream of a run.
 pub fn last_event_id(data: &[u8]) {

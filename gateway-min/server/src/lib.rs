@@ -8,7 +8,9 @@ pub mod fuzzing;
 pub mod http;
 mod metrics;
 pub mod runs;
+pub mod streams;
 pub mod telemetry;
+mod threads;
 
 pub use threadkeep_config as config;
 pub use threadkeep_records as store;

@@ -140,7 +140,7 @@ async fn get_assistant_schemas(
 ) -> Result<Json<Value>, ApiError> {
     path.check()?;
     let channels: Map<String, Value> =
-        app.accessor().table().names().map(|name| (name.to_string(), json!({}))).collect();
+        app.threads.accessor().table().names().map(|name| (name.to_string(), json!({}))).collect();
     let state = json!({"type": "object", "properties": channels});
     Ok(Json(json!({
         "graph_id": LEAD_AGENT, "input_schema": state, "output_schema": state, "state_schema": state,

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
 use threadkeep::id::ThreadId;
 
-use super::error::{ApiError, MAX_BODY_BYTES};
+use super::error::{ApiError, MAX_BODY_BYTES, OrApiError as _};
 use super::extract::collected;
 use super::threads::absent;
 use crate::app::App;
@@ -142,7 +142,7 @@ pub(super) async fn check_thread(
 ) -> Result<Option<String>, ApiError> {
     let Some(user) = principal.sees() else { return Ok(None) };
     let row = app.store.threads().get(thread.as_str(), None).await;
-    let Some(row) = row.map_err(|error| ApiError::internal(FAILED, &error))? else { return Ok(None) };
+    let Some(row) = row.or_internal(FAILED)? else { return Ok(None) };
     if row.visible_to(Some(user)) { Ok(row.user_id) } else { Err(absent(thread)) }
 }
 

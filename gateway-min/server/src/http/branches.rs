@@ -18,7 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields};
@@ -26,9 +26,9 @@ use super::schema::{ErrorBody, Gated};
 use super::threads::{Thread, absent, existing};
 use crate::app::App;
 use crate::runs::admission::seed_runs;
-use crate::runs::branch::{self, TurnEnd};
-use crate::runs::lineage::{self, Base};
 use crate::store::{DISPLAY_NAME_MAX_CHARS, NewThread, ThreadRow, WriterKind};
+use crate::threads::branch::{self, TurnEnd};
+use crate::threads::lineage::{self, Base};
 
 const FIND_FAILED: &str = "Failed to find branch checkpoint";
 const INSPECT_FAILED: &str = "Failed to inspect checkpoint history";
@@ -111,14 +111,15 @@ async fn branch_thread(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<BranchThread>,
 ) -> Result<Json<Branch>, ApiError> {
-    let gated = app.accessor().check(&thread_id, None).await;
-    gated.map_err(|error| ApiError::from_engine(&thread_id, FIND_FAILED, &error))?;
+    app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, FIND_FAILED)?;
     let row = existing(&app, &thread_id, FIND_FAILED).await?;
     if row.metadata.get(SIDECAR_KEY).is_some_and(|flag| flag == true) {
         return Err(ApiError::conflict(SIDECAR_ONLY));
     }
     let work = make(Arc::clone(&app), thread_id.clone(), row, body);
-    exclusively(&app, &thread_id, WriterKind::Branch, BUSY.to_owned(), CREATE_FAILED, work).await.map(Json)
+    exclusively(&app.threads, &thread_id, WriterKind::Branch, BUSY.to_owned(), CREATE_FAILED, work)
+        .await
+        .map(Json)
 }
 
 /// The states that a branch starts with: before the turn, if the source has that, and after it.
@@ -147,12 +148,12 @@ async fn make(
     let mut extra = parentage.clone();
     extra.extend(["created_at", "updated_at"].map(|key| (key.to_owned(), json!(now))));
     let title = body.title.as_deref();
-    let head = branch::write(app.accessor(), &branch, found.base.as_ref(), &found.end, title, &extra).await;
-    let named =
-        head.map_err(|error| ApiError::from_engine(&branch, CREATE_FAILED, &error)).and_then(|head| {
-            let title = head.json("title").map_err(|error| ApiError::internal(CREATE_FAILED, &error))?;
-            Ok((title.and_then(|title| title.as_str().map(str::to_owned)), head))
-        });
+    let head =
+        branch::write(app.threads.accessor(), &branch, found.base.as_ref(), &found.end, title, &extra).await;
+    let named = head.or_engine(&branch, CREATE_FAILED).and_then(|head| {
+        let title = head.json("title").or_internal(CREATE_FAILED)?;
+        Ok((title.and_then(|title| title.as_str().map(str::to_owned)), head))
+    });
     let (display_name, head) = match named {
         Ok(named) => named,
         Err(error) => return Err(undone(&app, &branch, error).await),
@@ -182,11 +183,10 @@ async fn make(
 
 /// Finds the states in the source as it is now.
 async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found, ApiError> {
-    let accessor = app.accessor();
+    let accessor = app.threads.accessor();
     let mut answers = body.message_ids.clone();
     answers.push(body.message_id.clone());
-    let turn = branch::turn_end(accessor, source, &answers).await;
-    let turn = turn.map_err(|error| ApiError::from_engine(source, FIND_FAILED, &error))?;
+    let turn = branch::turn_end(accessor, source, &answers).await.or_engine(source, FIND_FAILED)?;
     let Some(TurnEnd { state, question, latest }) = turn else {
         return Err(ApiError::conflict(TURN_GONE));
     };
@@ -200,8 +200,7 @@ async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found
         Err(error) => return Err(ApiError::internal(INSPECT_FAILED, &error)),
     };
     let whole = async |id| {
-        let state = accessor.get(source, Some(id)).await;
-        let state = state.map_err(|error| ApiError::from_engine(source, INSPECT_FAILED, &error))?;
+        let state = accessor.get(source, Some(id)).await.or_engine(source, INSPECT_FAILED)?;
         state.ok_or_else(|| ApiError::conflict(TURN_GONE))
     };
     let base = match base {
@@ -213,7 +212,7 @@ async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found
 
 /// Removes what was created of a failed branch; returns the original error.
 async fn undone(app: &App, branch: &ThreadId, error: ApiError) -> ApiError {
-    if let Err(error) = app.accessor().saver().delete_thread(branch).await {
+    if let Err(error) = app.threads.accessor().saver().delete_thread(branch).await {
         tracing::warn!(thread = %branch, %error, "checkpoints of a failed branch remain");
     }
     if let Err(error) = tokio::fs::remove_dir_all(app.agents.thread_dir(branch.as_str())).await
@@ -267,21 +266,22 @@ async fn copy_thread(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
 ) -> Result<Json<Thread>, ApiError> {
-    let gated = app.accessor().check(&thread_id, None).await;
-    let has_state = gated.map_err(|error| ApiError::from_engine(&thread_id, COPY_FAILED, &error))?;
+    let has_state =
+        app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, COPY_FAILED)?;
     let row = existing(&app, &thread_id, COPY_FAILED).await?;
     if !has_state {
         return Err(absent(&thread_id));
     }
     let work = copy(Arc::clone(&app), thread_id.clone(), row);
     let copied =
-        exclusively(&app, &thread_id, WriterKind::Branch, COPY_BUSY.to_owned(), COPY_FAILED, work).await?;
+        exclusively(&app.threads, &thread_id, WriterKind::Branch, COPY_BUSY.to_owned(), COPY_FAILED, work)
+            .await?;
     Ok(Json(copied.into()))
 }
 
 async fn copy(app: Arc<App>, source: ThreadId, row: ThreadRow) -> Result<ThreadRow, ApiError> {
     let target = ThreadId::from(Uuid::new_v4().to_string());
-    let copied = deletion::copy_thread(&**app.accessor().saver(), &source, &target).await;
+    let copied = deletion::copy_thread(&**app.threads.accessor().saver(), &source, &target).await;
     if let Err(error) = copied {
         let error: Error = error;
         return Err(undone(&app, &target, ApiError::from_engine(&source, COPY_FAILED, &error)).await);

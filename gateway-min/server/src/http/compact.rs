@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
@@ -112,8 +112,7 @@ async fn compact_thread(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<CompactThread>,
 ) -> Result<Json<Compacted>, ApiError> {
-    let gated = app.accessor().check(&thread_id, None).await;
-    gated.map_err(|error| ApiError::from_engine(&thread_id, FAILED, &error))?;
+    app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, FAILED)?;
     existing(&app, &thread_id, FAILED).await?;
     let config = app.config.current_async().await;
     if !config.summarization.enabled {
@@ -121,7 +120,7 @@ async fn compact_thread(
     }
     let work = compact(Arc::clone(&app), thread_id.clone(), config, body);
     let kind = WriterKind::CheckpointWrite;
-    exclusively(&app, &thread_id, kind, BUSY.to_owned(), FAILED, work).await.map(Json)
+    exclusively(&app.threads, &thread_id, kind, BUSY.to_owned(), FAILED, work).await.map(Json)
 }
 
 async fn compact(
@@ -134,7 +133,7 @@ async fn compact(
         Error::Conflict { .. } => ApiError::conflict(BUSY),
         error => ApiError::from_engine(&thread, FAILED, &error),
     };
-    let (accessor, settings) = (app.accessor(), &config.summarization);
+    let (accessor, settings) = (app.threads.accessor(), &config.summarization);
     // The summary is of these messages: a turn that somebody adds while the model writes is not to be lost.
     let mut known = accessor.known_head(&thread).await.map_err(engine)?;
     let point = accessor.capture(&mut known).await.map_err(engine)?;
@@ -144,8 +143,7 @@ async fn compact(
         _ => Vec::new(),
     };
     let name = body.model_name.as_deref().or(settings.model_name.as_deref());
-    let summarizer = app.agents.summarizer(&config, name, name).await;
-    let summarizer = summarizer.map_err(|error| ApiError::internal(FAILED, &error))?;
+    let summarizer = app.agents.summarizer(&config, name, name).await.or_internal(FAILED)?;
     let due = body.force || summarizer.is_due(&messages);
     let Some(Cut { at, preserved }) = summarizer.cut(&messages, body.keep).filter(|_| due) else {
         return Ok(unchanged(head, &messages));

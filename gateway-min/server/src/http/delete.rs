@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::{Caller, check_thread};
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::exclusive::refused;
 use super::extract::ApiPath;
 use super::fields::{Fields, FromFields, Pattern};
@@ -63,22 +63,21 @@ async fn delete_thread(
     ApiPath(AnyThreadPath { thread_id }): ApiPath<AnyThreadPath>,
 ) -> Result<Json<Deleted>, ApiError> {
     // A separate task, so that a client that disconnects does not stop it half-way.
-    let background = app.background.clone();
-    let task = background.spawn(async move { delete(&app, &caller, &thread_id).await });
-    let message = task.await.map_err(|error| ApiError::internal(DELETE_FAILED, &error))??;
+    let threads = Arc::clone(&app.threads);
+    let task = threads.spawn(async move { delete(&app, &caller, &thread_id).await });
+    let message = task.await.or_internal(DELETE_FAILED)??;
     Ok(Json(Deleted { success: true, message }))
 }
 
 async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<String, ApiError> {
-    let row = app.store.threads().get(thread.as_str(), None).await;
-    let row = row.map_err(|error| ApiError::internal(DELETE_FAILED, &error))?;
+    let row = app.store.threads().get(thread.as_str(), None).await.or_internal(DELETE_FAILED)?;
     if row.is_none() && !has_checkpoint(app, thread, DELETE_FAILED).await? {
         return Err(absent(thread));
     }
     let reserved = app.store.runs().reserve(thread.as_str(), WriterKind::Delete).await;
     let reservation = reserved.map_err(|error| refused(&error, BUSY, DELETE_FAILED))?;
     // Wait for the last write of a run that has just ended.
-    let _lock = app.locks.lock(thread.as_str()).await;
+    let _lock = app.threads.lock(thread.as_str()).await;
     let deleted = async {
         // Under the reservation, no other user can come to own it any more.
         check_thread(app, caller, thread).await?;
@@ -108,11 +107,11 @@ async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiErro
         // Such an id could name a directory outside the state directory.
         "Skipped local data cleanup for legacy thread ID".to_owned()
     };
-    let deleted = app.accessor().delete_thread(thread).await;
-    deleted.map(|()| message).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
+    let deleted = app.threads.accessor().delete_thread(thread).await;
+    deleted.map(|()| message).or_internal(DELETE_FAILED)
 }
 
 async fn delete_records(app: &App, reservation: Reservation) -> Result<(), ApiError> {
     let deleted = app.store.delete_thread(reservation).await;
-    deleted.map(|_| ()).map_err(|error| ApiError::internal(DELETE_FAILED, &error))
+    deleted.map(|_| ()).or_internal(DELETE_FAILED)
 }

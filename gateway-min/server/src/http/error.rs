@@ -1,5 +1,6 @@
 //! Error responses.
 
+use std::borrow::Borrow;
 use std::time::Duration;
 
 use axum::Json;
@@ -124,6 +125,35 @@ impl ApiError {
     /// The status.
     pub fn status(&self) -> StatusCode {
         self.status
+    }
+}
+
+/// From a failure inside the gateway to a response.
+pub(crate) trait OrApiError<T, E> {
+    /// [`ApiError::internal`] with this text.
+    fn or_internal(self, detail: &'static str) -> Result<T, ApiError>
+    where
+        E: std::error::Error + 'static;
+
+    /// [`ApiError::from_engine`] with this text.
+    fn or_engine(self, thread: &ThreadId, detail: &'static str) -> Result<T, ApiError>
+    where
+        E: Borrow<Error>;
+}
+
+impl<T, E> OrApiError<T, E> for Result<T, E> {
+    fn or_internal(self, detail: &'static str) -> Result<T, ApiError>
+    where
+        E: std::error::Error + 'static,
+    {
+        self.map_err(|error| ApiError::internal(detail, &error))
+    }
+
+    fn or_engine(self, thread: &ThreadId, detail: &'static str) -> Result<T, ApiError>
+    where
+        E: Borrow<Error>,
+    {
+        self.map_err(|error| ApiError::from_engine(thread, detail, error.borrow()))
     }
 }
 

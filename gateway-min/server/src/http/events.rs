@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
@@ -108,7 +108,6 @@ async fn list_events(
         limit: params.limit,
         ..EventQuery::new(thread_id.as_str(), run_id)
     };
-    let rows = app.store.events().list(&query).await;
-    let rows = rows.map_err(|error| ApiError::internal("Failed to list run events", &error))?;
+    let rows = app.store.events().list(&query).await.or_internal("Failed to list run events")?;
     Ok(Json(rows.into_iter().map(RunEvent::from).collect()))
 }

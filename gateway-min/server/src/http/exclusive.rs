@@ -5,8 +5,8 @@ use std::sync::Arc;
 use threadkeep::id::ThreadId;
 
 use super::error::ApiError;
-use crate::app::App;
 use crate::store::{StoreError, WriterKind};
+use crate::threads::{Refused, Threads};
 
 /// Runs `work` while no other writer, in this process or another, writes to the thread: under a reservation in the
 /// database, and after the last write of a run that has just ended.
@@ -18,27 +18,18 @@ use crate::store::{StoreError, WriterKind};
 /// 409 with `busy` if a run or another writer holds the thread, 500 with `failed` if the reservation fails, and
 /// errors of `work`.
 pub(crate) async fn exclusively<T: Send + 'static>(
-    app: &Arc<App>,
+    threads: &Arc<Threads>,
     thread: &ThreadId,
     kind: WriterKind,
     busy: String,
     failed: &'static str,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let (background, app, thread) = (&app.background, Arc::clone(app), thread.clone());
-    let task = background.spawn(async move {
-        let reserved = app.store.runs().reserve(thread.as_str(), kind).await;
-        let reservation = reserved.map_err(|error| refused(&error, busy, failed))?;
-        let result = {
-            let _lock = app.locks.lock(thread.as_str()).await;
-            work.await
-        };
-        if let Err(error) = reservation.release().await {
-            tracing::warn!(%thread, %error, "releasing the thread's reservation in the background");
-        }
-        result
-    });
-    task.await.map_err(|error| ApiError::internal(failed, &error))?
+    match threads.exclusively(thread, kind, work).await {
+        Ok(result) => result,
+        Err(Refused::Reservation(error)) => Err(refused(&error, busy, failed)),
+        Err(Refused::Died(error)) => Err(ApiError::internal(failed, &error)),
+    }
 }
 
 /// The response to a failed reservation.

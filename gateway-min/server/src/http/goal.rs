@@ -15,7 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::Caller;
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
@@ -72,8 +72,8 @@ async fn get_goal(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
 ) -> Result<Json<Goal>, ApiError> {
-    let goal = goal_state::read(app.accessor(), &thread_id).await;
-    goal.map(|goal| Json(Goal { goal })).map_err(|error| ApiError::internal(READ_FAILED, &error))
+    let goal = goal_state::read(app.threads.accessor(), &thread_id).await;
+    goal.map(|goal| Json(Goal { goal })).or_internal(READ_FAILED)
 }
 
 /// Set the goal of a thread; creates the thread if it does not exist.
@@ -96,7 +96,7 @@ async fn put_goal(
     };
     let work = set(Arc::clone(&app), thread_id.clone(), new, goal);
     let kind = WriterKind::CheckpointWrite;
-    let goal = exclusively(&app, &thread_id, kind, SET_BUSY.to_owned(), WRITE_FAILED, work).await?;
+    let goal = exclusively(&app.threads, &thread_id, kind, SET_BUSY.to_owned(), WRITE_FAILED, work).await?;
     Ok(Json(Goal { goal }))
 }
 
@@ -110,21 +110,20 @@ async fn delete_goal(
 ) -> Result<Json<Goal>, ApiError> {
     let work = clear(Arc::clone(&app), thread_id.clone());
     let kind = WriterKind::CheckpointWrite;
-    exclusively(&app, &thread_id, kind, CLEAR_BUSY.to_owned(), WRITE_FAILED, work).await?;
+    exclusively(&app.threads, &thread_id, kind, CLEAR_BUSY.to_owned(), WRITE_FAILED, work).await?;
     Ok(Json(Goal { goal: Value::Null }))
 }
 
 async fn set(app: Arc<App>, thread: ThreadId, new: NewThread, goal: Value) -> Result<Value, ApiError> {
     let row = app.store.threads().create(new).await;
-    let row = row.map_err(|error| ApiError::internal(WRITE_FAILED, &error))?.row;
+    let row = row.or_internal(WRITE_FAILED)?.row;
     let extra = json!({"writes": null, "created_at": time(row.created_at)});
     let extra = extra.as_object().cloned().unwrap_or_default();
-    let set = goal_state::set(app.accessor(), &thread, extra, &goal).await;
-    set.map_err(|error| ApiError::internal(WRITE_FAILED, &error))?;
+    goal_state::set(app.threads.accessor(), &thread, extra, &goal).await.or_internal(WRITE_FAILED)?;
     Ok(goal)
 }
 
 async fn clear(app: Arc<App>, thread: ThreadId) -> Result<(), ApiError> {
-    let cleared = goal_state::clear(app.accessor(), &thread).await;
-    cleared.map_err(|error| ApiError::internal(WRITE_FAILED, &error))
+    let cleared = goal_state::clear(app.threads.accessor(), &thread).await;
+    cleared.or_internal(WRITE_FAILED)
 }

@@ -114,7 +114,7 @@ pub(super) struct Page {
 
 pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -> Result<Page, ApiError> {
     let engine = |error: Error| ApiError::from_engine(thread, HISTORY_FAILED, &error);
-    let accessor = app.accessor();
+    let accessor = app.threads.accessor();
     // The gate checks the head even if the page starts at an older checkpoint.
     let head = accessor.get_loading(thread, None, Load::None).await.map_err(engine)?;
     let Some(head) = head else { return Ok(Page { entries: Vec::new(), note: None }) };
@@ -139,9 +139,9 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     let missing = turns::attribute(app, thread, &head, &mut messages).await?;
     first.values.insert(MESSAGES_CHANNEL.to_owned(), Value::Array(messages));
     // A later reader can write the note; a stopping gateway cannot wait for it.
-    let missing = missing.filter(|_| !app.is_stopping());
+    let missing = missing.filter(|_| !app.runs.is_stopping());
     let note =
-        missing.map(|missing| app.background.spawn(turns::note(Arc::clone(app), thread.clone(), missing)));
+        missing.map(|missing| app.threads.spawn(turns::note(Arc::clone(app), thread.clone(), missing)));
     Ok(Page { entries, note })
 }
 

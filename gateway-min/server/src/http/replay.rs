@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
@@ -26,8 +26,8 @@ use super::threads::existing;
 use super::turns;
 use crate::app::App;
 use crate::runs::admission::{EDIT, REPLAY_KIND};
-use crate::runs::lineage::{self, Base};
 use crate::store::{RunRow, RunStatus};
+use crate::threads::lineage::{self, Base};
 
 const READ_FAILED: &str = "Failed to read latest checkpoint";
 const INSPECT_FAILED: &str = "Failed to inspect checkpoint history";
@@ -213,7 +213,8 @@ async fn prepare_edit(
     let answer_id = id_of(&turn[answer]).ok_or_else(|| ApiError::conflict(ANSWER_WITHOUT_ID))?;
     let base = head.base_before(&app, id).await?;
     let load = Load::Only(["title".into()].into());
-    let before = app.accessor().get_loading(&thread_id, Some(base), load).await.map_err(inspect_failed)?;
+    let before =
+        app.threads.accessor().get_loading(&thread_id, Some(base), load).await.map_err(inspect_failed)?;
     let title = before.map(|before| before.json("title")).transpose().map_err(inspect_failed)?.flatten();
     let group = run.and_then(|run| run.metadata.get(EDIT_GROUP).cloned()).unwrap_or_else(|| json!(id));
     let new_id = app.ids.message();
@@ -256,7 +257,7 @@ impl Conversation {
     async fn read(app: &App, thread: &ThreadId) -> Result<Self, ApiError> {
         existing(app, thread, READ_FAILED).await?;
         let load = Load::Only([MESSAGES_CHANNEL.into(), "title".into(), "goal".into()].into());
-        let state = app.accessor().get_loading(thread, None, load).await.map_err(read_failed)?;
+        let state = app.threads.accessor().get_loading(thread, None, load).await.map_err(read_failed)?;
         let state = state.ok_or_else(|| ApiError::not_found(format!("Thread {thread} has no checkpoint")))?;
         let messages = match state.json(MESSAGES_CHANNEL).map_err(read_failed)? {
             Some(Value::Array(messages)) => messages,
@@ -267,9 +268,12 @@ impl Conversation {
 
     /// The run that created the message at this index.
     async fn run_of(&self, app: &App, at: usize) -> Result<Option<String>, ApiError> {
-        let notes =
-            duration::newest_notes(&**app.accessor().saver(), &self.state.key, &self.state.metadata.extra)
-                .await;
+        let notes = duration::newest_notes(
+            &**app.threads.accessor().saver(),
+            &self.state.key,
+            &self.state.metadata.extra,
+        )
+        .await;
         let noted = notes.map_err(read_failed)?.messages;
         Ok(turns::runs_of(&self.messages, &noted).into_iter().nth(at).flatten())
     }
@@ -288,7 +292,7 @@ impl Conversation {
     /// The checkpoint before the user's message with this id.
     async fn base_before(&self, app: &App, message: &str) -> Result<CheckpointId, ApiError> {
         let thread = &self.state.key.thread;
-        match lineage::base_before(app.accessor(), thread, &self.state, message).await {
+        match lineage::base_before(app.threads.accessor(), thread, &self.state, message).await {
             Ok(Base::At(base)) => Ok(base),
             Ok(Base::Nothing) => Err(ApiError::conflict(NOTHING_BEFORE)),
             Ok(Base::Unknown) => Err(ApiError::conflict(NOT_LOCATED)),
@@ -313,7 +317,7 @@ fn inspect_failed(error: threadkeep::Error) -> ApiError {
 }
 
 async fn run(app: &App, run_id: &str) -> Result<Option<RunRow>, ApiError> {
-    app.store.runs().get(run_id).await.map_err(|error| ApiError::internal(READ_FAILED, &error))
+    app.store.runs().get(run_id).await.or_internal(READ_FAILED)
 }
 
 fn id_of(message: &Value) -> Option<&str> {

@@ -103,7 +103,7 @@ async fn cancel_many(
     };
     for run_id in run_ids {
         // A run that has ended by now needs no cancelling.
-        app.cancel_run(&run_id, action).await.map_err(failed)?;
+        app.runs.cancel(&run_id, action).await.map_err(failed)?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
@@ -121,7 +121,7 @@ async fn delete_run(
     let run = run_of(&app, &path).await?;
     if !run.status.is_active() {
         // Its record has ended, but it may still be writing.
-        app.run_ended(&path.run_id).await;
+        app.runs.ended(&path.run_id).await;
     }
     match app.store.delete_run(&path.run_id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),

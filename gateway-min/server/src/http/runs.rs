@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::auth::{Caller, check_thread};
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::run_body::{RunBody, RunLimits};
@@ -23,10 +23,10 @@ use super::sse;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::runs::admission::{CreateError, Created, Place};
-use crate::runs::bridge::Subscription;
 use crate::runs::request::OnDisconnect;
 use crate::runs::resume::ResumeError;
 use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
+use crate::streams::bridge::Subscription;
 
 /// The maximum number of runs in a list.
 const LIST_MAX: i64 = 100;
@@ -80,15 +80,13 @@ pub(crate) fn record(run: &RunRow) -> Value {
 
 /// The thread of a request, which must exist.
 async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, ApiError> {
-    let row = app.store.threads().get(thread.as_str(), None).await;
-    let row = row.map_err(|error| ApiError::internal("Failed to read thread", &error))?;
+    let row = app.store.threads().get(thread.as_str(), None).await.or_internal("Failed to read thread")?;
     row.ok_or_else(|| ApiError::not_found(format!("Thread {thread} not found")))
 }
 
 /// The run of a request, if it belongs to the thread.
 pub(super) async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
-    let row = app.store.runs().get(&path.run_id).await;
-    let row = row.map_err(|error| ApiError::internal("Failed to read run", &error))?;
+    let row = app.store.runs().get(&path.run_id).await.or_internal("Failed to read run")?;
     row.filter(|row| row.thread_id == path.thread_id.as_str())
         .ok_or_else(|| ApiError::not_found(format!("Run {} not found", path.run_id)))
 }
@@ -117,7 +115,8 @@ async fn start(
     if follow == Follow::No {
         request.options.on_disconnect = OnDisconnect::Continue;
     }
-    app.create_run(thread.as_str(), place, request, Some(caller.user()), idempotency_key)
+    app.runs
+        .create(thread.as_str(), place, request, Some(caller.user()), idempotency_key)
         .await
         .map_err(refused)
 }
@@ -192,9 +191,8 @@ async fn finished(
     stream: Subscription,
 ) -> Result<Response, ApiError> {
     stream.ended().await;
-    app.run_ended(run_id).await;
-    let run = app.store.runs().get(run_id).await;
-    let run = run.map_err(|error| ApiError::internal("Failed to read run", &error))?;
+    app.runs.ended(run_id).await;
+    let run = app.store.runs().get(run_id).await.or_internal("Failed to read run")?;
     let (status, error) = run.map_or((RunStatus::Error, None), |run| (run.reported_status(), run.error));
     Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, status, error).await)).into_response())
 }
@@ -202,7 +200,7 @@ async fn finished(
 /// The channel values of the head. For a run that did not finish, or whose head cannot be read, also its status and
 /// error as the contract defines; for a failed run, in the form in which SDK clients raise it.
 async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<String>) -> Value {
-    let head = app.accessor().get(thread, None).await;
+    let head = app.threads.accessor().get(thread, None).await;
     let values = head.and_then(|head| head.as_ref().map(serialize::values).transpose());
     let mut body = match values {
         Ok(Some(values)) if status == RunStatus::Success => return Value::Object(values),
@@ -341,8 +339,12 @@ async fn list(
     ApiQuery(ListParams { limit, offset, status }): ApiQuery<ListParams>,
 ) -> Result<Json<Vec<Value>>, ApiError> {
     let query = RunQuery { status, limit, offset };
-    let runs = app.store.runs().list_by_thread(thread_id.as_str(), &query).await;
-    let runs = runs.map_err(|error| ApiError::internal("Failed to list runs", &error))?;
+    let runs = app
+        .store
+        .runs()
+        .list_by_thread(thread_id.as_str(), &query)
+        .await
+        .or_internal("Failed to list runs")?;
     Ok(Json(runs.iter().map(record).collect()))
 }
 
@@ -385,13 +387,13 @@ async fn cancel(
     if !params.wait {
         return Ok(StatusCode::ACCEPTED);
     }
-    app.run_ended(&path.run_id).await;
+    app.runs.ended(&path.run_id).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(), ApiError> {
-    let outcome = app.cancel_run(run_id, action).await;
-    match outcome.map_err(|error| ApiError::internal("Failed to cancel run", &error))? {
+    let outcome = app.runs.cancel(run_id, action).await;
+    match outcome.or_internal("Failed to cancel run")? {
         CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted => Ok(()),
         CancelOutcome::AlreadyTerminal(status) => {
             Err(ApiError::conflict(format!("Run {run_id} is not cancellable (status: {})", status.as_str())))
@@ -413,11 +415,11 @@ async fn join(
     let run = run_of(&app, &path).await?;
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accepts.contains("text/event-stream") {
-        let stream = app.follow(&run, sse::last_event_id(&headers));
+        let stream = app.streams.follow(&run, sse::last_event_id(&headers));
         return Ok(sse::response(stream, &path.thread_id, &path.run_id));
     }
     // A run of another process has no stream here, and needs none.
-    finished(&app, &path.thread_id, &path.run_id, app.bridge.subscribe(&path.run_id, None)).await
+    finished(&app, &path.thread_id, &path.run_id, app.streams.subscribe(&path.run_id)).await
 }
 
 /// How to follow a run.
@@ -447,12 +449,12 @@ async fn join_stream(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let run = run_of(&app, &path).await?;
-    let stream = app.follow(&run, sse::last_event_id(&headers));
+    let stream = app.streams.follow(&run, sse::last_event_id(&headers));
     let stream = if params.cancel_on_disconnect { stream.owning() } else { stream };
     if let Some(action) = params.cancel.action {
         cancel_now(&app, &path.run_id, action).await?;
         if params.cancel.wait {
-            app.run_ended(&path.run_id).await;
+            app.runs.ended(&path.run_id).await;
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
     }

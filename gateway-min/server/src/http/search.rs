@@ -10,7 +10,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::Caller;
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::extract::ApiJson;
 use super::fields::{Fields, Flaw, FromFields, Problems};
 use super::schema::ErrorBody;
@@ -127,8 +127,7 @@ async fn search_threads(
 ) -> Result<Json<Vec<Thread>>, ApiError> {
     let Some(query) = body.filter.query(&caller)? else { return Ok(Json(Vec::new())) };
     let query = ThreadQuery { limit: body.limit, offset: body.offset, ..query };
-    let rows = app.store.threads().search(&query).await;
-    let rows = rows.map_err(|error| ApiError::internal(SEARCH_FAILED, &error))?;
+    let rows = app.store.threads().search(&query).await.or_internal(SEARCH_FAILED)?;
     Ok(Json(rows.into_iter().map(found).collect()))
 }
 
@@ -152,5 +151,5 @@ async fn count_threads(
 ) -> Result<Json<u64>, ApiError> {
     let Some(query) = body.query(&caller)? else { return Ok(Json(0)) };
     let count = app.store.threads().count(&query).await;
-    count.map(Json).map_err(|error| ApiError::internal(SEARCH_FAILED, &error))
+    count.map(Json).or_internal(SEARCH_FAILED)
 }

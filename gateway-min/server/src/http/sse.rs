@@ -10,7 +10,7 @@ use futures::StreamExt;
 use serde_json::Value;
 use threadkeep::id::ThreadId;
 
-use crate::runs::bridge::{Event, Frame, Gap, Subscription};
+use crate::streams::bridge::{Event, Frame, Gap, Subscription};
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -87,7 +87,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::runs::bridge::{BridgeOptions, EventId, Publisher, StreamBridge};
+    use crate::streams::bridge::{BridgeOptions, EventId, Publisher, StreamBridge};
 
     struct Fixed;
 

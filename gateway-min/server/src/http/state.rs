@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields};
@@ -235,7 +235,7 @@ struct Selected {
 
 async fn read(app: &App, thread: &ThreadId, selected: Option<Selected>) -> Result<ThreadState, ApiError> {
     let engine = |error: Error| ApiError::from_engine(thread, GET_FAILED, &error);
-    let accessor = app.accessor();
+    let accessor = app.threads.accessor();
     let key = match selected {
         None => None,
         Some(Selected { checkpoint, id }) => {
@@ -295,8 +295,7 @@ async fn update_state(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<UpdateState>,
 ) -> Result<Json<ThreadState>, ApiError> {
-    let gated = app.accessor().check(&thread_id, None).await;
-    gated.map_err(|error| ApiError::from_engine(&thread_id, UPDATE_FAILED, &error))?;
+    app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, UPDATE_FAILED)?;
     existing(&app, &thread_id, UPDATE_FAILED).await?;
     let key = selector(&thread_id, body.checkpoint, body.checkpoint_id)?;
     if key.as_ref().is_some_and(|key| key.namespace != Namespace::root()) {
@@ -307,12 +306,12 @@ async fn update_state(
     let at = key.map(|key| key.id);
     let mut values = body.values.unwrap_or_default();
     if let Some(messages) = values.get_mut(MESSAGES_CHANNEL) {
-        remove_forged_stamps(app.accessor(), &thread_id, at, messages).await?;
+        remove_forged_stamps(app.threads.accessor(), &thread_id, at, messages).await?;
     }
-    let writes = writes(app.accessor(), values)?;
+    let writes = writes(app.threads.accessor(), values)?;
     let node = NodeName::from(body.as_node.as_deref().unwrap_or(DEFAULT_NODE));
     let work = update(Arc::clone(&app), thread_id.clone(), at, node, writes);
-    exclusively(&app, &thread_id, WriterKind::CheckpointWrite, BUSY.to_owned(), UPDATE_FAILED, work)
+    exclusively(&app.threads, &thread_id, WriterKind::CheckpointWrite, BUSY.to_owned(), UPDATE_FAILED, work)
         .await
         .map(Json)
 }
@@ -405,15 +404,18 @@ async fn update(
         (Error::Conflict { .. }, _) => ApiError::conflict(BUSY),
         _ => ApiError::from_engine(&thread, UPDATE_FAILED, &error),
     };
-    let accessor = app.accessor();
+    let accessor = app.threads.accessor();
     let mut head = accessor.known_head(&thread).await.map_err(engine)?;
     let base = accessor.get_loading(&thread, at.or(head.id()), Load::None).await.map_err(engine)?;
     let extra = base.as_ref().map(|base| binding(&base.metadata.extra)).unwrap_or_default();
     let update = Update { at, node, writes, extra };
     let state = accessor.update_known(&mut head, update).await.map_err(engine)?;
     if let Some(title @ (Value::String(_) | Value::Null)) = state.json("title").map_err(engine)? {
-        let named = app.store.threads().set_display_name(thread.as_str(), title.as_str()).await;
-        named.map_err(|error| ApiError::internal(UPDATE_FAILED, &error))?;
+        app.store
+            .threads()
+            .set_display_name(thread.as_str(), title.as_str())
+            .await
+            .or_internal(UPDATE_FAILED)?;
     }
     ThreadState::of(&state).map_err(engine)
 }

@@ -53,7 +53,7 @@ impl Gateway {
         let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
         app.store.threads().create(thread).await.unwrap();
         let thread = ThreadId::from("t");
-        app.accessor().create(&thread, Map::new()).await.unwrap();
+        app.threads.accessor().create(&thread, Map::new()).await.unwrap();
         Self { app, thread, _dir: dir }
     }
 
@@ -77,7 +77,7 @@ impl Gateway {
             {"type": "human", "id": format!("h-{run}"), "content": "?", "additional_kwargs": {"run_id": run}},
             {"type": "ai", "id": format!("a-{run}"), "content": "!"},
         ]);
-        let accessor = self.app.accessor();
+        let accessor = self.app.threads.accessor();
         let writes = vec![accessor.write("messages", messages, false).unwrap()];
         let update = Update { at: None, node: "test".into(), writes, extra: Map::new() };
         accessor.update(&self.thread, update).await.unwrap();
@@ -92,7 +92,7 @@ impl Gateway {
 
     /// Leaves a task to run, with this write of one attempt; returns the attempt's id.
     async fn leave_task(&self, channel: &str, value: Value) -> String {
-        let accessor = self.app.accessor();
+        let accessor = self.app.threads.accessor();
         let mut writer = StepWriter::open(accessor, &self.thread, None).await.unwrap();
         let key = writer.commit(Source::Loop, vec!["model".into()], Map::new()).await.unwrap().key.clone();
         let task = writer.start_task(&"model".into(), 0).id;
@@ -113,7 +113,7 @@ impl Gateway {
 
     async fn checkpoints(&self) -> Vec<StateSnapshot> {
         let query = HistoryQuery { load: Load::None, ..HistoryQuery::default() };
-        self.app.accessor().history(&self.thread, query).await.unwrap()
+        self.app.threads.accessor().history(&self.thread, query).await.unwrap()
     }
 }
 
@@ -268,7 +268,7 @@ async fn nothing_is_noted_on_a_head_with_tasks_left() {
 async fn held_note(gateway: &Gateway) -> (OwnedMutexGuard<()>, Page) {
     gateway.record("r1", RunStatus::Success).await;
     gateway.turn("r1").await;
-    let lock = gateway.app.locks.lock("t").await;
+    let lock = gateway.app.threads.lock("t").await;
     let read = gateway.page().await;
     assert!(read.note.is_some());
     while gateway.app.store.runs().active_for_thread("t").await.unwrap().is_none() {

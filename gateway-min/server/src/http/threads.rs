@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use super::auth::Caller;
 use super::branches::{PARENTAGE_KEYS, SIDECAR_KEY};
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields, Pattern};
@@ -119,8 +119,7 @@ pub(super) async fn existing(
     thread: &ThreadId,
     failed: &'static str,
 ) -> Result<ThreadRow, ApiError> {
-    let row = app.store.threads().get(thread.as_str(), None).await;
-    let row = row.map_err(|error| ApiError::internal(failed, &error))?;
+    let row = app.store.threads().get(thread.as_str(), None).await.or_internal(failed)?;
     row.ok_or_else(|| absent(thread))
 }
 
@@ -182,7 +181,7 @@ async fn create_thread(
     let raise = body.if_exists.as_deref() == Some("raise");
     let thread = ThreadId::from(body.thread_id.unwrap_or_else(|| Uuid::new_v4().to_string()));
     let known = app.store.threads().get(thread.as_str(), None).await;
-    if let Some(row) = known.map_err(|error| ApiError::internal(CREATE_FAILED, &error))? {
+    if let Some(row) = known.or_internal(CREATE_FAILED)? {
         if !row.visible_to(caller.sees()) {
             return Err(absent(&thread));
         }
@@ -202,8 +201,15 @@ async fn create_thread(
     };
     let busy = StoreError::Conflict { thread_id: thread.to_string(), holder: OperationKind::CheckpointWrite };
     let work = create(Arc::clone(&app), thread.clone(), new, raise, caller.clone());
-    let created =
-        exclusively(&app, &thread, WriterKind::CheckpointWrite, busy.to_string(), CREATE_FAILED, work).await;
+    let created = exclusively(
+        &app.threads,
+        &thread,
+        WriterKind::CheckpointWrite,
+        busy.to_string(),
+        CREATE_FAILED,
+        work,
+    )
+    .await;
     match created {
         // The current writer will leave a checkpoint or delete the thread; either way there is nothing to write here.
         Err(error) if error.status() == StatusCode::CONFLICT && !raise => {
@@ -222,8 +228,7 @@ async fn create(
     raise: bool,
     caller: Principal,
 ) -> Result<ThreadRow, ApiError> {
-    let created = app.store.threads().create(new).await;
-    let created = created.map_err(|error| ApiError::internal(CREATE_FAILED, &error))?;
+    let created = app.store.threads().create(new).await.or_internal(CREATE_FAILED)?;
     if !created.row.visible_to(caller.sees()) {
         return Err(absent(&thread));
     }
@@ -235,7 +240,7 @@ async fn create(
         extra.retain(|key, _| !RESERVED_KEYS.contains(&key.as_str()));
         extra.insert("writes".to_owned(), Value::Null);
         extra.insert("created_at".to_owned(), json!(time(created.row.created_at)));
-        match app.accessor().create(&thread, extra).await {
+        match app.threads.accessor().create(&thread, extra).await {
             // Another process was faster.
             Ok(_) | Err(Error::Conflict { .. }) => {}
             Err(error) => return Err(ApiError::from_engine(&thread, CREATE_FAILED, &error)),
@@ -257,8 +262,9 @@ pub(super) async fn has_checkpoint(
     thread: &ThreadId,
     failed: &'static str,
 ) -> Result<bool, ApiError> {
-    let head = app.accessor().saver().get(&CheckpointSelector::head(thread).loading(Load::None)).await;
-    head.map(|head| head.is_some()).map_err(|error| ApiError::internal(failed, &error))
+    let head =
+        app.threads.accessor().saver().get(&CheckpointSelector::head(thread).loading(Load::None)).await;
+    head.map(|head| head.is_some()).or_internal(failed)
 }
 
 /// Read a thread with its state.
@@ -274,9 +280,8 @@ async fn get_thread(
 ) -> Result<Json<Thread>, ApiError> {
     let engine = |error: Error| ApiError::from_engine(&thread_id, GET_FAILED, &error);
     let before = is_busy(&app, &thread_id).await?;
-    let head = app.accessor().get(&thread_id, None).await.map_err(engine)?;
-    let row = app.store.threads().get(thread_id.as_str(), None).await;
-    let row = row.map_err(|error| ApiError::internal(GET_FAILED, &error))?;
+    let head = app.threads.accessor().get(&thread_id, None).await.map_err(engine)?;
+    let row = app.store.threads().get(thread_id.as_str(), None).await.or_internal(GET_FAILED)?;
     let stored = row.as_ref().map(|row| row.status);
     let mut thread = match (row, &head) {
         (Some(row), _) => Thread::from(row),

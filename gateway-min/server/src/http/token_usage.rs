@@ -13,13 +13,13 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiPath, ApiQuery, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::runs::lineage::messages_only;
 use crate::store::{RunQuery, RunRow, RunStatus};
+use crate::threads::lineage::messages_only;
 
 const FAILED: &str = "Failed to read token usage";
 
@@ -101,8 +101,7 @@ async fn token_usage(
     ApiQuery(UsageParams { include_active }): ApiQuery<UsageParams>,
 ) -> Result<Json<TokenUsage>, ApiError> {
     let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
-    let runs = app.store.runs().list_by_thread(thread_id.as_str(), &query).await;
-    let runs = runs.map_err(|error| ApiError::internal(FAILED, &error))?;
+    let runs = app.store.runs().list_by_thread(thread_id.as_str(), &query).await.or_internal(FAILED)?;
     let model = runs.first().and_then(|run| run.model_name.clone());
     let counted = runs.iter().filter(|run| include_active || !run.status.is_active());
     let mut usage = sum(counted.filter(|run| run.status != RunStatus::Pending));
@@ -142,7 +141,7 @@ async fn context(
     thread: &ThreadId,
     model: Option<&str>,
 ) -> threadkeep::Result<Option<ContextUsage>> {
-    let Some(head) = app.accessor().get_loading(thread, None, messages_only()).await? else {
+    let Some(head) = app.threads.accessor().get_loading(thread, None, messages_only()).await? else {
         return Ok(None);
     };
     let messages = head.json(MESSAGES_CHANNEL)?.unwrap_or_default();

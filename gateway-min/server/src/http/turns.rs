@@ -14,7 +14,7 @@ use threadkeep::saver::Load;
 use threadkeep::state::StateSnapshot;
 use threadkeep_agent::duration::{self, RunNotes};
 
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::history::HISTORY_FAILED;
 use crate::app::App;
@@ -36,8 +36,9 @@ pub(super) async fn attribute(
     head: &StateSnapshot,
     messages: &mut [Value],
 ) -> Result<Option<RunNotes>, ApiError> {
-    let known = duration::newest_notes(&**app.accessor().saver(), &head.key, &head.metadata.extra).await;
-    let known = known.map_err(|error| ApiError::from_engine(thread, HISTORY_FAILED, &error))?;
+    let known = duration::newest_notes(&**app.threads.accessor().saver(), &head.key, &head.metadata.extra)
+        .await
+        .or_engine(thread, HISTORY_FAILED)?;
     let runs = runs_of(messages, &known.messages);
     let of_runs: BTreeSet<&String> = runs.iter().flatten().collect();
     let mut missing = RunNotes::default();
@@ -113,8 +114,7 @@ fn answer_id(message: &Value) -> Option<&str> {
 /// The duration in whole seconds of each ended run of the thread.
 async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, u64>, ApiError> {
     let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
-    let rows = app.store.runs().list_by_thread(thread.as_str(), &query).await;
-    let rows = rows.map_err(|error| ApiError::internal(HISTORY_FAILED, &error))?;
+    let rows = app.store.runs().list_by_thread(thread.as_str(), &query).await.or_internal(HISTORY_FAILED)?;
     let ended = rows.into_iter().filter(|row| !row.status.is_active());
     let seconds = ended.map(|row| {
         let seconds = (row.updated_at - row.created_at).num_seconds();
@@ -128,7 +128,8 @@ async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, 
 pub(super) async fn note(app: Arc<App>, thread: ThreadId, missing: RunNotes) {
     let work = note_now(Arc::clone(&app), thread.clone(), missing);
     let noted =
-        exclusively(&app, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work).await;
+        exclusively(&app.threads, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work)
+            .await;
     // Other failures are already logged.
     if let Err(error) = noted
         && error.status() == StatusCode::CONFLICT
@@ -141,7 +142,7 @@ const NOTE_FAILED: &str = "Failed to note the durations of runs";
 
 async fn note_now(app: Arc<App>, thread: ThreadId, mut missing: RunNotes) -> Result<(), ApiError> {
     let engine = |error| ApiError::from_engine(&thread, NOTE_FAILED, &error);
-    let accessor = app.accessor();
+    let accessor = app.threads.accessor();
     let Some(head) = accessor.get_loading(&thread, None, Load::None).await.map_err(engine)? else {
         return Ok(());
     };

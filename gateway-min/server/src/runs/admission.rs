@@ -12,15 +12,16 @@ use threadkeep_agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-use super::bridge::Subscription;
-use super::delivery::persistently;
+use super::Runs;
 use super::frames::Frames;
 use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
 use super::worker::{self, RunSpec};
-use crate::app::App;
 use crate::auth::Principal;
-use crate::store::{Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError};
+use crate::store::{
+    Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError, persistently,
+};
+use crate::streams::bridge::Subscription;
 
 /// The key of a run's metadata that says how it repeats a turn, and its value for an edited question.
 pub(crate) const REPLAY_KIND: &str = "replay_kind";
@@ -64,13 +65,13 @@ pub(crate) struct Created {
     pub(crate) stream: Subscription,
 }
 
-impl App {
+impl Runs {
     /// Admits a run on a thread and starts to work on it.
     ///
     /// If the idempotency key was used before, returns the run created then, and starts nothing. Otherwise the checks
     /// run in the reference's order: checkpoint selector, event feed, admission; a resume value is checked after the
     /// selector. If the caller drops the future, the run may have been started.
-    pub(crate) async fn create_run(
+    pub(crate) async fn create(
         self: &Arc<Self>,
         thread_id: &str,
         place: Place<'_>,
@@ -118,11 +119,11 @@ impl App {
             first_human_message: first_human(&request.input),
             ..NewRun::default()
         };
-        let app = Arc::clone(self);
+        let runs = Arc::clone(self);
         let thread = thread_id.to_owned();
         // An admitted run must be worked on, so this is a separate task, which no dropped request can stop.
         let created =
-            tokio::spawn(async move { app.admit(thread, run_id, new, request).await }.in_current_span());
+            tokio::spawn(async move { runs.admit(thread, run_id, new, request).await }.in_current_span());
         created.await.map_err(|_| CreateError::Stopping)?
     }
 
@@ -134,8 +135,8 @@ impl App {
         request: RunRequest,
     ) -> Result<Created, CreateError> {
         // Create the stream before the run becomes known, and the handle before it can be cancelled.
-        let publisher = self.bridge.open(&run_id);
-        let guard = self.local_runs.enter(&run_id);
+        let publisher = self.streams.open(&run_id);
+        let guard = self.local.enter(&run_id);
         let admitted = self.store.runs().admit(new.clone(), request.options.multitask_strategy).await;
         let run = match admitted {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
@@ -153,7 +154,7 @@ impl App {
             }
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
                 for stopped in superseded.into_iter().chain([predecessor]) {
-                    if let Some(control) = self.local_runs.get(&stopped) {
+                    if let Some(control) = self.local.get(&stopped) {
                         control.cancel.cancel();
                     }
                 }
@@ -164,7 +165,7 @@ impl App {
                 return Err(error.into());
             }
         };
-        let stream = self.bridge.subscribe(&run_id, None);
+        let stream = self.streams.subscribe(&run_id);
         let metadata = checkpoint_metadata(&run_id, &request);
         let spec = RunSpec {
             run_id,
@@ -199,7 +200,7 @@ impl App {
             None
         });
         if found.is_some()
-            && let Err(error) = self.notice_runs().await
+            && let Err(error) = self.notice().await
         {
             tracing::warn!(run_id, %error, "could not notify the runs that a new run cancels");
         }
@@ -208,14 +209,19 @@ impl App {
 
     /// A run created by an earlier request. Its stream belongs to that request: leaving it here does not stop the run.
     fn joined(self: &Arc<Self>, run: RunRow) -> Created {
-        Created { stream: self.follow(&run, None), run }
+        Created { stream: self.streams.follow(&run, None), run }
     }
 
     /// Checks that the selected checkpoint exists, without the gate, which comes when the run starts.
     async fn check_selected(&self, selected: &CheckpointKey) -> Result<(), CreateError> {
         let selector = CheckpointSelector::at(selected).loading(Load::None);
-        let found =
-            self.accessor().saver().get(&selector).await.map_err(CreateError::CheckpointUnreadable)?;
+        let found = self
+            .threads
+            .accessor()
+            .saver()
+            .get(&selector)
+            .await
+            .map_err(CreateError::CheckpointUnreadable)?;
         found.map(|_| ()).ok_or_else(|| CreateError::CheckpointNotFound(selected.id.to_string()))
     }
 
@@ -233,7 +239,7 @@ impl App {
         let thread = ThreadId::from(thread_id);
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());
         let selected = selected.filter(|selected| is_root(selected)).map(|key| key.id);
-        let state = self.accessor().get_loading(&thread, selected, load).await;
+        let state = self.threads.accessor().get_loading(&thread, selected, load).await;
         let Ok(state) = state else { return Ok(()) };
         match resume::resolve(&thread, state.as_ref(), resume) {
             Ok(_) | Err(ResumeError::State(_)) => Ok(()),
@@ -248,7 +254,7 @@ impl App {
             return Ok(());
         }
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());
-        let head = self.accessor().get_loading(&ThreadId::from(thread_id), None, load).await;
+        let head = self.threads.accessor().get_loading(&ThreadId::from(thread_id), None, load).await;
         let head = head.map_err(CreateError::HeadUnreadable)?;
         let messages = head.map(|state| state.json(MESSAGES_CHANNEL)).transpose();
         let Some(Json::Array(messages)) = messages.map_err(CreateError::HeadUnreadable)?.flatten() else {

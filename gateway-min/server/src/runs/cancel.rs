@@ -1,13 +1,17 @@
-//! Cancels runs.
+//! Cancelling a run, and waiting for its end.
 
-use super::relay::POLL;
-use crate::app::App;
+use std::time::Duration;
+
+use super::Runs;
 use crate::store::{CancelAction, CancelOutcome, StoreError};
 
-impl App {
+/// How often the row of another process's run is looked at.
+const POLL: Duration = Duration::from_millis(250);
+
+impl Runs {
     /// Records the cancellation of a run in the database and notifies the task that works on it, if it belongs to this
     /// process; another process polls for it.
-    pub(crate) async fn cancel_run(
+    pub(crate) async fn cancel(
         &self,
         run_id: &str,
         action: CancelAction,
@@ -19,7 +23,7 @@ impl App {
             outcome => outcome?,
         };
         if matches!(outcome, CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted)
-            && let Some(control) = self.local_runs.get(run_id)
+            && let Some(control) = self.local.get(run_id)
         {
             control.cancel.cancel();
         }
@@ -27,14 +31,14 @@ impl App {
     }
 
     /// Waits until the run writes nothing any more, here or in another process. Returns early if the database fails.
-    pub(crate) async fn run_ended(&self, run_id: &str) {
-        if let Some(control) = self.local_runs.get(run_id) {
+    pub(crate) async fn ended(&self, run_id: &str) {
+        if let Some(control) = self.local.get(run_id) {
             control.ended().await;
         }
         // Its row ends with its last write.
         while let Ok(Some(run)) = self.store.runs().get(run_id).await
             && run.status.is_active()
-            && self.is_foreign(&run)
+            && self.streams.is_foreign(&run)
         {
             tokio::time::sleep(POLL).await;
         }

@@ -11,8 +11,8 @@ use threadkeep::step::Task;
 use threadkeep_agent::Origin;
 use threadkeep_agent::serialize;
 
-use super::bridge::Publisher;
 use super::request::StreamMode;
+use crate::streams::bridge::Publisher;
 
 /// Publishes the frames of one run in the requested modes. Nothing is rendered for other modes.
 pub(crate) struct Frames {

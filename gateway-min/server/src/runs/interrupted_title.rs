@@ -84,7 +84,7 @@ mod tests {
     async fn interrupted(gateway: &Gateway, name: &str, action: CancelAction) -> RunStatus {
         let created = gateway.create(ask("wait for it")).await.unwrap();
         gate(name).reached().await;
-        gateway.app.cancel_run(&created.run.run_id, action).await.unwrap();
+        gateway.app.runs.cancel(&created.run.run_id, action).await.unwrap();
         gateway.row(&created.run.run_id).await.status
     }
 
@@ -93,7 +93,7 @@ mod tests {
         for mode in ["full", "delta"] {
             let name = format!("title-{mode}");
             let gateway = Gateway::start(mode, &script(&name)).await;
-            let (accessor, thread) = (gateway.app.accessor(), ThreadId::from("t"));
+            let (accessor, thread) = (gateway.app.threads.accessor(), ThreadId::from("t"));
             accessor.create(&thread, Map::new()).await.unwrap();
             let notes = RunNotes { durations: [("r0".to_owned(), 7)].into(), messages: BTreeMap::new() };
             duration::note(accessor, &thread, None, &notes).await.unwrap();
@@ -135,7 +135,7 @@ mod tests {
             };
             tokio::time::timeout(std::time::Duration::from_mins(1), one_finished).await.unwrap();
             let rows = head(&gateway).await.writes;
-            gateway.app.cancel_run(&created.run.run_id, CancelAction::Interrupt).await.unwrap();
+            gateway.app.runs.cancel(&created.run.run_id, CancelAction::Interrupt).await.unwrap();
             gateway.row(&created.run.run_id).await;
             let titled = head(&gateway).await;
             assert_eq!(titled.json("title").unwrap(), Some(json!("two tools")));
@@ -157,7 +157,7 @@ mod tests {
         for mode in ["full", "delta"] {
             let name = format!("no-title-{mode}");
             let gateway = Gateway::start(mode, &script(&name)).await;
-            let accessor = gateway.app.accessor();
+            let accessor = gateway.app.threads.accessor();
             accessor.create(&ThreadId::from("t"), Map::new()).await.unwrap();
             assert_eq!(interrupted(&gateway, &name, CancelAction::Rollback).await, RunStatus::Error);
             assert_eq!(head(&gateway).await.json("title").unwrap(), None);

@@ -8,8 +8,8 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::tools::Changes;
 use threadkeep_agent::tools::loop_detection::Verdict;
 
-use super::delivery::{Delivery, persistently};
-use crate::store::{NewEvent, Store, StoreError};
+use super::delivery::Delivery;
+use crate::store::{NewEvent, Store, StoreError, persistently};
 
 /// How many events are buffered before they are written.
 const BATCH: usize = 20;

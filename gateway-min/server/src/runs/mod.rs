@@ -1,37 +1,96 @@
-//! Runs: admission, the worker of a run, its stream, its events.
+//! Runs: admission, the worker of a run, its events, and who owns it.
 
 pub(crate) mod admission;
-pub(crate) mod branch;
-pub mod bridge;
 mod cancel;
-pub(crate) mod control;
-pub(crate) mod delivery;
+mod control;
+mod delivery;
 mod error;
-#[cfg(test)]
-mod faults;
-#[cfg(test)]
-mod fences;
-pub(crate) mod frames;
-#[cfg(test)]
-mod golden;
+mod frames;
 pub(crate) mod instance;
-pub(crate) mod interrupted_title;
-pub(crate) mod journal;
-pub(crate) mod lineage;
-#[cfg(test)]
-mod many;
-mod mirror;
-#[cfg(test)]
-mod older;
+mod interrupted_title;
+mod journal;
 pub(crate) mod ownership;
-pub(crate) mod progress;
-pub(crate) mod relay;
+mod progress;
 mod report;
 pub mod request;
 pub(crate) mod resume;
 #[cfg(test)]
-mod shape;
-#[cfg(test)]
 mod tests;
 mod usage;
-pub(crate) mod worker;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use threadkeep_agent::AgentBuilder;
+
+use self::control::LocalRuns;
+pub(crate) use self::progress::EVERY as PROGRESS_EVERY;
+use crate::config::ConfigHandle;
+use crate::metrics::Metrics;
+use crate::store::Store;
+use crate::streams::Streams;
+use crate::threads::Threads;
+
+/// The runs of this process, and what it knows of those of others.
+pub(crate) struct Runs {
+    config: ConfigHandle,
+    store: Store,
+    threads: Arc<Threads>,
+    streams: Arc<Streams>,
+    agents: Arc<AgentBuilder>,
+    metrics: Metrics,
+    local: LocalRuns,
+    /// How often the totals of a running run are stored.
+    progress_every: Duration,
+    stopping: AtomicBool,
+}
+
+impl Runs {
+    pub(crate) fn new(
+        config: ConfigHandle,
+        store: Store,
+        threads: Arc<Threads>,
+        streams: Arc<Streams>,
+        agents: Arc<AgentBuilder>,
+        metrics: Metrics,
+        progress_every: Duration,
+    ) -> Self {
+        Self {
+            config,
+            store,
+            threads,
+            streams,
+            agents,
+            metrics,
+            local: LocalRuns::default(),
+            progress_every,
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Stops accepting runs, interrupts running ones, and waits for their last writes.
+    pub(crate) async fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        let runs = self.local.all();
+        for run in &runs {
+            run.cancel.cancel();
+        }
+        for run in &runs {
+            run.ended().await;
+        }
+    }
+
+    /// How many runs this process works on, and how many wait in it for their thread.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let runs = self.local.all();
+        let waiting = runs.iter().filter(|run| run.is_waiting()).count();
+        (runs.len() - waiting, waiting)
+    }
+
+    /// Whether no new runs are accepted, because the process is stopping.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+}

@@ -16,9 +16,8 @@ use chrono::{TimeDelta, Utc};
 use tokio::task;
 use tokio::time::Instant;
 
+use super::Runs;
 use super::instance::Instance;
-use super::mirror::mirror;
-use crate::app::App;
 use crate::config::Config;
 use crate::store::{Noticed, RunRow, Store, StoreError};
 
@@ -82,21 +81,21 @@ pub(crate) async fn take_over(
 }
 
 /// Starts the tasks that maintain the ownership while the gateway lives.
-pub(crate) fn keep(app: &Arc<App>, terms: Terms) {
-    tokio::spawn(own(Arc::downgrade(app), terms));
-    tokio::spawn(look(Arc::downgrade(app)));
+pub(crate) fn keep(runs: &Arc<Runs>, terms: Terms) {
+    tokio::spawn(own(Arc::downgrade(runs), terms));
+    tokio::spawn(look(Arc::downgrade(runs)));
 }
 
 /// Renews this process's leases, and ends what dead processes left.
-async fn own(app: Weak<App>, terms: Terms) {
+async fn own(runs: Weak<Runs>, terms: Terms) {
     let (pause, mut renewed) = (terms.lease / 3, Instant::now());
     loop {
         tokio::time::sleep(pause).await;
-        let Some(app) = app.upgrade() else { return };
+        let Some(runs) = runs.upgrade() else { return };
         let asked = Instant::now();
         // Not after the end of the lease, which an unavailable database cannot report.
         let over = (renewed + terms.lease).max(asked + pause);
-        match tokio::time::timeout_at(over, app.renew()).await {
+        match tokio::time::timeout_at(over, runs.renew()).await {
             // Count from the request: the lease in the database cannot be older.
             Ok(Ok(())) => renewed = asked,
             Ok(Err(error)) => tracing::warn!(%error, "cannot renew leases"),
@@ -104,44 +103,44 @@ async fn own(app: Weak<App>, terms: Terms) {
         }
         if renewed != asked {
             if renewed.elapsed() >= terms.lease {
-                app.lose_all();
+                runs.lose_all();
             }
             continue;
         }
-        if let Ok(Err(error)) = tokio::time::timeout(pause, app.recover_expired(terms.grace)).await {
+        if let Ok(Err(error)) = tokio::time::timeout(pause, runs.recover_expired(terms.grace)).await {
             tracing::warn!(%error, "cannot look for runs of dead processes");
         }
     }
 }
 
 /// Polls whether runs of this process were cancelled, ended or followed elsewhere.
-async fn look(app: Weak<App>) {
+async fn look(runs: Weak<Runs>) {
     loop {
         tokio::time::sleep(LOOK).await;
-        let Some(app) = app.upgrade() else { return };
-        if let Err(error) = app.notice_runs().await {
+        let Some(runs) = runs.upgrade() else { return };
+        if let Err(error) = runs.notice().await {
             tracing::debug!(%error, "cannot look for runs that were cancelled or are followed elsewhere");
         }
     }
 }
 
-impl App {
+impl Runs {
     async fn renew(&self) -> Result<(), StoreError> {
-        self.store.runs().renew(&self.local_runs.ids()).await
+        self.store.runs().renew(&self.local.ids()).await
     }
 
     /// Stops runs of this process that were cancelled or ended elsewhere, and forwards those that other processes
     /// follow.
-    pub(super) async fn notice_runs(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(super) async fn notice(self: &Arc<Self>) -> Result<(), StoreError> {
         for Noticed { run_id, thread_id, stopped, followed } in
-            self.store.runs().noticed(&self.local_runs.ids()).await?
+            self.store.runs().noticed(&self.local.ids()).await?
         {
-            let Some(control) = self.local_runs.get(&run_id) else { continue };
+            let Some(control) = self.local.get(&run_id) else { continue };
             if stopped {
                 control.cancel.cancel();
             }
             if followed && !control.mirrored.swap(true, Ordering::Relaxed) {
-                self.background.spawn(mirror(Arc::clone(self), thread_id, run_id));
+                self.streams.hand_on(thread_id, run_id);
             }
         }
         Ok(())
@@ -149,7 +148,7 @@ impl App {
 
     /// Stops everything, because other processes may consider this one dead by now.
     fn lose_all(&self) {
-        for control in self.local_runs.all() {
+        for control in self.local.all() {
             if !control.cancel.is_cancelled() {
                 tracing::error!("stopping a run because its lease could not be renewed in time");
                 control.cancel.cancel();
@@ -169,7 +168,7 @@ impl App {
             );
         }
         for run_id in &recovered.promoted {
-            if let Some(control) = self.local_runs.get(run_id) {
+            if let Some(control) = self.local.get(run_id) {
                 control.promoted.notify_one();
             }
         }

@@ -47,6 +47,7 @@ mod tests {
 
     use super::super::tests::{Gateway, ask};
     use super::*;
+    use crate::app::Parts;
     use crate::store::RunStatus;
     use threadkeep_agent::model::scripted::gate;
 
@@ -139,8 +140,8 @@ mod tests {
             {"tool_calls": [{"name": "ls"}], "usage": {"input_tokens": 10, "output_tokens": 5}},
             {"text": "late", "gate": {"name": "progress"}, "usage": {"input_tokens": 20, "output_tokens": 2}},
         ]}]});
-        let mut gateway = Gateway::start("delta", &script).await;
-        Arc::get_mut(&mut gateway.app).unwrap().progress_every = Duration::from_millis(10);
+        let often = Parts { progress_every: Duration::from_millis(10), ..Parts::default() };
+        let gateway = Gateway::start_with(("memory", "delta"), 3, &script, often).await;
         let created = gateway.create(ask("hello")).await.unwrap();
         gate("progress").reached().await;
         let runs = gateway.app.store.runs();

@@ -104,7 +104,8 @@ mod tests {
 
     /// The values stored on a checkpoint.
     async fn kept(gateway: &Gateway, at: &StateSnapshot) -> Vec<Json> {
-        let read = gateway.app.accessor().get(&at.key.thread, Some(at.key.id)).await.unwrap().unwrap();
+        let read =
+            gateway.app.threads.accessor().get(&at.key.thread, Some(at.key.id)).await.unwrap().unwrap();
         let writes = read.writes.iter().flat_map(|row| &row.writes);
         let kept = writes.filter(|write| write.channel.as_str() == RESUME_CHANNEL);
         kept.map(|write| write.value.to_json().unwrap()).collect()
@@ -151,7 +152,7 @@ mod tests {
                 "{mode}"
             );
 
-            let state = gateway.app.accessor();
+            let state = gateway.app.threads.accessor();
             keep(state, &after_tools, &json!("no")).await.unwrap();
             assert_eq!(kept(&gateway, &after_tools).await, [json!("no")], "the later value replaces it");
         }

@@ -17,25 +17,24 @@ use threadkeep_agent::tools::Snapshot;
 use threadkeep_agent::{AgentSpec, Breakpoints, Ended, RunTerms, Session, binding};
 use tracing::Instrument as _;
 
-use super::bridge::Publisher;
+use super::Runs;
 use super::control::RunGuard;
-use super::delivery::persistently;
 use super::error::RunError;
 use super::frames::Frames;
 use super::interrupted_title;
 use super::journal::Journal;
-use super::lineage;
 use super::progress;
 use super::report::Reporter;
 use super::request::RunInput;
 use super::resume::{self, Resumed};
 use super::usage::UsageLedger;
-use crate::app::App;
 use crate::store::{
     CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, RunTotals, StartOutcome, Store,
-    StoreError, ThreadStatus,
+    StoreError, ThreadStatus, persistently,
 };
+use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
+use crate::threads::lineage::RESTORED;
 
 /// The error of a run that its user rolled back.
 const ROLLED_BACK: &str = "Rolled back by user";
@@ -88,15 +87,15 @@ impl RunSpec {
 
 /// Starts the task that works on a run. If it panics, the run ends in error, so that its thread is released.
 pub(crate) fn start(
-    app: Arc<App>,
+    runs: Arc<Runs>,
     spec: RunSpec,
     publisher: Arc<Publisher>,
     frames: Frames,
     guard: RunGuard,
 ) {
-    let (store, run_id) = (app.store.clone(), spec.run_id.clone());
+    let (store, run_id) = (runs.store.clone(), spec.run_id.clone());
     let span = spans::run(&spec.thread_id, &spec.run_id);
-    let task = tokio::spawn(work(app, spec, publisher, frames, guard).instrument(span));
+    let task = tokio::spawn(work(runs, spec, publisher, frames, guard).instrument(span));
     tokio::spawn(async move {
         if task.await.is_err() {
             bury(&store, &run_id).await;
@@ -118,18 +117,18 @@ async fn bury(store: &Store, run_id: &str) {
 }
 
 /// Works on a run until everything of it is written.
-async fn work(app: Arc<App>, spec: RunSpec, publisher: Arc<Publisher>, frames: Frames, guard: RunGuard) {
+async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames: Frames, guard: RunGuard) {
     let mut run = Worker {
         reporter: Reporter {
             frames,
-            journal: Journal::new(app.store.clone(), &spec.thread_id, &spec.run_id),
+            journal: Journal::new(runs.store.clone(), &spec.thread_id, &spec.run_id),
             usage: UsageLedger::default(),
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
         head: None,
         rollback: None,
         workspace: None,
-        app: &app,
+        runs: &runs,
         spec: &spec,
         guard: &guard,
     };
@@ -142,20 +141,20 @@ async fn work(app: Arc<App>, spec: RunSpec, publisher: Arc<Publisher>, frames: F
             () = abandoned.cancelled() => {}
         }
         // Its client disconnected, and requested that the run end with it.
-        app.cancel_run(&spec.run_id, CancelAction::Interrupt).await?;
+        runs.cancel(&spec.run_id, CancelAction::Interrupt).await?;
         living.await
     };
     if let Err(error) = Box::pin(lived).await {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
         // Its clients need not wait for an unavailable database.
         publisher.end();
-        bury(&app.store, &spec.run_id).await;
+        bury(&runs.store, &spec.run_id).await;
     }
     publisher.end();
 }
 
 struct Worker<'a> {
-    app: &'a Arc<App>,
+    runs: &'a Arc<Runs>,
     spec: &'a RunSpec,
     thread: ThreadId,
     guard: &'a RunGuard,
@@ -174,12 +173,12 @@ impl Worker<'_> {
             return self.never_started(action).await;
         }
         // Held to the end: the thread's next run starts after this one's last write.
-        let lock = self.app.locks.lock(&self.spec.thread_id).await;
+        let lock = self.runs.threads.lock(&self.spec.thread_id).await;
         self.guard.control.begun();
         let started = Utc::now();
-        self.app.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
+        self.runs.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
         self.reporter.journal.start().await?;
-        let accessor = match self.app.accessor_for_run().await {
+        let accessor = match self.runs.threads.accessor_for_run().await {
             Ok(accessor) => accessor,
             Err(error) => {
                 let outcome = Outcome::Failed { name: error.class_name(), message: error.to_string() };
@@ -202,7 +201,7 @@ impl Worker<'_> {
         loop {
             let promoted = self.guard.control.promoted.notified();
             let started = persistently(|| async {
-                let started = self.app.store.runs().start(&self.spec.run_id).await;
+                let started = self.runs.store.runs().start(&self.spec.run_id).await;
                 in_doubt.fetch_or(matches!(started, Err(StoreError::InDoubt { .. })), Ordering::Relaxed);
                 started
             });
@@ -218,7 +217,7 @@ impl Worker<'_> {
                         () = promoted => {}
                         // A stopping gateway cancels its runs without recording that in their rows.
                         () = self.guard.control.cancel.cancelled() => {
-                            self.app.cancel_run(&self.spec.run_id, CancelAction::Interrupt).await?;
+                            self.runs.cancel(&self.spec.run_id, CancelAction::Interrupt).await?;
                         }
                         changed = self.row_changed() => changed?,
                     }
@@ -232,7 +231,7 @@ impl Worker<'_> {
     async fn row_changed(&self) -> Result<(), StoreError> {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let row = self.app.store.runs().get(&self.spec.run_id).await?;
+            let row = self.runs.store.runs().get(&self.spec.run_id).await?;
             if row.is_none_or(|row| !row.waiting || row.cancel_action.is_some()) {
                 return Ok(());
             }
@@ -257,15 +256,15 @@ impl Worker<'_> {
             }
         }
         // Before the first write: a run whose agent cannot be built leaves its thread unchanged, in either mode.
-        let agent = self.app.agents.lead(&spec.agent()).await?;
+        let agent = self.runs.agents.lead(&spec.agent()).await?;
         spans::run_model(agent.model.name());
         let at = self.linearized(accessor, &mut head).await;
         self.head = Some(head.clone());
         let mut writer = StepWriter::open_known(accessor, head, at?).await?;
         let input = self.input(accessor, writer.state()).await?;
-        let (store, run_id) = (&self.app.store, &spec.run_id);
+        let (store, run_id) = (&self.runs.store, &spec.run_id);
         let progress =
-            progress::report(self.reporter.usage.watch(), self.app.progress_every, |totals| async move {
+            progress::report(self.reporter.usage.watch(), self.runs.progress_every, |totals| async move {
                 store.runs().progress(run_id, &totals).await.map(|_| ())
             });
         let terms = RunTerms {
@@ -290,7 +289,7 @@ impl Worker<'_> {
     /// Checks that the run is still this process's, after its head was read: then nobody else wrote to the thread
     /// between the run's start and that read, and from there on each write carries the head.
     async fn still_owned(&self) -> Result<(), RunError> {
-        let runs = self.app.store.runs();
+        let runs = self.runs.store.runs();
         if runs.owner().is_none() {
             return Ok(());
         }
@@ -390,7 +389,7 @@ impl Worker<'_> {
 
     /// The thread's current files. A failure only costs the summary of their changes.
     async fn look_at_workspace(&self) -> Option<Snapshot> {
-        let root = self.app.agents.thread_dir(&self.spec.thread_id);
+        let root = self.runs.agents.thread_dir(&self.spec.thread_id);
         let taken = tokio::task::spawn_blocking(move || Snapshot::take(&root)).await;
         let taken = taken.unwrap_or_else(|error| Err(error.into()));
         let run_id = &self.spec.run_id;
@@ -410,7 +409,7 @@ impl Worker<'_> {
     /// before it.
     async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
         // A run that another process has ended has nothing to restore.
-        let row = self.app.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
+        let row = self.runs.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
         let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
             return Ok(End::new(RunStatus::Interrupted));
@@ -424,7 +423,7 @@ impl Worker<'_> {
             return;
         }
         // What another process has ended no longer belongs to this one.
-        let row = persistently(|| self.app.store.runs().get(&self.spec.run_id)).await;
+        let row = persistently(|| self.runs.store.runs().get(&self.spec.run_id)).await;
         if row.is_ok_and(|row| row.is_some_and(|row| row.status.is_active())) {
             end.restored = self.restore(accessor).await;
         }
@@ -464,13 +463,13 @@ impl Worker<'_> {
     async fn end_row(&self, end: &End) -> Result<(), StoreError> {
         let status = end.status;
         let end = self.row_end(end);
-        let outcome = persistently(|| self.app.store.runs().finish(&self.spec.run_id, &end)).await?;
+        let outcome = persistently(|| self.runs.store.runs().finish(&self.spec.run_id, &end)).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
-            self.app.counted.run_ended(status);
+            self.runs.metrics.run_ended(status);
             spans::run_ended(status);
         }
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
-            && let Some(control) = self.app.local_runs.get(next)
+            && let Some(control) = self.runs.local.get(next)
         {
             control.promoted.notify_one();
         }
@@ -480,7 +479,7 @@ impl Worker<'_> {
     /// Stores how the run will end; no later cancellation changes it.
     async fn decide(&self, end: &End) -> Result<DecideOutcome, StoreError> {
         let end = self.row_end(end);
-        persistently(|| self.app.store.runs().decide(&self.spec.run_id, &end)).await
+        persistently(|| self.runs.store.runs().decide(&self.spec.run_id, &end)).await
     }
 
     fn row_end(&self, end: &End) -> RunEnd {
@@ -511,14 +510,14 @@ impl Worker<'_> {
         let settled = async {
             // A restored state is unchanged, and a failed edit is not a first turn.
             if end.status != RunStatus::Success && !end.restored && !self.spec.edits {
-                let config = self.app.config.current_async().await;
+                let config = self.runs.config.current_async().await;
                 if let Some(head) = self.head.clone() {
                     interrupted_title::write(accessor, head, &config.title).await?;
                 }
             }
             let state = accessor.get_loading(&self.thread, None, load).await?;
             if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
-                let (threads, id) = (self.app.store.threads(), &self.spec.thread_id);
+                let (threads, id) = (self.runs.store.threads(), &self.spec.thread_id);
                 let row = threads.get(id, None).await?;
                 // Most turns keep the title, and a read waits for nothing.
                 if row.is_none_or(|row| row.display_name.as_ref() != Some(&title)) {
@@ -551,7 +550,7 @@ impl End {
 /// The metadata of a checkpoint that restores the state of this one.
 fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String, Json> {
     let mut extra = binding(extra);
-    extra.insert(lineage::RESTORED.to_owned(), checkpoint.to_string().into());
+    extra.insert(RESTORED.to_owned(), checkpoint.to_string().into());
     extra
 }
 

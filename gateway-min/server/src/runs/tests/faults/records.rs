@@ -2,10 +2,10 @@
 
 use threadkeep_agent::model::scripted::gate;
 
-use super::super::admission::Place;
-use super::super::request::{RunOptions, RunRequest, StreamMode};
-use super::super::tests::{On, ask, everywhere, options};
+use super::super::{On, ask, everywhere, options};
 use super::{faulty, goes_on, said};
+use crate::runs::admission::Place;
+use crate::runs::request::{RunOptions, RunRequest, StreamMode};
 use crate::store::{CancelAction, MultitaskStrategy, RunStatus};
 
 /// Whichever of a run's record writes fails at first, or loses its response, the run ends and releases its thread.
@@ -29,8 +29,8 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
                 let run_id = &created.run.run_id;
                 if cancels {
                     let shut = gate(&name);
-                    tokio::select! { () = shut.reached() => {}, () = gateway.app.run_ended(run_id) => {} }
-                    let cancel = || gateway.app.cancel_run(run_id, CancelAction::Rollback);
+                    tokio::select! { () = shut.reached() => {}, () = gateway.app.runs.ended(run_id) => {} }
+                    let cancel = || gateway.app.runs.cancel(run_id, CancelAction::Rollback);
                     if cancel().await.is_err() {
                         cancel().await.unwrap();
                     }
@@ -63,7 +63,7 @@ async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
             let options = RunOptions { multitask_strategy: strategy, ..options([StreamMode::Values]) };
             let request = RunRequest { options, ..ask(text) };
             let key = Some(format!("key of {text}"));
-            gateway.app.create_run("t", Place::Existing, request, None, key).await.unwrap().run.run_id
+            gateway.app.runs.create("t", Place::Existing, request, None, key).await.unwrap().run.run_id
         };
         gateway.app.store.doubt_commit(1);
         let first = ask("wait", MultitaskStrategy::Reject).await;

@@ -1,5 +1,12 @@
 //! Runs from admission to their last write, in both modes. Whatever savers could do differently is tested on all three.
 
+mod faults;
+mod fences;
+mod golden;
+mod many;
+mod older;
+mod shape;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,13 +21,13 @@ use threadkeep_agent::model::scripted::gate;
 use threadkeep_testing::Database;
 
 use super::admission::{CreateError, Created, Place};
-use super::bridge::Frame;
 use super::request::{OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode};
-use crate::app::App;
+use crate::app::{App, Parts};
 use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::store::{
     CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
 };
+use crate::streams::bridge::Frame;
 
 pub(super) struct Gateway {
     pub(super) app: Arc<App>,
@@ -52,7 +59,12 @@ impl Gateway {
     }
 
     /// As [`Self::start_on`], at this cadence.
-    pub(super) async fn start_at((backend, mode): On, frequency: u64, script: &Json) -> Self {
+    pub(super) async fn start_at(on: On, frequency: u64, script: &Json) -> Self {
+        Self::start_with(on, frequency, script, Parts::default()).await
+    }
+
+    /// As [`Self::start_at`], with these parts in the place of the usual ones.
+    pub(super) async fn start_with((backend, mode): On, frequency: u64, script: &Json, parts: Parts) -> Self {
         let database = match backend {
             "postgres" => Some(threadkeep_testing::postgres().unwrap().database().await.unwrap()),
             _ => None,
@@ -71,7 +83,7 @@ impl Gateway {
             "run_ownership": {"heartbeat_enabled": false},
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
-        let app = App::start(open(dir.path()), Arc::new(ModeRegister::new())).await.unwrap();
+        let app = App::start_with(open(dir.path()), Arc::new(ModeRegister::new()), parts).await.unwrap();
         app.store
             .threads()
             .create(NewThread { thread_id: "t".into(), ..NewThread::default() })
@@ -81,7 +93,7 @@ impl Gateway {
     }
 
     pub(super) async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
-        self.app.create_run("t", Place::Existing, request, None, None).await
+        self.app.runs.create("t", Place::Existing, request, None, None).await
     }
 
     /// Runs to the end; returns the frames by name, and the row.
@@ -92,7 +104,7 @@ impl Gateway {
     }
 
     pub(super) async fn row(&self, run_id: &str) -> RunRow {
-        self.app.run_ended(run_id).await;
+        self.app.runs.ended(run_id).await;
         self.app.store.runs().get(run_id).await.unwrap().unwrap()
     }
 
@@ -105,11 +117,11 @@ impl Gateway {
     }
 
     pub(super) async fn head(&self) -> Option<StateSnapshot> {
-        self.app.accessor().get(&ThreadId::from("t"), None).await.unwrap()
+        self.app.threads.accessor().get(&ThreadId::from("t"), None).await.unwrap()
     }
 
     pub(super) async fn history(&self) -> Vec<StateSnapshot> {
-        self.app.accessor().history(&ThreadId::from("t"), HistoryQuery::default()).await.unwrap()
+        self.app.threads.accessor().history(&ThreadId::from("t"), HistoryQuery::default()).await.unwrap()
     }
 
     async fn events(&self, run_id: &str) -> Vec<String> {
@@ -130,7 +142,7 @@ fn open(dir: &Path) -> ConfigHandle {
     ConfigHandle::open(&options).unwrap()
 }
 
-async fn frames(stream: super::bridge::Subscription) -> Vec<(String, Json)> {
+async fn frames(stream: crate::streams::bridge::Subscription) -> Vec<(String, Json)> {
     let mut stream = std::pin::pin!(stream);
     let mut frames = Vec::new();
     while let Some(frame) = stream.next().await {
@@ -355,7 +367,7 @@ async fn an_interrupted_run_keeps_what_it_committed_and_the_next_one_goes_on() {
         assert_eq!(conflict.to_string(), "Thread t already has an active run");
         let run_id = &created.run.run_id;
         assert_eq!(
-            gateway.app.cancel_run(run_id, CancelAction::Interrupt).await.unwrap(),
+            gateway.app.runs.cancel(run_id, CancelAction::Interrupt).await.unwrap(),
             CancelOutcome::Accepted
         );
         let row = gateway.row(run_id).await;
@@ -363,7 +375,7 @@ async fn an_interrupted_run_keeps_what_it_committed_and_the_next_one_goes_on() {
         let head = gateway.head().await.unwrap();
         assert_eq!(kinds(&head), ["human"]);
         assert_eq!(head.next.len(), 1);
-        let again = gateway.app.cancel_run(run_id, CancelAction::Interrupt).await.unwrap();
+        let again = gateway.app.runs.cancel(run_id, CancelAction::Interrupt).await.unwrap();
         assert_eq!(again, CancelOutcome::AlreadyInterrupted);
         let (_, row) = gateway.run(ask("more")).await;
         assert_eq!(row.status, RunStatus::Success);
@@ -381,7 +393,7 @@ async fn a_rolled_back_run_leaves_the_state_before_it_as_the_newest_head() {
         let created = gateway.create(ask("wait")).await.unwrap();
         gate(&name).reached().await;
         let cancelled = gateway.head().await.unwrap();
-        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
         let row = gateway.row(&created.run.run_id).await;
         assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some("Rolled back by user")));
         let head = gateway.head().await.unwrap();
@@ -400,7 +412,7 @@ async fn rolling_back_the_first_run_of_a_thread_without_checkpoints_leaves_none(
         let gateway = Gateway::start_on(on, &gated(&name)).await;
         let created = gateway.create(ask("wait")).await.unwrap();
         gate(&name).reached().await;
-        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
         gateway.row(&created.run.run_id).await;
         assert_eq!(gateway.head().await, None);
     }
@@ -440,7 +452,7 @@ async fn a_run_whose_owner_leaves_is_interrupted_and_a_joiner_does_not_matter() 
     let gateway = Gateway::start("full", &gated("owner")).await;
     let created = gateway.create(RunRequest { options: RunOptions::default(), ..ask("wait") }).await.unwrap();
     gate("owner").reached().await;
-    drop(gateway.app.bridge.subscribe(&created.run.run_id, None));
+    drop(gateway.app.streams.subscribe(&created.run.run_id));
     assert_eq!(
         gateway.app.store.runs().get(&created.run.run_id).await.unwrap().unwrap().status,
         RunStatus::Running

@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use threadkeep::state::HistoryQuery;
 
-use super::admission::Place;
-use super::tests::{Gateway, MODES, ask, script};
+use super::{Gateway, MODES, ask, script};
+use crate::runs::admission::Place;
 use crate::store::{NewThread, RunQuery};
 
 const THREADS: usize = 100;
@@ -26,17 +26,17 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
             let turns = (0..THREADS).map(async |n| {
                 let thread = format!("t{n}");
                 let request = ask(&format!("turn {turn}"));
-                let created = app.create_run(&thread, Place::Existing, request, None, None).await.unwrap();
-                app.run_ended(&created.run.run_id).await;
+                let created = app.runs.create(&thread, Place::Existing, request, None, None).await.unwrap();
+                app.runs.ended(&created.run.run_id).await;
             });
             join_all(turns).await;
         }
-        assert_eq!(app.local_runs.all().len(), 0, "{mode}");
-        assert!(app.accessor().remembered() <= 64, "`accessor_graph_max` of them");
+        assert_eq!(app.runs.local.all().len(), 0, "{mode}");
+        assert!(app.threads.accessor().remembered() <= 64, "`accessor_graph_max` of them");
         // The time for clients to reconnect at the end of their streams is over.
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(61)).await;
-        while app.bridge.kept() > 0 {
+        while app.streams.counts().0 > 0 {
             tokio::task::yield_now().await;
         }
         tokio::time::resume();
@@ -45,8 +45,12 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
         let every = RunQuery { status: None, limit: 100, offset: 0 };
         for thread in (0..THREADS).map(|n| format!("t{n}")) {
             assert_eq!(app.store.runs().list_by_thread(&thread, &every).await.unwrap().len(), RUNS);
-            let history =
-                app.accessor().history(&thread.as_str().into(), HistoryQuery::default()).await.unwrap();
+            let history = app
+                .threads
+                .accessor()
+                .history(&thread.as_str().into(), HistoryQuery::default())
+                .await
+                .unwrap();
             assert_eq!(history.len(), 3 * RUNS, "{mode}: input, answer and note of each");
         }
     }

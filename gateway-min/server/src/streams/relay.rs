@@ -7,61 +7,35 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::Utc;
 use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
 use threadkeep_agent::serialize;
 use tokio::time::Instant;
 
-use super::bridge::{Publisher, Subscription};
+use super::Streams;
+use super::bridge::Publisher;
 use super::mirror::decode;
-use crate::app::App;
 use crate::store::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RunRow, RunStatus, StoreError};
 
 /// How often the database is polled for the state of a run.
-pub(crate) const POLL: Duration = Duration::from_millis(250);
+const POLL: Duration = Duration::from_millis(250);
 /// How long the last frames of a run may arrive after its row has ended.
 const LAST_FRAMES: Duration = Duration::from_secs(2);
 /// Batches of frames read at once.
 const BATCHES: u32 = 32;
 
-impl App {
-    /// The stream of a run of any process, from the event after `last_event_id`.
-    pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
-        if self.is_foreign(run)
-            && self.may_have_frames(run)
-            && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
-        {
-            tokio::spawn(relay(Arc::clone(self), run.clone(), publisher));
-        }
-        self.bridge.subscribe(&run.run_id, last_event_id)
-    }
-
-    /// Whether there may be frames of the run: those of an ended run stay for a while, for clients that lost their
-    /// connection at its end.
-    fn may_have_frames(&self, run: &RunRow) -> bool {
-        let ended = (Utc::now() - run.updated_at).to_std().unwrap_or_default();
-        run.status.is_active() || ended < self.bridge.cleanup_delay()
-    }
-
-    /// Whether another process works on the run, according to its row.
-    pub(crate) fn is_foreign(&self, run: &RunRow) -> bool {
-        self.store.runs().owner().is_some_and(|owner| run.owner_worker_id.as_deref() != Some(owner))
-    }
-}
-
 /// Publishes another process's stream of a run until it has ended. Waits while the database is unavailable.
-async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
-    let runs = app.store.runs();
+pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publisher) {
+    let runs = streams.store.runs();
     let abandoned = publisher.abandoned();
     let (mut asked, mut cancelled) = (false, false);
     let (mut next_seq, mut ended_at) = (0, None);
     loop {
         if abandoned.is_cancelled() && !cancelled {
-            cancelled = app.cancel_run(&run.run_id, CancelAction::Interrupt).await.is_ok();
+            cancelled = runs.request_cancel(&run.run_id, CancelAction::Interrupt).await.is_ok();
         }
         asked = asked || !run.status.is_active() || runs.follow(&run.run_id).await.is_ok();
-        match look(&app, &run.run_id, &mut next_seq, &publisher).await {
+        match look(&streams, &run.run_id, &mut next_seq, &publisher).await {
             Ok(Seen::AtWork) => {}
             Ok(Seen::All) => break,
             // It had ended when the client came: the frames forwarded by then are all there are.
@@ -70,7 +44,7 @@ async fn relay(app: Arc<App>, run: RunRow, publisher: Publisher) {
                 let since = *ended_at.get_or_insert_with(Instant::now);
                 let dead = row.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON);
                 if dead || since.elapsed() >= LAST_FRAMES {
-                    show_outcome(&app, &row, next_seq == 0, &publisher).await;
+                    show_outcome(&streams, &row, next_seq == 0, &publisher).await;
                     break;
                 }
             }
@@ -92,15 +66,15 @@ enum Seen {
 
 /// Publishes new frames.
 async fn look(
-    app: &App,
+    streams: &Streams,
     run_id: &str,
     next_seq: &mut u64,
     publisher: &Publisher,
 ) -> Result<Seen, StoreError> {
     // Read the row first: if the run has ended by then, its frames may be complete.
-    let row = app.store.runs().get(run_id).await?;
+    let row = streams.store.runs().get(run_id).await?;
     loop {
-        let batches = app.store.runs().frames(run_id, *next_seq, BATCHES).await?;
+        let batches = streams.store.runs().frames(run_id, *next_seq, BATCHES).await?;
         let found = batches.len();
         for batch in batches {
             let frames = batch.frames.iter().filter_map(decode).filter(|event| event.id.seq >= *next_seq);
@@ -123,12 +97,12 @@ async fn look(
 }
 
 /// Publishes the result of an ended run, to clients that may have seen only part of it.
-async fn show_outcome(app: &App, row: &RunRow, from_the_start: bool, publisher: &Publisher) {
+async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, publisher: &Publisher) {
     let thread = ThreadId::from(row.thread_id.as_str());
     if from_the_start {
         publisher.publish("metadata", &json!({"run_id": row.run_id, "thread_id": row.thread_id}));
     }
-    let head = app.accessor().get(&thread, None).await;
+    let head = streams.threads.accessor().get(&thread, None).await;
     match head.and_then(|head| head.as_ref().map(serialize::values).transpose()) {
         Ok(Some(values)) => {
             publisher.publish("values", &Json::Object(values));
@@ -138,13 +112,13 @@ async fn show_outcome(app: &App, row: &RunRow, from_the_start: bool, publisher: 
             tracing::debug!(%thread, %error, "cannot read the head that a run of another process left")
         }
     }
-    if let Some(error) = failure(app, row).await {
+    if let Some(error) = failure(streams, row).await {
         publisher.publish("error", &error);
     }
 }
 
 /// The data of a failed run's `error` frame; `None` if it ended otherwise.
-async fn failure(app: &App, row: &RunRow) -> Option<Json> {
+async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
     let message = row.error.as_deref().filter(|_| row.status == RunStatus::Error)?;
     if row.cancel_action.is_some() {
         return None;
@@ -153,7 +127,7 @@ async fn failure(app: &App, row: &RunRow) -> Option<Json> {
         event_types: Some(vec!["run.error".to_owned()]),
         ..EventQuery::new(&row.thread_id, &row.run_id)
     };
-    let told: Result<Vec<_>, StoreError> = app.store.events().list(&query).await;
+    let told: Result<Vec<_>, StoreError> = streams.store.events().list(&query).await;
     let name = told.ok().and_then(|mut told| told.pop()).map(|mut event| event.content["name"].take());
     match name {
         // The answer already shows the model's failure.

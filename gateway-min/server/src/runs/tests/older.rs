@@ -6,9 +6,9 @@ use threadkeep::id::Namespace;
 use threadkeep::state::{StateSnapshot, Update};
 use threadkeep_agent::model::scripted::gate;
 
-use super::admission::Place;
-use super::request::RunRequest;
-use super::tests::{Gateway, MODES, ask, from, gated, kinds, script};
+use super::{Gateway, MODES, ask, from, gated, kinds, script};
+use crate::runs::admission::Place;
+use crate::runs::request::RunRequest;
 use crate::store::{CancelAction, RunStatus};
 
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in
         let children = |of: &StateSnapshot| history.iter().filter(|s| s.parent == Some(of.key.id)).count();
         assert_eq!(children(&selected), if mode == "delta" { 1 } else { 2 });
         assert_eq!(children(&old), usize::from(mode == "delta"));
-        let read = gateway.app.accessor().get(&"t".into(), Some(old.key.id)).await.unwrap().unwrap();
+        let read = gateway.app.threads.accessor().get(&"t".into(), Some(old.key.id)).await.unwrap().unwrap();
         assert_eq!(read.values().unwrap(), old.values().unwrap(), "the abandoned turn stays in history");
     }
 }
@@ -39,7 +39,7 @@ async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
     for mode in MODES {
         let gateway = Gateway::start(mode, &script()).await;
         gateway.run(ask("one")).await;
-        let nested = gateway.app.accessor().clone().in_namespace(Namespace::from("nested"));
+        let nested = gateway.app.threads.accessor().clone().in_namespace(Namespace::from("nested"));
         let state = nested.create(&"t".into(), Map::new()).await.unwrap();
         let (head, written) = (gateway.head().await.unwrap(), gateway.history().await.len());
         let (_, row) = gateway.run(from(&state, ask("two"))).await;
@@ -63,13 +63,13 @@ async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_le
         gateway.run(ask("one")).await;
         let selected = gateway.head().await.unwrap();
         gateway.run(ask("two")).await;
-        let lock = gateway.app.locks.lock("t").await;
+        let lock = gateway.app.threads.lock("t").await;
         let created = gateway.create(from(&selected, ask("wait"))).await.unwrap();
         let runs = gateway.app.store.runs();
         while runs.get(&created.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
             tokio::task::yield_now().await;
         }
-        let accessor = gateway.app.accessor();
+        let accessor = gateway.app.threads.accessor();
         let writes = vec![accessor.write("title", json!("left"), false).unwrap()];
         let update = Update { at: None, node: "n".into(), writes, extra: Map::new() };
         let left = accessor.update(&"t".into(), update).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_le
         } else {
             assert_eq!(restored.key, selected.key, "a fork");
         }
-        gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
         gateway.row(&created.run.run_id).await;
         assert_eq!(gateway.head().await.unwrap().values().unwrap(), left.values().unwrap(), "{mode}");
     }
@@ -100,7 +100,8 @@ async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
         gateway.create(request).await.err().unwrap().to_string(),
         format!("Checkpoint {id} not found")
     );
-    let error = gateway.app.create_run("nowhere", Place::Existing, ask("x"), None, None).await.err().unwrap();
+    let error =
+        gateway.app.runs.create("nowhere", Place::Existing, ask("x"), None, None).await.err().unwrap();
     assert_eq!(error.to_string(), "Thread nowhere not found");
     assert!(gateway.history().await.is_empty());
     assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);

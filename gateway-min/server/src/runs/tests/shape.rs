@@ -9,7 +9,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::{ListQuery, Load};
 use threadkeep::state::StateSnapshot;
 
-use super::tests::{Gateway, On, SAVERS, ask, everywhere};
+use super::{Gateway, On, SAVERS, ask, everywhere};
 
 /// The word in a question, and the model's answer to it.
 fn script() -> Json {
@@ -45,7 +45,7 @@ impl Gateway {
             filter: serde_json::Map::new(),
             load: Load::All,
         };
-        let mut tuples = self.app.accessor().saver().list(&query).await.unwrap();
+        let mut tuples = self.app.threads.accessor().saver().list(&query).await.unwrap();
         tuples.reverse();
         tuples
     }
@@ -218,7 +218,8 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
 
         // Reading one by one equals reading in one pass.
         for state in &history {
-            let alone = gateway.app.accessor().get(&state.key.thread, Some(state.key.id)).await.unwrap();
+            let alone =
+                gateway.app.threads.accessor().get(&state.key.thread, Some(state.key.id)).await.unwrap();
             assert_eq!(alone.unwrap().values().unwrap(), state.values().unwrap());
         }
         let snapshots = history.iter().filter(|state| state.metadata.counters.is_empty()).count();

@@ -11,10 +11,9 @@ use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};
 
+use super::Streams;
 use super::bridge::{Event, EventId, Frame};
-use super::delivery::persistently;
-use crate::app::App;
-use crate::store::{FrameBatch, StoreError};
+use crate::store::{FrameBatch, StoreError, persistently};
 
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -23,13 +22,13 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// Forwards what a run of this process streams, from the oldest kept frame to its end; removes it when the time for
 /// clients to reconnect is over.
-pub(super) async fn mirror(app: Arc<App>, thread_id: String, run_id: String) {
-    if let Err(error) = hand_on(&app, &thread_id, &run_id).await {
+pub(super) async fn mirror(streams: Arc<Streams>, thread_id: String, run_id: String) {
+    if let Err(error) = hand_on(&streams, &thread_id, &run_id).await {
         tracing::warn!(run_id, %error, "the stream of a run is no longer forwarded to other processes");
     }
-    let keep = app.bridge.cleanup_delay();
-    let store = app.store.clone();
-    drop(app);
+    let keep = streams.bridge.cleanup_delay();
+    let store = streams.store.clone();
+    drop(streams);
     // Not background work: a stopping gateway does not wait for it, and other processes remove what remains.
     tokio::spawn(async move {
         tokio::time::sleep(keep).await;
@@ -39,8 +38,8 @@ pub(super) async fn mirror(app: Arc<App>, thread_id: String, run_id: String) {
     });
 }
 
-async fn hand_on(app: &App, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
-    let mut stream = app.bridge.subscribe(run_id, None);
+async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
+    let mut stream = streams.bridge.subscribe(run_id, None);
     let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
     loop {
         let (mut next, mut bytes, mut gap) = (stream.next().await, 0, false);
@@ -64,11 +63,11 @@ async fn hand_on(app: &App, thread_id: &str, run_id: &str) -> Result<(), StoreEr
             }
         }
         if gap {
-            stream = app.bridge.subscribe(run_id, None);
+            stream = streams.bridge.subscribe(run_id, None);
         }
         if !batch.frames.is_empty() || batch.ends {
-            let keep_from = batch.next_seq.saturating_sub(app.bridge.capacity());
-            persistently(|| app.store.runs().append_frames(thread_id, run_id, &batch, keep_from)).await?;
+            let keep_from = batch.next_seq.saturating_sub(streams.bridge.capacity());
+            persistently(|| streams.store.runs().append_frames(thread_id, run_id, &batch, keep_from)).await?;
         }
         if batch.ends {
             return Ok(());

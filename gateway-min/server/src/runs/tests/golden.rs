@@ -6,9 +6,9 @@ use axum::body::to_bytes;
 use regex::Regex;
 use serde_json::{Value as Json, json};
 
-use super::request::{RunRequest, StreamMode};
-use super::tests::{Gateway, ask, options};
+use super::{Gateway, ask, options};
 use crate::http::sse;
+use crate::runs::request::{RunRequest, StreamMode};
 
 /// A turn with a tool call, streamed in few chunks.
 fn script() -> Json {

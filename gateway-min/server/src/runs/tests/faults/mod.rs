@@ -6,11 +6,13 @@ mod saver;
 
 use std::sync::Arc;
 
+use crate::app::Parts;
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::id::ThreadId;
+use threadkeep::saver::Saver;
 use threadkeep::state::{StateSnapshot, Update};
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::Interrupts;
@@ -18,8 +20,8 @@ use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
 use self::saver::{Fault, Faults, FaultySaver};
-use super::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
-use super::tests::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
+use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
+use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
 use crate::store::{CancelAction, RunRow, RunStatus};
 
 fn script(gate: &str) -> Json {
@@ -41,10 +43,13 @@ fn script(gate: &str) -> Json {
 
 /// A gateway whose saver fails on demand, with one turn in its thread.
 async fn faulty(on: On, gate: &str) -> (Gateway, Faults) {
-    let mut gateway = Gateway::start_on(on, &script(gate)).await;
     let faults = Faults::default();
-    let app = Arc::get_mut(&mut gateway.app).unwrap();
-    app.wrap_saver(|inner| Arc::new(FaultySaver { inner, faults: faults.clone() }));
+    let wrap = {
+        let faults = faults.clone();
+        move |inner| Arc::new(FaultySaver { inner, faults }) as Arc<dyn Saver>
+    };
+    let parts = Parts { wrap_saver: Box::new(wrap), ..Parts::default() };
+    let gateway = Gateway::start_with(on, 3, &script(gate), parts).await;
     gateway.run(ask("first")).await;
     (gateway, faults)
 }
@@ -121,7 +126,7 @@ async fn a_summary_and_a_goal_whose_writes_fail_leave_what_was_committed() {
                 "keep": {"type": "messages", "value": 2}});
             gateway.configure("summarization", &summarization);
             let set = async |goal: Json| {
-                let accessor = gateway.app.accessor();
+                let accessor = gateway.app.threads.accessor();
                 let writes = vec![accessor.write("goal", goal, false).unwrap()];
                 let update = Update { at: None, node: "n".into(), writes, extra: serde_json::Map::new() };
                 accessor.update(&ThreadId::from("t"), update).await.unwrap();
@@ -181,16 +186,16 @@ async fn a_run_whose_reads_fail_writes_nothing_or_all_of_it() {
 
 /// The row of a task that waits for the user, and of one that has finished.
 fn rows(gateway: &Gateway) -> Vec<TaskWrites> {
-    let ids = gateway.app.accessor().ids();
+    let ids = gateway.app.threads.accessor().ids();
     let value = |json: Json| ChannelValue::from_json(&json).unwrap();
     let interrupt =
         Write { channel: INTERRUPT_CHANNEL.into(), value: value(json!(["who?"])), overwrite: false };
-    let said = gateway.app.accessor().write(
+    let said = gateway.app.threads.accessor().write(
         "messages",
         json!([{"type": "ai", "content": "of a task", "id": "x"}]),
         false,
     );
-    let title = gateway.app.accessor().write("title", json!("of a task"), false);
+    let title = gateway.app.threads.accessor().write("title", json!("of a task"), false);
     let row = |index, writes| TaskWrites { task: ids.task(), node: "worker".into(), index, writes };
     vec![row(0, vec![interrupt]), row(1, vec![said.unwrap(), title.unwrap()]), row(2, Vec::new())]
 }
@@ -203,7 +208,7 @@ async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, k: usize) -
         tokio::task::yield_now().await;
     }
     faults.write(k, Fault::Refused);
-    gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+    gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
     gateway.row(&created.run.run_id).await
 }
 
@@ -217,7 +222,7 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
             let before = gateway.head().await.unwrap();
             let rows = rows(&gateway);
             for row in &rows {
-                gateway.app.accessor().saver().put_writes(&before.key, row).await.unwrap();
+                gateway.app.threads.accessor().saver().put_writes(&before.key, row).await.unwrap();
             }
             let row = rolled_back(&gateway, &faults, &name, k).await;
             let fired = !faults.disarm();
@@ -249,7 +254,7 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
 async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
     for on in everywhere() {
         let (gateway, _) = faulty(on, "none").await;
-        let (accessor, thread) = (gateway.app.accessor(), ThreadId::from("t"));
+        let (accessor, thread) = (gateway.app.threads.accessor(), ThreadId::from("t"));
         let before = gateway.head().await.unwrap();
         let mut known = accessor.known_head(&thread).await.unwrap();
         let point = accessor.capture(&mut known).await.unwrap();
@@ -284,11 +289,11 @@ async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
             let shut = gate(&name);
             tokio::select! {
                 () = shut.reached() => {}
-                () = gateway.app.run_ended(&created.run.run_id) => {}
+                () = gateway.app.runs.ended(&created.run.run_id) => {}
             }
             faults.disarm();
             let cancelled = gateway.head().await.unwrap();
-            gateway.app.cancel_run(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+            gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
             let row = gateway.row(&created.run.run_id).await;
             let head = gateway.head().await.unwrap();
             if row.status == RunStatus::Interrupted {
@@ -434,7 +439,10 @@ async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() 
             let (status, answer) = post(&gateway, "/api/threads/t/branches", body.clone()).await;
             assert!(!faults.disarm());
             assert_eq!((status, &answer["detail"]), (500, &json!("Failed to create branch")), "{on:?} {k}");
-            assert_eq!(gateway.app.accessor().saver().threads(None, 9).await.unwrap(), [ThreadId::from("t")]);
+            assert_eq!(
+                gateway.app.threads.accessor().saver().threads(None, 9).await.unwrap(),
+                [ThreadId::from("t")]
+            );
             let (_, found) = post(&gateway, "/api/threads/search", json!({})).await;
             assert_eq!(found.as_array().unwrap().len(), 1);
             assert_eq!(gateway.history().await, before);

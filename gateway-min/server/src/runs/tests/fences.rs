@@ -11,13 +11,13 @@ use threadkeep::state::{StateAccessor, StateSnapshot, Update};
 use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
-use super::admission::{EDIT, REPLAY_KIND};
-use super::tests::{Gateway, MODES, ask, everywhere, from, gated};
+use super::{Gateway, MODES, ask, everywhere, from, gated};
+use crate::runs::admission::{EDIT, REPLAY_KIND};
 use crate::store::{CancelAction, RunStatus};
 
 /// A turn of another process, which took the gateway's run for lost.
 async fn turn_elsewhere(gateway: &Gateway, text: &str) -> StateSnapshot {
-    let here = gateway.app.accessor();
+    let here = gateway.app.threads.accessor();
     let table = Arc::new(here.table().clone());
     let there = StateAccessor::new(Arc::clone(here.saver()), table, Arc::new(IdSource::default()));
     let message = json!([{"type": "human", "content": text, "id": text}]);
@@ -57,7 +57,7 @@ async fn no_end_of_a_run_undoes_what_another_process_acknowledged() {
                 tokio::task::yield_now().await;
             }
             let acknowledged = turn_elsewhere(&gateway, "acknowledged").await;
-            gateway.app.cancel_run(&created.run.run_id, action).await.unwrap();
+            gateway.app.runs.cancel(&created.run.run_id, action).await.unwrap();
             let row = gateway.row(&created.run.run_id).await;
             assert_eq!(row.status, RunStatus::Interrupted, "{what}");
             assert_kept(&gateway, &acknowledged, &what).await;

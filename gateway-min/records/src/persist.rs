@@ -1,0 +1,54 @@
+//! Writing while the database is away for a moment.
+
+use std::time::Duration;
+
+use crate::error::StoreError;
+
+/// How long to wait before each further attempt to write.
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
+
+/// Tries `write` up to three times while the database is unavailable, with pauses of 0.1 s and 0.5 s. It must be
+/// idempotent.
+///
+/// # Errors
+/// That of the last attempt.
+pub async fn persistently<T, F>(mut write: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    for delay in RETRY_DELAYS {
+        match write().await {
+            Err(error) if error.is_unavailable() => tracing::debug!(%error, ?delay, "writing again"),
+            written => return written,
+        }
+        tokio::time::sleep(delay).await;
+    }
+    write().await
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// When each attempt was made, in milliseconds, and how it ended, if the first `failures` fail.
+    async fn attempts(failures: usize) -> (Vec<u128>, bool) {
+        let (start, mut made) = (Instant::now(), Vec::new());
+        let result = persistently(|| {
+            made.push(start.elapsed().as_millis());
+            let unavailable = StoreError::Unavailable { cause: sqlx::Error::PoolClosed };
+            std::future::ready(if made.len() > failures { Ok(()) } else { Err(unavailable) })
+        });
+        let written = result.await.is_ok();
+        (made, written)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_is_tried_three_times_and_no_longer_than_it_has_to_be() {
+        assert_eq!(attempts(0).await, (vec![0], true));
+        assert_eq!(attempts(1).await, (vec![0, 100], true));
+        assert_eq!(attempts(2).await, (vec![0, 100, 600], true));
+        assert_eq!(attempts(3).await, (vec![0, 100, 600], false));
+    }
+}

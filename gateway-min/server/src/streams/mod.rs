@@ -1,0 +1,77 @@
+//! Streams: what the runs of this process publish, and following any run, whichever process works on it.
+
+pub mod bridge;
+mod mirror;
+mod relay;
+
+use std::sync::Arc;
+
+use chrono::Utc;
+use tokio_util::task::TaskTracker;
+
+use self::bridge::{Publisher, StreamBridge, Subscription};
+use crate::store::{RunRow, Store};
+use crate::threads::Threads;
+
+/// The streams of runs.
+pub(crate) struct Streams {
+    store: Store,
+    threads: Arc<Threads>,
+    bridge: StreamBridge,
+    /// What hands streams on to other processes.
+    background: TaskTracker,
+}
+
+impl Streams {
+    pub(crate) fn new(
+        store: Store,
+        threads: Arc<Threads>,
+        bridge: StreamBridge,
+        background: TaskTracker,
+    ) -> Self {
+        Self { store, threads, bridge, background }
+    }
+
+    /// Starts the stream of a run of this process.
+    pub(crate) fn open(&self, run_id: &str) -> Publisher {
+        self.bridge.open(run_id)
+    }
+
+    /// Follows a run of this process.
+    pub(crate) fn subscribe(&self, run_id: &str) -> Subscription {
+        self.bridge.subscribe(run_id, None)
+    }
+
+    /// The stream of a run, whichever process works on it, from the event after `last_event_id`.
+    pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
+        if self.is_foreign(run)
+            && self.may_have_frames(run)
+            && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
+        {
+            tokio::spawn(relay::relay(Arc::clone(self), run.clone(), publisher));
+        }
+        self.bridge.subscribe(&run.run_id, last_event_id)
+    }
+
+    /// Hands the stream of a run of this process on to the other processes.
+    pub(crate) fn hand_on(self: &Arc<Self>, thread_id: String, run_id: String) {
+        self.background.spawn(mirror::mirror(Arc::clone(self), thread_id, run_id));
+    }
+
+    /// Whether another process works on the run, as far as its row says.
+    pub(crate) fn is_foreign(&self, run: &RunRow) -> bool {
+        self.store.runs().owner().is_some_and(|owner| run.owner_worker_id.as_deref() != Some(owner))
+    }
+
+    /// How many runs have their frames kept, and how many clients follow one.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.bridge.kept(), self.bridge.followers())
+    }
+
+    /// Whether there may be frames of the run: those of an ended one stay for a while, for clients that lost their
+    /// connection at its end.
+    fn may_have_frames(&self, run: &RunRow) -> bool {
+        let ended = (Utc::now() - run.updated_at).to_std().unwrap_or_default();
+        run.status.is_active() || ended < self.bridge.cleanup_delay()
+    }
+}

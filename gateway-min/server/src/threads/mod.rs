@@ -1,0 +1,108 @@
+//! Threads: the one way to their state, and the rule of who may write to it.
+
+pub(crate) mod branch;
+pub(crate) mod lineage;
+mod locks;
+
+use std::sync::Arc;
+
+use threadkeep::id::ThreadId;
+use threadkeep::mode::ModeRegister;
+use threadkeep::state::StateAccessor;
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::{JoinError, JoinHandle};
+use tokio_util::task::TaskTracker;
+
+use self::locks::ThreadLocks;
+use crate::config::ConfigHandle;
+use crate::store::{Store, StoreError, WriterKind};
+
+/// The threads of this process's stores.
+pub(crate) struct Threads {
+    store: Store,
+    config: ConfigHandle,
+    accessor: StateAccessor,
+    modes: Arc<ModeRegister>,
+    locks: ThreadLocks,
+    /// Writers that go on without the request that asked for them.
+    background: TaskTracker,
+}
+
+/// Why a writer did not get to work, or did not get to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    /// Somebody else writes to the thread, or the records cannot be reached.
+    #[error(transparent)]
+    Reservation(StoreError),
+    /// The writer's task died.
+    #[error(transparent)]
+    Died(#[from] JoinError),
+}
+
+impl Threads {
+    /// Threads whose state `accessor` reads and writes. `modes` holds what was frozen at the start.
+    pub(crate) fn new(
+        store: Store,
+        config: ConfigHandle,
+        accessor: StateAccessor,
+        modes: Arc<ModeRegister>,
+        background: TaskTracker,
+    ) -> Self {
+        Self { store, config, accessor, modes, locks: ThreadLocks::default(), background }
+    }
+
+    /// The state accessor of this process: the frozen mode and cadence.
+    pub(crate) fn accessor(&self) -> &StateAccessor {
+        &self.accessor
+    }
+
+    /// The accessor for a run that starts now.
+    ///
+    /// # Errors
+    /// The reconfiguration error, if the cadence was edited since the process started. An edited mode is ignored.
+    pub(crate) async fn accessor_for_run(&self) -> threadkeep::Result<&StateAccessor> {
+        let frequency = self.config.current_async().await.snapshot_frequency();
+        self.modes.freeze_frequency(i64::try_from(frequency).unwrap_or(i64::MAX))?;
+        Ok(&self.accessor)
+    }
+
+    /// Waits for this process's lock on the thread, which every writer holds.
+    pub(crate) async fn lock(&self, thread_id: &str) -> OwnedMutexGuard<()> {
+        self.locks.lock(thread_id).await
+    }
+
+    /// Does work that goes on without the request that asked for it. A stopping process waits for its end.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.background.spawn(work)
+    }
+
+    /// Does `work` with nobody else writing to the thread, in this process or another: it is reserved in the records and
+    /// locked here. The work goes on if the caller drops this future.
+    ///
+    /// # Errors
+    /// [`Refused`]; the work's own error is inside.
+    pub(crate) async fn exclusively<T: Send + 'static>(
+        self: &Arc<Self>,
+        thread: &ThreadId,
+        kind: WriterKind,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Refused> {
+        let (threads, thread) = (Arc::clone(self), thread.clone());
+        let task = self.background.spawn(async move {
+            let reserved = threads.store.runs().reserve(thread.as_str(), kind).await;
+            let reservation = reserved.map_err(Refused::Reservation)?;
+            let result = {
+                let _lock = threads.lock(thread.as_str()).await;
+                work.await
+            };
+            if let Err(error) = reservation.release().await {
+                tracing::warn!(%thread, %error, "releasing the thread's reservation in the background");
+            }
+            Ok(result)
+        });
+        task.await?
+    }
+}

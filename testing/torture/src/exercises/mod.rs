@@ -5,6 +5,7 @@ pub mod cut_answers;
 pub mod killed;
 pub mod power_loss;
 pub mod processes;
+pub mod programs;
 pub mod properties;
 pub mod readers;
 pub mod statements;
@@ -44,4 +45,7 @@ pub const ALL: &[Exercise] = &[
     exercise("properties", Kind::Memory, properties::ABOUT, |turn| Box::pin(properties::run(turn))),
     exercise("properties", Kind::Sqlite, properties::ABOUT, |turn| Box::pin(properties::run(turn))),
     exercise("properties", Kind::Postgres, properties::ABOUT, |turn| Box::pin(properties::run(turn))),
+    exercise("random programs", Kind::Memory, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
+    exercise("random programs", Kind::Sqlite, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
+    exercise("random programs", Kind::Postgres, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
 ];

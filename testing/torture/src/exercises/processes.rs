@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, ensure};
 use rusqlite::{Connection, OpenFlags};
@@ -54,6 +55,27 @@ pub fn checkpoint_for_ever(path: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Ends the opening however the turn ends.
+struct Over(Arc<AtomicBool>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Opens a file and reads it, again and again. Returns how often.
+fn open_until(path: &Path, done: &AtomicBool) -> rusqlite::Result<usize> {
+    let mut count = 0;
+    while !done.load(Ordering::SeqCst) {
+        let db = threadkeep_pages::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        db.busy_timeout(PATIENCE)?;
+        let _: i64 = db.query_row("SELECT count(*) FROM checkpoint", [], |row| row.get(0))?;
+        count += 1;
+    }
+    Ok(count)
+}
+
 fn checkpoint(db: &Connection) -> rusqlite::Result<i64> {
     db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(0))
 }
@@ -75,6 +97,12 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
         ensure!(child.hear().await? == "ready");
         beside = Some(child);
     }
+    let done = Arc::new(AtomicBool::new(false));
+    let _over = Over(done.clone());
+    let opening = beside.is_some().then(|| {
+        let (path, done) = (place.file(), done.clone());
+        tokio::task::spawn_blocking(move || open_until(&path, &done))
+    });
     let mut promised = BTreeSet::from(["first".to_owned()]);
     promised.insert(other.hear().await?);
     let rounds = 20 * turn.effort;
@@ -89,6 +117,10 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
         ensure!(promised.is_subset(&read), "missing: {:?}", promised.difference(&read));
         turn.tally.add("opens", 1);
         turn.tally.add("states", 1);
+    }
+    done.store(true, Ordering::SeqCst);
+    if let Some(opening) = opening {
+        turn.tally.add("opens", opening.await?.context("opening beside checkpoints")?);
     }
     promised.extend(other.kill().await?.into_iter().filter(|line| line.contains('/')));
     drop(beside);

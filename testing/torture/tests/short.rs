@@ -23,3 +23,23 @@ async fn storms_of_create_and_delete_leave_threads_whole() {
 async fn two_processes_share_a_store() {
     play("two processes", Kind::Postgres, 1..2).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storms_of_create_and_delete_leave_threads_whole_on_postgres() {
+    play("storms", Kind::Postgres, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_and_somebody_else_before_the_retry_on_memory() {
+    play("cut answers", Kind::Memory, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_and_somebody_else_before_the_retry_on_sqlite() {
+    play("cut answers", Kind::Sqlite, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_and_somebody_else_before_the_retry_on_postgres() {
+    play("cut answers", Kind::Postgres, 1..3).await;
+}

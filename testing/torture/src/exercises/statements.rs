@@ -161,7 +161,6 @@ async fn expect(
     let Some(head) = cold.get(&THREAD.into(), None).await? else { bail!("{about}: the thread is gone") };
     let read = texts(&head)?;
     let damage: Vec<_> = store.check().await?.into_iter().filter(|finding| !finding.orphan).collect();
-    store.close().await;
     ensure!(damage.is_empty(), "{about}: {}", damage[0]);
     let (mut least, mut most) = (0, 0);
     for said in [done, again] {
@@ -184,6 +183,7 @@ async fn expect(
             cold.history(&THREAD.into(), query).await?.len()
         }
     };
+    store.close().await;
     let said = [done, again].map(|said| said.as_ref().map_err(ToString::to_string));
     ensure!((least..=most).contains(&paid), "{about}: paid {paid} times; the answers were {said:?}");
     Ok(())

@@ -43,3 +43,20 @@ async fn a_lost_answer_and_somebody_else_before_the_retry_on_sqlite() {
 async fn a_lost_answer_and_somebody_else_before_the_retry_on_postgres() {
     play("cut answers", Kind::Postgres, 1..3).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_power_loss_takes_nothing_that_was_flushed() {
+    let tally = play("power loss", Kind::Sqlite, 1..4).await;
+    assert!(tally.counts()["images"] >= 300);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_is_opened_beside_a_process_that_moves_its_log() {
+    play("two processes", Kind::Sqlite, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_error_says_of_a_failed_flush_is_true_after_a_restart() {
+    let tally = play("failing files", Kind::Sqlite, 1..3).await;
+    assert!(tally.counts()["failures"] > 24);
+}

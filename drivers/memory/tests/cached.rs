@@ -1,4 +1,4 @@
-//! The conformance suite on the memory saver with a history cache before it.
+//! The conformance suite on the memory saver behind a history cache.
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -9,12 +9,13 @@ use threadkeep::saver::Saver;
 use threadkeep_conformance::{BoxError, Claim, Damage, Factory};
 use threadkeep_memory::MemorySaver;
 
-/// Paths in the cache. The suite has more channels and threads than that, so paths also go.
+/// The number of paths in the cache. The suite has more channels and threads, so paths are evicted, too.
 const ENTRIES: usize = 4;
 
 struct Cached;
 
-/// A store, and the cache of the process that has it open: handles share it, and it is gone with the last of them.
+/// A store, and the cache of the process that has it open: its handles share it, and it is dropped with the last of
+/// them.
 struct Place {
     saver: MemorySaver,
     cache: Mutex<Weak<MemoryCache>>,

@@ -10,7 +10,7 @@ use threadkeep_agent::model::{
 };
 use threadkeep_agent::tools::{ToolContext, ToolSettings, Toolbox, dangling};
 
-/// A conversation with the demo model in a directory of its own.
+/// A conversation with the demo model in its own directory.
 struct Conversation {
     model: RetryingModel,
     toolbox: Toolbox,
@@ -37,7 +37,7 @@ impl Conversation {
         }
     }
 
-    /// Asks the model once.
+    /// Calls the model once.
     async fn answer(&mut self) -> Value {
         let request = ModelRequest {
             messages: dangling::repaired(&self.messages),
@@ -56,7 +56,7 @@ impl Conversation {
         answer
     }
 
-    /// Asks the model until it makes no more calls, and returns its last words.
+    /// Calls the model until it makes no more tool calls, and returns its last text.
     async fn say(&mut self, text: &str) -> String {
         self.messages.push(message::human(text));
         loop {
@@ -93,7 +93,7 @@ async fn an_interrupted_call_does_not_keep_the_conversation_from_going_on() {
     conversation.messages.push(message::human("write a file"));
     let answer = conversation.answer().await;
     assert_eq!(message::tool_calls(&answer).len(), 1);
-    // The tool never ran. Going on, the model is told so.
+    // The tool never ran, and the next request says so to the model.
     let said = message::text(&conversation.answer().await);
     assert!(said.contains(dangling::INTERRUPTED), "{said}");
 }

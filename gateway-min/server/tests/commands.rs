@@ -1,4 +1,4 @@
-//! The commands of an operator who sets a gateway up (keys, the configuration file, where it may listen), and the console.
+//! The commands that set up a gateway (keys, the configuration file, where it may listen), and the console.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -40,7 +40,7 @@ fn ran(dir: &Path, arguments: &[&str]) -> (i32, String, String) {
 /// A gateway that serves; killed when dropped.
 struct Serving {
     child: Child,
-    /// What it had said when it began to serve.
+    /// What it had printed when it began to serve.
     said: String,
     base: String,
 }
@@ -58,7 +58,7 @@ impl Serving {
                 break rest.split([',', ' ']).next().unwrap().to_owned();
             }
         };
-        // What it says later must not fill the pipe.
+        // Later output must not fill the pipe.
         std::thread::spawn(move || reader.read_to_end(&mut Vec::new()));
         Self { child, said, base }
     }

@@ -1,4 +1,4 @@
-//! The binary as an operator meets it: killed in the middle of a run, restarted, stopped by a signal, pointed at a bad
+//! The binary as an operator sees it: killed during a run, restarted, stopped by a signal, given an invalid
 //! configuration.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use threadkeep_testing::{Postgres, postgres};
 use tokio_postgres::NoTls;
 
-/// Waits at a gate that nobody opens on `hang`, answers in many pieces on `slow`.
+/// On `hang`, waits at a gate that is never opened; on `slow`, answers in many pieces.
 fn script() -> Json {
     json!({"chunk_chars": 1, "rules": [
         {"when": {"contains": ["hang"]}, "answers": [{"text": "never", "gate": {"name": "shut"}}]},
@@ -36,8 +36,8 @@ fn configured(mode: &str) -> TempDir {
     configured_with(json!({"backend": "sqlite", "checkpoint_channel_mode": mode}), json!({}))
 }
 
-/// On the Postgres database at `url`. Leases are short, so that a test can wait for their end, and longer than a process stands
-/// still on a busy machine.
+/// On the Postgres database at `url`. Leases are short, so that a test can wait for them to expire, but longer than a
+/// process stalls on a busy machine.
 fn on_postgres(url: &str, mode: &str) -> TempDir {
     configured_with(
         json!({"backend": "postgres", "postgres_url": url, "checkpoint_channel_mode": mode}),
@@ -68,7 +68,7 @@ fn command(dir: &Path) -> Command {
     command
 }
 
-/// A gateway in a process of its own; killed when dropped.
+/// A gateway in its own process; killed when dropped.
 struct Gateway {
     child: Child,
     base: String,
@@ -86,7 +86,7 @@ impl Gateway {
                 break rest.split([',', ' ']).next().unwrap().to_owned();
             }
         };
-        // What it says later must not fill the pipe.
+        // Later output must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         rustls::crypto::ring::default_provider().install_default().ok();
         Self { child, base, client: Client::builder().no_proxy().build().unwrap() }
@@ -148,7 +148,7 @@ fn texts(values: &Json) -> Vec<&str> {
 }
 
 /// Three turns, `kill -9` in the middle of the fourth, restart: the run is in error with the recovery text, and the
-/// thread goes on.
+/// thread continues.
 #[tokio::test]
 async fn a_gateway_killed_in_a_run_recovers_it_and_the_thread_goes_on() {
     for mode in ["full", "delta"] {
@@ -254,7 +254,7 @@ fn a_wrong_command_line_exits_with_two() {
 
 const LEASE_OVER: &str = "Run lease expired \u{2014} owning worker is unreachable.";
 
-/// Two processes on one database, one of them killed in a run: the other one ends the run, once, and goes on.
+/// Two processes on one database, one of them killed during a run: the other one ends the run, once, and continues.
 #[tokio::test]
 async fn a_process_that_was_killed_is_cleared_up_by_another_one() {
     for mode in ["full", "delta"] {
@@ -273,7 +273,7 @@ async fn a_process_that_was_killed_is_cleared_up_by_another_one() {
             (&record["error"], &record["stop_reason"]),
             (&json!(LEASE_OVER), &json!("orphan_recovered"))
         );
-        // Whoever followed it on the other one is told.
+        // The follower on the other gateway gets the end.
         let frames = joined.text().await.unwrap();
         assert!(
             frames.contains(&json!(LEASE_OVER).to_string()) && frames.ends_with("event: end\ndata: null\n\n"),
@@ -290,8 +290,8 @@ async fn a_process_that_was_killed_is_cleared_up_by_another_one() {
     }
 }
 
-/// With leases as long as they are by default, the process that starts again in the place of one that was killed waits for
-/// none of them. What another live process works on, also one on a copy of its directory, is left alone.
+/// With leases of the default length, the process that replaces a killed one waits for none of them. It leaves alone
+/// what another live process is running, even one on a copy of its directory.
 #[tokio::test]
 async fn a_process_that_was_killed_is_cleared_up_at_once_by_the_one_in_its_place() {
     for mode in ["full", "delta"] {
@@ -308,7 +308,7 @@ async fn a_process_that_was_killed_is_cleared_up_at_once_by_the_one_in_its_place
         let (_, live) = second.post("/api/threads/other/runs", json!({ "input": input })).await;
         let live = format!("/api/threads/other/runs/{}", live["run_id"].as_str().unwrap());
 
-        // A copy of the directory of a process that lives says nothing about it.
+        // A copy of a live process's directory is no proof of its death.
         let copy = configured_with(settings.clone(), json!({}));
         std::fs::create_dir_all(copy.path().join("state")).unwrap();
         std::fs::copy(dirs[0].path().join("state/instance.json"), copy.path().join("state/instance.json"))
@@ -330,7 +330,7 @@ async fn a_process_that_was_killed_is_cleared_up_at_once_by_the_one_in_its_place
     }
 }
 
-/// It wakes up when its run is over and another one has the thread.
+/// It wakes up when its run is over and another process holds the thread.
 #[tokio::test]
 async fn a_process_that_stood_still_changes_nothing_when_it_goes_on() {
     let database = postgres().unwrap().database().await.unwrap();
@@ -344,7 +344,7 @@ async fn a_process_that_stood_still_changes_nothing_when_it_goes_on() {
     assert_eq!(record["error"], LEASE_OVER);
     let next = second.hang("hang again").await;
     first.signal("-CONT");
-    // It answers, and stops what it worked on: nothing is left to wait for.
+    // It answers and stops its work: there is nothing left to wait for.
     let left =
         first.client.post(format!("{}/api/threads/t/runs/{run}/cancel?wait=true", first.base)).send().await;
     assert_eq!(left.unwrap().status(), 409);
@@ -373,8 +373,8 @@ async fn a_terminated_process_hands_its_thread_to_the_others() {
     assert_eq!(texts(&values), ["one", "You said: one", "hang", "two", "You said: two"]);
 }
 
-/// Turns on many threads while the server is away for some time: what was acknowledged is there, what could not be done
-/// was refused as such, and afterwards everything works.
+/// Turns on many threads while the server is away for a while: what was acknowledged is stored, what failed was refused
+/// as such, and afterwards everything works.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was_acknowledged() {
     let server = tokio::task::spawn_blocking(|| Postgres::start().unwrap()).await.unwrap();
@@ -405,7 +405,7 @@ async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was
                             answered.fetch_add(1, Ordering::SeqCst);
                             afterwards += usize::from(back);
                         }
-                        // A run that the outage has failed, or one before it that is not over yet.
+                        // The outage has failed a run, or the one before it is not over yet.
                         200 | 409 => tokio::time::sleep(Duration::from_millis(100)).await,
                         503 => {
                             refused.fetch_add(1, Ordering::SeqCst);
@@ -450,7 +450,7 @@ async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was
     }
 }
 
-/// The owner of the tables has served once; from then on rights to the rows are enough.
+/// The owner of the tables has served once; from then on, rights on the rows suffice.
 #[tokio::test]
 async fn a_role_that_may_only_read_and_write_rows_can_serve() {
     let database = postgres().unwrap().database().await.unwrap();

@@ -302,7 +302,7 @@ fn each_thing_that_can_be_wrong_names_its_line() {
     let newer = read(&edited(&file, 0, |line| line["header"]["version"] = json!(2))[..]).unwrap_err();
     assert!(matches!(newer, ArchiveError::NewerVersion { found: 2 }), "{newer}");
     let more = [&file[..], b"{}\n"].concat();
-    assert!(read(&more[..]).unwrap_err().to_string().contains("behind 'end'"));
+    assert!(read(&more[..]).unwrap_err().to_string().contains("after 'end'"));
     assert!(matches!(read(&b"hello\n"[..]).unwrap_err(), ArchiveError::NotOurs { .. }));
     let altered = text.replacen("\"step\":0", "\"step\":9", 1);
     assert!(matches!(read(altered.as_bytes()).unwrap_err(), ArchiveError::Altered { .. }));

@@ -1,4 +1,4 @@
-//! The terminal UI in a process, at a terminal of the test's own.
+//! The terminal UI in a process, at a pseudo-terminal of the test.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -17,11 +17,11 @@ use super::chat::{chat, configure, in_mode};
 /// Longer than anything takes on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A terminal with the UI at it; killed when dropped.
+/// A terminal that runs the UI; killed when dropped.
 struct Terminal {
     child: Child,
     keyboard: File,
-    /// Kept open, so that its modes can be looked at.
+    /// Kept open, so that its modes can be inspected.
     line: OwnedFd,
     screen: Receiver<Vec<u8>>,
     seen: String,
@@ -55,7 +55,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until this is written to the terminal. Words only: what is blank already is not written.
+    /// Waits until this is written to the terminal. Words only: cells that are already blank are not written.
     fn until(&mut self, word: &str) {
         while !self.seen.contains(word) {
             let more = self.screen.recv_timeout(PATIENCE);

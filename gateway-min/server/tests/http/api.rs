@@ -1,4 +1,4 @@
-//! Models, health, the description of the API, and what holds for every route.
+//! Models, health, the OpenAPI document, and properties common to all routes.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ async fn models_are_listed_without_secrets_and_follow_the_configuration() {
     gateway.get("/api/models/big").await.refused(404, "Model 'big' not found");
 }
 
-/// The operations of the description: method, path, and the operation.
+/// The operations of the document: method, path and operation.
 fn operations(document: &Value) -> Vec<(Method, String, Value)> {
     let paths = document["paths"].as_object().unwrap();
     let operations = paths.iter().flat_map(|(path, item)| {
@@ -81,7 +81,7 @@ async fn every_described_operation_has_a_name_of_its_own_and_a_summary() {
     }
 }
 
-/// A route that nobody serves would be 404 `Not Found`, or 405.
+/// An unserved route would be 404 `Not Found`, or 405.
 #[tokio::test]
 async fn every_described_operation_answers_under_both_prefixes() {
     let gateway = Setup::default().start().await;

@@ -1,4 +1,4 @@
-//! API keys: who gets in, and whose threads they see.
+//! API keys: who is admitted, and whose threads they see.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use threadkeep_gateway::config::{KeyFile, Role};
 use crate::sse::Frames;
 use crate::support::{Answer, Gateway, MODES, Setup, question};
 
-/// A gateway with authentication, and its file of keys.
+/// A gateway with authentication, and its key file.
 struct Guarded {
     gateway: Gateway,
     keys: KeyFile,
 }
 
-/// What somebody with a key does.
+/// Requests with a key.
 struct As<'a>(&'a Gateway, String);
 
 impl As<'_> {
@@ -42,7 +42,7 @@ impl As<'_> {
         self.call(Method::POST, path, Some(body)).await
     }
 
-    /// The ids of the threads that a search finds, and their count.
+    /// The ids and the count of the threads that a search finds.
     async fn threads(&self) -> (Vec<String>, Value) {
         let found = self.post("/api/threads/search", json!({})).await.ok();
         let found = found.as_array().unwrap().iter().map(|thread| thread["thread_id"].as_str().unwrap());
@@ -112,7 +112,7 @@ async fn nobody_gets_in_without_a_key_that_stands() {
     assert_eq!(send(&[("x-api-key", key.expose())], "/api/models").await.status, 401);
 }
 
-/// Every operation that is described needs a key, so that none is forgotten.
+/// Every operation of the OpenAPI document needs a key, so that none is forgotten.
 #[tokio::test]
 async fn every_described_operation_needs_a_key_but_the_public_ones() {
     let guarded = Guarded::start(Setup::default()).await;
@@ -127,7 +127,7 @@ async fn every_described_operation_needs_a_key_but_the_public_ones() {
     }
 }
 
-/// Every operation on a thread answers to another user as if the thread were not there.
+/// For another user, every operation on a thread answers as if the thread did not exist.
 #[tokio::test]
 async fn another_users_thread_is_not_found_on_any_route() {
     for mode in MODES {
@@ -177,7 +177,8 @@ async fn another_users_thread_is_not_found_on_any_route() {
     }
 }
 
-/// A request judges by the thread that it touches, not by what was there when its first byte arrived.
+/// A request is authorized against the thread as it is when the request touches it, not as it was when the first byte
+/// arrived.
 #[tokio::test]
 async fn a_body_that_arrives_slowly_does_not_open_a_thread_that_was_created_meanwhile() {
     for mode in MODES {
@@ -207,7 +208,7 @@ async fn a_body_that_arrives_slowly_does_not_open_a_thread_that_was_created_mean
             let answer = guarded.gateway.send(request);
             let meanwhile = async {
                 sent.send(Ok(first.to_owned())).await.unwrap();
-                // The channel has room again when the byte was taken.
+                // The channel has room again once the byte is taken.
                 futures::future::poll_fn(|cx| sent.poll_ready(cx)).await.unwrap();
                 ann.post("/api/threads", json!({"thread_id": thread})).await.ok();
                 ann.post(&format!("/api/threads/{thread}/runs/wait"), question("secret")).await.ok();
@@ -249,7 +250,7 @@ async fn threads_are_found_and_counted_by_those_who_may_see_them() {
     ann.get("/api/threads/a1").await.refused(404, "Thread a1 not found");
 }
 
-/// Threads of the time before are of the user `default`; rows without an owner are everybody's.
+/// Threads from before authentication belong to the user `default`; rows without an owner are shared.
 #[tokio::test]
 async fn switching_authentication_on_keeps_each_thread_with_its_owner() {
     let mut gateway = Setup::on("sqlite", "full").start().await;
@@ -292,7 +293,7 @@ async fn cancelling_many_stops_the_callers_runs_only() {
     assert_eq!(ann.get(&runs[0]).await.ok()["status"], "success");
 }
 
-/// The same key of two users on a shared thread is two requests.
+/// The same idempotency key from two users on a shared thread makes two requests.
 #[tokio::test]
 async fn an_idempotency_key_is_its_users() {
     let gateway = Setup::on("sqlite", "full").start().await;
@@ -348,7 +349,7 @@ impl Write for Log {
     }
 }
 
-/// Every file below a directory.
+/// Every file under a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
@@ -358,7 +359,7 @@ fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
-/// Neither the key of a request nor a secret in its body is in any file, log line, error or answer.
+/// Neither the API key of a request nor a secret in its body appears in any file, log line, error or answer.
 #[tokio::test]
 async fn no_secret_is_stored_logged_or_shown() {
     for mode in MODES {
@@ -384,7 +385,7 @@ async fn no_secret_is_stored_logged_or_shown() {
             shown += &ann.get(&format!("/api/threads/t{path}")).await.ok().to_string();
         }
         shown += &ann.post("/api/threads/t/history", json!({})).await.ok().to_string();
-        // Refused in all ways.
+        // Refused in every way.
         shown += &ann.get("/api/threads/other").await.body.to_string();
         shown += &ann
             .post("/api/threads/t/runs", json!({"input": 5, "metadata": {"token": secret}}))
@@ -395,7 +396,7 @@ async fn no_secret_is_stored_logged_or_shown() {
         shown += &wrong.get("/api/models").await.body.to_string();
 
         let root = guarded.gateway.data().parent().unwrap().to_owned();
-        // Something to log: the file of the keys cannot be read for a moment.
+        // Something to log: the key file is unreadable for a moment.
         let keys = root.join("api-keys.json");
         let stored = std::fs::read(&keys).unwrap();
         std::fs::write(&keys, [b"[", stored.as_slice()].concat()).unwrap();
@@ -415,7 +416,7 @@ async fn no_secret_is_stored_logged_or_shown() {
     }
 }
 
-/// A browser sends what any page asks it to: without keys, pages of other sites change nothing.
+/// A browser sends whatever a page asks for: without keys, pages of other sites change nothing.
 #[tokio::test]
 async fn without_keys_other_sites_and_other_names_are_refused() {
     let variables = vec![("GATEWAY_CORS_ORIGINS", "http://app.example".to_owned())];
@@ -448,7 +449,7 @@ async fn without_keys_other_sites_and_other_names_are_refused() {
     let request = Request::get("/api/models").header("host", "agents.example").body(Body::empty()).unwrap();
     open.send(request).await.ok();
 
-    // With keys, a page needs one, and then may be anywhere.
+    // With keys, a page needs one, and may then come from any site.
     let guarded = Guarded::start(Setup::default()).await;
     let key = guarded.caller("ann", Role::User).1;
     let request = Request::post("/api/threads/search")
@@ -458,7 +459,7 @@ async fn without_keys_other_sites_and_other_names_are_refused() {
     answer.ok();
 }
 
-/// For its run it is as if the client had left.
+/// The run is treated as if its client had disconnected.
 #[tokio::test]
 async fn a_stream_and_a_wait_end_when_their_key_is_revoked_and_those_of_others_go_on() {
     for mode in MODES {

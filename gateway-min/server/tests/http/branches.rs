@@ -212,7 +212,7 @@ async fn a_mismatch_names_the_source() {
     assert_eq!(gateway.rows().await, rows);
 }
 
-/// As a stateless run makes it. The branch has one checkpoint.
+/// As a stateless run creates it. The branch has one checkpoint.
 #[tokio::test]
 async fn a_thread_that_begins_with_the_turn_has_nothing_before_it() {
     for mode in MODES {

@@ -1,4 +1,4 @@
-//! The embedded client: what it streams, what it leaves in the store, whom it refuses, and the gateway beside it.
+//! The embedded client: what it streams, what it stores, whom it refuses, and the gateway next to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 
 use super::support::{MODES, Setup, texts};
 
-/// A register of its own: a process of its own.
+/// A mode register of its own stands for a process of its own.
 fn process() -> &'static ModeRegister {
     Box::leak(Box::new(ModeRegister::new()))
 }
@@ -50,7 +50,7 @@ async fn say(client: &Client, thread: &str, text: &str) -> String {
     client.chat(text, Some(thread), TurnOptions::default()).await.unwrap()
 }
 
-/// The error that a turn ends with, and nothing before it.
+/// The error that a turn ends with, before any event.
 async fn refused(mut turn: Turn) -> ClientError {
     let error = turn.next().await.unwrap().expect_err("something happened");
     assert!(turn.next().await.is_none());
@@ -153,7 +153,7 @@ async fn a_thread_that_needs_delta_mode_is_refused_in_full_mode_before_anything_
     let gateway = gateway.reopen("full").await;
     let before = gateway.rows().await;
     let client = client(gateway.config(), Checkpointer::ProcessWide).await;
-    // Not even the name of the model is looked at.
+    // Not even the model's name is checked.
     let options = TurnOptions { model_name: Some("nobody".into()), ..TurnOptions::default() };
     let error = refused(client.stream("two", Some("t"), options)).await;
     assert!(matches!(error, ClientError::Engine(Error::ModeMismatch)), "{error}");
@@ -164,7 +164,7 @@ async fn a_thread_that_needs_delta_mode_is_refused_in_full_mode_before_anything_
         assert!(matches!(error, ClientError::Engine(Error::ModeMismatch)), "{error}");
     }
     assert_eq!(gateway.rows().await, before);
-    // Lists and goals look at no mode.
+    // Lists and goals do not depend on the mode.
     assert_eq!(client.list_threads(9).await.unwrap().thread_list.len(), 1);
     client.set_goal("t", "done", None).await.unwrap();
 }
@@ -192,7 +192,7 @@ async fn mode_and_cadence_are_frozen_by_the_first_client_of_a_process() {
         "checkpoint_delta.snapshot_frequency is restart-required and cannot change in a running process"
     );
     open(&delta).await.unwrap();
-    // An edit of the cadence shows with the next turn.
+    // An edit of the cadence takes effect with the next turn.
     say(&client, "t", "one").await;
     gateway.reconfigure(|setup| setup.frequency = 5);
     let error = refused(client.stream("two", Some("t"), TurnOptions::default())).await;
@@ -284,7 +284,7 @@ async fn the_factory_for_agents_refuses_delta_mode_with_a_checkpointer_and_nothi
     }
 }
 
-/// Waits with its answer at the gate of this name.
+/// Answers after waiting at the gate of this name.
 fn gated(name: &str) -> Json {
     json!({"chunk_chars": 1, "rules": [
         {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": name, "after_chunks": 2}}]},
@@ -341,7 +341,7 @@ async fn a_cancelled_or_dropped_turn_stops_where_nothing_is_half_written() {
             assert!(matches!(events(turn).await.last(), Some(Event::End(_))));
         }
         assert_eq!(say(&client, "t", "next").await, "You said: next");
-        // The gate is never opened, so this waits for ever if the turn goes on.
+        // The gate is never opened, so this would wait for ever if the turn continued.
         client.close().await;
     }
 }

@@ -117,7 +117,7 @@ async fn a_mismatch_is_told() {
     compact(&gateway, json!({})).await.refused(409, text);
 }
 
-/// What a compaction left is the state before the next run: its summary, its binding and its other channels.
+/// What a compaction leaves is the state before the next run: summary, binding and other channels.
 #[tokio::test]
 async fn a_run_behind_a_compaction_is_rolled_back_to_what_the_compaction_left() {
     for (backend, mode) in ALL {

@@ -1,6 +1,6 @@
-//! Threads whose agent cannot be built (service reference, "Other rules" 2). Reading a thread takes its channels and no
-//! agent, so there is nothing to fall back to: it reads whole in both modes, with the gate before it, and a run on it
-//! fails before anything is written.
+//! Threads whose agent cannot be built (service reference, "Other rules" 2). Reading a thread needs its channels and no
+//! agent, so no fallback is necessary: it reads whole in both modes, with the compatibility gate in front, and a run on
+//! it fails before it writes anything.
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -10,14 +10,14 @@ use crate::support::{ALL, DURABLE, Gateway, Setup, id, question, texts};
 const MISMATCH: &str =
     "Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
 
-/// From now on no agent can be built: the only model's script is not there.
+/// From now on no agent can be built: the script of the only model is gone.
 fn without_an_agent(gateway: &mut Gateway) {
     let model = json!({"name": "m", "use": "scripted", "model": "m", "script": "gone.json"});
     gateway
         .reconfigure(|setup| setup.sections = json!({"models": [model], "summarization": {"enabled": true}}));
 }
 
-/// A gateway with two turns on thread `t`, and the checkpoint behind the first.
+/// A gateway with two turns on thread `t`, and the checkpoint after the first.
 async fn two_turns(backend: &'static str, mode: &'static str) -> (Gateway, String) {
     let gateway = Setup::on(backend, mode).start().await;
     gateway.create("t").await;
@@ -27,7 +27,7 @@ async fn two_turns(backend: &'static str, mode: &'static str) -> (Gateway, Strin
     (gateway, older)
 }
 
-/// What the routes that read show of thread `t`.
+/// What the reading routes show of thread `t`.
 async fn shown(gateway: &Gateway, older: &str) -> Vec<Value> {
     let mut shown = Vec::new();
     for path in ["", "/state", &format!("/state/{older}"), "/goal", "/token-usage", "/runs"] {
@@ -49,7 +49,7 @@ async fn a_thread_whose_agent_cannot_be_built_reads_whole_and_is_written_from_ou
         let before = shown(&gateway, &older).await;
         without_an_agent(&mut gateway);
         assert_eq!(shown(&gateway, &older).await, before, "{backend} {mode}");
-        // A summary takes a model; a title does not.
+        // A summary needs a model; a title does not.
         let refused = gateway.post("/api/threads/t/compact", json!({})).await;
         refused.refused(500, "Failed to compact thread context.");
         assert_eq!(shown(&gateway, &older).await, before, "{backend} {mode}");
@@ -58,7 +58,7 @@ async fn a_thread_whose_agent_cannot_be_built_reads_whole_and_is_written_from_ou
     }
 }
 
-/// Not even a restored older state, which in delta mode is the first thing that such a run writes.
+/// Not even a restored older state is written, which in delta mode is such a run's first write.
 #[tokio::test]
 async fn a_run_whose_agent_cannot_be_built_fails_and_leaves_the_thread_as_it_was() {
     for (backend, mode) in ALL {

@@ -56,7 +56,7 @@ async fn a_deleted_thread_is_gone_with_all_that_belongs_to_it_and_others_stay() 
         assert_eq!(gateway.get(&format!("/api/threads/t/runs/{run}/events")).await.ok(), json!([]));
         gateway.delete("/api/threads/t").await.refused(404, "Thread t not found");
         if let Some(before) = before {
-            // Both threads know the same names of nodes and channels, which are shared.
+            // Both threads use the same node and channel names, which are stored once and shared.
             let after = gateway.rows().await;
             let differing: Vec<_> = before.iter().filter(|(table, rows)| after[*table] != **rows).collect();
             assert_eq!(differing, [] as [(&String, &i64); 0], "{after:?}");
@@ -98,7 +98,7 @@ async fn a_thread_is_not_deleted_while_a_run_works_on_it() {
     }
 }
 
-/// Whoever comes first wins, and the other is told. The run never ends by itself.
+/// The first one wins, and the other gets an error. The run never ends by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_deletion_and_a_run_that_race_exactly_one_wins() {
     let script = json!({"rules": [{"answers": [{"text": "never", "gate": {"name": "delete-race"}}]}]});
@@ -123,7 +123,7 @@ async fn of_a_deletion_and_a_run_that_race_exactly_one_wins() {
     }
 }
 
-/// Ids that would name a directory elsewhere can be deleted, but no directory is touched for them.
+/// Ids that would name a directory elsewhere can be deleted, but no directory is touched.
 #[tokio::test]
 async fn an_id_of_old_can_be_deleted() {
     let gateway = Setup::on("sqlite", "full").start().await;

@@ -1,4 +1,4 @@
-//! A process in full mode meets a thread that was written in delta mode (service reference, "Compatibility gate").
+//! A process in full mode opens a thread that was written in delta mode (service reference, "Compatibility gate").
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::support::{DURABLE, Gateway, Setup, id, question, texts};
 const MISMATCH: &str =
     "Thread t: Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
 
-/// A thread `t` written in delta mode, in a gateway that runs in full mode; with the id of one of its checkpoints.
+/// A thread `t` written in delta mode, in a gateway that runs in full mode, and the id of one of its checkpoints.
 async fn mismatching(backend: &'static str) -> (Gateway, String) {
     let gateway = Setup::on(backend, "delta").start().await;
     gateway.create("t").await;
@@ -59,7 +59,7 @@ async fn every_gated_route_answers_409_before_anything_else_and_changes_nothing(
     }
 }
 
-/// The newest checkpoint of a thread decides, also for a row that is gone.
+/// The newest checkpoint of a thread decides, even if the thread has no record.
 #[tokio::test]
 async fn a_thread_without_a_record_is_gated_too() {
     let (gateway, _) = mismatching("sqlite").await;
@@ -100,7 +100,7 @@ async fn routes_on_records_do_not_look_at_the_mode() {
     }
 }
 
-/// A delta process takes over full threads; after that a full one refuses them.
+/// A delta process converts full threads; after that a full process refuses them.
 #[tokio::test]
 async fn a_full_thread_goes_on_in_delta_mode_and_does_not_come_back() {
     for backend in DURABLE {

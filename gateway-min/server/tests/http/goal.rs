@@ -1,4 +1,4 @@
-//! The goal of a thread, and what its runs have cost.
+//! The goal of a thread, and the usage of its runs.
 
 use axum::http::Method;
 use serde_json::{Value, json};

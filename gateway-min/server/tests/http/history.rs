@@ -1,4 +1,4 @@
-//! The history of a thread. (What is noted behind an answer is tested beside the code.)
+//! The history of a thread. (Duration notes after an answer are tested next to the code.)
 
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
@@ -28,7 +28,7 @@ async fn entries_come_newest_first_and_only_the_first_has_messages() {
     for (backend, mode) in ALL {
         let gateway = with_turns(backend, mode, 4).await;
         let entries = gateway.history("t").await;
-        // The empty checkpoint, then input, answer and duration of each turn.
+        // The empty checkpoint, then input, answer and duration note of each turn.
         let steps: Vec<_> = entries.iter().map(|e| e["metadata"]["step"].as_i64().unwrap()).collect();
         assert_eq!(steps, (-1..12).rev().collect::<Vec<_>>());
         for (entry, parent) in entries.iter().zip(&entries[1..]) {
@@ -129,7 +129,7 @@ async fn the_limit_has_a_default_and_two_bounds() {
     }
 }
 
-/// `before` is the first entry of the answer. Checkpoints that only note durations count as any other.
+/// `before` is the first entry of the answer. Checkpoints that only note durations count like any other.
 #[tokio::test]
 async fn pages_of_any_size_follow_each_other_without_gap_or_repetition() {
     for (backend, mode) in ALL {
@@ -243,7 +243,7 @@ async fn answers_and_tool_results_have_their_run_and_the_last_answer_of_each_its
     }
 }
 
-/// Scenario 11. The note of a duration needs the thread, which the run has.
+/// Scenario 11. The duration note needs the thread, which the run holds.
 #[tokio::test]
 async fn reading_during_a_run_neither_waits_nor_writes() {
     for mode in MODES {
@@ -289,7 +289,7 @@ async fn an_interrupted_thread_shows_its_tasks() {
     }
 }
 
-/// Nobody notes how long a run took that failed; its record tells.
+/// A failed run has no duration note; its record has the duration.
 #[tokio::test]
 async fn the_duration_of_a_failed_run_comes_from_its_record() {
     for mode in MODES {

@@ -1,4 +1,4 @@
-//! The history cache as it is configured (`database.checkpoint_cache`).
+//! The configured history cache (`database.checkpoint_cache`).
 
 use redis::AsyncCommands as _;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn setup(mode: &'static str, cache: Value) -> Setup {
     Setup { sections: json!({ "database": database }), ..Setup::on("sqlite", mode) }
 }
 
-/// Two turns, which a process that was started afterwards reads.
+/// Two turns, for a process that is started afterwards to read.
 async fn two_turns(setup: Setup) -> Gateway {
     let mode = setup.mode;
     let gateway = setup.start().await;
@@ -48,7 +48,7 @@ async fn in_delta_mode_the_redis_cache_has_what_was_read_and_nothing_of_a_delete
     let key = format!("{ours}t");
     let life: i64 = redis.ttl(&key).await.unwrap();
     assert!((1..=600).contains(&life), "{life}");
-    // Damage is a miss: a process that finds it reads the thread itself.
+    // A damaged entry is a miss: the process reads the thread from the store.
     let () = redis.hset(&key, "seed:0::messages", "damaged").await.unwrap();
     let gateway = gateway.reopen("delta").await;
     assert_eq!(texts(&gateway.state("t").await).len(), 4);

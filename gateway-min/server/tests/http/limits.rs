@@ -1,4 +1,4 @@
-//! Clients that take more than their share, over sockets: the others are served.
+//! Clients that take more than their share, over sockets: the others are still served.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use crate::support::{Gateway, Setup};
 
-/// Far more than any of this takes; a client that is not served would wait for ever.
+/// Far more than any of this takes; an unserved client would wait for ever.
 const BOUND: Duration = Duration::from_mins(2);
 
-/// Serves the gateway on a port of this machine.
+/// Serves the gateway on a local port.
 async fn serve(gateway: &Gateway) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -44,7 +44,7 @@ async fn answer(address: SocketAddr, method: &str, path: &str, body: &str) -> St
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Another client: creates a thread and has a run answer on it.
+/// Another client: creates a thread and runs a turn on it.
 async fn others_are_served(address: SocketAddr, thread: &str) {
     assert!(answer(address, "GET", "/health", "").await.starts_with("HTTP/1.1 200"));
     let body = json!({ "thread_id": thread }).to_string();
@@ -67,7 +67,7 @@ async fn a_body_of_100_mb_is_refused_with_a_413_that_the_client_can_read() {
             "POST /api/threads HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{framing}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
-        // A client that sends all it has before it looks for an answer.
+        // A client that sends everything before it reads the answer.
         let chunk = vec![b' '; 1024 * 1024];
         for n in 0..SIZE / chunk.len() {
             if chunked {
@@ -92,10 +92,10 @@ async fn a_body_of_100_mb_is_refused_with_a_413_that_the_client_can_read() {
     }
 }
 
-/// The run ends, and whoever reads gets everything, although somebody's buffers have been full for long.
+/// The run ends and every reader gets everything, although one client's buffers stay full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_never_reads_holds_up_nobody() {
-    // More than the system keeps for a socket.
+    // More than the system buffers for a socket.
     let long = "x".repeat(8 * 1024 * 1024);
     let script = json!({"chunk_chars": long.len(), "rules": [
         {"when": {"contains": ["long"]}, "answers": [{"text": long}]},
@@ -109,7 +109,7 @@ async fn a_client_that_never_reads_holds_up_nobody() {
         "stream_mode": ["values", "updates", "messages-tuple"], "on_disconnect": "continue",
     });
     let mut deaf = open(address, "POST", "/api/threads/t/runs/stream", &body.to_string()).await;
-    // Its answer has begun, so the run is known; it reads no more.
+    // Its answer has begun, so the run is known; the client reads no more.
     deaf.read_exact(&mut [0; 1]).await.unwrap();
     others_are_served(address, "other").await;
     let run = gateway.get("/api/threads/t/runs").await.ok()[0]["run_id"].as_str().unwrap().to_owned();

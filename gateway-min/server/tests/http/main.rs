@@ -1,6 +1,6 @@
-//! The HTTP surface, in process: threads, state, history, events, models, and the description of all of it.
+//! The HTTP surface, in process: threads, state, history, events, models, and the OpenAPI document.
 
-// Helpers are test code too, which the lint does not see.
+// Helpers are test code too, but the lint does not know it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api;

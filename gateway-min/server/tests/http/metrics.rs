@@ -74,7 +74,7 @@ async fn runs_commits_flushes_the_cache_and_bytes_are_counted() {
         (value(&text, "threadkeep_sqlite_commands_total"), value(&text, "threadkeep_sqlite_flushes_total"));
     assert!(commands >= commits && flushes <= commands && flushes > 0, "{text}");
     assert_eq!(value(&text, "threadkeep_sqlite_queued"), 0);
-    // Sizes of flushes: as many as there are flushes, of all the operations that were not refused.
+    // One size per flush, and all operations that were not refused.
     assert_eq!(value(&text, "threadkeep_sqlite_flush_commands_count"), flushes, "{text}");
     assert_eq!(value(&text, "threadkeep_sqlite_flush_commands_bucket{le=\"+Inf\"}"), flushes);
     assert!(value(&text, "threadkeep_sqlite_flush_commands_sum") <= commands);
@@ -103,7 +103,7 @@ async fn metrics_are_for_administrators() {
     assert_eq!(gateway.get("/metrics").await.status, 401);
 }
 
-/// A database in memory has no file to measure, and its runs are counted all the same.
+/// An in-memory database has no file to measure, but its runs are counted all the same.
 #[tokio::test]
 async fn every_backend_has_metrics() {
     let gateway = Setup::default().start().await;

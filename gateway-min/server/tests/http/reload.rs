@@ -1,4 +1,5 @@
-//! Editing the configuration file while the gateway runs: what counts from the next run on, and what after a restart.
+//! Editing the configuration file while the gateway runs: what takes effect with the next run, and what after a
+//! restart.
 
 use serde_json::{Value, json};
 
@@ -74,7 +75,7 @@ async fn models_titles_compaction_and_loop_detection_follow_the_file() {
     gateway.post("/api/threads/titled/runs/wait", body).await.ok();
 }
 
-/// The one key of the database's section that is live.
+/// The only live key of the database section.
 #[tokio::test]
 async fn the_number_of_states_kept_in_memory_follows_the_file() {
     let kept = async |gateway: &Gateway| {
@@ -99,7 +100,8 @@ async fn the_number_of_states_kept_in_memory_follows_the_file() {
     }
 }
 
-/// The mode of the file is ignored until the restart; a cadence of the file fails the next run, and both hold from then.
+/// A changed mode is ignored until the restart; a changed cadence fails the next run. Both take effect with the
+/// restart.
 #[tokio::test]
 async fn mode_and_cadence_wait_for_the_restart() {
     let mut gateway = Setup::on("sqlite", "full").start().await;
@@ -121,7 +123,7 @@ async fn mode_and_cadence_wait_for_the_restart() {
     assert_eq!(state["metadata"]["svc_checkpoint_channel_mode"], "delta");
 }
 
-/// What tools may do is settled at the start, like the other sections that are read once.
+/// What tools may do is fixed at the start, like the other sections that are read once.
 #[tokio::test]
 async fn an_edit_of_the_sandbox_waits_for_the_restart() {
     let script = json!({"rules": [{"answers": [

@@ -83,7 +83,7 @@ async fn the_last_answer_is_made_again_in_its_place() {
     }
 }
 
-/// Scenario 53: a regenerated answer of a branch does not stand beside the old one.
+/// Scenario 53: a regenerated answer on a branch replaces the old one.
 #[tokio::test]
 async fn an_answer_of_a_branch_is_made_again_in_its_place() {
     for (backend, mode) in ALL {
@@ -233,7 +233,7 @@ async fn only_successful_runs_are_edited() {
     }
 }
 
-/// Scenario 22: where an ancestor was deleted by hand, nothing else stands in for it.
+/// Scenario 22: if an ancestor was deleted by hand, nothing is used in its place.
 #[tokio::test]
 async fn a_lost_ancestor_is_told_and_not_replaced_by_a_guess() {
     for mode in MODES {

@@ -1,4 +1,4 @@
-//! The gateway deletes no checkpoint by itself: it only offers the means to an operator.
+//! The gateway deletes no checkpoint by itself: it only offers operators the commands.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -35,19 +35,19 @@ async fn no_turn_read_or_restart_deletes_a_checkpoint() {
     }
 }
 
-/// Outside the operator's commands nothing even names what deletes checkpoints.
+/// Outside the operator commands, no code names an operation that deletes checkpoints.
 #[test]
 fn only_the_operators_commands_name_a_deletion() {
     fn look(dir: &Path, found: &mut Vec<String>) {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                // A saver there passes on what it does not fail, for tests.
+                // The test saver there forwards whatever it does not fail.
                 if !path.ends_with("runs/faults") {
                     look(&path, found);
                 }
             } else if path.ends_with("metrics/saver.rs") {
-                // It passes on what others call.
+                // It forwards what others call.
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let text = text.split("#[cfg(test)]").next().unwrap();

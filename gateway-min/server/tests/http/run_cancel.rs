@@ -1,4 +1,4 @@
-//! Cancelling runs: what stays, what is restored, and how the thread goes on.
+//! Cancelling runs: what stays, what is restored, and how the thread continues.
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ async fn an_interrupted_run_keeps_its_completed_steps_and_the_next_run_goes_on()
     }
 }
 
-/// What it left is no result.
+/// What the run left is no result.
 #[tokio::test]
 async fn who_waits_for_a_run_that_is_interrupted_is_told_so_beside_the_values() {
     for mode in MODES {
@@ -89,7 +89,7 @@ async fn who_waits_for_a_run_that_is_interrupted_is_told_so_beside_the_values() 
     }
 }
 
-/// The model takes up what the cancelled run left to do.
+/// The model continues with what the cancelled run left undone.
 #[tokio::test]
 async fn a_run_without_input_takes_up_what_the_interrupted_one_left() {
     for mode in MODES {
@@ -218,7 +218,7 @@ async fn rolling_back_the_first_run_of_a_thread_leaves_it_empty() {
         gateway.ask("t", "after").await;
         assert_eq!(texts(&gateway.state("t").await), ["after", "You said: after"]);
 
-        // A thread that only the run made has nothing to go back to.
+        // A thread that the run itself created has nothing to go back to.
         let mut body = question("work");
         body["config"] = json!({"configurable": {"thread_id": "bare"}});
         let record = gateway.post("/api/runs", body).await.ok();
@@ -259,12 +259,12 @@ async fn a_run_that_takes_over_interrupts_or_rolls_back_the_one_before_it() {
     }
 }
 
-/// A provider refuses a conversation with a call that has no result; here the answer shows what the model was told.
+/// A provider refuses a conversation with an unanswered tool call; here the answer shows the result that the model got.
 #[tokio::test]
 async fn a_tool_that_is_cancelled_at_work_is_stopped_and_the_next_request_to_the_model_has_a_result_for_its_call()
  {
     for mode in MODES {
-        // The command holds a connection to the test until somebody ends it.
+        // The command keeps a connection to the test open until it is stopped.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let command = format!("exec cat </dev/tcp/127.0.0.1/{}", listener.local_addr().unwrap().port());
         let script = json!({"rules": [
@@ -294,7 +294,7 @@ async fn a_tool_that_is_cancelled_at_work_is_stopped_and_the_next_request_to_the
     }
 }
 
-/// The first turn: nobody has made a title yet.
+/// The first turn: there is no title yet.
 #[tokio::test]
 async fn an_interrupted_and_a_failed_first_turn_have_a_title_that_a_restart_keeps() {
     for mode in MODES {

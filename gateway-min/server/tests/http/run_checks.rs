@@ -1,4 +1,4 @@
-//! What is refused before a run comes to be, in which order, and that nothing is left of it.
+//! What is refused before a run is created, in which order, and that a refused request leaves nothing.
 
 use serde_json::{Map, Value, json};
 use threadkeep_agent::model::scripted::gate;
@@ -9,7 +9,7 @@ use crate::support::{Gateway, MODES, Setup, question};
 const ON_THREAD: [&str; 3] =
     ["/api/threads/t/runs", "/api/threads/t/runs/stream", "/api/threads/t/runs/wait"];
 const STATELESS: [&str; 3] = ["/api/runs", "/api/runs/stream", "/api/runs/wait"];
-/// The id of a checkpoint that nobody has.
+/// The id of a checkpoint that does not exist.
 const NONE: &str = "0190b0f0-0000-7000-8000-000000000000";
 const BUSY: &str = "Thread t already has an active run";
 
@@ -96,7 +96,7 @@ async fn a_bad_thread_id_in_the_path_is_422() {
     }
 }
 
-/// What is wrong with a request, in the order in which it is noticed, with the answer to it.
+/// The flaws of a request, in the order of the checks, each with its answer.
 fn flaws(stateless: bool) -> Vec<(Value, u16, Value)> {
     let text = |detail: &str| json!({ "detail": detail });
     let mut flaws = vec![
@@ -128,7 +128,7 @@ fn flaws(stateless: bool) -> Vec<(Value, u16, Value)> {
             text("checkpoint thread_id does not match request thread_id"),
         ),
         (json!({"checkpoint_id": NONE}), 404, text(&format!("Checkpoint {NONE} not found"))),
-        // What is left: the thread is taken.
+        // All that is left: the thread is busy.
         (json!({"metadata": {"any": 1}}), 409, text(BUSY)),
     ];
     if stateless {
@@ -148,7 +148,7 @@ fn from(flaws: &[(Value, u16, Value)]) -> Value {
     Value::Object(body)
 }
 
-/// Each request has one flaw less than the one before, so each answer shows that its check comes before the later ones.
+/// Each request has one flaw less than the one before, so each answer shows that its check precedes the later ones.
 #[tokio::test]
 async fn the_checks_come_in_the_order_of_the_contract_and_a_refused_request_changes_nothing() {
     for mode in MODES {
@@ -181,7 +181,7 @@ async fn the_checks_come_in_the_order_of_the_contract_and_a_refused_request_chan
     }
 }
 
-/// Between the form of the body and everything else.
+/// After the form of the body and before everything else.
 #[tokio::test]
 async fn a_thread_without_a_record_is_404_behind_the_form_and_before_the_contents() {
     let gateway = Setup::on("sqlite", "full").start().await;
@@ -247,7 +247,7 @@ async fn selectors_are_checked_by_their_form_and_against_the_thread() {
             404,
             format!("Checkpoint {NONE} not found"),
         ),
-        // The object wins over the id beside it.
+        // The object takes precedence over the id.
         (
             json!({"checkpoint": {"checkpoint_id": NONE}, "checkpoint_id": foreign}),
             404,

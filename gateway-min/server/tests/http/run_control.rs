@@ -1,4 +1,4 @@
-//! Cancelling many runs, deleting the record of one.
+//! Cancelling many runs, and deleting the record of one.
 
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;

@@ -1,4 +1,4 @@
-//! Runs that make the last turn again with another text, and do not come to their end: the old turn takes its place again.
+//! Runs that make the last turn again with another text and do not complete: the old turn takes its place again.
 
 use axum::http::{Method, Request};
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ async fn streamed(gateway: &Gateway, body: Value) -> (Vec<Frame>, Value) {
     (frames, runs[0].clone())
 }
 
-/// Scenario 72: also a failure of the model, which shows no error frame.
+/// Scenario 72: also a failure of the model, which sends no error frame.
 #[tokio::test]
 async fn a_failed_edit_leaves_the_turn_that_it_was_to_replace() {
     for (backend, mode) in ALL {
@@ -111,7 +111,7 @@ async fn a_cancelled_edit_leaves_the_turn_that_it_was_to_replace() {
     }
 }
 
-/// A first turn has no title before it, and one that fails as an edit gets none of its own.
+/// A first turn has no title before it, and a failed edit of it gets none.
 #[tokio::test]
 async fn an_edit_that_fails_gives_the_thread_no_title_and_shows_nothing_that_nobody_asked_for() {
     for mode in MODES {
@@ -131,7 +131,7 @@ async fn an_edit_that_fails_gives_the_thread_no_title_and_shows_nothing_that_nob
     }
 }
 
-/// Only an edit gives its place back: an answer that was to be made again, and failed, is as any failed turn.
+/// Only an edit gives way to the old turn: a failed regeneration stays, like any failed turn.
 #[tokio::test]
 async fn a_regenerated_answer_that_fails_stays_as_it_is() {
     for mode in MODES {
@@ -145,7 +145,7 @@ async fn a_regenerated_answer_that_fails_stays_as_it_is() {
     }
 }
 
-/// The run works from the older checkpoint: a breakpoint is no failure.
+/// The run starts from the older checkpoint: a breakpoint is no failure.
 #[tokio::test]
 async fn an_edit_that_stops_at_a_breakpoint_stays() {
     for mode in MODES {

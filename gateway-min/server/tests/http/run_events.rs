@@ -1,4 +1,4 @@
-//! The event feeds of runs that end in different ways, and of runs at the same time; and a process that dies in a run.
+//! The event feeds of runs that end in different ways, of concurrent runs, and of a process that dies during a run.
 
 use std::sync::Arc;
 
@@ -223,7 +223,7 @@ async fn runs_at_the_same_time_number_the_events_of_their_own_threads() {
     }
 }
 
-/// The runtime of the first process stops with everything that was at work in it, as if the process had died.
+/// The runtime of the first process stops with everything that it was doing, as if the process had died.
 #[test]
 fn a_process_that_died_in_a_run_leaves_an_error_and_a_thread_that_goes_on() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

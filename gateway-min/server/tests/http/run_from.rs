@@ -1,5 +1,5 @@
-//! Runs from an older checkpoint: what they restore, where they go on, and what a cancelled one leaves
-//! (service reference, "Resume and rollback in delta mode").
+//! Runs from an older checkpoint: what they restore, where they continue, and what a cancelled one leaves (service
+//! reference, "Resume and rollback in delta mode").
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -51,12 +51,12 @@ fn parent(entry: &Value) -> &str {
     entry["parent_checkpoint_id"].as_str().unwrap_or_default()
 }
 
-/// The entries that were written since there were so many.
+/// The entries that were added since there were `count`.
 fn since(history: &[Value], count: usize) -> Vec<&Value> {
     history[..history.len() - count].iter().rev().collect()
 }
 
-/// Scenarios 46, 47, 54, 55, 59, 60: every channel of the selected checkpoint, whatever its kind.
+/// Scenarios 46, 47, 54, 55, 59, 60: every channel of the selected checkpoint is restored, whatever its kind.
 #[tokio::test]
 async fn a_run_from_an_older_checkpoint_restores_all_of_it_and_resets_what_came_later() {
     for backend in ["memory", "sqlite"] {
@@ -101,7 +101,7 @@ async fn a_run_from_an_older_checkpoint_restores_all_of_it_and_resets_what_came_
                     (json!("__default__"), &json!([]))
                 );
                 let mut expected = selected["values"].clone();
-                // What only the head had: a reducer channel starts anew, another one is null.
+                // What only the head had: a reducer channel starts empty, any other is null.
                 let reset = json!({"viewed_images": {}, "summary_text": null, "background_tasks": null});
                 expected.as_object_mut().unwrap().extend(reset.as_object().unwrap().clone());
                 assert_eq!(restored["values"], expected);
@@ -124,7 +124,7 @@ async fn a_run_from_an_older_checkpoint_restores_all_of_it_and_resets_what_came_
                     message.as_object_mut().unwrap().remove(own);
                 }
             }
-            // In full mode channels of the abandoned turn were never there; in delta mode they are reset.
+            // In full mode the channels of the abandoned turn never existed; in delta mode they are reset.
             values.as_object_mut().unwrap().retain(|_, value| !value.is_null() && *value != json!({}));
             finals.push(values);
         }
@@ -171,7 +171,7 @@ async fn a_run_from_the_empty_first_checkpoint_starts_the_conversation_anew() {
     }
 }
 
-/// A checkpoint with nodes left to run, from which somebody goes on after the thread has gone another way.
+/// A checkpoint with pending nodes, from which a run continues after the thread has moved on elsewhere.
 #[tokio::test]
 async fn a_run_goes_on_from_an_older_checkpoint_that_waits_at_a_breakpoint() {
     for (backend, mode) in ALL {
@@ -229,7 +229,7 @@ async fn a_value_for_an_older_checkpoint_that_asks_nothing_is_refused_and_change
     }
 }
 
-/// "resume cancelled": the head from before the run, with the turn that it had abandoned.
+/// "resume cancelled": the head from before the run, with the turn that the run had abandoned.
 #[tokio::test]
 async fn a_run_from_an_older_checkpoint_that_is_rolled_back_leaves_the_head_from_before_it() {
     for (backend, mode) in ALL {
@@ -270,7 +270,7 @@ async fn a_run_from_an_older_checkpoint_that_is_rolled_back_leaves_the_head_from
     }
 }
 
-/// What the thread was to run next is part of the state before a run.
+/// The pending nodes of the thread are part of the state before a run.
 #[tokio::test]
 async fn a_thread_that_waited_at_a_breakpoint_waits_there_again_after_a_rollback() {
     for (backend, mode) in ALL {
@@ -296,7 +296,7 @@ async fn a_thread_that_waited_at_a_breakpoint_waits_there_again_after_a_rollback
     }
 }
 
-/// The binding of a checkpoint goes with its state, whoever writes it anew.
+/// The binding of a checkpoint goes with its state, whichever run writes it again.
 #[tokio::test]
 async fn what_is_restored_keeps_the_agent_that_it_belongs_to() {
     for mode in MODES {
@@ -323,7 +323,8 @@ async fn what_is_restored_keeps_the_agent_that_it_belongs_to() {
             .iter()
             .map(|entry| entry["metadata"]["svc_agent_name"].as_str().unwrap())
             .collect();
-        // The restored state is the writer's, the run the default agent's, what is rolled back to the critic's.
+        // The restored state belongs to the writer, the run to the default agent, and what is rolled back to the
+        // critic.
         let expected: &[&str] =
             if mode == "delta" { &["writer", "__default__", "critic"] } else { &["__default__", "critic"] };
         assert_eq!(agents, expected);
@@ -392,7 +393,7 @@ async fn turns_and_rollbacks_that_alternate_leave_the_turns() {
     }
 }
 
-/// Scenario 82: the turn before is the one that the state comes from, not the one that it was written onto.
+/// Scenario 82: the turn before is the one that the state comes from, not the one that it was written on top of.
 #[tokio::test]
 async fn a_turn_that_was_restored_onto_another_line_keeps_its_own_beginning() {
     for (backend, mode) in ALL {

@@ -1,5 +1,5 @@
-//! Runs in a full process on a thread that was written in delta mode, and the way there and back (service reference,
-//! "Run routes", "Compatibility gate").
+//! Runs in a full process on a thread that was written in delta mode, and conversions in both directions (service
+//! reference, "Run routes", "Compatibility gate").
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const BACKGROUND: [&str; 2] = ["/api/threads/t/runs", "/api/runs"];
 const STREAM: [&str; 2] = ["/api/threads/t/runs/stream", "/api/runs/stream"];
 const WAIT: [&str; 2] = ["/api/threads/t/runs/wait", "/api/runs/wait"];
 
-/// A thread `t` of two turns, written in delta mode, with the id of a checkpoint inside it, in a full process.
+/// A thread `t` of two turns, written in delta mode, in a full process, and the id of a checkpoint of it.
 async fn mismatching(backend: &'static str, events: &'static str) -> (Gateway, String) {
     let gateway = Setup { events, ..Setup::on(backend, "delta") }.start().await;
     gateway.create("t").await;
@@ -43,7 +43,7 @@ async fn open(gateway: &Gateway, path: &str, body: &Value) -> Response<Body> {
     gateway.open_answer(request.body(body.to_string().into()).unwrap()).await
 }
 
-/// The rows of the checkpoint file only: runs leave records and events also if they fail.
+/// Only the rows of the checkpoint file: failed runs leave records and events, too.
 async fn checkpoints(gateway: &Gateway) -> BTreeMap<String, i64> {
     let mut rows = gateway.rows().await;
     rows.retain(|table, _| table.starts_with("checkpoints.db."));
@@ -51,7 +51,7 @@ async fn checkpoints(gateway: &Gateway) -> BTreeMap<String, i64> {
     rows
 }
 
-/// Asserts that the record of this run shows the mismatch, and that the run has written its events and nothing else.
+/// Asserts that the record of this run shows the mismatch, and that the run wrote its events and nothing else.
 async fn failed(gateway: &Gateway, run: &str) {
     gateway.join("t", run).await;
     let record = gateway.run("t", run).await;
@@ -69,7 +69,7 @@ fn run_of(answer: &Response<Body>) -> String {
     place.strip_prefix("/api/threads/t/runs/").unwrap().to_owned()
 }
 
-/// The two selections of a request: none, and a checkpoint inside the thread.
+/// The two selections of a request: none, and a checkpoint of the thread.
 fn selections(path: &str, checkpoint: &str) -> [Value; 2] {
     let mut selecting = asking(path, "three");
     selecting["checkpoint_id"] = json!(checkpoint);
@@ -159,7 +159,7 @@ async fn after_failed_runs_the_thread_is_as_it_was_for_a_delta_process() {
     }
 }
 
-/// The head would fill the feed that the restart emptied, so it is read before there is a run.
+/// The feed is empty after the restart and would be filled from the head, so the head is read before a run exists.
 #[tokio::test]
 async fn with_an_empty_feed_every_creating_route_is_500_with_the_mismatch_and_changes_nothing() {
     for backend in DURABLE {
@@ -232,7 +232,7 @@ async fn the_feed_that_a_restart_emptied_is_filled_from_the_head_by_the_next_run
     }
 }
 
-/// Scenario of an operator who switches to delta mode and back.
+/// The scenario of an operator who switches to delta mode and back.
 #[tokio::test]
 async fn every_form_of_run_takes_a_full_thread_over_into_delta_mode_and_then_none_works_in_full() {
     for backend in DURABLE {

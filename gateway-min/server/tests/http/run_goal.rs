@@ -1,4 +1,4 @@
-//! Runs of a thread that has a goal: they go on until it is reached, or until something stands in the way.
+//! Runs of a thread that has a goal: they continue until it is reached or something blocks it.
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, Gateway, MODES, Setup, question};
 
-/// What a model that judges says.
+/// The answer of the judging model.
 fn verdict(satisfied: bool, blocker: &str, reason: &str) -> Value {
     let verdict =
         json!({"satisfied": satisfied, "blocker": blocker, "reason": reason, "evidence_summary": "as shown"});
@@ -19,7 +19,7 @@ fn when(rule: Value, condition: Value) -> Value {
     rule
 }
 
-/// The judge finds the goal reached once the conversation says `shipped`, else it says `blocker`.
+/// The judge finds the goal reached once the conversation says `shipped`; else it answers `blocker`.
 fn setup(backend: &'static str, mode: &'static str, blocker: &str, agent: Value) -> Setup {
     let judge = "middleware:goal";
     let script = json!({"rules": [
@@ -30,7 +30,7 @@ fn setup(backend: &'static str, mode: &'static str, blocker: &str, agent: Value)
     Setup { script, ..Setup::on(backend, mode) }
 }
 
-/// A gateway with a thread `t` and a goal of so many continuations.
+/// A gateway with a thread `t` whose goal allows `continuations` continuations.
 async fn with_goal(setup: Setup, continuations: u64) -> Gateway {
     let gateway = setup.start().await;
     gateway.create("t").await;
@@ -43,7 +43,7 @@ async fn goal(gateway: &Gateway) -> Value {
     gateway.get("/api/threads/t/goal").await.ok()["goal"].clone()
 }
 
-/// Who says what; what the gateway says is `told`.
+/// Each message's author and text; those of the gateway are `told`.
 fn said(state: &Value) -> Vec<(&str, &str)> {
     let mut said = Vec::new();
     for message in state["values"]["messages"].as_array().into_iter().flatten() {
@@ -184,7 +184,7 @@ async fn a_judge_that_fails_or_is_not_asked_leaves_the_run_as_it_is() {
             gateway.get(&format!("/api/threads/t/runs/{run}/events?event_types=llm.error")).await.ok();
         assert_eq!(events[0]["metadata"]["caller"], "middleware:goal");
 
-        // Neither a failed run nor one that stops at a breakpoint is evaluated.
+        // Neither a failed run nor one that stops at a breakpoint is judged.
         gateway.post("/api/threads/t/runs/wait", question("fail")).await.ok();
         let mut body = question("stop");
         body["interrupt_before"] = json!(["model"]);
@@ -221,7 +221,7 @@ async fn a_run_is_cancelled_while_its_goal_is_looked_at_and_a_rollback_restores_
     }
 }
 
-/// The goal is looked at again behind the run that waits.
+/// The goal is judged again after the waiting run.
 #[tokio::test]
 async fn a_run_that_waits_goes_before_the_continuations_of_a_goal() {
     for (backend, mode) in ALL {

@@ -1,4 +1,4 @@
-//! Repeating a request that creates a run.
+//! Repeated run create requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,11 +88,11 @@ async fn a_key_has_a_length_and_means_nothing_without_a_thread() {
     assert_ne!(place(&first), place(&post(&gateway, "/api/runs/wait", "k").await));
 }
 
-/// The statuses at which the JavaScript client does not try again; it does at any other that is no success, four times.
+/// The statuses that the JavaScript client does not retry; it retries every other failure four times.
 const FINAL: [u16; 11] = [400, 401, 402, 403, 404, 405, 406, 407, 408, 409, 422];
 
-/// Sends a request as the JavaScript client does, through something that answers the first `lost` requests with a 500
-/// after the gateway has carried them out. Returns the last answer, and how many requests there were.
+/// Sends a request as the JavaScript client does, through a proxy that answers the first `lost` requests with a 500
+/// after the gateway has carried them out. Returns the last answer, and the number of requests.
 async fn as_javascript(
     gateway: &Gateway,
     lost: usize,
@@ -141,7 +141,7 @@ async fn a_request_whose_answers_are_lost_creates_one_run_if_it_has_a_key() {
             gateway.join(&thread, run["run_id"].as_str().unwrap()).await;
             assert_eq!(texts(&gateway.state(&thread).await), ["hello", "You said: hello"], "{form}");
         }
-        // Without a key nobody can tell a repeated request from a new one.
+        // Without a key, a repeated request is indistinguishable from a new one.
         gateway.create("t").await;
         let waits = "/api/threads/t/runs/wait";
         assert_eq!(as_javascript(&gateway, 1, waits, None, &body).await.2, 2);
@@ -149,7 +149,7 @@ async fn a_request_whose_answers_are_lost_creates_one_run_if_it_has_a_key() {
     }
 }
 
-/// Scenario 60, first half: what will fail again is not answered with what is tried again.
+/// Scenario 60, first half: a request that would fail again is not answered with a status that is retried.
 #[tokio::test]
 async fn what_is_refused_for_good_is_asked_once() {
     let name = "idempotency-busy";

@@ -1,4 +1,4 @@
-//! Runs that wait for their thread, one behind the other.
+//! Runs that wait for their thread, one after another.
 
 use axum::body::Body;
 use axum::http::{Method, Request};
@@ -101,7 +101,7 @@ async fn waiting_and_streaming_requests_get_what_their_own_run_leaves() {
     }
 }
 
-/// Scenarios 18 and 74: a run that never started leaves no checkpoint and a stream that is only its end.
+/// Scenarios 18 and 74: a run that never started leaves no checkpoint, and its stream has only the end.
 #[tokio::test]
 async fn a_run_that_is_cancelled_in_the_queue_leaves_its_record_and_nothing_else() {
     for (backend, mode) in ALL {
@@ -201,7 +201,7 @@ async fn a_gateway_that_stops_interrupts_the_runs_that_wait() {
     }
 }
 
-/// Nobody works on them any more, and what they were asked with is not stored whole: they end as every active run does.
+/// No process executes them any more, and their requests are not stored whole: they end like every active run.
 #[test]
 fn a_restart_ends_the_runs_that_waited_in_a_dead_process_and_frees_the_thread() {
     for mode in MODES {

@@ -1,4 +1,4 @@
-//! `command.resume`: the answer to a question, the way on from a breakpoint, and where nothing waits for a value.
+//! `command.resume`: the answer to a question, continuing from a breakpoint, and where nothing waits for a value.
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ async fn the_value_answers_the_question_of_the_last_run() {
                 (&events[1]["content"]["content"], &events[1]["content"]["id"]),
                 (&json!("blue"), &answer["id"])
             );
-            // It is answered now.
+            // It is answered by now.
             gateway.post("/api/threads/t/runs/wait", resume(&value)).await.refused(409, NOTHING);
         }
     }
@@ -116,7 +116,7 @@ async fn where_nothing_waits_a_value_is_refused_by_every_route_and_changes_nothi
             assert_eq!(gateway.rows().await, rows, "{mode}, after {turns} turns");
             gateway.ask("t", "hello").await;
         }
-        // No value, nothing to refuse.
+        // No value, so nothing to refuse.
         let values = gateway.post("/api/threads/t/runs/wait", resume(&Value::Null)).await.ok();
         assert_eq!(values["messages"].as_array().unwrap().len(), 4);
     }
@@ -145,7 +145,7 @@ async fn a_run_that_was_cancelled_or_stopped_at_a_breakpoint_is_resumed_with_any
     }
 }
 
-/// When it is created, nobody can tell what the run will find.
+/// When the run is created, it is not known what it will find.
 #[tokio::test]
 async fn a_run_that_takes_over_and_finds_nothing_that_waits_fails() {
     for mode in MODES {

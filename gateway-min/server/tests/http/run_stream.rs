@@ -1,4 +1,4 @@
-//! The stream of a run: headers, frames, coming back to it, and leaving it.
+//! The stream of a run: headers, frames, reconnecting, and disconnecting.
 
 use axum::body::Body;
 use axum::http::{Method, Request, Response};
@@ -36,7 +36,7 @@ async fn stream(gateway: &Gateway, body: Value) -> Response<Body> {
     gateway.open_answer(request.body(body.to_string().into()).unwrap()).await
 }
 
-/// Comes back to a run.
+/// Reconnects to a run.
 async fn reconnect(gateway: &Gateway, path: &str, last_event_id: Option<&str>) -> Response<Body> {
     let mut request = Request::get(path);
     if let Some(id) = last_event_id {
@@ -45,7 +45,7 @@ async fn reconnect(gateway: &Gateway, path: &str, last_event_id: Option<&str>) -
     gateway.open_answer(request.body(Body::empty()).unwrap()).await
 }
 
-/// The run of a stream, and the path under which a client comes back to it: its `Location` below the base of the API.
+/// The run of a stream, and the path for reconnecting: its `Location` under the base of the API.
 fn place(answer: &Response<Body>) -> (String, String) {
     let location = answer.headers()["location"].to_str().unwrap();
     let run = location.strip_suffix("/stream").unwrap().rsplit_once('/').unwrap().1;
@@ -129,7 +129,7 @@ async fn the_pieces_of_an_answer_make_up_its_message() {
     }
 }
 
-/// A title and a summary take calls of the model as well.
+/// A title and a summary are model calls as well.
 #[tokio::test]
 async fn the_gateways_own_calls_of_the_model_never_show_as_messages() {
     for mode in MODES {
@@ -252,7 +252,7 @@ async fn a_client_that_falls_behind_gets_a_gap_and_the_run_goes_on() {
         let name = format!("gap-{mode}");
         let sections = json!({"stream_bridge": {"queue_maxsize": 2}});
         let gateway = started(Setup { sections, ..Setup::on("memory", mode) }, &name).await;
-        // The client does not read before three frames are there, of which two are kept.
+        // The client does not read until there are three frames, of which two are kept.
         let answer = stream(&gateway, asking("wait", json!(["values", "messages-tuple"]))).await;
         let (run, path) = place(&answer);
         gate(&name).reached().await;
@@ -284,7 +284,7 @@ async fn a_client_that_falls_behind_gets_a_gap_and_the_run_goes_on() {
     }
 }
 
-/// What becomes of a run whose stream or whose answer nobody reads any more.
+/// What happens to a run when the client of its stream or answer disconnects.
 #[tokio::test]
 async fn the_client_that_created_a_run_cancels_it_by_leaving_unless_it_asked_to_continue() {
     for (backend, mode) in ALL {
@@ -328,7 +328,7 @@ async fn a_client_that_joined_a_run_cancels_it_by_leaving_only_if_it_asked_to() 
         for (query, status) in [("", "success"), ("?cancel_on_disconnect=true", "interrupted")] {
             let name = format!("joiner-{mode}-{status}");
             let gateway = started(Setup::on("memory", mode), &name).await;
-            // The creator stays, and would have the run cancelled by leaving.
+            // The creator stays; its disconnecting would cancel the run.
             let answer = stream(&gateway, question("wait")).await;
             let (run, path) = place(&answer);
             let mut creator = Frames::of(answer);
@@ -347,7 +347,7 @@ async fn a_client_that_joined_a_run_cancels_it_by_leaving_only_if_it_asked_to() 
     }
 }
 
-/// A background run has no client that could leave.
+/// No client's disconnecting affects a background run.
 #[tokio::test]
 async fn a_background_run_does_not_depend_on_who_follows_it() {
     let gateway = started(Setup::default(), "background").await;
@@ -362,7 +362,7 @@ async fn a_background_run_does_not_depend_on_who_follows_it() {
     assert_eq!(gateway.run("t", run).await["status"], "success");
 }
 
-/// The stop button of clients: cancel, then follow the rest.
+/// The stop button of clients: cancel, then read the rest of the stream.
 #[tokio::test]
 async fn a_stream_request_with_an_action_cancels_the_run_and_follows_it_to_its_end() {
     for (query, status) in [("?action=interrupt", "interrupted"), ("?action=rollback", "error")] {

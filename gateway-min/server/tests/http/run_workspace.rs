@@ -1,4 +1,4 @@
-//! What a run says of the files that it worked on: the summary of the changes, and the receipt of what it delivered.
+//! What a run reports of its files: the summary of the changes, and the receipt of what it delivered.
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{Gateway, MODES, Setup, connect};
 
-/// Writes, edits and reads files; with `bash` beside that; fails or waits at `gate` after a write.
+/// Writes, edits and reads files; in another script also with `bash`; fails or waits at `gate` after a write.
 fn script(gate: &str) -> Value {
     let write =
         |path: &str, content: &str| json!({"name": "write_file", "args": {"path": path, "content": content}});
@@ -51,7 +51,7 @@ async fn events(gateway: &Gateway, run: &str) -> Vec<Value> {
     events.as_array().unwrap().clone()
 }
 
-/// The types of a run's last events, behind those of its messages.
+/// The types of a run's last events, after those of its messages.
 fn last(events: &[Value]) -> Vec<&str> {
     let message = events.iter().rposition(|event| event["category"] == "message").unwrap();
     events[message + 1..].iter().map(|event| event["event_type"].as_str().unwrap()).collect()
@@ -131,7 +131,7 @@ async fn a_failed_and_a_cancelled_run_tell_what_they_left_behind() {
     assert_eq!(*summary(&found), changes(&created, &json!([]), &json!([])));
 }
 
-/// The first time only the receipt cannot be stored, the second time nothing of the feed.
+/// The first time only the receipt cannot be stored, the second time none of the feed.
 #[tokio::test]
 async fn a_feed_that_cannot_be_written_does_not_keep_a_run_from_its_end() {
     for (name, refused) in [("receipt", "NEW.event_type = 'run.delivery'"), ("feed", "TRUE")] {

@@ -1,4 +1,4 @@
-//! Creating runs in their three forms, on a thread and without one; reading, listing and joining them.
+//! Creating runs in their three forms, on a thread and stateless; reading, listing and joining them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn time(value: &Value) -> DateTime<chrono::FixedOffset> {
     DateTime::parse_from_rfc3339(text).unwrap()
 }
 
-/// The place of a run in an answer's headers, checked: `Content-Location` and `Location`. Thread and run.
+/// The thread and the run of an answer's headers, checked: `Content-Location` and `Location`.
 fn place(headers: &axum::http::HeaderMap) -> (String, String) {
     let header = |name: &str| headers[name].to_str().unwrap().to_owned();
     let content = header("content-location");
@@ -37,7 +37,7 @@ fn place(headers: &axum::http::HeaderMap) -> (String, String) {
     (thread.to_owned(), run.to_owned())
 }
 
-/// Asks for the record until the run has ended.
+/// Polls the record until the run has ended.
 async fn polled(gateway: &Gateway, thread: &str, run: &str) -> Value {
     loop {
         let record = gateway.run(thread, run).await;

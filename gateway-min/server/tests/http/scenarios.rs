@@ -1,9 +1,9 @@
-//! The page that says which test shows what names tests that are there.
+//! The page that maps scenarios to tests names only tests that exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The names of all functions in the sources below a directory.
+/// The names of all functions in the sources under a directory.
 fn functions(dir: &Path, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! Several gateways on one database, with a load balancer before them.
+//! Several gateways on one database, with a load balancer in front.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ async fn cancel(gateway: &Gateway, run: &str, query: &str) -> u16 {
     gateway.call(Method::POST, &format!("/api/threads/t/runs/{run}/cancel{query}"), None).await.status
 }
 
-/// Waits until the run has this status, as the gateway sees it.
+/// Waits until the run has this status, as this gateway sees it.
 async fn until(gateway: &Gateway, run: &str, status: &str) -> Value {
     loop {
         let record = gateway.run("t", run).await;
@@ -73,27 +73,27 @@ async fn a_run_of_one_is_joined_on_the_other_with_all_that_it_wrote() {
         let (joined, ()) = tokio::join!(join, open);
         let values = joined.ok();
         assert_eq!(values["messages"].as_array().unwrap().last().unwrap()["content"], "Done.");
-        // All of it is there, the last note of the run too, and on both.
+        // All of it is there, including the run's last note, on both gateways.
         assert_eq!(second.run("t", &run).await["status"], "success");
         assert_eq!(second.history("t").await, first.history("t").await);
         let metadata = &second.state("t").await["metadata"];
         assert!(metadata["run_durations"].get(&run).is_some(), "{metadata}");
         assert_eq!(first.get("/api/threads/t").await.ok()["status"], "idle");
-        // The next run, on the other one, follows without a gap.
+        // The next run, on the other gateway, follows without a gap.
         let next = second.ask("t", "on").await;
         assert_eq!(first.run("t", &next).await["status"], "success");
         assert_eq!(first.state("t").await, second.state("t").await);
     }
 }
 
-/// Keeps everybody from writing to a table until the client is dropped.
+/// Blocks all writes to a table until the client is dropped.
 async fn lock(gateway: &Gateway, table: &str) -> tokio_postgres::Client {
     let client = gateway.postgres().await;
     client.batch_execute(&format!("BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE")).await.unwrap();
     client
 }
 
-/// The last note of a run is written before its row says that it has ended: it is in no other run's way.
+/// The last note of a run is written before its row says that it has ended, so it cannot conflict with another run.
 #[tokio::test]
 async fn a_run_keeps_its_thread_until_its_last_note_is_written() {
     for mode in MODES {
@@ -103,14 +103,14 @@ async fn a_run_keeps_its_thread_until_its_last_note_is_written() {
         gate(&name).reached().await;
         let events = lock(&first, "threadkeep_gateway_run_events").await;
         gate(&name).open();
-        // Its last step is stored, its last events wait.
+        // Its last step is stored; its last events wait.
         while texts(&second.state("t").await).last() != Some(&"Done.") {}
         let checkpoints = lock(&first, "threadkeep_checkpoint").await;
         drop(events);
         let asking = second.postgres().await;
         let sql = "SELECT 1 FROM threadkeep_gateway_runs WHERE decided_status = 'success'";
         while asking.query(sql, &[]).await.unwrap().is_empty() {}
-        // How it ends is decided, the note of its duration waits.
+        // Its outcome is decided; its duration note waits.
         assert_eq!(second.run("t", &run).await["status"], "running");
         let refused = second.post("/api/threads/t/runs", question("too early")).await;
         refused.refused(409, "Thread t already has an active run");
@@ -123,7 +123,7 @@ async fn a_run_keeps_its_thread_until_its_last_note_is_written() {
     }
 }
 
-/// Its lease ends while the database is away: others may take the run for lost as soon as they are back.
+/// Its lease expires while the database is away: others may recover the run as soon as the database is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
     let server = tokio::task::spawn_blocking(|| Postgres::start().unwrap()).await.unwrap();
@@ -140,7 +140,7 @@ async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
         server
     });
     let server = server.await.unwrap();
-    // The gate stays shut: the run does not end by what it does.
+    // The gate stays shut, so the run does not end by itself.
     let frames = tokio::time::timeout(Duration::from_mins(1), sse::all(stream)).await.expect("it goes on");
     assert_eq!(frames.last().unwrap().name, "end");
     let _server = tokio::task::spawn_blocking(move || {
@@ -182,7 +182,7 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
         assert!(!shown.is_empty() && shown.iter().all(|frame| frame.name == "values"), "{shown:?}");
         assert_eq!(shown.last().unwrap().data["messages"], first.state("t").await["values"]["messages"]);
         assert_eq!(again.last().unwrap().name, "end", "every subscriber gets it");
-        // Of one that nobody has followed and that has ended, the end.
+        // For a run that has ended and had no follower: only the end.
         let alone = first.ask("t", "alone").await;
         let path = format!("/api/threads/t/runs/{alone}/stream");
         let ended = sse::all(second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
@@ -206,7 +206,7 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
     }
 }
 
-/// Everything that the run streams, whichever process is asked, with the same ids: a client may change between them.
+/// Everything that the run streams, from any process, with the same ids, so a client may switch between processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
     for mode in MODES {
@@ -228,7 +228,7 @@ async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
         let metadata = elsewhere.until("metadata").await;
         assert_eq!(metadata.data, json!({"run_id": run, "thread_id": "t"}));
         let here = join(&first, None).await;
-        // Somebody who was on the first one comes to a third, which has not heard of the run.
+        // A client of the first gateway reconnects to a third, which does not know the run.
         let mut left = join(&first, None).await;
         let seen = left.until("updates").await;
         drop(left);
@@ -243,10 +243,10 @@ async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
         for kind in ["values", "messages", "updates", "tasks", "checkpoints", "debug", "end"] {
             assert!(back.iter().any(|frame| frame.name == kind), "{kind}");
         }
-        // For a while also when the run has ended, wherever the client comes to.
+        // Also for a while after the run has ended, on any gateway.
         let fourth = first.beside().await;
         assert_eq!(join(&fourth, seen.id.as_deref()).await.rest().await, back, "{mode}");
-        // The conversation goes with the thread, also what was only kept to be handed on.
+        // The conversation is deleted with the thread, including what was kept only for other processes.
         assert!(first.rows().await["gateway.db.run_frames"] > 0);
         assert_eq!(second.delete("/api/threads/t").await.status, 200);
         assert_eq!(first.rows().await["gateway.db.run_frames"], 0);
@@ -262,7 +262,7 @@ async fn a_run_that_nobody_follows_elsewhere_hands_on_nothing() {
         gate(&name).reached().await;
         let stream = Request::get(format!("/api/threads/t/runs/{run}/stream")).body(Body::empty()).unwrap();
         let stream = first.open_answer(stream).await;
-        // To wait for it elsewhere takes no frames, nor does to look at it.
+        // Waiting for the run elsewhere, or reading it, needs no frames.
         let place = format!("/api/threads/t/runs/{run}/join");
         let (joined, frames, ()) = tokio::join!(second.get(&place), sse::all(stream), async {
             second.state("t").await;
@@ -351,7 +351,7 @@ async fn a_run_on_one_keeps_writers_on_the_other_out_and_gives_way_to_a_run_that
     }
 }
 
-/// Passes each connection on to the next of the servers.
+/// Forwards each connection to the next server in turn.
 async fn balancer(servers: Vec<SocketAddr>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -361,7 +361,7 @@ async fn balancer(servers: Vec<SocketAddr>) -> SocketAddr {
             let server = *server;
             tokio::spawn(async move {
                 let mut server = TcpStream::connect(server).await.unwrap();
-                // Whoever hangs up first ends it.
+                // The first side to close ends it.
                 let _ = copy_bidirectional(&mut client, &mut server).await;
             });
         }
@@ -369,7 +369,7 @@ async fn balancer(servers: Vec<SocketAddr>) -> SocketAddr {
     address
 }
 
-/// A client of both gateways, which takes a new connection, and so the other gateway, for each request.
+/// A client of both gateways, which opens a new connection, and so reaches the other gateway, for each request.
 struct Balanced {
     base: String,
     client: Client,
@@ -413,7 +413,7 @@ async fn of_many_requests_through_a_balancer_one_gets_the_thread() {
     let statuses = |status| answers.iter().filter(|(found, _)| *found == status).count();
     assert_eq!((statuses(200), statuses(409)), (1, 49));
 
-    // With one key all get the same run.
+    // With one key, all get the same run.
     gate("several-parallel").open();
     let (_, run) = answers.into_iter().find(|(status, _)| *status == 200).unwrap();
     first.join("t", run["run_id"].as_str().unwrap()).await;
@@ -447,14 +447,14 @@ async fn a_deletion_and_a_run_through_a_balancer_exclude_each_other() {
                 assert_eq!(texts(&second.state(&thread).await), ["hello", "You said: hello"]);
             }
             (200, 404 | 409) => assert_eq!(second.get(&format!("{place}/state")).await.status, 404),
-            // Both, if the run had ended, or the deletion, before the other one came.
+            // Both succeed if the run, or the deletion, had ended before the other began.
             (200, 200) => {}
             other => panic!("{other:?}"),
         }
     }
 }
 
-/// Conversations whose turns go to one gateway and the other in turn, many at a time.
+/// Many concurrent conversations whose turns alternate between two gateways.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conversations_over_a_balancer_are_whole() {
     for mode in MODES {

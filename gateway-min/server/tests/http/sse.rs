@@ -1,4 +1,4 @@
-//! Reading the frames of an answer that is a stream.
+//! Reading the frames of a streamed answer.
 
 use axum::body::{Body, BodyDataStream};
 use axum::http::Response;

@@ -292,7 +292,7 @@ async fn state_is_not_written_while_a_run_works_on_the_thread() {
     }
 }
 
-/// Updates one after the other never find the thread reserved by the one before.
+/// Consecutive updates never find the thread reserved by the previous one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thread_is_free_again_when_an_update_has_answered() {
     let gateway = Setup::on("sqlite", "delta").start().await;

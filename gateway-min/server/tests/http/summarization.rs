@@ -1,4 +1,4 @@
-//! Conversations that grow too long while a run works on them.
+//! Conversations that grow too long during a run.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use crate::support::{ALL, Gateway, MODES, Setup, texts};
 
 const SUMMARIZER: &str = "middleware:summarization";
 
-/// Calls a tool twice on `tool`; else answers. `summary` is what the summarizing model does.
+/// Calls a tool twice on `tool`; else answers. `summary` is the summarizing model's script.
 fn setup(backend: &'static str, mode: &'static str, summary: Value, summarization: Value) -> Setup {
     let call = |id: &str, and: &str| json!({"text": "Looking.", "tool_calls": [{"name": "ls", "id": id}, {"name": "ls", "id": and}]});
     let script = json!({"rules": [
@@ -211,7 +211,7 @@ async fn a_conversation_grows_as_long_as_nobody_says_when_it_is_too_long() {
     }
 }
 
-/// A server of the OpenAI protocol that keeps what it was asked, and gives these answers one after the other.
+/// A server of the OpenAI protocol that records the requests and gives these answers one after another.
 struct Server {
     base: String,
     asked: Arc<Mutex<Vec<Value>>>,
@@ -240,7 +240,7 @@ async fn server(answers: Vec<Value>) -> Server {
 }
 
 impl Server {
-    /// A gateway whose agent asks this server, and whose summaries come from the script; with a thread `t`.
+    /// A gateway whose agent calls this server, and whose summaries come from the script; with a thread `t`.
     async fn gateway(&self, mode: &'static str, mut summarization: Value) -> Gateway {
         let models = json!([
             {"name": "big", "use": "langchain_openai:ChatOpenAI", "model": "big", "api_key": "none", "base_url": self.base},

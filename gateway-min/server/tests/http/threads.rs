@@ -110,7 +110,7 @@ async fn a_fresh_thread_has_an_empty_state_and_one_entry_of_history() {
     }
 }
 
-/// Metadata of a thread is free, but for the gateway's own names; metadata of a checkpoint has keys with a meaning.
+/// Metadata of a thread is free except for the gateway's own names; metadata of a checkpoint has keys with a meaning.
 #[tokio::test]
 async fn thread_metadata_cannot_forge_what_checkpoints_mean() {
     let gateway = Setup::default().start().await;
@@ -277,7 +277,7 @@ async fn a_patch_merges_metadata_and_pinning_leaves_the_time() {
     answer.invalid("dict_type", &json!(["body", "metadata"]));
 }
 
-/// What the gateway notes under names of its own, no client can set, change or take away.
+/// A client can neither set nor change nor remove what the gateway notes under its own names.
 #[tokio::test]
 async fn the_gateways_own_metadata_cannot_be_forged() {
     for mode in MODES {
@@ -312,7 +312,7 @@ async fn the_gateways_own_metadata_cannot_be_forged() {
         let after = gateway.patch(&branch, json!({ "metadata": rewritten })).await.ok();
         assert_eq!(after["metadata"], before, "{mode}");
 
-        // A thread is made beside another one, and stays what it is.
+        // Creating a thread next to another leaves that one unchanged.
         let beside = json!({"thread_id": "beside", "metadata": {"svc_sidecar": true}});
         gateway.post("/api/threads", beside).await.ok();
         gateway.patch("/api/threads/beside", json!({"metadata": {"svc_sidecar": false}})).await.ok();
@@ -323,7 +323,7 @@ async fn the_gateways_own_metadata_cannot_be_forged() {
     }
 }
 
-/// A run's configuration ends up in the metadata of its checkpoints, where the gateway looks for what it noted itself.
+/// A run's configuration is stored in the metadata of its checkpoints, where the gateway also looks for its own notes.
 #[tokio::test]
 async fn a_runs_configuration_cannot_forge_what_checkpoints_mean() {
     for mode in MODES {

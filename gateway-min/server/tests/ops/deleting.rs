@@ -1,4 +1,4 @@
-//! Commands that delete: a plan changes nothing, and what is applied is the plan.
+//! Commands that delete: a plan changes nothing, and applying it does what it said.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn texts(list: &Json) -> BTreeSet<String> {
     list.as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect()
 }
 
-/// Plans and applies the same, on a database of its own.
+/// Plans and applies the same deletion, on a database of its own.
 async fn planned_and_applied(mode: ChannelMode, what: &[&str]) {
     let store = Store::new(mode).await;
     let (command, flags) = what.split_first().unwrap();
@@ -139,11 +139,11 @@ async fn writers_go_on_while_threads_are_pruned_and_space_is_given_back() {
         let store = Arc::new(Store::new(mode).await);
         let saver = store.open().await;
         let accessor = store.accessor(&saver, mode);
-        // One writes all the time to a thread beside.
+        // One writer keeps writing to a neighbouring thread.
         let mut beside = StepWriter::open(&accessor, &"beside".into(), None).await.unwrap();
         let done = AtomicBool::new(false);
         let commands = async {
-            // Another has its thread pruned between two steps, and knows nothing of it.
+            // Another writer's thread is pruned between two of its steps, without its knowledge.
             let mut writer = StepWriter::open(&accessor, &OTHER.into(), None).await.unwrap();
             for number in 0..5 {
                 let message = said("ai", &format!("live {number}"));
@@ -253,7 +253,7 @@ async fn freed_space_is_given_back() {
     let mut writer = StepWriter::open(&accessor, &"large".into(), None).await.unwrap();
     let mut random = 7_u64;
     for number in 0..60 {
-        // Text that no dictionary makes small.
+        // Text that no dictionary compresses.
         let noise = std::iter::repeat_with(|| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             char::from(b'0' + u8::try_from(random >> 58).unwrap())

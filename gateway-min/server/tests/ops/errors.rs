@@ -1,4 +1,4 @@
-//! Errors name the remedy, and exit codes tell kinds apart.
+//! Errors name the remedy, and exit codes tell the kinds apart.
 
 use serde_json::json;
 use threadkeep::id::CheckpointId;

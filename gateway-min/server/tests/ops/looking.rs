@@ -1,4 +1,4 @@
-//! Commands that only look.
+//! Commands that only read.
 
 use insta::assert_snapshot;
 use serde_json::Value as Json;
@@ -7,7 +7,7 @@ use threadkeep_gateway::store::{NewThread, Store as Records, StoreOptions};
 
 use super::store::{MODES, OTHER, Store, TALK};
 
-/// The gateway's record of the thread, beside the checkpoints.
+/// The gateway's record of the thread, next to the checkpoints.
 async fn noted(store: &Store) {
     let path = store.path().with_file_name("gateway.db");
     let records = Records::open(&path, StoreOptions::default()).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_thread_and_what_threads_take_are_shown() {
     for mode in MODES {
         let store = Store::new(mode).await;
         let show = store.run(&["threads", "show", TALK]).done();
-        // What is stored is for the driver's tests.
+        // Stored sizes are checked by the driver's tests.
         let show: Vec<&str> = show.lines().map(|line| line.split(" logical, ").next().unwrap()).collect();
         assert_snapshot!(format!("threads_show_{mode}"), show.join("\n"));
         let du = store.run(&["threads", "du"]).done();
@@ -94,7 +94,7 @@ async fn one_checkpoint_and_the_difference_of_two_are_shown() {
         assert_eq!(json["rows"][0]["node"], "tools");
         assert_eq!(json["rows"][0]["pending"], true);
         assert_eq!(json["channels"]["title"]["stored"], "value");
-        // The head has another fourth answer and a title, and not what came after.
+        // The head has a different fourth answer and a title, and lacks what came after.
         let diff = ["checkpoints", "diff", &ids[2], &ids[0], "--thread", TALK];
         assert_snapshot!(format!("checkpoints_diff_{mode}"), store.run(&diff).done());
         let same = store.run(&["checkpoints", "diff", &ids[2], &ids[2], "--thread", TALK]).done();

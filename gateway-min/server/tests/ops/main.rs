@@ -1,4 +1,4 @@
-//! The operator commands as an operator runs them: the binary, on databases that the engine made.
+//! The operator commands as an operator runs them: the binary, on databases that the engine wrote.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 

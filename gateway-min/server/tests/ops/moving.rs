@@ -1,4 +1,4 @@
-//! Threads to files and back.
+//! Exporting threads to files and importing them.
 
 use threadkeep_gateway::store::{NewThread, Store as Records, StoreOptions};
 use threadkeep_ops::archive;

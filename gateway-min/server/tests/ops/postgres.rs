@@ -50,7 +50,7 @@ async fn a_thread_is_moved_to_postgres_looked_at_pruned_converted_and_verified()
     assert!(missing.code == 1 && missing.err.contains("copy-full"), "{}", missing.err);
 }
 
-/// In the schema that the configuration names, and where a gateway has made its tables.
+/// In the schema that the configuration names, where a gateway has created its tables.
 #[tokio::test]
 async fn the_gateways_records_in_postgres_are_seen() {
     let database = postgres().unwrap().database().await.unwrap();

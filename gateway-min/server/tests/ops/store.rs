@@ -1,4 +1,4 @@
-//! Databases to work on, and the binary.
+//! Test databases, and the binary.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,12 +19,12 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
 pub(crate) const MODES: [ChannelMode; 2] = [ChannelMode::Full, ChannelMode::Delta];
 
-/// The thread with everything in it.
+/// A thread with one of everything.
 pub(crate) const TALK: &str = "talk";
-/// A short one.
+/// A short thread.
 pub(crate) const OTHER: &str = "other";
 
-/// A clock that goes on by a second whenever it is looked at.
+/// A clock that advances by a second whenever it is read.
 struct Seconds(AtomicU64);
 
 impl Clock for Seconds {
@@ -33,14 +33,14 @@ impl Clock for Seconds {
     }
 }
 
-/// A database that is the same in every run.
+/// A database that is identical in every test run.
 pub(crate) struct Store {
     dir: TempDir,
     mode: ChannelMode,
     ids: Arc<IdSource>,
 }
 
-/// What a process said.
+/// The output of a process.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -49,13 +49,13 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// What it printed, if it was done.
+    /// What it printed; it must have succeeded.
     pub(crate) fn done(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{}", self.out);
         self.out
     }
 
-    /// The documents it printed, if it was done.
+    /// The documents that it printed; it must have succeeded.
     pub(crate) fn json(self) -> Vec<Json> {
         self.done().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -84,7 +84,7 @@ impl Store {
             turn_of(&accessor, TALK, turn).await;
         }
         let talk = ThreadId::from(TALK);
-        // The answer of the fourth turn is given again; the first one stays behind.
+        // The fourth turn is answered again; its first answer stays as a side branch.
         let history = accessor.history(&talk, HistoryQuery::default()).await.unwrap();
         let asked =
             history.iter().filter(|state| state.metadata.source == Source::Input).nth(2).unwrap().key.id;
@@ -117,7 +117,7 @@ impl Store {
         self.dir.path().join(name).display().to_string()
     }
 
-    /// Runs a command on this database; its path is `DB` in what it says.
+    /// Runs a command on this database, whose path is shown as `DB` in the output.
     pub(crate) fn run(&self, args: &[&str]) -> Said {
         let path = self.path().display().to_string();
         let said = threadkeep(&[args, &["--sqlite", &path]].concat());
@@ -134,7 +134,7 @@ impl Store {
         StateAccessor::new(saver.clone(), Arc::new(table), self.ids.clone())
     }
 
-    /// Everything of a thread.
+    /// Everything stored of a thread.
     pub(crate) async fn image(&self, thread: &str) -> ThreadImage {
         let saver = self.open().await;
         let image = saver.read_thread(&thread.into()).await.unwrap();

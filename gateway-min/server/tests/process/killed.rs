@@ -1,6 +1,6 @@
-//! `kill -9` in the middle of streams, cancellations, rollbacks, resumes and branches. How far each has come is left to
-//! the machine: whatever it is, the next process finds all of it or nothing, every invariant of the store holds, and the
-//! thread goes on.
+//! `kill -9` in the middle of streams, cancellations, rollbacks, resumes and branches. How far each gets depends on the
+//! machine: in any case the next process finds all of it or nothing, every invariant of the store holds, and the thread
+//! continues.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ fn question(text: &str) -> Json {
     json!({"input": {"messages": [{"role": "user", "content": text}]}})
 }
 
-/// A gateway on the directory with a thread `t` of two turns.
+/// A gateway on the directory, with a thread `t` of two turns.
 async fn with_turns(dir: &Path) -> Gateway {
     let gateway = Gateway::start(dir);
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
@@ -34,12 +34,12 @@ fn texts(values: &Json) -> Vec<&str> {
     messages.map(|message| message["content"].as_str().unwrap()).collect()
 }
 
-/// What is said at the head.
+/// The texts at the head.
 async fn said(gateway: &Gateway) -> Vec<String> {
     texts(&gateway.get("/api/threads/t/state").await["values"]).into_iter().map(str::to_owned).collect()
 }
 
-/// Starts a run that hangs behind its input; returns its id.
+/// Starts a run that hangs after its input; returns its id.
 async fn hanging(gateway: &Gateway, mut body: Json) -> String {
     body["input"] = question("hang")["input"].clone();
     let (status, run) = gateway.post("/api/threads/t/runs", body).await;
@@ -50,7 +50,7 @@ async fn hanging(gateway: &Gateway, mut body: Json) -> String {
     run["run_id"].as_str().unwrap().to_owned()
 }
 
-/// Sends a request, lets the gateway work on it for as long as so many reads take, and kills it.
+/// Sends a request, lets the gateway work on it for the time of `reads` reads, and kills the gateway.
 async fn killed_after(gateway: Gateway, path: String, body: Json, reads: usize) {
     let request = gateway.client.post(format!("{}{path}", gateway.base)).json(&body);
     let sent = tokio::spawn(async move { request.send().await.map(|answer| answer.status().as_u16()) });
@@ -63,7 +63,7 @@ async fn killed_after(gateway: Gateway, path: String, body: Json, reads: usize) 
     let _: Result<u16, reqwest::Error> = sent.await.unwrap();
 }
 
-/// Every invariant holds, every checkpoint reads, and the thread `id` goes on from what it says.
+/// Every invariant holds, every checkpoint can be read, and the thread `id` continues from its head.
 async fn whole(dir: &Path, gateway: &Gateway, id: &str) {
     let (status, history) = gateway.post(&format!("/api/threads/{id}/history"), json!({"limit": 100})).await;
     assert_eq!(status, 200);

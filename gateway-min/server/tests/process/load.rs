@@ -1,4 +1,4 @@
-//! The load figure of `make load`, with few turns: that it runs, and that what it says is whole.
+//! The load figure of `make load`, with few turns: it runs, and its report is complete.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Traces as a collector gets them: the tree of a turn, what is not in it, and a collector that is away.
+//! Traces as a collector receives them: the tree of a turn, what is left out, and an unreachable collector.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ use super::{Gateway, command};
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// What a collector was sent.
+/// The requests that a collector received.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<(HeaderMap, Bytes)>>>);
 
@@ -51,7 +51,7 @@ impl Collector {
     }
 }
 
-/// A gateway whose script says and does what is looked for afterwards.
+/// A gateway whose script produces what the tests look for.
 fn configured(telemetry: Json) -> TempDir {
     let dir = TempDir::new().unwrap();
     let usage = json!({"input_tokens": 11, "output_tokens": 7});
@@ -120,7 +120,7 @@ fn attributes(span: &Span) -> BTreeMap<&str, String> {
     span.attributes.iter().map(|entry| (entry.key.as_str(), attribute(entry))).collect()
 }
 
-/// The names below the span with this id, each with its depth, in the order of their beginning.
+/// The names under the span with this id, each with its depth, ordered by start.
 fn tree(spans: &[Span], id: &[u8], depth: usize, found: &mut Vec<String>) {
     let mut below: Vec<&Span> = spans.iter().filter(|span| span.parent_span_id == id).collect();
     below.sort_by_key(|span| span.start_time_unix_nano);
@@ -134,7 +134,7 @@ fn failed(span: &Span) -> bool {
     matches!(&span.status, Some(Status { code, .. }) if *code == SpanStatus::Error as i32)
 }
 
-// The collector answers while the test waits for the gateway's end.
+// The collector answers while the test waits for the gateway to end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_is_a_tree_of_spans_that_tells_nothing_of_what_was_said() {
     let (collector, address) = Collector::start().await;
@@ -229,7 +229,7 @@ async fn a_turn_is_a_tree_of_spans_that_tells_nothing_of_what_was_said() {
     }
 }
 
-// The collector answers while the test waits for the gateway's end.
+// The collector answers while the test waits for the gateway to end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_sent_unless_it_is_switched_on() {
     let (collector, address) = Collector::start().await;
@@ -242,12 +242,12 @@ async fn nothing_is_sent_unless_it_is_switched_on() {
     assert!(collector.0.lock().unwrap().is_empty());
 }
 
-/// A gateway of this configuration that is served and stopped; what it logged.
+/// Serves a gateway with this configuration and stops it; returns its log.
 async fn log_of_a_turn(dir: &TempDir, turns: usize) -> String {
     let key = key(dir.path());
     let log = dir.path().join("log");
     let mut command = command(dir.path());
-    // Batches that leave while the gateway works, not only at its end.
+    // Batches are sent while the gateway works, not only at its end.
     command.env("OTEL_BSP_SCHEDULE_DELAY", "20").stderr(std::fs::File::create(&log).unwrap());
     let child: Child = command.spawn().unwrap();
     let base = loop {
@@ -270,7 +270,7 @@ async fn log_of_a_turn(dir: &TempDir, turns: usize) -> String {
 
 #[tokio::test]
 async fn a_collector_that_is_away_costs_one_warning() {
-    // A port that was free a moment ago, and that nobody listens on.
+    // A port that was free a moment ago, with no listener.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -282,7 +282,7 @@ async fn a_collector_that_is_away_costs_one_warning() {
     assert!(warnings[0].contains("WARN") && warnings[0].contains(&address.to_string()), "{}", warnings[0]);
 }
 
-/// A collector that takes connections and never answers holds the stop up for a few seconds only: `stop` waits for it.
+/// A collector that accepts connections and never answers delays the stop by a few seconds only: `stop` waits for it.
 #[tokio::test]
 async fn a_collector_that_never_answers_does_not_keep_the_gateway_from_stopping() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! A gateway in this process, on a directory of its own, and JSON requests to it.
+//! A gateway in this process, on its own directory, and JSON requests to it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use threadkeep_testing::Database;
 use tokio_postgres::NoTls;
 use tower::ServiceExt as _;
 
-/// The modes in which a thread can be kept.
+/// The channel modes of a thread.
 pub(crate) const MODES: [&str; 2] = ["full", "delta"];
 /// The backends that outlive the process.
 pub(crate) const DURABLE: [&str; 2] = ["sqlite", "postgres"];
@@ -34,7 +34,7 @@ pub(crate) const ALL: [(&str, &str); 6] = [
     ("postgres", "delta"),
 ];
 
-/// What a gateway is configured with.
+/// The configuration of a gateway.
 #[derive(Clone)]
 pub(crate) struct Setup {
     /// `database.backend`
@@ -45,11 +45,11 @@ pub(crate) struct Setup {
     pub(crate) frequency: u64,
     /// `run_events.backend`
     pub(crate) events: &'static str,
-    /// What the scripted model `m` says.
+    /// The script of the model `m`.
     pub(crate) script: Value,
     /// Environment variables.
     pub(crate) variables: Vec<(&'static str, String)>,
-    /// Further sections of the configuration, merged over the others.
+    /// Further configuration sections, merged over the others.
     pub(crate) sections: Value,
 }
 
@@ -100,12 +100,12 @@ pub(crate) struct Gateway {
     database: Option<Arc<Database>>,
 }
 
-/// What it answered.
+/// The answer to a request.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
-    /// Null if there was none, a text if it was no JSON.
+    /// Null if it was empty, a string if it was not JSON.
     pub(crate) body: Value,
 }
 
@@ -140,7 +140,7 @@ impl Gateway {
         Self { setup, router: http::router(Arc::clone(&app)), app, dir, database }
     }
 
-    /// Stops it and starts one on the same directory, in this mode.
+    /// Stops it and starts another on the same directory, in this mode.
     pub(crate) async fn reopen(self, mode: &'static str) -> Self {
         self.reopen_after(mode, |_| async {}).await
     }
@@ -157,18 +157,18 @@ impl Gateway {
         Self::open(self.dir, Setup { mode, ..self.setup }, self.database).await
     }
 
-    /// Starts one on the directory of this one, whose tasks died without stopping.
+    /// Starts another on the directory of this one, whose tasks died without stopping.
     pub(crate) async fn reopen_dead(self) -> Self {
         drop((self.router, self.app));
         Self::open(self.dir, self.setup, self.database).await
     }
 
-    /// Starts another one, with a directory of its own, on the database of this one.
+    /// Starts another one, with its own directory, on the database of this one.
     pub(crate) async fn beside(&self) -> Self {
         Self::open(TempDir::new().unwrap(), self.setup.clone(), self.database.clone()).await
     }
 
-    /// A connection of the test's own to its Postgres database.
+    /// A new connection to its Postgres database.
     pub(crate) async fn postgres(&self) -> tokio_postgres::Client {
         let database = self.database.as_ref().unwrap();
         let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
@@ -259,7 +259,7 @@ impl Gateway {
         self.post("/api/threads", json!({ "thread_id": thread })).await.ok();
     }
 
-    /// Has a run answer `text` and waits for its last write; returns its id.
+    /// Runs a turn that asks `text` and waits for its last write; returns the run's id.
     pub(crate) async fn ask(&self, thread: &str, text: &str) -> String {
         let answer = self.post(&format!("/api/threads/{thread}/runs/wait"), question(text)).await;
         let place = answer.headers["content-location"].to_str().unwrap().to_owned();
@@ -267,7 +267,7 @@ impl Gateway {
         place.rsplit_once('/').unwrap().1.to_owned()
     }
 
-    /// Starts a run in the background; returns its id.
+    /// Starts a background run; returns its id.
     pub(crate) async fn start_run(&self, thread: &str, text: &str) -> String {
         let run = self.post(&format!("/api/threads/{thread}/runs"), question(text)).await.ok();
         run["run_id"].as_str().unwrap().to_owned()
@@ -294,7 +294,7 @@ impl Gateway {
         entries.as_array().unwrap().clone()
     }
 
-    /// How many rows each table of both SQLite files has, or of what is in their place in Postgres.
+    /// The number of rows of each table of both SQLite files, or of their counterparts in Postgres.
     pub(crate) async fn rows(&self) -> BTreeMap<String, i64> {
         let mut counts = BTreeMap::new();
         if self.database.is_some() {
@@ -326,8 +326,8 @@ impl Gateway {
     }
 }
 
-/// A connection of the test's own to a database file, which writes checksums of pages where they are kept: a gateway has
-/// registered the VFS by now.
+/// A new connection to a database file. It writes page checksums where the file has them: a gateway has registered the
+/// VFS by now.
 pub(crate) async fn connect(file: &Path) -> SqliteConnection {
     let mut options = SqliteConnectOptions::new().filename(file);
     if file.ends_with("checkpoints.db") {

@@ -9,7 +9,7 @@ use rustls::{ClientConfig, RootCertStore};
 use threadkeep::{Error, Result};
 use tokio_postgres::config::SslMode;
 use tokio_postgres_rustls::MakeRustlsConnect;
-use url::Url;
+use url::form_urlencoded;
 
 /// The settings of a [`crate::PostgresSaver`].
 #[derive(Debug, Clone)]
@@ -100,23 +100,21 @@ impl Target {
 /// Takes what only we understand out of a URL: the file of the trusted certificate; and the modes of libpq that mean
 /// what `require` means here.
 fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
-    let Ok(mut url) = Url::parse(address) else { return (address.to_owned(), None) };
+    let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| address.starts_with(scheme));
+    // Several hosts are no URL to others.
+    let Some((place, query)) = address.split_once('?').filter(|_| is_url) else {
+        return (address.to_owned(), None);
+    };
     let mut roots = None;
-    let mut kept = Vec::new();
-    for (key, value) in url.query_pairs() {
+    let mut kept = form_urlencoded::Serializer::new(String::new());
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         match (&*key, &*value) {
             ("sslrootcert", path) => roots = Some(PathBuf::from(path)),
-            ("sslmode", "verify-ca" | "verify-full") => {
-                kept.push(("sslmode".to_owned(), "require".to_owned()));
-            }
-            _ => kept.push((key.into_owned(), value.into_owned())),
+            ("sslmode", "verify-ca" | "verify-full") => drop(kept.append_pair("sslmode", "require")),
+            _ => drop(kept.append_pair(&key, &value)),
         }
     }
-    url.set_query(None);
-    if !kept.is_empty() {
-        url.query_pairs_mut().extend_pairs(kept);
-    }
-    (url.into(), roots)
+    (format!("{place}?{}", kept.finish()), roots)
 }
 
 /// The certificates that a server's own must come from: those in the file, else those of the system.
@@ -154,6 +152,17 @@ mod tests {
         assert_eq!(mode("postgres://u@h/d?sslmode=require"), SslMode::Require);
         assert_eq!(mode("postgres://u@h/d?sslmode=verify-full&application_name=x"), SslMode::Require);
         assert_eq!(mode("host=h user=u sslmode=require"), SslMode::Require);
+    }
+
+    #[test]
+    fn several_hosts_are_taken_apart() {
+        let address = "postgres://u:p%40@a:1,b:2,c/d?sslmode=verify-full&target_session_attrs=read-write&sslrootcert=/r";
+        let Address { config, root_certificates } = Address::parse(address).unwrap();
+        assert_eq!((config.get_hosts().len(), config.get_ports()), (3, &[1, 2, 5432][..]));
+        assert_eq!(config.get_ssl_mode(), SslMode::Require);
+        assert_eq!(config.get_password(), Some(&b"p@"[..]));
+        assert_eq!(root_certificates, Some("/r".into()));
+        assert_eq!(Address::parse("postgres://u@a,b/d").unwrap().config.get_hosts().len(), 2);
     }
 
     #[test]

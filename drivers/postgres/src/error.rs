@@ -28,6 +28,9 @@ pub(crate) const CLOSED: &str = "the store is closed; open it again";
 pub(crate) const OVERTAKEN: &str = "the answer of the server was lost, and the thread was rewritten, deleted or written to many \
     times since";
 
+/// Nobody answers at the address.
+pub(crate) const SILENT: &str = "the server does not answer";
+
 /// Why an operation did not come to an end.
 #[derive(Debug)]
 pub(crate) enum Trouble {
@@ -83,8 +86,10 @@ fn from_server(error: &DbError) -> Trouble {
         | SqlState::T_R_DEADLOCK_DETECTED
         | SqlState::LOCK_NOT_AVAILABLE
         | SqlState::TOO_MANY_CONNECTIONS => Trouble::Again { reason: text, in_doubt: false, renew: false },
-        // It starts, stops, or is a standby.
-        SqlState::CANNOT_CONNECT_NOW => Trouble::Again { reason: text, in_doubt: false, renew: true },
+        // It starts, stops, or is a standby (55000: it has no timeline of its own).
+        SqlState::CANNOT_CONNECT_NOW | SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
+            Trouble::Again { reason: text, in_doubt: false, renew: true }
+        }
         SqlState::READ_ONLY_SQL_TRANSACTION => {
             Trouble::Again { reason: format!("{READ_ONLY} ({text})"), in_doubt: false, renew: true }
         }

@@ -2,6 +2,7 @@
 
 mod change;
 mod config;
+mod connect;
 mod doubt;
 mod draft;
 mod element;

@@ -6,15 +6,20 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
+};
 use futures::future::join;
 use threadkeep::Result;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, Config, Row};
 
 use crate::config::{Options, Target};
-use crate::error::{CLOSED, Trouble, unavailable};
+use crate::connect::Connector;
+use crate::error::{CLOSED, SILENT, Trouble, unavailable};
 
 /// A parameter of a statement with its type, so that no statement has to be prepared first: nothing is kept in a
 /// session, and a pooler may give each transaction another one.
@@ -29,19 +34,53 @@ pub(crate) struct Connections {
     lanes: Mutex<Vec<Weak<Lane>>>,
     /// How many connections may be shared; the rest is for reads.
     width: usize,
+    /// Connections that were open then are not used any more.
+    renewed: Arc<Mutex<Option<Instant>>>,
+    /// For [`Self::probe`].
+    config: Config,
+    connector: Connector,
+    /// The server that answered the last probe.
+    server: Mutex<Option<String>>,
+}
+
+/// Names a server since its last start, and says whether it is a primary.
+const SERVER: &str =
+    "SELECT pg_catalog.concat(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_is_in_recovery())";
+
+/// What a probe found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Probed {
+    /// The server is the one that it was.
+    Same,
+    /// It is another one, or was started again.
+    Other,
+    /// There is no answer.
+    Silent,
 }
 
 impl Connections {
     pub(crate) fn new(target: Target, options: &Options) -> Result<Self> {
         let size = options.connections.max(2);
         let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_config(target.config, target.tls, recycling);
-        let mut pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1);
+        let Target { config, tls } = target;
+        let manager = Manager::from_connect(config.clone(), Connector::new(tls.clone()), recycling);
+        let renewed = Arc::new(Mutex::new(None::<Instant>));
+        let limit = renewed.clone();
+        let mut pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).pre_recycle(
+            Hook::sync_fn(move |_, metrics| {
+                let limit = *limit.lock().unwrap_or_else(PoisonError::into_inner);
+                match limit.is_some_and(|limit| metrics.created <= limit) {
+                    true => Err(HookError::message("its server may have been replaced")),
+                    false => Ok(()),
+                }
+            }),
+        );
         if !options.patience.is_zero() {
             pool = pool.wait_timeout(Some(options.patience)).create_timeout(Some(options.patience));
         }
         let pool = pool.build().map_err(|error| unavailable(error.to_string()))?;
-        Ok(Self { pool, lanes: Mutex::default(), width: size / 2 })
+        let (connector, server) = (Connector::new(tls), Mutex::default());
+        Ok(Self { pool, lanes: Mutex::default(), width: size / 2, renewed, config, connector, server })
     }
 
     /// A connection of one's own.
@@ -52,6 +91,9 @@ impl Connections {
                 Trouble::Again { reason, renew, .. } => Trouble::Again { reason, in_doubt: false, renew },
                 done => done,
             },
+            PoolError::Timeout(TimeoutType::Create) => {
+                Trouble::Again { reason: SILENT.to_owned(), in_doubt: false, renew: true }
+            }
             PoolError::Closed => unavailable(CLOSED).into(),
             error => unavailable(format!("no connection to the database: {error}")).into(),
         })
@@ -81,8 +123,23 @@ impl Connections {
         usable.into_iter().min_by_key(Arc::strong_count).unwrap_or_default()
     }
 
-    /// Closes the connections that nobody uses, and lets nobody share those in use any more.
+    /// Asks on a new connection which server there is now.
+    pub(crate) async fn probe(&self, patience: Duration) -> Probed {
+        let ask = async {
+            let (client, _driver) = self.connector.open(&self.config).await.ok()?;
+            let rows = client.query_typed(SERVER, &[]).await.ok()?;
+            rows.first()?.try_get::<_, String>(0).ok()
+        };
+        let Ok(Some(found)) = tokio::time::timeout(patience, ask).await else { return Probed::Silent };
+        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = server.as_ref() == Some(&found);
+        *server = Some(found);
+        if same { Probed::Same } else { Probed::Other }
+    }
+
+    /// Closes the connections that nobody uses; those in use serve what is under way on them and nothing else.
     pub(crate) fn renew(&self) {
+        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.pool.retain(|_, _| false);
     }

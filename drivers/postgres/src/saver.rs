@@ -62,6 +62,9 @@ impl PostgresSaver {
         };
         let check = || async { schema::check(&**store.connections.own().await?, &options, &quoted).await };
         store.reading(|| check().boxed()).await?;
+        if !options.patience.is_zero() {
+            store.connections.probe(options.patience).await;
+        }
         Ok(Self { schema: options.schema, store })
     }
 

@@ -63,20 +63,37 @@
 //! append-only list of any length takes a few bytes. Runs beyond sixteen are packed by eights into chunks, which are
 //! elements themselves.
 
-use futures::FutureExt;
-use futures::future::join;
 use threadkeep::{Error, Result};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::config::{Options, Target};
+use crate::connect::Connector;
 use crate::error::{NOT_SET_UP, Trouble, unavailable};
 use crate::function;
 
 /// The newest format that this driver reads, and the one that it writes.
 pub const FORMAT_VERSION: u32 = 4;
 
-const NO_CHECKSUMS: &str = "the server keeps no checksums of its pages (data_checksums = off): damage beneath the rows can hide \
-    some of them; turn them on with pg_checksums --enable while the server is stopped";
+/// Settings of a server with which the saver cannot keep what it promises, and what follows from them.
+const RISKS: [(&str, &str); 5] = [
+    (
+        "fsync=off",
+        "a crash of the machine loses commits that were acknowledged, and can ruin the database; turn it on",
+    ),
+    ("full_page_writes=off", "a crash of the machine can ruin pages of the database; turn it on"),
+    (
+        "synchronous_commit=off",
+        "the saver turns it on for its own commits that ask for a flush; other programs' may be lost by a crash",
+    ),
+    (
+        "synchronous_commit=local",
+        "a failover to a synchronous standby can lose commits that were acknowledged; set it to on",
+    ),
+    (
+        "data_checksums=off",
+        "damage beneath the rows can hide some of them; turn them on with pg_checksums --enable while the server is stopped",
+    ),
+];
 
 const TABLES: &str = "
 CREATE TABLE {s}.threadkeep_thread (
@@ -175,15 +192,9 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
     let schema = options.quoted_schema()?;
     let Target { config, tls } = Target::parse(address, options.patience)?;
     let done = async {
-        let (client, connection) = config.connect(tls).await?;
-        let work = async {
-            let migrated = apply(&client, options, &schema, version).await;
-            // The connection ends when nobody can ask it any more.
-            drop(client);
-            migrated
-        };
-        // An error of the connection shows in what runs on it.
-        join(work, connection.map(|_| ())).await.0
+        // The connection ends when nobody can ask it any more.
+        let (client, _driver) = Connector::new(tls).open(&config).await?;
+        apply(&client, options, &schema, version).await
     };
     done.await.map_err(|trouble| match trouble {
         Trouble::Final(error) | Trouble::Lost(error) => error,
@@ -217,8 +228,24 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
         client.batch_execute(&set).await?;
     }
     client.batch_execute("COMMIT").await?;
-    if first_column(client, "SHOW data_checksums").await?.as_deref() == Some("off") {
-        tracing::warn!("{NO_CHECKSUMS}");
+    warn_of_losses(client).await
+}
+
+/// Warns of settings of the server with which a crash loses, or hides, what was acknowledged.
+async fn warn_of_losses(client: &Client) -> Result<(), Trouble> {
+    let query = "SELECT name || '=' || setting FROM pg_catalog.pg_settings
+                 WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'data_checksums')";
+    let settings = client.simple_query(query).await?;
+    let has = |wanted: &str| {
+        settings.iter().any(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0) == Some(wanted),
+            _ => false,
+        })
+    };
+    for (setting, consequence) in RISKS {
+        if has(setting) {
+            tracing::warn!("the server has {setting}: {consequence}");
+        }
     }
     Ok(())
 }
@@ -227,7 +254,7 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
 pub(crate) async fn check(client: &Client, options: &Options, schema: &str) -> Result<(), Trouble> {
     let asked = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
     match asked.map(|have| known(&options.schema, &have)).transpose()? {
-        Some(FORMAT_VERSION) => Ok(()),
+        Some(FORMAT_VERSION) => warn_of_losses(client).await,
         _ => Err(unavailable(NOT_SET_UP).into()),
     }
 }
@@ -314,7 +341,7 @@ mod tests {
             blake3::hash(migration("s").as_bytes()).to_hex()[..16].to_owned()
         };
         let found: Vec<_> = MIGRATIONS.iter().map(hash).collect();
-        assert_eq!(found, ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53", "6c1799172908899b"]);
+        assert_eq!(found, ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53", "b496f8f8fcba77d3"]);
     }
 
     #[tokio::test]

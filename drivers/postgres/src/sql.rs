@@ -7,7 +7,13 @@
 //! text: see [`crate::function`].
 
 /// Writes a record to the log that says nothing: a transaction with it waits for the disk and the standby when it commits.
-pub(crate) const EMIT: &str = "SELECT 1 FROM pg_catalog.pg_logical_emit_message(true, 'threadkeep', '')";
+pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'threadkeep', ''),
+    CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
+    THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
+
+/// Makes the transaction wait for the disk when it commits, whatever the default of the server is.
+const FLUSHING: &str = "CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
+    THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
 
 /// The statements, with the schema in them.
 pub(crate) struct Sql {
@@ -149,14 +155,15 @@ impl Sql {
                  WHERE $1::bytea IS NULL OR (substring(name, 1, 512), name) > (substring($1::bytea, 1, 512), $1)
                  ORDER BY substring(name, 1, 512), name LIMIT $2",
             ),
-            lock: fill(
-                "SELECT id, epoch, revision, name, body, nonce FROM {s}.threadkeep_thread WHERE id = $1 FOR UPDATE",
-            ),
-            claim: fill(
-                "INSERT INTO {s}.threadkeep_thread AS t (id, epoch, revision, name, body) VALUES ($1, 0, 0, '', '')
+            lock: fill(&format!(
+                "SELECT id, epoch, revision, name, body, nonce, {FLUSHING}
+                 FROM {{s}}.threadkeep_thread WHERE id = $1 FOR UPDATE",
+            )),
+            claim: fill(&format!(
+                "INSERT INTO {{s}}.threadkeep_thread AS t (id, epoch, revision, name, body) VALUES ($1, 0, 0, '', '')
                  ON CONFLICT (id) DO UPDATE SET epoch = t.epoch
-                 RETURNING id, epoch, revision, name, body, nonce",
-            ),
+                 RETURNING id, epoch, revision, name, body, nonce, {FLUSHING}",
+            )),
             buried: fill(
                 "SELECT 1 FROM {s}.threadkeep_grave WHERE thread = $1 AND life = ANY ($2) LIMIT 1",
             ),

@@ -12,11 +12,11 @@ use uuid::Uuid;
 use crate::change::won;
 use crate::doubt::{Asked, Fate, Request};
 use crate::element::SPACES;
-use crate::error::{BUSY, OVERTAKEN, Trouble, in_doubt, unavailable};
+use crate::error::{BUSY, OVERTAKEN, SILENT, Trouble, in_doubt, unavailable};
 use crate::history::{History, Since, lost};
 use crate::keys;
 use crate::plan::Planned;
-use crate::pool::{Connections, Param, Transaction};
+use crate::pool::{Connections, Param, Probed, Transaction};
 use crate::rows::{Snapshot, ThreadRow};
 use crate::sql::{EMIT, Sql};
 use crate::thread::{Agreement, Known, Slot, ThreadState, Threads};
@@ -65,7 +65,7 @@ impl Store {
         let started = Instant::now();
         let (mut pause, mut doubt, mut suspected) = (PAUSE, false, false);
         loop {
-            let reason = match attempt(doubt).await {
+            let reason = match self.watched(attempt(doubt), started).await {
                 Ok(done) => return Ok(done),
                 Err(Trouble::Final(Error::Unavailable { reason, .. })) if doubt => {
                     return Err(in_doubt(reason));
@@ -95,6 +95,31 @@ impl Store {
             tracing::debug!(%reason, "the database did not answer; trying again");
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Waits for an attempt. While there is no answer, now and then a new connection is opened: if it leads to another
+    /// server, the one that was asked has been replaced, and may never answer. A server that is only slow is waited for.
+    async fn watched<T>(&self, mut attempt: Attempt<'_, T>, started: Instant) -> Result<T, Trouble> {
+        if self.patience.is_zero() {
+            return attempt.await;
+        }
+        let pause = self.patience / 4;
+        loop {
+            if let Ok(done) = tokio::time::timeout(pause, &mut attempt).await {
+                return done;
+            }
+            let probed = tokio::select! {
+                done = &mut attempt => return done,
+                probed = self.connections.probe(pause) => probed,
+            };
+            match probed {
+                Probed::Same => {}
+                Probed::Silent if started.elapsed() < self.patience => {}
+                Probed::Silent | Probed::Other => {
+                    return Err(Trouble::Again { reason: SILENT.to_owned(), in_doubt: true, renew: true });
+                }
+            }
         }
     }
 

@@ -13,9 +13,11 @@ BEGIN
     IF NOT found THEN
         RETURN false;
     END IF;
+    -- Whether the transaction waits for the disk, whatever the default of the server is. The setting ends with it.
     IF NOT flushed THEN
-        -- The transaction does not wait for the disk. The setting ends with it.
         PERFORM pg_catalog.set_config('synchronous_commit', 'off', true);
+    ELSIF pg_catalog.current_setting('synchronous_commit') = 'off' THEN
+        PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
     END IF;
     -- Most commits bring no element, or one.
     IF cardinality(seqs) > 0 THEN

@@ -1,0 +1,179 @@
+//! Opening connections to one of several servers, and driving them.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::time::Duration;
+
+use deadpool_postgres::Connect;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinHandle;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::error::DbError;
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// How long the other servers may take after the first one has answered as a primary.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// The timeline that a primary writes to; an error on a standby. Each promotion begins a new one.
+const TIMELINE: &str =
+    "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8)";
+
+/// Opens connections.
+pub(crate) struct Connector {
+    tls: MakeRustlsConnect,
+}
+
+impl Connector {
+    pub(crate) fn new(tls: MakeRustlsConnect) -> Self {
+        Self { tls }
+    }
+
+    /// Connects to the server; of several, to the primary. They are all asked at once: one that hangs delays nobody. If
+    /// two say that they are the primary, the one that was promoted last is.
+    pub(crate) async fn open(&self, config: &Config) -> Result<(Client, JoinHandle<()>), Error> {
+        let hosts = hosts(config);
+        if hosts.len() < 2 {
+            let (client, connection) = config.connect(self.tls.clone()).await?;
+            return Ok((client, tokio::spawn(drive(connection))));
+        }
+        let mut tries: FuturesUnordered<_> = hosts.iter().map(|config| self.primary(config)).collect();
+        let (mut best, mut failed) = (None::<Primary>, None);
+        loop {
+            let next = match &best {
+                None => tries.next().await,
+                Some(_) => tokio::time::timeout(GRACE, tries.next()).await.unwrap_or(None),
+            };
+            match next {
+                None => break,
+                Some(Ok(found)) if best.as_ref().is_none_or(|best| best.timeline < found.timeline) => {
+                    best = Some(found);
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => failed = Some(error),
+            }
+        }
+        match (best, failed) {
+            (Some(Primary { client, driver, .. }), _) => Ok((client, driver)),
+            (None, Some(error)) => Err(error),
+            // There are several, and each one answered in one of these ways.
+            (None, None) => config
+                .connect(self.tls.clone())
+                .await
+                .map(|(client, connection)| (client, tokio::spawn(drive(connection)))),
+        }
+    }
+
+    async fn primary(&self, config: &Config) -> Result<Primary, Error> {
+        let (client, connection) = config.connect(self.tls.clone()).await?;
+        let driver = tokio::spawn(drive(connection));
+        let timeline = client.query_typed(TIMELINE, &[]).await?;
+        let timeline = timeline.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+        Ok(Primary { client, driver, timeline })
+    }
+}
+
+struct Primary {
+    client: Client,
+    driver: JoinHandle<()>,
+    /// In hexadecimal digits, as many for each.
+    timeline: String,
+}
+
+impl Connect for Connector {
+    fn connect(
+        &self,
+        config: &Config,
+    ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), Error>> + Send + '_>> {
+        let config = config.clone();
+        Box::pin(async move { self.open(&config).await })
+    }
+}
+
+/// The configuration of each server, if there are several.
+fn hosts(config: &Config) -> Vec<Config> {
+    let (names, addresses) = (config.get_hosts(), config.get_hostaddrs());
+    let count = names.len().max(addresses.len());
+    let one = |n: usize| {
+        let mut one = Config::new();
+        if let Some(user) = config.get_user() {
+            one.user(user);
+        }
+        if let Some(password) = config.get_password() {
+            one.password(password);
+        }
+        if let Some(database) = config.get_dbname() {
+            one.dbname(database);
+        }
+        if let Some(options) = config.get_options() {
+            one.options(options);
+        }
+        if let Some(name) = config.get_application_name() {
+            one.application_name(name);
+        }
+        if let Some(timeout) = config.get_connect_timeout() {
+            one.connect_timeout(*timeout);
+        }
+        if let Some(timeout) = config.get_tcp_user_timeout() {
+            one.tcp_user_timeout(*timeout);
+        }
+        if let Some(interval) = config.get_keepalives_interval() {
+            one.keepalives_interval(interval);
+        }
+        if let Some(retries) = config.get_keepalives_retries() {
+            one.keepalives_retries(retries);
+        }
+        one.ssl_mode(config.get_ssl_mode())
+            .ssl_negotiation(config.get_ssl_negotiation())
+            .channel_binding(config.get_channel_binding())
+            .keepalives(config.get_keepalives())
+            .keepalives_idle(config.get_keepalives_idle())
+            .target_session_attrs(TargetSessionAttrs::Any);
+        match names.get(n) {
+            Some(Host::Tcp(name)) => drop(one.host(name)),
+            #[cfg(unix)]
+            Some(Host::Unix(path)) => drop(one.host_path(path)),
+            None => {}
+        }
+        if let Some(address) = addresses.get(n) {
+            one.hostaddr(*address);
+        }
+        if let Some(port) = config.get_ports().get(n).or(config.get_ports().first()) {
+            one.port(*port);
+        }
+        one
+    };
+    (0..count).map(one).collect()
+}
+
+/// Passes messages on until the connection ends.
+///
+/// A server that is told to stop waiting for its synchronous standby acknowledges the commit, with a warning. Then the
+/// connection ends here, so that everything under way on it is in doubt.
+async fn drive<S, T>(mut connection: Connection<S, T>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        match poll_fn(|cx| connection.poll_message(cx)).await {
+            Some(Ok(AsyncMessage::Notice(notice))) if is_without_standby(&notice) => {
+                tracing::warn!("a commit did not wait for the synchronous standby: {}", notice.message());
+                return;
+            }
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a connection to the database ended");
+                return;
+            }
+            None => return,
+        }
+    }
+}
+
+/// The routine of the server is named in every language.
+fn is_without_standby(notice: &DbError) -> bool {
+    notice.routine() == Some("SyncRepWaitForLSN") || notice.message().contains("synchronous replication")
+}

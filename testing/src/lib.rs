@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod certificate;
+mod cluster;
 mod container;
 mod corpus;
 mod pgbouncer;
@@ -12,6 +13,7 @@ mod tools;
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+pub use cluster::{Cluster, Replication};
 pub use corpus::corpus;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio_postgres::NoTls;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
 use url::Url;
 
 use crate::certificate::{self, OPENSSL};
@@ -13,7 +13,7 @@ use crate::supervisor::Supervisor;
 use crate::tools::{Tool, User, find, free_port, password, run};
 use crate::{BoxError, Result};
 
-const USER: &str = "threadkeep";
+pub(crate) const USER: &str = "threadkeep";
 /// Ends the server and its sessions at once, without flushing. After SIGKILL, sessions would linger.
 const CRASH: &str = "QUIT";
 
@@ -61,7 +61,7 @@ impl Postgres {
     /// # Errors
     /// If it cannot start; the text says why, or what to install.
     pub fn start() -> Result<Self> {
-        match Self::programs() {
+        match programs() {
             Ok(programs) => Self::private_one(&programs, ""),
             Err(missing) => Self::in_container(missing),
         }
@@ -72,12 +72,7 @@ impl Postgres {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_flushing() -> Result<Self> {
-        Self::private_one(&Self::programs()?, FLUSHING)
-    }
-
-    fn programs() -> Result<[PathBuf; 3]> {
-        let tool = |name| Tool { name, package: "postgresql" };
-        find([tool("initdb"), tool("postgres"), OPENSSL])
+        Self::private_one(&programs()?, FLUSHING)
     }
 
     /// A server without TLS, which cannot be crashed.
@@ -100,30 +95,15 @@ impl Postgres {
         Ok(Self { url, private: None, _container: Some(container) })
     }
 
-    fn private_one([initdb, postgres, openssl]: &[PathBuf; 3], more: &str) -> Result<Self> {
+    fn private_one(programs: &[PathBuf; 3], more: &str) -> Result<Self> {
         let user = User::for_servers()?;
         let directory = user.directory()?;
         let (path, password) = (directory.path(), password());
-        let data = path.join("data");
-        user.write(&path.join("password"), &password)?;
-        run(user.command(initdb, path).arg("--no-sync").arg("--no-instructions").args([
-            "--data-checksums",
-            "--encoding=UTF8",
-            "--locale=C",
-            "--auth=password",
-            "--pwfile=password",
-            "--pgdata=data",
-            "--username",
-            USER,
-        ]))?;
-        certificate::make(user, openssl, path, "data/server")?;
-        let port = free_port()?;
-        let settings =
-            fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + more + &format!("port = {port}\n");
-        user.write(&data.join("postgresql.conf"), &settings)?;
+        let (data, port) = (path.join("data"), free_port()?);
+        initialize(programs, user, path, &password, &format!("{more}port = {port}\n"))?;
 
         let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{port}/postgres"))?;
-        let supervisor = Supervisor::new(user, directory, CRASH, postgres, &["-D", "data"])?;
+        let supervisor = Supervisor::new(user, directory, CRASH, &programs[1], &["-D", "data"])?;
         let server = Self { url, private: Some(Private { supervisor, data }), _container: None };
         server.resume()?;
         Ok(server)
@@ -183,8 +163,39 @@ impl Postgres {
     }
 }
 
+/// The programs of a server: `initdb`, `postgres`, and `openssl` for its certificate.
+pub(crate) fn programs() -> Result<[PathBuf; 3]> {
+    let tool = |name| Tool { name, package: "postgresql" };
+    find([tool("initdb"), tool("postgres"), OPENSSL])
+}
+
+/// Creates the files of a server in the subdirectory `data`, with these settings after those of every test.
+pub(crate) fn initialize(
+    [initdb, _, openssl]: &[PathBuf; 3],
+    user: User,
+    path: &Path,
+    password: &str,
+    settings: &str,
+) -> Result<()> {
+    let data = path.join("data");
+    user.write(&path.join("password"), password)?;
+    run(user.command(initdb, path).arg("--no-sync").arg("--no-instructions").args([
+        "--data-checksums",
+        "--encoding=UTF8",
+        "--locale=C",
+        "--auth=password",
+        "--pwfile=password",
+        "--pgdata=data",
+        "--username",
+        USER,
+    ]))?;
+    certificate::make(user, openssl, path, "data/server")?;
+    let settings = fs::read_to_string(data.join("postgresql.conf"))? + SETTINGS + settings;
+    user.write(&data.join("postgresql.conf"), &settings)
+}
+
 /// Whether the last line of the pid file, where the server writes its status, says "ready".
-fn is_ready(pid: &Path) -> bool {
+pub(crate) fn is_ready(pid: &Path) -> bool {
     fs::read_to_string(pid).is_ok_and(|text| text.lines().nth(7).is_some_and(|state| state.trim() == "ready"))
 }
 
@@ -215,24 +226,39 @@ impl Drop for Database {
     }
 }
 
-fn execute_blocking(url: &str, statement: &str) -> Result<()> {
+pub(crate) fn execute_blocking(url: &str, statement: &str) -> Result<()> {
+    query_blocking(url, statement).map(|_| ())
+}
+
+/// The text in the first column of the first row; empty if there is none.
+pub(crate) fn query_blocking(url: &str, statement: &str) -> Result<String> {
     let (url, statement) = (url.to_owned(), statement.to_owned());
     // A runtime cannot be blocked from within, hence the thread.
     let executing = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(execute(&url, &statement))
+        runtime.block_on(query(&url, &statement))
     });
     executing.join().map_err(|_| "the statement panicked")?
 }
 
 async fn execute(url: &str, statement: &str) -> Result<()> {
+    query(url, statement).await.map(|_| ())
+}
+
+async fn query(url: &str, statement: &str) -> Result<String> {
     let mut config: tokio_postgres::Config = url.parse()?;
-    let (client, connection) = config.connect_timeout(Duration::from_mins(1)).connect(NoTls).await?;
+    let (client, connection) = config.connect_timeout(Duration::from_secs(10)).connect(NoTls).await?;
     let connection = tokio::spawn(connection);
-    let done = client.batch_execute(statement).await;
+    let done = client.simple_query(statement).await;
     drop(client);
     connection.await??;
-    Ok(done?)
+    Ok(done?
+        .into_iter()
+        .find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        })
+        .unwrap_or_default())
 }
 
 /// The URL of another database on the same server.

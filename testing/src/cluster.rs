@@ -1,0 +1,322 @@
+//! A Postgres primary and its standby.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Result;
+use crate::postgres::{USER, execute_blocking, initialize, is_ready, programs, query_blocking};
+use crate::supervisor::Supervisor;
+use crate::tools::{Tool, User, find, free_port, password, run};
+
+/// Ends a server and its sessions at once.
+const CRASH: &str = "QUIT";
+const PATIENCE: Duration = Duration::from_mins(1);
+const PAUSE: Duration = Duration::from_millis(5);
+
+const SETTINGS: &str = "
+wal_level = replica
+hot_standby = on
+max_wal_senders = 8
+wal_keep_size = 256MB
+wal_retrieve_retry_interval = 50ms
+wal_receiver_status_interval = 1
+wal_sender_timeout = 0
+shared_buffers = 16MB
+";
+
+/// How the primary treats its standby.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replication {
+    /// A commit is acknowledged once the standby has it on the disk.
+    Synchronous,
+    /// A commit is acknowledged before the standby has it.
+    Asynchronous,
+}
+
+/// Two private servers on the loopback interface: a primary, and a standby that follows it.
+pub struct Cluster {
+    nodes: [Node; 2],
+    primary: Mutex<usize>,
+    password: String,
+    basebackup: PathBuf,
+}
+
+struct Node {
+    supervisor: Supervisor,
+    user: User,
+    directory: PathBuf,
+    port: u16,
+}
+
+impl Cluster {
+    /// Starts both, and waits until the standby follows.
+    ///
+    /// # Errors
+    /// If they cannot be started; the text says why, or what to install.
+    pub fn start(replication: Replication) -> Result<Self> {
+        let programs = programs()?;
+        let [basebackup] = find([Tool { name: "pg_basebackup", package: "postgresql" }])?;
+        let (user, password) = (User::for_servers()?, password());
+        let names = if replication == Replication::Synchronous { "*" } else { "" };
+        let settings = format!("{SETTINGS}synchronous_standby_names = '{names}'\n");
+        let first = user.directory()?;
+        let port = free_port()?;
+        initialize(&programs, user, first.path(), &password, &settings)?;
+        let node = |directory: tempfile::TempDir, port: u16| -> Result<Node> {
+            let path = directory.path().to_owned();
+            let args = ["-D", "data", "-c", &format!("port={port}")];
+            let supervisor = Supervisor::new(user, directory, CRASH, &programs[1], &args)?;
+            Ok(Node { supervisor, user, directory: path, port })
+        };
+        let first = node(first, port)?;
+        first.start()?;
+        let second = node(user.directory()?, free_port()?)?;
+        let cluster = Self { nodes: [first, second], primary: Mutex::new(0), password, basebackup };
+        cluster.rebuild()?;
+        Ok(cluster)
+    }
+
+    fn primary_index(&self) -> usize {
+        *self.primary.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn primary(&self) -> &Node {
+        &self.nodes[self.primary_index()]
+    }
+
+    fn standby(&self) -> &Node {
+        &self.nodes[1 - self.primary_index()]
+    }
+
+    /// The URL of a database with both servers in it, for the one that is the primary.
+    pub fn url(&self, database: &str) -> String {
+        let [a, b] = &self.nodes;
+        format!(
+            "postgres://{USER}:{}@127.0.0.1:{},127.0.0.1:{}/{database}?target_session_attrs=read-write",
+            self.password, a.port, b.port
+        )
+    }
+
+    fn node_url(&self, node: &Node, database: &str) -> String {
+        format!("postgres://{USER}:{}@127.0.0.1:{}/{database}", self.password, node.port)
+    }
+
+    /// The URL of a database on the server that is the primary now.
+    pub fn primary_url(&self, database: &str) -> String {
+        self.node_url(self.primary(), database)
+    }
+
+    /// The URL of a database on the server that is the standby now.
+    pub fn standby_url(&self, database: &str) -> String {
+        self.node_url(self.standby(), database)
+    }
+
+    /// Runs a statement on the primary, as a superuser.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub fn execute(&self, statement: &str) -> Result<()> {
+        execute_blocking(&self.primary_url("postgres"), statement)
+    }
+
+    /// Ends the primary without notice; its files stay.
+    ///
+    /// # Errors
+    /// If it cannot be ended.
+    pub fn crash_primary(&self) -> Result<()> {
+        self.primary().stop()
+    }
+
+    /// Kills every process of the primary.
+    ///
+    /// # Errors
+    /// If it cannot be ended.
+    pub fn kill_primary(&self) -> Result<()> {
+        self.primary().signal(Signal::KILL)?;
+        self.primary().supervisor.stop()
+    }
+
+    /// Starts the primary again after [`Self::crash_primary`], without a failover.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn resume_primary(&self) -> Result<()> {
+        self.primary().start()
+    }
+
+    /// Stops every process of the primary where it is; the kernel goes on answering for its sockets.
+    ///
+    /// # Errors
+    /// If there is no such process.
+    pub fn freeze_primary(&self) -> Result<()> {
+        self.primary().signal(Signal::STOP)
+    }
+
+    /// The same with the standby.
+    ///
+    /// # Errors
+    /// As [`Self::freeze_primary`].
+    pub fn freeze_standby(&self) -> Result<()> {
+        self.standby().signal(Signal::STOP)
+    }
+
+    /// Lets the standby go on.
+    ///
+    /// # Errors
+    /// As [`Self::freeze_primary`].
+    pub fn thaw_standby(&self) -> Result<()> {
+        self.standby().signal(Signal::CONT)
+    }
+
+    /// Sends nothing more to the standby, until the primary is killed. A standby that is frozen receives on: its kernel
+    /// keeps what comes for it.
+    ///
+    /// # Errors
+    /// If nothing is sent at all.
+    pub fn hold_replication(&self) -> Result<()> {
+        let query = "SELECT pid::text FROM pg_stat_replication";
+        send(query_blocking(&self.primary_url("postgres"), query)?.parse()?, Signal::STOP)
+    }
+
+    /// Lets the old primary go on that was frozen before a failover: it believes to be the primary still.
+    ///
+    /// # Errors
+    /// As [`Self::freeze_primary`].
+    pub fn thaw_old_primary(&self) -> Result<()> {
+        self.standby().signal(Signal::CONT)
+    }
+
+    /// Makes the standby the primary, and waits until it is. The old primary has to be ended or frozen.
+    ///
+    /// # Errors
+    /// If it cannot be promoted.
+    pub fn promote(&self) -> Result<()> {
+        let url = self.standby_url("postgres");
+        until("the standby is promoted", || {
+            execute_blocking(&url, "SELECT pg_promote(true, 60)").is_ok()
+                && query_blocking(&url, "SELECT pg_is_in_recovery()::text")
+                    .is_ok_and(|found| found == "false")
+        })?;
+        *self.primary.lock().unwrap_or_else(std::sync::PoisonError::into_inner) ^= 1;
+        Ok(())
+    }
+
+    /// Makes the other server a standby with the files of the primary, and waits until it follows.
+    ///
+    /// # Errors
+    /// If it cannot be built or does not follow.
+    pub fn rebuild(&self) -> Result<()> {
+        let node = self.standby();
+        node.stop()?;
+        let data = node.directory.join("data");
+        if data.exists() {
+            fs::remove_dir_all(&data)?;
+        }
+        run(node.user.command(&self.basebackup, &node.directory).args([
+            "--pgdata=data",
+            "--write-recovery-conf",
+            "--wal-method=stream",
+            "--checkpoint=fast",
+            "--no-sync",
+            "--dbname",
+            &self.primary_url("postgres"),
+        ]))?;
+        node.start()?;
+        self.wait_for_standby()
+    }
+
+    /// Waits until the standby follows the primary.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn wait_for_standby(&self) -> Result<()> {
+        let url = self.primary_url("postgres");
+        let query = "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'
+                     AND (sync_state = 'sync' OR current_setting('synchronous_standby_names') = '')";
+        until("the standby follows", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+    }
+
+    /// Waits until the standby has received everything that the primary has written.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn wait_until_standby_has_everything(&self) -> Result<()> {
+        let url = self.primary_url("postgres");
+        let query =
+            "SELECT count(*)::text FROM pg_stat_replication WHERE flush_lsn >= pg_current_wal_insert_lsn()";
+        until("the standby has everything", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for node in &self.nodes {
+            // One that is frozen would never end.
+            let _it_may_be_gone = node.signal(Signal::CONT);
+        }
+    }
+}
+
+impl Node {
+    fn pid_file(&self) -> PathBuf {
+        self.directory.join("data/postmaster.pid")
+    }
+
+    fn start(&self) -> Result<()> {
+        let pid = self.pid_file();
+        self.supervisor.start(|| is_ready(&pid))
+    }
+
+    fn stop(&self) -> Result<()> {
+        let _it_may_be_gone = self.signal(Signal::CONT);
+        self.supervisor.stop()
+    }
+
+    /// Sends a signal to the server and all its sessions.
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let text = fs::read_to_string(self.pid_file())?;
+        let server: i32 = text.lines().next().unwrap_or_default().trim().parse()?;
+        // The server first: it must not notice what becomes of the others, and starts no more of them.
+        send(server, signal)?;
+        for child in children(server)? {
+            let _it_may_be_gone = send(child, signal);
+        }
+        Ok(())
+    }
+}
+
+fn send(pid: i32, signal: Signal) -> Result<()> {
+    Ok(kill_process(Pid::from_raw(pid).ok_or("a process has a number")?, signal)?)
+}
+
+/// The processes that a process has started.
+fn children(parent: i32) -> Result<Vec<i32>> {
+    let of_parent = |path: &Path| {
+        let stat = fs::read_to_string(path.join("stat")).ok()?;
+        // The name, in parentheses, may hold anything; the state and the parent follow it.
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<i32>().ok()
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        found.extend(pid.filter(|_| of_parent(&entry.path()) == Some(parent)));
+    }
+    Ok(found)
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let started = Instant::now();
+    while !holds() {
+        if started.elapsed() > PATIENCE {
+            return Err(format!("not within a minute: {what}").into());
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}

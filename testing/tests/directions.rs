@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -105,4 +106,57 @@ fn no_crate_ships_what_is_for_tests() {
         let used: Vec<_> = normal.iter().filter(|other| FOR_TESTS.contains(&other.as_str())).collect();
         assert!(used.is_empty(), "{name} ships {used:?}");
     }
+}
+
+/// The code of a source file that ships: without its tests.
+fn shipped(source: &str) -> &str {
+    source.split("#[cfg(test)]\nmod tests {").next().unwrap()
+}
+
+/// What `use crate::...` and `crate::...` in this code name first.
+fn modules_used(code: &str) -> BTreeSet<String> {
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let named = lines.flat_map(|line| line.split("crate::").skip(1).map(str::to_owned).collect::<Vec<_>>());
+    let word = |rest: String| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    named.map(word).collect()
+}
+
+/// The top-level modules of a crate, each with those that it uses.
+fn modules(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut paths = vec![source.to_owned()];
+    while let Some(path) = paths.pop() {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() {
+            if name != "tests" {
+                paths.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            }
+        } else if name.ends_with(".rs") && !["tests.rs", "lib.rs", "main.rs", "fuzzing.rs"].contains(&name) {
+            let first = path.strip_prefix(source).unwrap().components().next().unwrap();
+            let module = first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned();
+            let used = modules_used(shipped(&fs::read_to_string(&path).unwrap()));
+            found.entry(module).or_default().extend(used);
+        }
+    }
+    let names: BTreeSet<String> = found.keys().cloned().collect();
+    for (module, used) in &mut found {
+        used.retain(|other| other != module && names.contains(other));
+    }
+    found
+}
+
+/// Runs know nothing of HTTP, and nothing that the application puts together knows the application.
+#[test]
+fn the_modules_of_the_gateway_form_no_cycle() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("gateway-min/server/src");
+    let mut left = modules(&source);
+    assert!(left["http"].contains("app") && left["app"].contains("runs"), "{left:?}");
+    while let Some(free) = left
+        .iter()
+        .find(|(_, used)| used.iter().all(|other| !left.contains_key(other)))
+        .map(|(name, _)| name.clone())
+    {
+        left.remove(&free);
+    }
+    assert!(left.is_empty(), "these modules use each other, or what does: {left:#?}");
 }

@@ -1,0 +1,164 @@
+//! The end of a run: what becomes of its state, and of its row.
+
+use chrono::{DateTime, Utc};
+use threadkeep::state::StateAccessor;
+
+use super::{Outcome, Worker, restoring};
+use crate::store::{CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, StoreError, persistently};
+use crate::telemetry::spans;
+
+/// The error of a run that its user rolled back.
+const ROLLED_BACK: &str = "Rolled back by user";
+/// The error of a run whose model failed without a reason.
+const MODEL_FAILED: &str = "LLM provider failed after retries";
+
+/// How a run ends.
+pub(super) struct End {
+    pub(super) status: RunStatus,
+    error: Option<String>,
+    stop_reason: Option<String>,
+    /// Whether the state is that from before the run.
+    pub(super) restored: bool,
+}
+
+impl End {
+    fn new(status: RunStatus) -> Self {
+        Self { status, error: None, stop_reason: None, restored: false }
+    }
+}
+
+impl Worker<'_> {
+    /// Finishes the run: rolls back if requested, ends the row, and does all remaining writes.
+    pub(super) async fn conclude(
+        &mut self,
+        accessor: Option<&StateAccessor>,
+        outcome: Outcome,
+        started: DateTime<Utc>,
+    ) -> Result<(), StoreError> {
+        let mut end = match outcome {
+            Outcome::Cancelled => self.cancelled(accessor).await?,
+            Outcome::Failed { name, message } => {
+                self.reporter.frames.error(name, &message);
+                self.reporter.journal.error(name, &message);
+                End { error: Some(message), ..End::new(RunStatus::Error) }
+            }
+            Outcome::Ended { stop_reason, fallback: None } => {
+                self.reporter.journal.end();
+                End { stop_reason, ..End::new(RunStatus::Success) }
+            }
+            Outcome::Ended { stop_reason, fallback: Some(reason) } => {
+                let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
+                self.reporter.journal.error("LLMProviderError", &reason);
+                End { error: Some(reason), stop_reason, ..End::new(RunStatus::Error) }
+            }
+        };
+        self.undo_edit(accessor, &mut end).await;
+        self.note_workspace_changes().await;
+        self.reporter.journal.close().await;
+        let mut decided = self.decide(&end).await?;
+        if let DecideOutcome::CancelRequested(_) = decided {
+            end = self.cancelled(accessor).await?;
+            self.undo_edit(accessor, &mut end).await;
+            decided = self.decide(&end).await?;
+        }
+        if let DecideOutcome::AlreadyTerminal(status) = decided {
+            // Another process considered this one dead; from now on this run must not write.
+            tracing::error!(run_id = self.spec.run_id, %status, "the run was ended by another process");
+            return Ok(());
+        }
+        if let Some(accessor) = accessor {
+            if end.status == RunStatus::Success {
+                self.note_duration(accessor, started).await;
+            }
+            self.settle_title(accessor, &end).await;
+        }
+        // Last: ending the row releases the thread, also to other processes.
+        self.end_row(&end).await
+    }
+
+    /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state
+    /// before it.
+    async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
+        // A run that another process has ended has nothing to restore.
+        let row = self.runs.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
+        let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
+        if !rolls_back || !self.restore(accessor).await {
+            return Ok(End::new(RunStatus::Interrupted));
+        }
+        Ok(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) })
+    }
+
+    /// Restores the old turn if the edited turn that should replace it does not finish.
+    async fn undo_edit(&mut self, accessor: Option<&StateAccessor>, end: &mut End) {
+        if !self.spec.edits || end.status == RunStatus::Success || end.restored {
+            return;
+        }
+        // What another process has ended no longer belongs to this one.
+        let row = persistently(|| self.runs.store.runs().get(&self.spec.run_id)).await;
+        if row.is_ok_and(|row| row.is_some_and(|row| row.status.is_active())) {
+            end.restored = self.restore(accessor).await;
+        }
+    }
+
+    /// Restores the state before the run; `false` if that is not possible. Followers of an edit are shown the restored
+    /// state.
+    async fn restore(&mut self, accessor: Option<&StateAccessor>) -> bool {
+        let run_id = &self.spec.run_id;
+        let (Some(accessor), Some(head), Some(point)) = (accessor, &mut self.head, &self.rollback) else {
+            tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
+            return false;
+        };
+        let captured = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
+        let restored = accessor.restore(head, point, captured.unwrap_or_default()).await;
+        let shown = restored.and_then(|state| match state {
+            Some(state) if self.spec.edits => self.reporter.frames.values(&state),
+            _ => Ok(()),
+        });
+        shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok()
+    }
+
+    /// A run that was cancelled before it started writes no checkpoint and shows only its end.
+    pub(super) async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
+        let end = match action {
+            CancelAction::Rollback => {
+                End { error: Some(ROLLED_BACK.to_owned()), ..End::new(RunStatus::Error) }
+            }
+            CancelAction::Interrupt => End::new(RunStatus::Interrupted),
+        };
+        self.reporter.journal.close().await;
+        self.end_row(&end).await?;
+        Ok(())
+    }
+
+    /// Ends the run's row, after everything else is written, and wakes the run that waited for it.
+    async fn end_row(&self, end: &End) -> Result<(), StoreError> {
+        let status = end.status;
+        let end = self.row_end(end);
+        let outcome = persistently(|| self.runs.store.runs().finish(&self.spec.run_id, &end)).await?;
+        if matches!(outcome, FinishOutcome::Finished { .. }) {
+            self.runs.metrics.run_ended(status);
+            spans::run_ended(status);
+        }
+        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
+            && let Some(control) = self.runs.local.get(next)
+        {
+            control.promoted.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Stores how the run will end; no later cancellation changes it.
+    async fn decide(&self, end: &End) -> Result<DecideOutcome, StoreError> {
+        let end = self.row_end(end);
+        persistently(|| self.runs.store.runs().decide(&self.spec.run_id, &end)).await
+    }
+
+    fn row_end(&self, end: &End) -> RunEnd {
+        RunEnd {
+            status: end.status,
+            error: end.error.clone(),
+            stop_reason: end.stop_reason.clone(),
+            totals: self.reporter.usage.totals(),
+        }
+    }
+}

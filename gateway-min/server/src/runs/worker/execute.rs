@@ -1,0 +1,120 @@
+//! The work of a run: from its checkpoint and input to the end of its agent.
+
+use serde_json::{Map, Value as Json};
+use threadkeep::Error;
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::CheckpointId;
+use threadkeep::saver::Load;
+use threadkeep::state::{KnownHead, StateAccessor, StateSnapshot};
+use threadkeep::step::StepWriter;
+use threadkeep_agent::{Ended, RunTerms, Session};
+
+use super::{Worker, restoring};
+use crate::runs::error::RunError;
+use crate::runs::progress;
+use crate::runs::request::RunInput;
+use crate::runs::resume::{self, Resumed};
+use crate::telemetry::spans;
+
+impl Worker<'_> {
+    pub(super) async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, RunError> {
+        let (spec, thread) = (self.spec, &self.thread);
+        let mut head = accessor.known_head(thread).await?;
+        if spec.checkpoint.is_some() {
+            accessor.check(thread, spec.checkpoint).await?;
+        }
+        self.still_owned().await?;
+        self.head = Some(head.clone());
+        self.reporter.frames.metadata(&spec.run_id);
+        self.workspace = self.look_at_workspace().await;
+        match accessor.capture(&mut head).await {
+            Ok(point) => self.rollback = Some(point),
+            Err(error @ Error::Conflict { .. }) => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(run_id = spec.run_id, %error, "no rollback possible: cannot read the state before the run");
+            }
+        }
+        // Before the first write: a run whose agent cannot be built leaves its thread unchanged, in either mode.
+        let agent = self.runs.agents.lead(&spec.agent()).await?;
+        spans::run_model(agent.model.name());
+        let at = self.linearized(accessor, &mut head).await;
+        self.head = Some(head.clone());
+        let mut writer = StepWriter::open_known(accessor, head, at?).await?;
+        let input = self.input(accessor, writer.state()).await?;
+        let (store, run_id) = (&self.runs.store, &spec.run_id);
+        let progress =
+            progress::report(self.reporter.usage.watch(), self.runs.progress_every, |totals| async move {
+                store.runs().progress(run_id, &totals).await.map(|_| ())
+            });
+        let terms = RunTerms {
+            run_id: spec.run_id.clone(),
+            metadata: spec.metadata.clone(),
+            recursion_limit: spec.recursion_limit,
+            breakpoints: spec.breakpoints.clone(),
+            cancel: self.guard.control.cancel.clone(),
+        };
+        let mut session = Session::new(terms, &mut writer, &mut self.reporter);
+        // A run that waits for the thread goes first, and evaluates the goal after its own turn.
+        let yields = || async { Ok(store.runs().is_waited_for(&spec.thread_id).await?) };
+        let ended = tokio::select! {
+            biased;
+            ended = agent.work(&mut session, input, yields) => ended.map_err(RunError::from),
+            never = progress => match never {},
+        };
+        self.head = Some(writer.head().clone());
+        ended
+    }
+
+    /// Checks that the run is still this process's, after its head was read: then nobody else wrote to the thread
+    /// between the run's start and that read, and from there on each write carries the head.
+    async fn still_owned(&self) -> Result<(), RunError> {
+        let runs = self.runs.store.runs();
+        if runs.owner().is_none() {
+            return Ok(());
+        }
+        let row = runs.get(&self.spec.run_id).await?;
+        if row.is_some_and(|row| row.status.is_active()) { Ok(()) } else { Err(RunError::TakenOver) }
+    }
+
+    /// The agent's input, by channel; `None` continues with the thread's next nodes.
+    async fn input(
+        &self,
+        accessor: &StateAccessor,
+        state: Option<&StateSnapshot>,
+    ) -> Result<Option<Map<String, Json>>, RunError> {
+        let resume = match &self.spec.input {
+            RunInput::Values(values) => return Ok(Some(values.clone())),
+            RunInput::Continue => return Ok(None),
+            RunInput::Resume(resume) => resume,
+        };
+        match resume::resolve(&self.thread, state, resume)? {
+            Resumed::Answer(messages) => {
+                Ok(Some(Map::from_iter([(MESSAGES_CHANNEL.to_owned(), messages.into())])))
+            }
+            Resumed::GoOn(state) => {
+                resume::keep(accessor, state, &resume.value).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The checkpoint to open: `None` for the head, including after the selected state was written onto the head.
+    async fn linearized(
+        &self,
+        accessor: &StateAccessor,
+        head: &mut KnownHead,
+    ) -> Result<Option<CheckpointId>, RunError> {
+        let Some(selected) = self.spec.checkpoint else { return Ok(None) };
+        let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
+        let extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
+        match accessor.linearize(head, selected, extra).await {
+            Ok(restored) => Ok(if restored.is_some() { None } else { Some(selected) }),
+            Err(error @ (Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. })) => {
+                let (run, checkpoint) = (self.spec.run_id.clone(), selected);
+                tracing::error!(run_id = run, %checkpoint, %error, "cannot read the checkpoint to resume from");
+                Err(RunError::NotMaterialized { run, checkpoint })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

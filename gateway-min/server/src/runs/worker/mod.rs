@@ -1,0 +1,211 @@
+//! The life of one run, from its admission to its last write.
+
+mod conclude;
+mod execute;
+mod notes;
+mod turn;
+
+use std::sync::Arc;
+
+use chrono::Utc;
+use serde_json::{Map, Value as Json};
+use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::state::{KnownHead, RollbackPoint};
+use threadkeep_agent::tools::Snapshot;
+use threadkeep_agent::{AgentSpec, Breakpoints, Ended, binding};
+use tracing::Instrument as _;
+
+use super::Runs;
+use super::control::RunGuard;
+use super::frames::Frames;
+use super::journal::Journal;
+use super::report::Reporter;
+use super::request::RunInput;
+use super::usage::UsageLedger;
+use crate::store::{
+    CancelAction, RunEnd, RunStatus, RunTotals, Store, StoreError, ThreadStatus, persistently,
+};
+use crate::streams::bridge::Publisher;
+use crate::telemetry::spans;
+use crate::threads::lineage::RESTORED;
+
+/// The error of a run whose task panicked, or could not write its records.
+const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
+
+/// What a run should do.
+pub(crate) struct RunSpec {
+    pub(crate) run_id: String,
+    pub(crate) thread_id: String,
+    /// The run's input.
+    pub(crate) input: RunInput,
+    /// The checkpoint to start from; `None` for the head.
+    pub(crate) checkpoint: Option<CheckpointId>,
+    pub(crate) model_name: Option<String>,
+    pub(crate) thinking: Option<bool>,
+    pub(crate) reasoning_effort: Option<String>,
+    pub(crate) recursion_limit: u64,
+    pub(crate) breakpoints: Breakpoints,
+    /// Whether the run repeats a turn with an edited question, and keeps the old turn if it fails.
+    pub(crate) edits: bool,
+    /// Scalar entries in the metadata of every checkpoint of the run.
+    pub(crate) metadata: Map<String, Json>,
+}
+
+/// The outcome of a run's work.
+enum Outcome {
+    Ended { stop_reason: Option<String>, fallback: Option<String> },
+    Cancelled,
+    Failed { name: &'static str, message: String },
+}
+
+impl RunSpec {
+    fn agent(&self) -> AgentSpec<'_> {
+        AgentSpec {
+            run_id: &self.run_id,
+            thread_id: &self.thread_id,
+            model_name: self.model_name.as_deref(),
+            thinking: self.thinking,
+            reasoning_effort: self.reasoning_effort.as_deref(),
+        }
+    }
+}
+
+/// Starts the task that works on a run. If it panics, the run ends in error, so that its thread is released.
+pub(crate) fn start(
+    runs: Arc<Runs>,
+    spec: RunSpec,
+    publisher: Arc<Publisher>,
+    frames: Frames,
+    guard: RunGuard,
+) {
+    let (store, run_id) = (runs.store.clone(), spec.run_id.clone());
+    let span = spans::run(&spec.thread_id, &spec.run_id);
+    let task = tokio::spawn(work(runs, spec, publisher, frames, guard).instrument(span));
+    tokio::spawn(async move {
+        if task.await.is_err() {
+            bury(&store, &run_id).await;
+        }
+    });
+}
+
+/// Ends a run whose task panicked or could not write its records, unless it has ended.
+async fn bury(store: &Store, run_id: &str) {
+    let end = RunEnd {
+        status: RunStatus::Error,
+        error: Some(DIED.to_owned()),
+        stop_reason: None,
+        totals: RunTotals::default(),
+    };
+    if let Err(error) = persistently(|| store.runs().finish(run_id, &end)).await {
+        tracing::error!(run_id, %error, "a run's task failed and its row could not be ended");
+    }
+}
+
+/// Works on a run until everything of it is written.
+async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames: Frames, guard: RunGuard) {
+    let mut run = Worker {
+        reporter: Reporter {
+            frames,
+            journal: Journal::new(runs.store.clone(), &spec.thread_id, &spec.run_id),
+            usage: UsageLedger::default(),
+        },
+        thread: ThreadId::from(spec.thread_id.as_str()),
+        head: None,
+        rollback: None,
+        workspace: None,
+        runs: &runs,
+        spec: &spec,
+        guard: &guard,
+    };
+    let abandoned = publisher.abandoned();
+    let lived = async {
+        let mut living = std::pin::pin!(run.live());
+        tokio::select! {
+            biased;
+            lived = &mut living => return lived,
+            () = abandoned.cancelled() => {}
+        }
+        // Its client disconnected, and requested that the run end with it.
+        runs.cancel(&spec.run_id, CancelAction::Interrupt).await?;
+        living.await
+    };
+    if let Err(error) = Box::pin(lived).await {
+        tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
+        // Its clients need not wait for an unavailable database.
+        publisher.end();
+        bury(&runs.store, &spec.run_id).await;
+    }
+    publisher.end();
+}
+
+struct Worker<'a> {
+    runs: &'a Arc<Runs>,
+    spec: &'a RunSpec,
+    thread: ThreadId,
+    guard: &'a RunGuard,
+    reporter: Reporter,
+    /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
+    head: Option<KnownHead>,
+    /// The state before the run; `None` until it is captured, or if that failed.
+    rollback: Option<RollbackPoint>,
+    /// The thread's files before the run; `None` until they are read, or if that failed.
+    workspace: Option<Snapshot>,
+}
+
+impl Worker<'_> {
+    async fn live(&mut self) -> Result<(), StoreError> {
+        if let Some(action) = self.await_turn().await? {
+            return self.never_started(action).await;
+        }
+        // Held to the end: the thread's next run starts after this one's last write.
+        let lock = self.runs.threads.lock(&self.spec.thread_id).await;
+        self.guard.control.begun();
+        let started = Utc::now();
+        self.runs.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
+        self.reporter.journal.start().await?;
+        let accessor = match self.runs.threads.accessor_for_run().await {
+            Ok(accessor) => accessor,
+            Err(error) => {
+                let outcome = Outcome::Failed { name: error.class_name(), message: error.to_string() };
+                return self.conclude(None, outcome, started).await;
+            }
+        };
+        let outcome = match self.execute(accessor).await {
+            Ok(Ended::Done { stop_reason, fallback }) => Outcome::Ended { stop_reason, fallback },
+            Ok(Ended::Cancelled) => Outcome::Cancelled,
+            Err(error) => Outcome::Failed { name: error.class_name(), message: error.to_string() },
+        };
+        self.conclude(Some(accessor), outcome, started).await?;
+        drop(lock);
+        Ok(())
+    }
+}
+
+/// The metadata of a checkpoint that restores the state of this one.
+fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String, Json> {
+    let mut extra = binding(extra);
+    extra.insert(RESTORED.to_owned(), checkpoint.to_string().into());
+    extra
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{MultitaskStrategy, NewRun, NewThread, StoreOptions};
+
+    #[tokio::test]
+    async fn a_run_whose_task_died_ends_in_error_and_frees_its_thread() {
+        let store = Store::open_memory(StoreOptions::default()).await.unwrap();
+        store.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
+        let run = |id: &str| NewRun { run_id: id.into(), thread_id: "t".into(), ..NewRun::default() };
+        store.runs().admit(run("r"), MultitaskStrategy::Reject).await.unwrap();
+        bury(&store, "r").await;
+        let row = store.runs().get("r").await.unwrap().unwrap();
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(DIED)));
+        store.runs().admit(run("next"), MultitaskStrategy::Reject).await.unwrap();
+        bury(&store, "r").await;
+        assert_eq!(store.runs().get("r").await.unwrap().unwrap(), row, "once");
+        let held = store.runs().active_for_thread("t").await.unwrap().unwrap();
+        assert_eq!(held.run_id, "next", "another run keeps its thread");
+    }
+}

@@ -1,0 +1,75 @@
+//! What a run leaves beside its state: its duration, its title, what it changed in the thread's files. A failure here does
+//! not fail the run.
+
+use chrono::{DateTime, Utc};
+use serde_json::Value as Json;
+use threadkeep::id::ChannelName;
+use threadkeep::saver::Load;
+use threadkeep::state::{KnownHead, StateAccessor};
+use threadkeep_agent::duration::{self, RunNotes};
+use threadkeep_agent::tools::Snapshot;
+
+use super::Worker;
+use super::conclude::End;
+use crate::runs::interrupted_title;
+use crate::store::RunStatus;
+
+impl Worker<'_> {
+    /// The thread's current files. A failure only costs the summary of their changes.
+    pub(super) async fn look_at_workspace(&self) -> Option<Snapshot> {
+        let root = self.runs.agents.thread_dir(&self.spec.thread_id);
+        let taken = tokio::task::spawn_blocking(move || Snapshot::take(&root)).await;
+        let taken = taken.unwrap_or_else(|error| Err(error.into()));
+        let run_id = &self.spec.run_id;
+        taken.inspect_err(|error| tracing::warn!(run_id, %error, "cannot read the thread's files")).ok()
+    }
+
+    /// Reports what the run changed in the thread's directory, if anything.
+    pub(super) async fn note_workspace_changes(&mut self) {
+        let Some(before) = self.workspace.take() else { return };
+        let Some(after) = self.look_at_workspace().await else { return };
+        if let Some(changes) = before.changes(&after) {
+            self.reporter.journal.workspace_changes(&changes);
+        }
+    }
+
+    /// Notes how long the run took. A failure only costs a later history read some work.
+    pub(super) async fn note_duration(&self, accessor: &StateAccessor, started: DateTime<Utc>) {
+        let (run_id, seconds) = (&self.spec.run_id, (Utc::now() - started).num_seconds());
+        let notes = RunNotes {
+            durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
+            messages: self.reporter.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
+        };
+        let head = self.head.as_ref().and_then(KnownHead::id);
+        if let Err(error) = duration::note(accessor, &self.thread, head, &notes).await {
+            tracing::warn!(run_id, %error, "could not note the duration of the run");
+        }
+    }
+
+    /// Gives an interrupted or failed first turn its title, and copies the state's title to the thread's display name.
+    pub(super) async fn settle_title(&self, accessor: &StateAccessor, end: &End) {
+        let load = Load::Only([ChannelName::from("title")].into());
+        let settled = async {
+            // A restored state is unchanged, and a failed edit is not a first turn.
+            if end.status != RunStatus::Success && !end.restored && !self.spec.edits {
+                let config = self.runs.config.current_async().await;
+                if let Some(head) = self.head.clone() {
+                    interrupted_title::write(accessor, head, &config.title).await?;
+                }
+            }
+            let state = accessor.get_loading(&self.thread, None, load).await?;
+            if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
+                let (threads, id) = (self.runs.store.threads(), &self.spec.thread_id);
+                let row = threads.get(id, None).await?;
+                // Most turns keep the title, and a read waits for nothing.
+                if row.is_none_or(|row| row.display_name.as_ref() != Some(&title)) {
+                    threads.set_display_name(id, Some(&title)).await?;
+                }
+            }
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+        };
+        if let Err(error) = settled.await {
+            tracing::warn!(thread_id = self.spec.thread_id, %error, "could not set the title");
+        }
+    }
+}

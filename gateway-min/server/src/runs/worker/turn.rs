@@ -1,0 +1,55 @@
+//! Waiting until the thread is the run's.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::Worker;
+use crate::store::{CancelAction, RunStatus, StartOutcome, StoreError, persistently};
+
+/// How often a waiting run checks whether it still waits.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+impl Worker<'_> {
+    /// Waits until the run holds the thread. Returns the action if it is cancelled first.
+    pub(super) async fn await_turn(&mut self) -> Result<Option<CancelAction>, StoreError> {
+        let in_doubt = AtomicBool::new(false);
+        loop {
+            let promoted = self.guard.control.promoted.notified();
+            let started = persistently(|| async {
+                let started = self.runs.store.runs().start(&self.spec.run_id).await;
+                in_doubt.fetch_or(matches!(started, Err(StoreError::InDoubt { .. })), Ordering::Relaxed);
+                started
+            });
+            match started.await? {
+                StartOutcome::Started => return Ok(None),
+                StartOutcome::NotPending(RunStatus::Running) if in_doubt.load(Ordering::Relaxed) => {
+                    return Ok(None);
+                }
+                StartOutcome::Cancelled(action) => return Ok(Some(action)),
+                StartOutcome::NotPending(_) => return Ok(Some(CancelAction::Interrupt)),
+                StartOutcome::Waiting => {
+                    tokio::select! {
+                        () = promoted => {}
+                        // A stopping gateway cancels its runs without recording that in their rows.
+                        () = self.guard.control.cancel.cancelled() => {
+                            self.runs.cancel(&self.spec.run_id, CancelAction::Interrupt).await?;
+                        }
+                        changed = self.row_changed() => changed?,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Polls the row of the waiting run until it no longer waits: the predecessor may be another process's run or
+    /// another writer, whose end is not announced.
+    async fn row_changed(&self) -> Result<(), StoreError> {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let row = self.runs.store.runs().get(&self.spec.run_id).await?;
+            if row.is_none_or(|row| !row.waiting || row.cancel_action.is_some()) {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -292,6 +292,41 @@ mod tests {
         }
     }
 
+    /// The size of the file after this number of turns, the bytes of its messages, and the number of checkpoints.
+    async fn sizes(workload: Workload, backend: Backend, mode: Mode, turns: usize) -> (u64, u64, u64) {
+        let case = case(workload, backend, mode, turns);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c.db");
+        let store = Store::open(backend, path.to_str().unwrap()).await.unwrap();
+        let mut conversation = Conversation::new(&case, 0, store.saver.clone()).unwrap();
+        let (mut raw, mut checkpoints) = (0, 0);
+        for _ in 0..turns {
+            let spent = conversation.turn(None).await.unwrap();
+            raw += spent.raw_bytes;
+            checkpoints += spent.checkpoints;
+        }
+        store.close().await;
+        (crate::store::file_bytes(path.to_str().unwrap()), raw, checkpoints)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_long_thread_takes_half_of_its_messages_and_little_more_than_them_uncompressed() {
+        for mode in [Mode::Full, Mode::Delta(10)] {
+            let (packed, raw, _) = sizes(Workload::Plain, Backend::SqliteNormal, mode, 2_000).await;
+            assert!(packed * 100 < raw * 50, "{mode}: {packed} bytes for {raw}");
+            let (plain, raw, _) = sizes(Workload::Plain, Backend::SqlitePlain, mode, 2_000).await;
+            assert!(plain * 100 < raw * 125, "{mode}: {plain} bytes for {raw}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_checkpoint_takes_less_than_a_hundred_bytes_beside_its_messages() {
+        for mode in [Mode::Full, Mode::Delta(10), Mode::Delta(1_000)] {
+            let (bytes, raw, checkpoints) = sizes(Workload::Lead, Backend::SqlitePlain, mode, 500).await;
+            assert!(bytes - raw < 100 * checkpoints, "{mode}: {bytes} bytes for {raw} in {checkpoints}");
+        }
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_turn_costs_a_flush_for_each_superstep_or_one() {
         for (workload, flushes) in [(Workload::Lean, [3, 1]), (Workload::Plain, [3, 1])] {

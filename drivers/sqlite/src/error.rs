@@ -1,4 +1,4 @@
-//! What SQLite reports, as the errors of the saver contract; the fixed texts with their remedies.
+//! SQLite's errors as errors of the saver contract; the fixed texts with their remedies.
 
 use rusqlite::ErrorCode;
 use threadkeep::Error;
@@ -10,34 +10,34 @@ pub(crate) const SAVER: &str = "sqlite";
 pub(crate) const CLOSED: &str = "the store is closed; open it again";
 /// The writer thread cannot be started.
 pub(crate) const CANNOT_START: &str = "the system starts no more threads";
-/// The writer thread ended with a command in hand.
+/// The writer thread ended during a command.
 pub(crate) const LOST: &str = "the writer stopped before it answered; reopen the store";
-/// A commit failed earlier; what reached the disk is unknown until the file is opened anew.
+/// A commit failed earlier; what reached the disk is unknown until the file is reopened.
 pub(crate) const POISONED: &str = "an earlier commit failed, so this handle writes no more; reopen the store";
 /// Another connection holds the write lock for longer than the busy timeout.
 pub(crate) const LOCKED: &str = "another process holds the lock on the database; let it finish or stop it, or raise busy_timeout, then retry";
-/// The file system or a quota has no room.
+/// The file system is full, or a quota is exhausted.
 pub(crate) const FULL: &str = "the disk is full; free some space, then retry";
-/// The file may not be written.
+/// The file is not writable.
 pub(crate) const READ_ONLY: &str =
     "the database cannot be written; check the permissions of the file and its directory";
 /// The file or its directory cannot be opened.
 pub(crate) const CANNOT_OPEN: &str =
     "the database cannot be opened; check that its directory exists and can be written";
-/// The database is no longer where it was opened.
+/// The database was moved or replaced since it was opened.
 pub(crate) const GONE: &str = "the file of the database, its -wal or its -shm was removed, renamed or replaced while the \
     store was open, so nothing was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), \
     then reopen the store";
-/// What the disk gives back is not what was written.
+/// The disk returns other bytes than were written.
 const DAMAGED: &str = "a page does not have its checksum: the file was damaged, or written to by another program; \
     restore a backup (`threadkeep backup` makes one), or export the threads that can still be read";
 
-/// An error after which the caller may try again: nothing was written.
+/// An error after which the caller may retry: nothing was written.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
     Error::Unavailable { saver: SAVER, reason: reason.into() }
 }
 
-/// An error that leaves open whether the command was kept.
+/// An error that leaves open whether the command took effect.
 pub(crate) fn in_doubt(reason: impl Into<String>) -> Error {
     Error::InDoubt { saver: SAVER, reason: reason.into() }
 }

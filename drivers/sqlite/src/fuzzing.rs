@@ -1,5 +1,5 @@
-//! The bodies of the driver's fuzz targets: what a stored row may hold. Each takes any bytes, must not panic, and asserts
-//! that what was read is written as it was read.
+//! The bodies of the driver's fuzz targets: what a stored row may hold. Each takes any bytes, must not panic, and
+//! asserts that what it reads is written back the same.
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use tempfile::TempDir;
@@ -13,7 +13,7 @@ use crate::rows::record::{CheckpointRecord, decode_floor, decode_tasks, encode_f
 use crate::rows::seal::{Place, seal, unseal};
 use crate::sql::Db;
 
-/// The body of a row of table `checkpoint`, of an ordinal that the first two bytes tell.
+/// The body of a row of table `checkpoint`, whose ordinal is in the first two bytes.
 pub fn checkpoint(data: &[u8]) {
     let Some((own, body)) = data.split_first_chunk() else { return };
     let own = u32::from(u16::from_le_bytes(*own));
@@ -62,7 +62,7 @@ pub fn element(data: &[u8]) {
     });
 }
 
-/// Sealed bytes, as a row holds them and as an attacker would change them: the last byte tells which bit.
+/// Sealed bytes, as a row holds them and with one bit changed, as an attacker might; the last byte selects the bit.
 pub fn sealed(data: &[u8]) {
     let Some((bit, body)) = data.split_last() else { return };
     let place = Place::new("checkpoint", 7_i64);
@@ -79,7 +79,7 @@ pub fn sealed(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    /// Every input that was ever worth keeping.
+    /// Replays the whole corpus.
     fn replay(target: &str, body: fn(&[u8])) {
         let corpus = format!("{}/../../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
         let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().map(|file| file.unwrap().path()).collect();

@@ -32,11 +32,11 @@ use crate::write::writer::{self, Command, Message};
 
 /// A store of checkpoints in an SQLite database.
 ///
-/// Its futures must run in a tokio runtime. Several processes may have the same file open; each commit tells whether
-/// its head is still the one that the caller saw.
+/// Its futures must run in a tokio runtime. Several processes may have the same file open; each commit checks that its
+/// head is still the one that the caller saw.
 ///
-/// [`SqliteSaver::close`] is the orderly end. Dropping the last handle lets the writer finish what is queued and close
-/// the file in its own time; nothing that was acknowledged is lost either way.
+/// [`SqliteSaver::close`] is the orderly shutdown. If the last handle is dropped instead, the writer finishes the queue
+/// and closes the file in the background; nothing acknowledged is lost either way.
 pub struct SqliteSaver {
     path: PathBuf,
     options: Options,
@@ -54,13 +54,13 @@ impl fmt::Debug for SqliteSaver {
 }
 
 impl SqliteSaver {
-    /// Opens the database at `path` and creates it if there is none. The directory must exist. Blocks: see
+    /// Opens the database at `path`, and creates it if it does not exist. The directory must exist. Blocks: see
     /// [`Self::open_async`].
     ///
     /// # Errors
     /// [`threadkeep::Error::NewerFormat`] if a newer version of this program wrote it;
     /// [`threadkeep::Error::InvalidInput`] if it is another program's database; [`threadkeep::Error::Corrupt`] if it is
-    /// no database; [`threadkeep::Error::Unavailable`] if it cannot be opened or is locked.
+    /// not a database; [`threadkeep::Error::Unavailable`] if it cannot be opened or is locked.
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
         let path = path.as_ref();
         let db = Db::writer(path, options)?;
@@ -72,18 +72,15 @@ impl SqliteSaver {
         Ok(Self { path, options: options.clone(), readers, queue, writer, counters, doubt })
     }
 
-    /// [`Self::open`] on a thread that may block.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
+    /// [`Self::open`] on a blocking thread.
     pub async fn open_async(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let open = tokio::task::spawn_blocking(move || Self::open(path, &options));
         open.await.map_err(|error| unavailable(error.to_string()))?
     }
 
-    /// Carries out what is queued, moves the write-ahead log into the database file and closes it. Waits for reads that
-    /// run; later calls are [`threadkeep::Error::Unavailable`]. Closing twice is fine.
+    /// Finishes the queue, moves the write-ahead log into the database file and closes it. Waits for running reads;
+    /// later calls return [`threadkeep::Error::Unavailable`]. Closing twice is harmless.
     pub async fn close(&self) {
         self.readers.close().await;
         let (reply, closed) = oneshot::channel();
@@ -98,7 +95,7 @@ impl SqliteSaver {
         }
     }
 
-    /// How much room the database takes.
+    /// The size of the database.
     ///
     /// # Errors
     /// [`threadkeep::Error::Unavailable`] if the store is closed or busy.
@@ -106,8 +103,8 @@ impl SqliteSaver {
         self.readers.run(|db, _| FileSize::of(db)).await
     }
 
-    /// Bytes that the rows of a thread take: its checkpoints, what ran from them, and its elements. 0 for a thread that is
-    /// not there.
+    /// The bytes of the rows of a thread: its checkpoints, their tasks, and its elements. 0 for a thread that does not
+    /// exist.
     ///
     /// # Errors
     /// As [`Self::file_size`].
@@ -121,20 +118,20 @@ impl SqliteSaver {
             .await
     }
 
-    /// Gives back at most `pages` free pages, in a transaction of its own between those of other writers, and answers
-    /// what is left to give. Does nothing if the database cannot ([`FileSize::incremental`]). The file itself gets
-    /// smaller when the write-ahead log is moved into it, at the latest when the store is closed.
+    /// Returns at most `pages` free pages to the file system, in a transaction of its own between those of other
+    /// writers, and returns the remaining size. Does nothing if the database does not support it
+    /// ([`FileSize::incremental`]). The file itself shrinks when the write-ahead log is moved into it, at the latest
+    /// when the store is closed.
     ///
     /// # Errors
-    /// As a commit: [`threadkeep::Error::Unavailable`], [`threadkeep::Error::InDoubt`]. Nothing of what is stored changes
-    /// in any case.
+    /// As a commit: [`threadkeep::Error::Unavailable`], [`threadkeep::Error::InDoubt`]. Stored data never changes.
     pub async fn vacuum(&self, pages: u32) -> Result<FileSize> {
         self.give_back(Vacuum::Pages(pages)).await
     }
 
-    /// Writes the database anew without free pages, and so that from then on [`Self::vacuum`] can give pages back. Takes
-    /// the lock for as long as it lasts: other writers wait, in other processes until their `busy_timeout`. Takes up to
-    /// twice the room of the database meanwhile.
+    /// Rewrites the database without free pages, so that [`Self::vacuum`] can return pages from then on. Holds the
+    /// write lock throughout: other writers wait, those in other processes until their `busy_timeout`. Needs up to
+    /// twice the size of the database meanwhile.
     ///
     /// # Errors
     /// As [`Self::vacuum`].
@@ -148,11 +145,11 @@ impl SqliteSaver {
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 
-    /// Copies the store into a new file at `to`, which only the user may read, while others read and write. The copy holds
-    /// what was committed at one moment, is one file without a log, and every row of it was looked at before it gets its
-    /// name. To restore it, put it where the store was.
+    /// Copies the store into a new file at `to`, readable only by the user, while others read and write. The copy holds
+    /// what was committed at one moment, is one file without a log, and is renamed into place only after every row of
+    /// it was checked. To restore it, put it in the place of the store.
     ///
-    /// It is one long read: the write-ahead log grows while it lasts. Dropping the future does not stop it.
+    /// It is one long read: the write-ahead log grows meanwhile. Dropping the future does not stop it.
     ///
     /// # Errors
     /// As [`copy_database`](crate::copy_database).
@@ -162,18 +159,18 @@ impl SqliteSaver {
         copying.await.map_err(|error| unavailable(error.to_string()))?
     }
 
-    /// How many operations wait for the writer now.
+    /// The number of operations that wait for the writer.
     pub fn queued(&self) -> usize {
         self.queue.max_capacity() - self.queue.capacity()
     }
 
-    /// What was counted since the store was opened.
+    /// The counts since the store was opened.
     pub fn stats(&self) -> Stats {
         self.counters.stats()
     }
 
-    /// Looks at every row of the database: checksums, references, what is referred to and missing, what is there and not
-    /// referred to. Answers what was found; nothing for a database that is whole. It is one long read; writers go on.
+    /// Checks every row of the database: checksums, missing references, and orphans. Returns the findings, none for an
+    /// intact database. It is one long read; writers continue.
     ///
     /// # Errors
     /// [`threadkeep::Error::Unavailable`] if the database cannot be read at all.
@@ -181,11 +178,12 @@ impl SqliteSaver {
         self.readers.run(|db, memory| check::check(db, &memory.names)).await
     }
 
-    /// Deletes what nothing refers to ([`Finding::orphan`]), in one transaction. A replaced special write leaves such a
-    /// value behind; nothing else does.
+    /// Deletes what nothing refers to ([`Finding::orphan`]), in one transaction. Only the replacement of a special
+    /// write leaves such a value.
     ///
     /// # Errors
-    /// [`threadkeep::Error::Corrupt`] if a row is damaged: then nothing is deleted, for what it referred to is not known.
+    /// [`threadkeep::Error::Corrupt`] if a row is damaged: then nothing is deleted, because what it referred to is
+    /// unknown.
     pub async fn sweep(&self) -> Result<()> {
         self.write(Work::Sweep).await
     }

@@ -2,27 +2,27 @@
 //!
 //! # On-disk format, version 3
 //!
-//! An SQLite database in WAL mode with [`APPLICATION_ID`] and, as `user_version`, the [`FORMAT_VERSION`]. `auto_vacuum` is
-//! INCREMENTAL; databases of earlier versions may be without.
+//! An SQLite database in WAL mode with [`APPLICATION_ID`] and, as `user_version`, the [`FORMAT_VERSION`]. `auto_vacuum`
+//! is INCREMENTAL; those of earlier versions may lack it.
 //!
 //! | table | key | holds |
 //! |---|---|---|
 //! | `scope` | number of a thread or chain | owner and text, a hash of both, and a sealed body: the ordinal floor |
 //! | `name` | number of the name | the text of a channel or node, and its checksum |
-//! | `checkpoint` | chain and ordinal | the checkpoint's id, a sealed body, and sealed: the tasks that ran from it |
-//! | `element` | thread, space and sequence number | a hash, and the bytes that have it |
-//! | `dictionary` | its number | a sealed dictionary, with which elements are compressed |
+//! | `checkpoint` | chain and ordinal | the checkpoint's id, a sealed body, and, sealed, the tasks that ran from it |
+//! | `element` | thread, space and sequence number | a hash, and the bytes with that hash |
+//! | `dictionary` | its number | a sealed dictionary for compressing elements |
 //!
 //! ## Keys
 //!
-//! A thread is a scope of owner 0. A *chain*, a namespace of a thread, is a scope of the thread. Their numbers are never
-//! used twice. They are looked up by text *or* hash and must agree in both, so that a damaged row is an error rather
+//! A thread is a scope of owner 0. A *chain*, a namespace of a thread, is a scope of the thread. Their numbers are
+//! never reused. They are looked up by text *or* hash and must match both, so that a damaged row is an error rather
 //! than an unknown thread.
 //!
-//! The checkpoints of a chain have *ordinals*, counting up from 1 in the order of commits;
-//! an ordinal is never used twice, also after deletions (the chain's floor is at least the greatest ordinal deleted).
-//! A commit must expect the head and have a greater id, so the order of ordinals is the order of ids: the head is the
-//! greatest key, an id is found by binary search, and no index is needed.
+//! The checkpoints of a chain have *ordinals*, counting up from 1 in the order of commits; an ordinal is never reused,
+//! not even after deletions (the chain's floor is at least the greatest ordinal deleted). A commit must expect the head
+//! and have a greater id, so the order of ordinals is the order of ids: the head is the greatest key, an id is found by
+//! binary search, and no index is needed.
 //!
 //! * key of `checkpoint`: `chain << 32 | ordinal`
 //! * key of `element`: `thread << 32 | space << 30 | sequence number`. Spaces: 0 list elements and large plain values,
@@ -33,29 +33,29 @@
 //! Numbers are LEB128 varints, signed ones in zigzag form. A *sealed* body ends with four bytes of BLAKE3 over table,
 //! key and the rest of the row. The high half of a body's first byte is the version of its form, 1.
 //!
-//! * `scope`: version byte, floor; of a thread, how often it was rewritten
+//! * `scope`: version byte, floor; of a thread, its rewrite count
 //! * `checkpoint`: version byte with source and delta marker, flags, distance to the parent's ordinal (0: none; 1 is
-//!   reserved for a parent that was deleted, so a distance d is d + 1), step, next nodes, applied tasks (as places in the
-//!   parent's `tasks`), `parents` if flagged, counters if flagged, `extra`, channels. A channel is its name and either an
-//!   ordinal, whose checkpoint holds the entry (it was taken over), or a version and what is stored: a sentinel or a
-//!   value.
-//! * `tasks`: version byte, and of each task its id, node, index and writes (channel, whether it replaces, value). It is
-//!   added to when a task is stored; nothing else of a checkpoint ever changes.
-//! * `element`: a codec byte and the bytes: 0 as they are; 1 their number and a zstd frame of them; 2 the number of a
-//!   dictionary, their number and a zstd frame made with it. The hash is the first sixteen bytes of BLAKE3 of the bytes;
-//!   it is checked on every read.
+//!   reserved for a parent that was deleted, so a distance d is d + 1), step, next nodes, applied tasks (as places in
+//!   the parent's `tasks`), `parents` if flagged, counters if flagged, `extra`, channels. A channel is its name and
+//!   either an ordinal, whose checkpoint holds the entry (it was held), or a version and what is stored: a sentinel or
+//!   a value.
+//! * `tasks`: version byte, and of each task its id, node, index and writes (channel, whether it replaces, value). It
+//!   grows when a task is stored; nothing else of a checkpoint ever changes.
+//! * `element`: a codec byte and the bytes: 0 uncompressed; 1 their number and a zstd frame of them; 2 the number of a
+//!   dictionary, their number and a zstd frame made with it. The hash is the first sixteen bytes of the BLAKE3 hash of
+//!   the bytes; it is checked on every read.
 //!
-//! Version 1 had no table `dictionary`; a file of it gets one when it is opened. Since version 3 every page ends with a
-//! checksum ([`threadkeep_pages`]), so that damage beneath the tables is an error too: it could hide rows. A file that was made
-//! without them stays without, and stays of version 2.
+//! Version 1 had no table `dictionary`; it is added when such a file is opened. Since version 3 every page ends with a
+//! checksum ([`threadkeep_pages`]), so that damage below the tables, which could hide rows, is an error too. A file
+//! created without them stays without, and stays at version 2.
 //!
 //! ## Values
 //!
-//! A value up to 32 bytes stands where it is used. A larger one is cut: each element of a list is a row of `element`,
-//! stored once in a thread, and the value is a *manifest*: runs of sequence numbers, so that an append-only list of any
-//! length takes a few bytes. Runs beyond sixteen are packed by eights into chunks, which are elements themselves, and
-//! the manifest holds runs of chunks: a much-edited list stays small too. A large value that is no list is one element.
-//! A large map in `extra` is a manifest over its entries.
+//! A value of up to 32 bytes is stored inline. A larger one is split: each element of a list is a row of `element`,
+//! stored once per thread, and the value is a *manifest*: runs of sequence numbers, so that an append-only list of any
+//! length takes a few bytes. Runs beyond sixteen are packed in groups of eight into chunks, which are elements
+//! themselves, and the manifest holds runs of chunks, so that a much-edited list stays small too. A large value that is
+//! not a list is one element. A large map in `extra` is a manifest over its entries.
 
 use std::time::{Duration, Instant};
 
@@ -66,12 +66,12 @@ use crate::error::{from_sqlite, unavailable};
 
 /// The `application_id` of our databases: `THKP`.
 pub const APPLICATION_ID: i32 = 0x5448_4b50;
-/// The newest format that this driver reads, and the one that it writes.
+/// The newest format that this driver reads, and the format that it writes.
 pub const FORMAT_VERSION: u32 = 3;
 /// The newest format of a file whose pages have no checksums.
 const UNSEALED_VERSION: u32 = 2;
 
-/// Between two attempts at what SQLite does not wait for.
+/// The pause between two attempts at what SQLite does not wait for.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Older versions can lose a commit when a WAL is reset while another connection writes.
 const OLDEST_SQLITE: i32 = 3_051_003;
@@ -89,26 +89,26 @@ CREATE TABLE element (key INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT
 const MIGRATIONS: [&str; 2] =
     ["CREATE TABLE dictionary (key INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;", ""];
 
-/// What a file is before we use it.
+/// What a file is before it is used.
 enum Found {
     Empty,
     Ours(u32),
     Foreign(i32),
 }
 
-/// Makes sure that the database behind `conn` has our tables, in a format that this driver knows. A database of
-/// another program is not touched.
+/// Ensures that the database of `conn` has our tables, in a format that this driver knows. A database of another
+/// program is left untouched.
 ///
 /// # Errors
 /// [`Error::NewerFormat`]; [`Error::InvalidInput`] for another program's database; [`Error::Corrupt`] for a file that
-/// is no database.
+/// is not a database.
 pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Result<()> {
     if rusqlite::version_number() < OLDEST_SQLITE {
         let version = rusqlite::version();
         return Err(unavailable(format!("SQLite {version} is too old; build with 3.51.3 or newer")));
     }
     let failed = |error| from_sqlite(store, &error);
-    // In one transaction: somebody else may create the tables right now.
+    // In one transaction: another process may be creating the tables right now.
     conn.execute_batch("BEGIN").map_err(failed)?;
     let found = identify(conn).map_err(failed);
     let ended = conn.execute_batch("ROLLBACK").map_err(failed);
@@ -117,7 +117,7 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
     if let Found::Empty = found {
         conn.pragma_update(None, "page_size", threadkeep_pages::PAGE_SIZE).map_err(failed)?;
         threadkeep_pages::seal(conn).map_err(failed)?;
-        // Free pages can be given back bit by bit, for a page of pointers in every three thousand.
+        // Free pages can be returned gradually, at the cost of a page of pointers for every three thousand.
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(failed)?;
     }
     let journal = write_ahead(conn, patience).map_err(failed)?;
@@ -142,8 +142,8 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
     }
 }
 
-/// Turns the write-ahead log on, and answers the mode that the journal has then. Where several do so at the same time, SQLite
-/// does not wait as it does elsewhere: it tells all but one that the file is locked.
+/// Turns the write-ahead log on, and returns the resulting journal mode. If several do so at once, SQLite does not wait
+/// as it does elsewhere: it reports the file as locked to all but one.
 fn write_ahead(conn: &Connection, patience: Duration) -> rusqlite::Result<String> {
     let started = Instant::now();
     loop {
@@ -159,7 +159,7 @@ fn write_ahead(conn: &Connection, patience: Duration) -> rusqlite::Result<String
     }
 }
 
-/// Creates what is missing of a version, unless somebody else did so since we looked.
+/// Creates what a version lacks, unless another process did so since the check.
 fn migrate(conn: &Connection, store: &str, newest: u32) -> Result<()> {
     let failed = |error| from_sqlite(store, &error);
     let version = match known(identify(conn).map_err(failed)?, store)? {

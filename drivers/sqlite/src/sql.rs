@@ -17,7 +17,7 @@ use crate::schema::APPLICATION_ID;
 
 /// Page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16_384;
-/// A WAL that grew beyond this many bytes is cut when it is reset.
+/// A WAL that grew beyond this many bytes is truncated when it is reset.
 const WAL_LIMIT: i64 = 64 << 20;
 /// Pages in the log from which on a commit moves them into the database file.
 const LOG_PAGES: i64 = 1_000;
@@ -26,10 +26,10 @@ const STATEMENTS: usize = 64;
 
 const COMMIT: &str = "COMMIT";
 
-/// Why a transaction could not be committed. What reached the disk is not known.
+/// Why a transaction could not be committed. What reached the disk is unknown.
 #[derive(Debug)]
 pub(crate) struct FailedCommit {
-    /// There was no room for it: nothing is wrong with what was written before.
+    /// There was no space for it: nothing is wrong with what was written before.
     pub(crate) disk_full: bool,
     pub(crate) reason: String,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Db {
 }
 
 impl Db {
-    /// The connection that writes; creates the database if there is none.
+    /// The writing connection; creates the database if it does not exist.
     pub(crate) fn writer(path: &Path, options: &Options) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let mut db = Self::open(path, options, flags)?;
@@ -94,18 +94,18 @@ impl Db {
     /// The bytes of a stored element, in `slab` if there is one.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they cannot be told.
+    /// [`Error::Corrupt`] if they cannot be unpacked.
     pub(crate) fn unpack(&self, place: Place, body: &[u8], slab: Option<&mut Slab>) -> Result<Bytes> {
         self.packer.borrow_mut().unpack(self, place, body, slab)
     }
 
-    /// Looks for a dictionary again when something is packed the next time.
+    /// Looks for a dictionary again on the next `pack`.
     pub(crate) fn forget_dictionary(&self) {
         self.packer.borrow_mut().forget();
     }
 
     fn pragma(&self, name: &str, value: impl rusqlite::ToSql) -> Result<()> {
-        // Some of them answer with a row, some do not.
+        // Some of them return a row, some do not.
         let read = |_: &Row<'_>| Ok(());
         match self.conn.pragma_update_and_check(None, name, value, read) {
             Ok(()) | Err(rusqlite::Error::QueryReturnedNoRows) => Ok(()),
@@ -113,12 +113,12 @@ impl Db {
         }
     }
 
-    /// Runs a statement that returns no rows; answers how many it changed.
+    /// Runs a statement that returns no rows; returns how many it changed.
     pub(crate) fn execute(&self, sql: &str, params: impl Params) -> Result<usize> {
         self.attempt(sql, || self.conn.prepare_cached(sql)?.execute(params))
     }
 
-    /// Runs a query and hands each row to `read`.
+    /// Runs a query and passes each row to `read`.
     pub(crate) fn each(
         &self,
         sql: &str,
@@ -155,9 +155,9 @@ impl Db {
         Ok(found)
     }
 
-    /// Says what the transactions from now on wait for, and whether they may move the log into the file: a failure to flush
-    /// the log there is told to nobody. SQLite does this between two transactions only, and when the statement is prepared,
-    /// so these are not kept.
+    /// Sets what later transactions wait for, and whether they may move the log into the file: a failure to flush the
+    /// log there is not reported to anyone. SQLite accepts this only between two transactions, and when the statement
+    /// is prepared, so these are not cached.
     pub(crate) fn wait_for(&self, level: Synchronous, moves_the_log: bool) -> Result<()> {
         let level = match level {
             Synchronous::Full => "FULL",
@@ -168,16 +168,16 @@ impl Db {
         self.attempt(&sql, || self.conn.execute_batch(&sql))
     }
 
-    /// Makes the open transaction write something though nothing changes: a commit without a page flushes nothing.
+    /// Makes the open transaction write something although nothing changes: a commit without a page flushes nothing.
     pub(crate) fn touch(&self) -> Result<()> {
         let same = format!("PRAGMA application_id = {APPLICATION_ID}");
         self.execute(&same, []).map(|_| ())
     }
 
-    /// The log and its index. They are there as long as a connection is open that has read from the database.
+    /// The log and its index. They exist as long as a connection that has read from the database is open.
     fn files_beside(&self) -> Result<Vec<(PathBuf, u64)>> {
         self.one("PRAGMA schema_version", [], |_| Ok(()))?;
-        // With links followed, as SQLite names these files.
+        // With links resolved, as SQLite names these files.
         let Some(path) = self.conn.path() else { return Ok(Vec::new()) };
         let files = ["-wal", "-shm"].map(|end| {
             let file = PathBuf::from(format!("{path}{end}"));
@@ -187,8 +187,8 @@ impl Db {
         files.into_iter().collect()
     }
 
-    /// Checks that the database, its log and the log's index still have their names: what is committed to files without
-    /// names is lost. Asks the file system and opens nothing, which would drop the locks of the process.
+    /// Checks that the database, its log and the log's index still have their names: commits to unlinked files are
+    /// lost. Asks the file system only, because opening a file would drop the locks of the process.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if one of them was removed, renamed or replaced.
@@ -200,7 +200,7 @@ impl Db {
         Ok(())
     }
 
-    /// How many rows were written, in transactions that were rolled back too.
+    /// The number of rows written, including those of transactions that were rolled back.
     pub(crate) fn rows_written(&self) -> u64 {
         self.conn.total_changes()
     }
@@ -214,7 +214,7 @@ impl Db {
         })
     }
 
-    /// The key that the last insert gave.
+    /// The key of the last insert.
     pub(crate) fn last_key(&self) -> i64 {
         self.conn.last_insert_rowid()
     }
@@ -257,8 +257,8 @@ impl Db {
     }
 }
 
-/// The number of the file that has this name now. All files have the same where the system has none; there an open file can
-/// be neither removed nor replaced.
+/// The inode of the file with this name. The same for all files where the system has none; there an open file can be
+/// neither removed nor replaced.
 fn inode(path: &Path) -> Option<u64> {
     let metadata = std::fs::metadata(path).ok()?;
     #[cfg(unix)]

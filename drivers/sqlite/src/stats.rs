@@ -1,8 +1,8 @@
-//! What a saver counted since it was opened.
+//! The counts of a saver since it was opened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many sizes of transactions are told apart. The last one holds those beyond it too.
+/// The number of buckets for transaction sizes. The last one includes everything larger.
 pub(crate) const SIZES: usize = 10;
 
 /// Counts of a [`crate::SqliteSaver`] since it was opened.
@@ -11,22 +11,23 @@ pub(crate) const SIZES: usize = 10;
 pub struct Stats {
     /// Writing operations that were carried out or refused.
     pub commands: u64,
-    /// Transactions that were committed. Fewer than commands: those that wait are committed together.
+    /// Committed transactions. Fewer than commands: those that wait are committed together.
     pub transactions: u64,
-    /// Transactions that waited until they were on the disk.
+    /// Transactions that waited until they were on disk.
     pub flushes: u64,
     /// Commands in committed transactions.
     pub committed: u64,
-    /// Transactions by how many commands each committed: at the index `n` those of more than 2^(n-1) and at most 2^n.
+    /// Transactions by the number of commands that each committed: index `n` counts those of more than 2^(n-1) and at
+    /// most 2^n.
     pub transaction_sizes: [u64; SIZES],
-    /// Elements that were looked up by their hash to see whether they are stored already. Grows by what changes, not by
-    /// the length of the lists that are written.
+    /// Elements that were looked up by hash to see whether they are stored already. Grows with what changes, not with
+    /// the length of the lists.
     pub elements_examined: u64,
     /// Elements that reads of checkpoints loaded from the database.
     pub elements_loaded: u64,
     /// Elements that were stored.
     pub elements_stored: u64,
-    /// Bytes of elements that were stored, before they were compressed.
+    /// Bytes of stored elements, before compression.
     pub bytes_stored: u64,
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// A transaction of so many commands was committed.
+    /// Counts the commit of a transaction of `commands` commands.
     pub(crate) fn transaction(&self, commands: usize) {
         let size = commands.max(1).next_power_of_two().trailing_zeros() as usize;
         self.transaction_sizes[size.min(SIZES - 1)].add(1);

@@ -1,7 +1,7 @@
 //! A copy of a database that is in use.
 //!
-//! A copy of the files is none: while the database is copied, writers move pages from the log into it. SQLite's backup reads
-//! everything in one read transaction, which no writer waits for.
+//! Copying the files does not work: writers move pages from the log into the database meanwhile. SQLite's backup reads
+//! everything in one read transaction, which blocks no writer.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,16 +18,16 @@ use crate::error::{from_sqlite, unavailable};
 use crate::rows::names::Names;
 use crate::sql::Db;
 
-/// Between two attempts while the database is locked.
+/// The pause between two attempts while the database is locked.
 const PAUSE: Duration = Duration::from_millis(50);
 const INTEGRITY: &str = "PRAGMA integrity_check(1)";
 
-/// Copies any SQLite database that may be in use into a new file, which only the user may read. It holds what was committed at
-/// one moment, has no log, and has passed SQLite's own check before it gets its name. Blocks.
+/// Copies any SQLite database that may be in use into a new file, readable only by the user. It holds what was
+/// committed at one moment, has no log, and is renamed into place only after SQLite's own check. Blocks.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] if there is a file at `to`; [`Error::Corrupt`] if the database is damaged; [`Error::Unavailable`] if
-/// it cannot be read, or the copy cannot be written. There is nothing at `to` after an error.
+/// [`Error::InvalidInput`] if there is a file at `to`; [`Error::Corrupt`] if the database is damaged;
+/// [`Error::Unavailable`] if it cannot be read, or the copy cannot be written. After an error, `to` does not exist.
 pub fn copy_database(from: &Path, to: &Path, patience: Duration) -> Result<()> {
     let copy = copy(from, to, patience)?;
     let failed = |error| from_sqlite(&to.display().to_string(), &error);
@@ -40,7 +40,7 @@ pub fn copy_database(from: &Path, to: &Path, patience: Duration) -> Result<()> {
     keep(copy, to)
 }
 
-/// Copies a store, looks at every row of the copy, and gives it its name.
+/// Copies a store, checks every row of the copy, and gives the copy its name.
 pub(crate) fn copy_store(from: &Path, to: &Path, options: &Options) -> Result<()> {
     let copy = copy(from, to, options.busy_timeout)?;
     let db = Db::reader(&copy, options)?;
@@ -59,12 +59,12 @@ fn damaged(from: &Path, found: impl std::fmt::Display) -> Error {
     )
 }
 
-/// A copy beside `to`, which is deleted if it is not kept.
+/// A copy in the directory of `to`, deleted unless it is kept.
 fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
     if to.symlink_metadata().is_ok() {
         return Err(taken(to));
     }
-    // In the same directory, to be renamed. Nobody but the user may read it, from the first byte on.
+    // In the same directory, so that it can be renamed. Only the user may read it, from the first byte on.
     let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let made = Builder::new().prefix(".threadkeep-backup-").tempfile_in(directory);
     let copy = made.map_err(|error| not_written(to, &error))?.into_temp_path();
@@ -73,7 +73,7 @@ fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
     let failed = |error| from_sqlite(&name, &error);
     let source = threadkeep_pages::open(from, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
     source.busy_timeout(patience).map_err(failed)?;
-    // What its pages are is known once it was read from.
+    // Whether the pages have checksums is known only after a first read.
     source.pragma_query_value(None, "schema_version", |_| Ok(())).map_err(failed)?;
     let sealed = threadkeep_pages::is_sealed(&source).map_err(failed)?;
     let name = to.display().to_string();
@@ -82,16 +82,16 @@ fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
     let target =
         if sealed { threadkeep_pages::open(&copy, flags) } else { Connection::open_with_flags(&copy, flags) };
     let mut target = target.map_err(failed)?;
-    // A copy that is not finished is thrown away, and one that is finished is flushed at the end.
+    // An unfinished copy is thrown away, and a finished one is flushed at the end.
     target.execute_batch("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF").map_err(failed)?;
     run(&source, &mut target, patience).map_err(failed)?;
-    // Without a log the copy is one file, and can be read where nothing can be written.
+    // Without a log the copy is one file, and readable on read-only media.
     target.pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(())).map_err(failed)?;
     target.close().map_err(|(_, error)| failed(error))?;
     Ok(copy)
 }
 
-/// Copies all pages in one step: a step that left some for later would begin from the first again whenever somebody wrote.
+/// Copies all pages in one step: between steps, any write would restart the copy from the first page.
 fn run(source: &Connection, target: &mut Connection, patience: Duration) -> rusqlite::Result<()> {
     let backup = Backup::new(source, target)?;
     let started = std::time::Instant::now();
@@ -108,9 +108,9 @@ fn run(source: &Connection, target: &mut Connection, patience: Duration) -> rusq
     }
 }
 
-/// Flushes a copy and gives it its name, unless another file has it by now.
+/// Flushes a copy and gives it its name, unless that name is taken by now.
 fn keep(copy: TempPath, to: &Path) -> Result<()> {
-    // No connection of this process has this file open any more, so opening it drops no lock.
+    // This process has no connection to this file any more, so opening it drops no lock.
     let flushed = File::open(&copy).and_then(|file| file.sync_all());
     flushed.map_err(|error| not_written(to, &error))?;
     copy.persist_noclobber(to).map_err(|failed| {

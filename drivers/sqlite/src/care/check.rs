@@ -1,4 +1,4 @@
-//! Looking at a whole database, row by row, and deleting what nothing refers to.
+//! Checking a whole database, row by row, and deleting what nothing refers to.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -23,10 +23,10 @@ const THREADS: &str = "SELECT DISTINCT key >> 32 FROM element";
 const DROP_CHECKPOINTS: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 const DROP_ELEMENTS: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
-/// Something that is not as it should be.
+/// A defect that the check found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The thread and namespace it is in, as far as that can be told.
+    /// Its thread and namespace, as far as known.
     pub scope: Option<(String, String)>,
     /// The table and key.
     pub place: String,
@@ -48,7 +48,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that is wrong with the database.
+/// All defects of the database.
 pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
     let mut check = Check { db, names, found: Vec::new() };
     check.integrity()?;
@@ -146,7 +146,7 @@ impl Check<'_> {
             Ok((space, seq)) => there[space as usize].push(seq),
             Err(error) => broken.push((place, error)),
         })?;
-        // A broken element is told once, and not again by everything that refers to it.
+        // A broken element is reported once, and not again for everything that refers to it.
         let mut silent: [HashSet<u32>; 3] = Default::default();
         for (place, error) in &broken {
             self.broken(Some((&thread.text, "")), *place, error);
@@ -169,7 +169,7 @@ impl Check<'_> {
                 }
             }
             let orphans = have.iter().filter(|seq| !contains(&runs, **seq)).count();
-            // What a broken row referred to is not known.
+            // What a broken row referred to is unknown.
             if complete && orphans > 0 {
                 let what = format!("{orphans} elements that nothing refers to");
                 self.report(Some((&thread.text, "")), format!("table element, space {space:?}"), what, true);
@@ -178,7 +178,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Looks at a namespace. Answers whether everything that it refers to is noted.
+    /// Checks a namespace. Returns whether everything that it refers to is noted.
     fn chain(&mut self, thread: &Scope, chain: &Scope, used: &mut Used) -> Result<bool> {
         let scope = Some((thread.text.as_str(), chain.text.as_str()));
         let (mut all, mut broken) = (HashMap::new(), Vec::new());
@@ -222,7 +222,7 @@ impl Check<'_> {
         Ok(complete)
     }
 
-    /// What a row refers to in its chain and in the table of names, and is not there.
+    /// What a row refers to, in its chain and in the table of names, that is missing.
     fn references(
         &self,
         all: &HashMap<Ordinal, Row>,

@@ -1,4 +1,4 @@
-//! Looking after a database: checking and sweeping it, copying it, giving back room, training its dictionary.
+//! Maintenance of a database: checking, sweeping and copying it, returning free space, training its dictionary.
 
 pub(crate) mod backup;
 pub(crate) mod check;

@@ -1,4 +1,4 @@
-//! How much room a database takes, and giving back what deletions freed.
+//! The size of a database, and returning the space that deletions freed.
 
 use threadkeep::Result;
 
@@ -7,18 +7,18 @@ use crate::rows::directory::{self, ThreadKey};
 use crate::rows::element;
 use crate::sql::{Db, integer};
 
-/// `auto_vacuum` of a database that gives back freed pages when it is asked to.
+/// `auto_vacuum` of a database that returns freed pages on request.
 const INCREMENTAL: i64 = 2;
 
-/// How much room a database takes on the disk, its write-ahead log apart.
+/// The size of a database on disk, without its write-ahead log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileSize {
-    /// Bytes of the database.
+    /// Bytes of the database file.
     pub bytes: u64,
-    /// Of these, bytes that hold nothing. They are used again before the file grows.
+    /// Bytes of it that are free. They are reused before the file grows.
     pub free: u64,
-    /// Whether [`crate::SqliteSaver::vacuum`] can give free bytes back. Databases of earlier versions cannot until
-    /// [`crate::SqliteSaver::vacuum_fully`] was carried out once.
+    /// Whether [`crate::SqliteSaver::vacuum`] can return free bytes. Databases of earlier versions cannot until
+    /// [`crate::SqliteSaver::vacuum_fully`] has run once.
     pub incremental: bool,
 }
 
@@ -37,23 +37,23 @@ impl FileSize {
     }
 }
 
-/// What the writer does to give back room.
+/// How the writer returns space.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Vacuum {
-    /// At most so many pages, in one transaction.
+    /// At most this many pages, in one transaction.
     Pages(u32),
-    /// Everything, by writing the database anew.
+    /// Everything, by rewriting the database.
     Fully,
 }
 
-/// Moves at most so many pages from the end of the file into free ones, inside an open transaction.
+/// Moves at most `pages` pages from the end of the file into free ones, inside an open transaction.
 pub(crate) fn give_back(db: &Db, pages: u32) -> Result<()> {
     // The number is ours; a pragma takes no parameters.
     db.each(&format!("PRAGMA incremental_vacuum({pages})"), [], |_| Ok(()))
 }
 
-/// Writes the database anew without free pages, and so that later ones can be given back bit by bit. Outside of any
-/// transaction; nobody else can write meanwhile.
+/// Rewrites the database without free pages, so that later ones can be returned gradually. Must run outside any
+/// transaction; other writers are blocked meanwhile.
 pub(crate) fn write_anew(db: &Db) -> Result<()> {
     db.each("PRAGMA auto_vacuum = INCREMENTAL", [], |_| Ok(()))?;
     db.execute("VACUUM", []).map(|_| ())

@@ -1,4 +1,4 @@
-//! Training the dictionary of a database, once there is enough in it, on a thread of its own.
+//! Training the dictionary of a database, once it has enough data, on a thread of its own.
 
 use std::path::{Path, PathBuf};
 
@@ -13,27 +13,27 @@ use crate::sql::{Db, blob, integer};
 use crate::write::commit::Work;
 use crate::write::writer::{Command, Message};
 
-/// Elements of all kinds, spread over the threads and over their lengths: every one whose number has this remainder.
+/// Elements of all kinds, spread over threads and lengths: each one whose number has this remainder.
 const SAMPLE: &str = "SELECT key, body FROM element WHERE key % ?1 = ?2 LIMIT ?3";
 
-/// New bytes before the first look whether there is enough.
+/// New bytes before the first check whether there is enough.
 const FIRST_LOOK: u64 = 512 * 1024;
-/// A dictionary is trained on at least so many bytes.
+/// A dictionary is trained on at least this many bytes.
 const ENOUGH: usize = 512 * 1024;
-/// And on at most so many.
+/// A dictionary is trained on at most this many bytes.
 const PLENTY: usize = 6 << 20;
-/// Bytes of one element that are looked at.
+/// Bytes of one element that are used.
 const LONGEST: usize = 8 * 1024;
 const SAMPLES: u32 = 8000;
-/// A dictionary costs its bytes once; it pays from some hundred messages on.
+/// A dictionary costs its own bytes once; it pays off after a few hundred messages.
 const DICTIONARY: usize = 48 * 1024;
 
-/// When the writer has a dictionary trained.
+/// Decides when the writer has a dictionary trained.
 pub(crate) struct Trainer {
     path: PathBuf,
     options: Options,
     queue: mpsc::WeakSender<Message>,
-    /// The number of stored bytes at which to look next; none if nothing is to be done any more.
+    /// The number of stored bytes at which to check next; none once there is nothing left to do.
     next: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ impl Trainer {
         Self { path, options, queue, next }
     }
 
-    /// Starts training if enough was stored since the last look.
+    /// Starts training if enough was stored since the last check.
     pub(crate) fn look(&mut self, db: &Db, stored: u64) {
         if self.next.is_none_or(|next| stored < next) {
             return;
@@ -58,7 +58,7 @@ impl Trainer {
         let (path, options, queue) = (self.path.clone(), self.options.clone(), self.queue.clone());
         let train = move || match train(&path, &options) {
             Ok(Some(dictionary)) => {
-                // The writer may have been closed meanwhile; nobody waits for the answer.
+                // The writer may have been closed meanwhile; the answer is not needed.
                 let (reply, _) = oneshot::channel();
                 let command = Command { work: Work::Dictionary(dictionary), reply };
                 if let Some(queue) = queue.upgrade() {
@@ -75,12 +75,12 @@ impl Trainer {
     }
 }
 
-/// A dictionary for the database at `path`; none if there is too little in it.
+/// A dictionary for the database at `path`; none if there is too little data.
 fn train(path: &Path, options: &Options) -> Result<Option<Vec<u8>>> {
     let db = Db::reader(path, options)?;
     let mut samples: Vec<Vec<u8>> = Vec::new();
     let mut size = 0;
-    // All of them, or each seventh if that is plenty.
+    // Every seventh element if that is enough, else all of them.
     for stride in [7, 1] {
         samples.clear();
         size = 0;

@@ -1,4 +1,4 @@
-//! Which elements of a thread are referred to.
+//! The elements of a thread that are referred to.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::rows::element::{self, Elements, SPACES, Space};
 use crate::rows::record::{CheckpointRecord, Entry, Kept, Rest, TaskRecord};
 use crate::sql::Db;
 
-/// The elements that rows refer to, by space. The checkpoints of a thread mostly name the same runs.
+/// The elements that rows refer to, by space. The checkpoints of a thread mostly refer to the same runs.
 #[derive(Default)]
 pub(crate) struct Used([HashSet<Run>; 3]);
 
@@ -59,7 +59,7 @@ impl Used {
         self.0[space as usize].extend(runs);
     }
 
-    /// The noted sequence numbers of a space as runs that do not touch, in order.
+    /// The noted sequence numbers of a space as disjoint runs, in order.
     pub(crate) fn runs(&self, space: Space) -> Vec<Run> {
         let mut noted: Vec<Run> = self.0[space as usize].iter().copied().collect();
         noted.sort_unstable_by_key(|run| run.start);
@@ -73,7 +73,7 @@ impl Used {
         runs
     }
 
-    /// Deletes what was not noted. Answers how many elements that were.
+    /// Deletes what was not noted. Returns the number of deleted elements.
     pub(crate) fn keep_only(&self, db: &Db, thread: ThreadKey) -> Result<usize> {
         let mut dropped = 0;
         for space in SPACES {

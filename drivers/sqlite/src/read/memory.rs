@@ -1,5 +1,5 @@
-//! What the readers remember: names, and the large objects of metadata that they made last, so that going on with a thread
-//! reads what was added to them.
+//! What the readers remember: names, and the most recent large metadata objects, so that a read of a thread's next
+//! checkpoint loads only what was added to them.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use crate::rows::names::Names;
 use crate::rows::record::Ordinal;
 use crate::stats::Counters;
 
-/// Entries that are remembered over all threads: about fifty megabytes.
+/// Entries remembered over all threads: about fifty megabytes.
 const ENTRIES: usize = 1 << 18;
-/// Objects that are remembered.
+/// The number of remembered objects.
 const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add((1 << 12) - 1);
-/// Smaller ones are read as fast as they are found.
+/// Smaller objects are read as fast as they are looked up.
 const SMALLEST: usize = 64;
 
 /// The memory of the readers.
@@ -32,11 +32,11 @@ struct Objects {
     entries: usize,
 }
 
-/// A large object of a checkpoint. As long as its thread is not rewritten, its manifest has these entries.
+/// A large object of a checkpoint. Until its thread is rewritten, its manifest has these entries.
 #[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) ordinal: Ordinal,
-    /// How often the thread was rewritten until then.
+    /// The thread's rewrite count at that time.
     pub(crate) rewrites: u32,
     pub(crate) manifest: Manifest,
     pub(crate) entries: Entries,
@@ -53,18 +53,18 @@ impl Memory {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The object that is remembered of a chain, if its thread was rewritten so often and not once more.
+    /// The remembered object of a chain, if its thread has exactly this rewrite count.
     pub(crate) fn object(&self, chain: ChainKey, key: &str, rewrites: u32) -> Option<Known> {
         self.lock().known.get(&(chain, key.to_owned())).filter(|known| known.rewrites == rewrites).cloned()
     }
 
-    /// Remembers an object, unless that of a later checkpoint is known or it is small.
+    /// Remembers an object, unless it is small or that of a later checkpoint is known.
     pub(crate) fn remember(&self, chain: ChainKey, key: &str, known: Known) {
         if known.entries.len() < SMALLEST {
             return;
         }
         let place = (chain, key.to_owned());
-        // Dropped behind the lock: a long one takes a while.
+        // Dropped after the lock is released: dropping a long one takes a while.
         let mut old = Vec::new();
         let mut objects = self.lock();
         let newer = |have: &Known| have.rewrites == known.rewrites && have.ordinal >= known.ordinal;

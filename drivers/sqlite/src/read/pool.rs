@@ -1,4 +1,4 @@
-//! The readers: a few connections, each used by one read at a time on a thread that may block.
+//! The readers: a few connections, each used by one read at a time on a blocking thread.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,8 +33,8 @@ impl Readers {
         Ok(Self { shared: Arc::new(shared), places: Arc::new(Semaphore::new(count as usize)), count })
     }
 
-    /// Runs `read` in a read transaction: all that it sees is of one moment. It runs to its end also if the caller
-    /// stops waiting.
+    /// Runs `read` in a read transaction: it sees a consistent snapshot. It runs to completion even if the caller stops
+    /// waiting.
     ///
     /// # Errors
     /// Those of `read`; [`threadkeep::Error::Unavailable`] if the store is closed or busy.
@@ -54,7 +54,7 @@ impl Readers {
         task.await.map_err(|error| unavailable(error.to_string()))?
     }
 
-    /// Waits for the reads that run, then closes the connections. Later reads are refused.
+    /// Waits for running reads, then closes the connections. Later reads are refused.
     pub(crate) async fn close(&self) {
         if let Ok(places) = self.places.acquire_many(self.count).await {
             self.places.close();
@@ -73,7 +73,7 @@ impl Shared {
 fn in_transaction<T>(db: &Db, read: impl FnOnce(&Db) -> Result<T>) -> Result<T> {
     db.execute("BEGIN", [])?;
     let result = read(db);
-    // Nothing was changed, so the end cannot lose anything; an error may have ended it already.
+    // Nothing was changed, so ending it loses nothing; an error may have ended it already.
     if !db.is_autocommit() {
         let ended = db.execute("ROLLBACK", []);
         return result.and_then(|value| ended.map(|_| value));

@@ -36,10 +36,10 @@ pub(crate) fn get(db: &Db, memory: &Memory, at: &CheckpointSelector) -> Result<O
 /// Rows that a listing reads from a chain at a time.
 const PAGE: u32 = 64;
 
-/// The checkpoints of a chain, newest first, read by the page.
+/// The checkpoints of a chain, newest first, read page by page.
 struct Newest {
     chain: ChainRef,
-    /// Rows that were read and not taken yet, oldest first.
+    /// Rows that were read but not taken yet, oldest first.
     rows: Vec<CheckpointRow>,
     /// The greatest ordinal that was not read yet.
     below: Ordinal,
@@ -105,7 +105,7 @@ pub(crate) fn list(db: &Db, memory: &Memory, query: &ListQuery) -> Result<Vec<Ch
             matches.push((source.chain.clone(), read, metadata));
         }
     }
-    // From the oldest on, so that a list which grew is made from the one before it.
+    // From the oldest on, so that a list that grew is built from the previous one.
     let tuples = matches.into_iter().rev();
     let tuples = tuples.map(|(chain, read, metadata)| view.tuple(&chain, &read, metadata, &query.load));
     let mut tuples = tuples.collect::<Result<Vec<_>>>()?;
@@ -149,7 +149,7 @@ pub(crate) fn delta_history(
     let mut walk = HistoryWalk::new(at, channels, reach);
     let mut keys: HashMap<&ChannelName, NameKey> = HashMap::new();
     for channel in channels {
-        // A channel whose name is unknown was never written.
+        // A channel with an unknown name was never written.
         keys.extend(names.find(db, channel.as_str())?.map(|key| (channel, key)));
     }
     let wanted: HashSet<NameKey> = keys.values().copied().collect();

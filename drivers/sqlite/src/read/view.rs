@@ -1,4 +1,4 @@
-//! One read of a thread: rows, names and elements made into checkpoints again. Whatever it needs twice, it reads once.
+//! One read of a thread: rows, names and elements assembled into checkpoints. What it needs twice, it reads once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::rows::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskR
 use crate::rows::value;
 use crate::sql::Db;
 
-/// Rows that a walk reads with the one that it needs: the next ones are mostly the ones before it.
+/// Rows that a walk reads along with the one it needs: the next ones it needs are mostly those before it.
 const READ_AHEAD: u32 = 32;
 
 /// A checkpoint row, decoded.
@@ -33,7 +33,7 @@ pub(crate) struct Read {
     pub(crate) tasks: Vec<TaskRecord>,
 }
 
-/// A channel of a checkpoint, followed to the checkpoint that stores it.
+/// A channel of a checkpoint, resolved to the checkpoint that stores it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Channel {
     pub(crate) name: NameKey,
@@ -44,7 +44,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// What the checkpoint at `own` has for it.
+    /// The entry for it in the checkpoint at `own`.
     pub(crate) fn entry(&self, own: Ordinal) -> Entry {
         if self.origin == own { Entry::Own(self.version, self.kept.clone()) } else { Entry::At(self.origin) }
     }
@@ -57,21 +57,21 @@ pub(crate) struct ChainRef {
     pub(crate) namespace: Namespace,
 }
 
-/// The list of a channel that was made last, so that one which continues it need not be made anew.
+/// The most recent list of the channel, so that one that continues it need not be rebuilt.
 struct LastList {
     origin: Ordinal,
     runs: Vec<Run>,
     list: ListValue,
 }
 
-/// A thread, seen from inside one transaction.
+/// A thread as seen in one transaction.
 pub(crate) struct View<'a> {
     db: &'a Db,
     names: &'a Names,
     thread: &'a ThreadId,
     elements: Elements<'a>,
     ahead: u32,
-    /// Large objects that other reads have made, and how often the thread was rewritten until now.
+    /// Large objects that other reads have built, and the thread's rewrite count.
     memory: Option<(&'a Memory, u32)>,
     checkpoints: HashMap<(ChainKey, Ordinal), Rc<Read>>,
     lists: HashMap<(ChainKey, NameKey), LastList>,
@@ -96,7 +96,7 @@ impl<'a> View<'a> {
         Self { ahead: READ_AHEAD, ..self }
     }
 
-    /// The view for a read that other reads may follow.
+    /// The view for a read that other reads may build on.
     pub(crate) fn remembering(self, memory: &'a Memory, thread: Thread) -> Self {
         let elements = self.elements.counted(&memory.counters);
         Self { memory: Some((memory, thread.rewrites)), elements, ..self }
@@ -113,7 +113,7 @@ impl<'a> View<'a> {
         Ok(read)
     }
 
-    /// The checkpoint with this ordinal, if it is there. `ahead` more that stand before it are read with it.
+    /// The checkpoint with this ordinal, if it exists. Reads `ahead` of its predecessors along with it.
     fn checkpoint(&mut self, chain: ChainKey, ordinal: Ordinal, ahead: u32) -> Result<Option<Rc<Read>>> {
         if !self.checkpoints.contains_key(&(chain, ordinal)) {
             for row in checkpoints::newest_up_to(self.db, chain, ordinal, 1 + ahead)? {
@@ -126,7 +126,7 @@ impl<'a> View<'a> {
     /// The checkpoint that `child` was made from.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if it has one that is not there.
+    /// [`Error::BrokenLineage`] if its parent is missing.
     pub(crate) fn parent(&mut self, chain: ChainKey, child: &Read) -> Result<Option<Rc<Read>>> {
         let Some(ordinal) = child.record.parent else { return Ok(None) };
         let parent = self.checkpoint(chain, ordinal, self.ahead)?;
@@ -142,7 +142,7 @@ impl<'a> View<'a> {
     /// A channel of a checkpoint, if it was ever written.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if the checkpoint that stores the entry is not there or does not have it.
+    /// [`Error::BrokenLineage`] if the checkpoint that stores the entry is missing or lacks it.
     pub(crate) fn channel(&mut self, chain: ChainKey, at: &Read, name: NameKey) -> Result<Option<Channel>> {
         match at.record.entry(name) {
             None => Ok(None),
@@ -181,7 +181,7 @@ impl<'a> View<'a> {
         ))
     }
 
-    /// What a channel stores, its value included.
+    /// What a channel stores, including its value.
     pub(crate) fn stored(&mut self, chain: ChainKey, channel: &Channel) -> Result<Stored> {
         Ok(match &channel.kept {
             Kept::Sentinel => Stored::Sentinel,
@@ -236,7 +236,7 @@ impl<'a> View<'a> {
     /// The tasks that a checkpoint applied, in the order in which they were applied.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if its parent does not have one of them.
+    /// [`Error::BrokenLineage`] if its parent lacks one of them.
     pub(crate) fn applied<'p>(&self, at: &Read, parent: &'p Read) -> Result<Vec<&'p TaskRecord>> {
         let find = |place: &u32| {
             parent.tasks.get(*place as usize).ok_or_else(|| {
@@ -285,7 +285,7 @@ impl<'a> View<'a> {
         Ok(metadata)
     }
 
-    /// A checkpoint with everything that is known of it.
+    /// A checkpoint with everything stored of it.
     pub(crate) fn tuple(
         &mut self,
         chain: &ChainRef,
@@ -320,7 +320,7 @@ impl<'a> View<'a> {
 }
 
 impl LastList {
-    /// If a list of these runs begins with this list: this list, and the runs that follow.
+    /// If this list is a prefix of the list of these runs: this list, and the remaining runs.
     fn continued(self, runs: &[Run]) -> Option<(ListValue, Vec<Run>)> {
         Some((self.list, continuation(&self.runs, runs)?))
     }

@@ -1,4 +1,4 @@
-//! Checkpoint rows: reading them by place, finding one by its id, and writing them.
+//! Checkpoint rows: reading by position, finding by id, and writing.
 
 use rusqlite::{Row, params};
 use threadkeep::Result;
@@ -21,10 +21,10 @@ const STORED: &str = "SELECT coalesce(sum(length(id) + length(body) + coalesce(l
     FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 const DROP: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 
-/// Tells the checksum of the tasks from that of the body, whose context is the id.
+/// Distinguishes the checksum of the tasks from that of the body, whose context is the id.
 const TASKS_CONTEXT: &[u8] = b"tasks";
 
-/// A checkpoint row whose checksums were right.
+/// A checkpoint row with valid checksums.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckpointRow {
     pub(crate) ordinal: Ordinal,
@@ -40,7 +40,7 @@ impl CheckpointRow {
         CheckpointRecord::decode(self.ordinal, &self.body).map_err(|reason| self.place.corrupt(reason))
     }
 
-    /// Adds everything of it to a digest.
+    /// Adds the whole row to a digest.
     pub(crate) fn digest(&self, hasher: &mut blake3::Hasher) {
         let (body, tasks) = (&self.body[..], self.tasks.as_deref().unwrap_or_default());
         hasher.update(&self.ordinal.to_le_bytes()).update(self.id.as_bytes());
@@ -78,7 +78,7 @@ pub(crate) fn all(db: &Db, chain: ChainKey) -> Result<Vec<CheckpointRow>> {
     Ok(rows)
 }
 
-/// Hands every row of a chain to `look`, oldest first: its place in the database, and what it is or what is wrong with
+/// Passes every row of a chain to `look`, oldest first: its place in the database, and the row or what is wrong with
 /// it.
 pub(crate) fn each(
     db: &Db,
@@ -96,19 +96,20 @@ pub(crate) fn head(db: &Db, chain: ChainKey) -> Result<Option<CheckpointRow>> {
     Ok(newest_up_to(db, chain, Ordinal::MAX, 1)?.pop())
 }
 
-/// The checkpoint with this id, if it is there.
+/// The checkpoint with this id, if it exists.
 pub(crate) fn find(db: &Db, chain: ChainKey, id: CheckpointId) -> Result<Option<CheckpointRow>> {
     Ok(newest_not_after(db, chain, id)?.filter(|row| row.id == id))
 }
 
 /// The checkpoint with the greatest id that is not greater than `id`. Ids and ordinals have the same order, so this is
-/// a binary search; every row on the way is checked, and a damaged one cannot mislead it.
+/// a binary search; it checks every row on the way, so that a damaged one cannot mislead it.
 pub(crate) fn newest_not_after(db: &Db, chain: ChainKey, id: CheckpointId) -> Result<Option<CheckpointRow>> {
     let Some(head) = head(db, chain)? else { return Ok(None) };
     if head.id <= id {
         return Ok(Some(head));
     }
-    // Every row at or below `low` is not after `id`, the last of them is `best`; every row from `high` on is after it.
+    // Invariant: no row at or below `low` is after `id`, and the last of them is `best`; every row from `high` on is
+    // after it.
     let (mut low, mut high, mut best) = (0, head.ordinal, None);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -142,7 +143,7 @@ pub(crate) fn set_tasks(db: &Db, chain: ChainKey, ordinal: Ordinal, tasks: &[Tas
     db.execute(SET_TASKS, params![place.key, tasks]).map(|_| ())
 }
 
-/// Stores another body for a checkpoint.
+/// Replaces the body of a checkpoint.
 pub(crate) fn set_body(
     db: &Db,
     chain: ChainKey,

@@ -1,7 +1,7 @@
 //! Threads and chains by their texts.
 //!
 //! Both are rows of one table: a thread belongs to owner 0, a chain (a namespace of a thread) to its thread. A row is
-//! looked up by its text *or* by a hash of it, and must agree in both: a damaged one is an error, not an unknown text.
+//! looked up by its text *or* a hash of it and must match both, so that a damaged one is an error, not an unknown text.
 
 use rusqlite::{Row, params};
 use threadkeep::id::{Namespace, ThreadId};
@@ -35,8 +35,8 @@ const KEY_LIMIT: i64 = 1 << 31;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Thread {
     pub(crate) key: ThreadKey,
-    /// How often rows of it were changed or removed; it never counts down. Numbers of its elements may mean something else
-    /// from one time to the next.
+    /// How often its rows were changed or removed; never decreases. The numbers of its elements may be reused each
+    /// time.
     pub(crate) rewrites: u32,
 }
 
@@ -44,28 +44,22 @@ pub(crate) struct Thread {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) key: ChainKey,
-    /// The greatest ordinal that was ever deleted: new ones are greater.
+    /// The greatest ordinal ever deleted: new ones are greater.
     pub(crate) floor: Ordinal,
 }
 
-/// A thread, if it is known.
-///
-/// # Errors
-/// [`Error::Corrupt`] if its row is damaged.
+/// A thread, if it exists.
 pub(crate) fn thread(db: &Db, thread: &ThreadId) -> Result<Option<Thread>> {
     let found = find(db, NOBODY, thread.as_str())?;
     Ok(found.map(|found| Thread { key: found.key, rewrites: found.floor }))
 }
 
-/// The number of a thread, if it is known.
-///
-/// # Errors
-/// As [`thread`].
+/// The number of a thread, if it exists.
 pub(crate) fn find_thread(db: &Db, id: &ThreadId) -> Result<Option<ThreadKey>> {
     Ok(thread(db, id)?.map(|thread| thread.key))
 }
 
-/// Counts that rows of a thread were changed or removed.
+/// Counts a change or removal of rows of a thread.
 pub(crate) fn rewritten(db: &Db, thread: &ThreadId) -> Result<()> {
     let Some(found) = find(db, NOBODY, thread.as_str())? else { return Ok(()) };
     let floor = found
@@ -80,10 +74,7 @@ pub(crate) fn add_thread(db: &Db, thread: &ThreadId) -> Result<ThreadKey> {
     add(db, NOBODY, thread.as_str()).map(|chain| chain.key)
 }
 
-/// A chain of a thread, if it is known.
-///
-/// # Errors
-/// [`Error::Corrupt`] if its row is damaged.
+/// A chain of a thread, if it exists.
 pub(crate) fn find_chain(db: &Db, thread: ThreadKey, namespace: &Namespace) -> Result<Option<Chain>> {
     find(db, thread, namespace.as_str())
 }
@@ -109,7 +100,7 @@ pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
     db.execute(DROP, [thread]).map(|_| ())
 }
 
-/// Threads in the order of their texts.
+/// Threads ordered by their texts.
 pub(crate) fn threads(db: &Db, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
     let mut threads = Vec::new();
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -128,7 +119,7 @@ pub(crate) struct Scope {
     pub(crate) text: String,
 }
 
-/// Hands every row of the directory to `look`, or what is wrong with it.
+/// Passes every row of the directory to `look`, or what is wrong with it.
 pub(crate) fn each(db: &Db, mut look: impl FnMut(Place, Result<Scope>)) -> Result<()> {
     db.each(ALL, [], |row| {
         let place = Place::new("scope", integer(row, 0)?);

@@ -1,4 +1,4 @@
-//! Stored elements: each distinct one of a thread once, checked against its hash on every read.
+//! Stored elements: each distinct one of a thread is stored once, and checked against its hash on every read.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,13 +22,13 @@ const STORED: &str =
     "SELECT coalesce(sum(length(hash) + length(body)), 0) FROM element WHERE key BETWEEN ?1 AND ?2";
 const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
-/// Unwanted elements that a range scan reads over rather than starting anew behind them.
+/// Unneeded elements that a range scan reads over instead of starting a new scan after them.
 const GAP: u32 = 8;
 
-/// A read of at least so many elements has a [`Slab`] for them.
+/// A read of at least this many elements uses a [`Slab`].
 const MANY: usize = 256;
 
-/// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
+/// A sequence of elements in a thread. Elements of one kind are numbered together, so that lists have few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Space {
     /// Elements of lists, and large values.
@@ -62,7 +62,7 @@ pub(crate) fn stored_bytes(db: &Db, thread: ThreadKey) -> Result<u64> {
     Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
 
-/// Deletes the elements of a space from one sequence number up to another, which stays. Answers how many there were.
+/// Deletes the elements of a space from one sequence number up to another, exclusive. Returns how many there were.
 pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to: u32) -> Result<usize> {
     if from >= to {
         return Ok(0);
@@ -70,7 +70,7 @@ pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to
     db.execute(DROP, [key_of(thread, space, from), key_of(thread, space, to - 1)])
 }
 
-/// What a thread has already, for the writer.
+/// The elements that a thread already has, for the writer.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     seqs: [HashMap<ElementHash, u32>; 3],
@@ -90,7 +90,7 @@ impl Index {
         Ok(index)
     }
 
-    /// How many elements it knows.
+    /// The number of elements it knows.
     pub(crate) fn len(&self) -> usize {
         self.seqs.iter().map(HashMap::len).sum()
     }
@@ -101,7 +101,7 @@ impl Index {
         self.seqs[space as usize].get(hash).copied()
     }
 
-    /// The sequence number of an element, which is stored if it is not yet.
+    /// The sequence number of an element, which is stored if it is new.
     pub(crate) fn store(
         &mut self,
         db: &Db,
@@ -138,7 +138,7 @@ pub(crate) fn space_of(place: Place) -> Option<(Space, u32)> {
     Some((*SPACES.get((low / NUMBER_LIMIT) as usize)?, low % NUMBER_LIMIT))
 }
 
-/// Hands every element of a thread to `look`: its place in the database, and what it is or what is wrong with it.
+/// Passes every element of a thread to `look`: its place in the database, and the element or what is wrong with it.
 pub(crate) fn each(
     db: &Db,
     thread: ThreadKey,
@@ -163,7 +163,7 @@ pub(crate) struct Elements<'a> {
     db: &'a Db,
     thread: ThreadKey,
     loaded: [HashMap<u32, Element>; 3],
-    /// Those of them that are entries of objects, decoded: one for all checkpoints that have it.
+    /// Those that are entries of objects, decoded: shared by all checkpoints that have them.
     entries: HashMap<u32, metadata::Entry>,
     objects: Objects,
     counters: Option<&'a Counters>,
@@ -189,7 +189,7 @@ impl<'a> Elements<'a> {
     /// One element.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is missing or does not have its hash.
+    /// [`Error::Corrupt`] if it is missing or does not match its hash.
     pub(crate) fn get(&mut self, space: Space, seq: u32) -> Result<Element> {
         self.load(space, &[Run { start: seq, len: 1 }])?;
         self.loaded(space, seq)
@@ -209,7 +209,7 @@ impl<'a> Elements<'a> {
         made
     }
 
-    /// The objects that were made, to which those may be added that were made before.
+    /// The objects built so far, on which later ones may build.
     pub(crate) fn objects(&mut self) -> &mut Objects {
         &mut self.objects
     }
@@ -232,7 +232,7 @@ impl<'a> Elements<'a> {
         Ok(numbers.filter_map(|seq| self.entries.get(&seq).cloned()).collect())
     }
 
-    /// The runs of a manifest, chunks unpacked.
+    /// The runs of a manifest, with chunks expanded.
     pub(crate) fn runs(&mut self, manifest: &Manifest) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for (seq, chunk) in manifest
@@ -259,7 +259,7 @@ impl<'a> Elements<'a> {
             .ok_or_else(|| place(self.thread, space, seq).corrupt("the row is missing"))
     }
 
-    /// Reads what is not here yet. Runs that are near each other are read in one scan.
+    /// Loads what is not loaded yet. Runs close to each other are read in one scan.
     fn load(&mut self, space: Space, runs: &[Run]) -> Result<()> {
         let loaded = &mut self.loaded[space as usize];
         let mut wanted: Vec<Run> = Vec::new();

@@ -1,5 +1,5 @@
-//! `extra` metadata. It is mostly the same for the checkpoints of a run, so it is stored once and referred to; large
-//! objects, to which notes add an entry a run, are stored by entry.
+//! `extra` metadata. It is mostly the same for all checkpoints of a run, so it is stored once and referred to; large
+//! objects, to which notes add an entry per run, are stored by entry.
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
@@ -11,22 +11,22 @@ use threadkeep_layout::{Builder, INLINE, Numbers, Shape, draft_entries};
 use crate::rows::element::{Elements, Space};
 use crate::rows::record::{Extra, Rest};
 
-/// What is remembered of a large object that was stored: its entries, and where they are.
+/// What is remembered of a stored large object: its entries, and where they are.
 pub(crate) struct StoredObject {
     entries: Entries,
     shape: Shape,
 }
 
 impl StoredObject {
-    /// What it takes in memory, in hashes.
+    /// Its size in memory, in hashes.
     pub(crate) fn weight(&self) -> usize {
-        // A key, a value, their counts, and a place in a tree.
+        // A key, a value, their reference counts, and a place in a tree.
         4 * self.entries.len()
     }
 }
 
-/// Stores `extra`. `known` hands out what is remembered of the object under a key, to be changed; `store` stores an element
-/// in a space and answers its sequence number.
+/// Stores `extra`. `known` returns the remembered object under a key, for update; `store` stores an element in a space
+/// and returns its sequence number.
 pub(crate) fn store(
     extra: &metadata::Extra,
     mut known: impl FnMut(&str) -> Option<StoredObject>,

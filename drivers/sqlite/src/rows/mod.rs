@@ -1,4 +1,4 @@
-//! What is stored: the rows of each table, their forms and checksums, and the values in them.
+//! Stored data: the rows of each table, their encodings and checksums, and the values in them.
 
 pub(crate) mod checkpoints;
 pub(crate) mod directory;

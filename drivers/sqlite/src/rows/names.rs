@@ -1,5 +1,5 @@
-//! Channel and node names as small numbers. Names are never deleted and count up from 1, so what was once read stays
-//! true, and what is new has a greater number.
+//! Channel and node names as small numbers. Names are never deleted and are numbered upwards from 1, so what was read
+//! stays valid, and a new name has a greater number.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::sql::{Db, blob, integer, text};
 const NEWER: &str = "SELECT key, text, sum FROM name WHERE key > ?1 ORDER BY key";
 const ADD: &str = "INSERT INTO name (key, text, sum) VALUES (?1, ?2, ?3)";
 
-/// The names that were read so far, every one checked.
+/// The names read so far, all checked.
 #[derive(Debug, Default)]
 pub(crate) struct Names(Mutex<Known>);
 

@@ -1,4 +1,4 @@
-//! The bytes of elements as they are stored: compressed where that pays, with the database's dictionary if it has one.
+//! The stored bytes of elements: compressed where that saves space, with the database's dictionary if it has one.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -39,12 +39,12 @@ struct With {
 }
 
 impl Packer {
-    /// A packer that compresses, or one that only reads what is compressed.
+    /// A packer that compresses, or one that can only unpack.
     pub(crate) fn new(enabled: bool) -> Self {
         Self { enabled, with: None, dictionaries: HashMap::new() }
     }
 
-    /// Looks for a dictionary again when something is packed the next time.
+    /// Looks for a dictionary again on the next `pack`.
     pub(crate) fn forget(&mut self) {
         self.with = None;
     }
@@ -76,7 +76,7 @@ impl Packer {
         Ok(body)
     }
 
-    /// The bytes of a stored form, in `slab` if there is one. Whoever reads them checks their hash.
+    /// The bytes of a stored form, in `slab` if there is one. The caller checks their hash.
     pub(crate) fn unpack(
         &mut self,
         db: &Db,
@@ -104,7 +104,7 @@ impl Packer {
     }
 
     fn unpacker(&mut self, db: &Db, dictionary: Option<DictionaryKey>) -> Result<&mut Unpacker> {
-        // Numbers of dictionaries count from 1.
+        // Dictionaries are numbered from 1.
         let number = dictionary.unwrap_or(0);
         Ok(match self.dictionaries.entry(number) {
             Entry::Occupied(known) => known.into_mut(),
@@ -120,18 +120,18 @@ impl Packer {
     }
 }
 
-/// Room for the elements of one large read. Thousands of pieces of it cost a few allocations, but it is held as long as one
-/// of its elements is: it is for elements that come and go together.
+/// Memory for the elements of one large read. A slab serves thousands of elements with a few allocations, but is held
+/// as long as any of them: it is for elements that live and die together.
 #[derive(Default)]
 pub(crate) struct Slab(BytesMut);
 
 impl Slab {
-    /// Below what an allocator asks the system for, and gives back, each time.
+    /// Below the size from which an allocator requests memory from the system, and returns it, each time.
     const SIZE: usize = 64 << 10;
     /// Larger elements have an allocation of their own.
     const LARGEST: usize = 8 << 10;
 
-    /// So many bytes, as `fill` fills them.
+    /// This many bytes, filled by `fill`.
     fn filled(
         &mut self,
         length: usize,
@@ -162,7 +162,7 @@ pub(crate) fn has_dictionary(db: &Db) -> Result<bool> {
     find(db, NEWEST, []).map(|found| found.is_some())
 }
 
-/// Stores a dictionary, unless somebody else has stored one meanwhile, and uses it from now on.
+/// Stores a dictionary, unless another connection has stored one meanwhile, and uses it from now on.
 pub(crate) fn add_dictionary(db: &Db, bytes: &[u8]) -> Result<()> {
     if !has_dictionary(db)? {
         let place = place(1);

@@ -1,4 +1,4 @@
-//! The bodies of checkpoint and scope rows: what they hold, with names as numbers and values as [`Form`]s.
+//! The bodies of checkpoint and scope rows, with names as numbers and values as [`Form`]s.
 
 use bytes::Bytes;
 use threadkeep::id::{CheckpointId, TaskId, Version};
@@ -8,12 +8,12 @@ use threadkeep_layout::{
     put_uint, take_form, take_number, take_runs,
 };
 
-/// The version of all forms, in the high half of their first byte.
+/// The version of all encodings, in the high half of their first byte.
 const FORM_VERSION: u8 = 1;
 
 /// The number of an interned channel or node name.
 pub(crate) type NameKey = u32;
-/// The place of a checkpoint in its chain, from 1.
+/// The position of a checkpoint in its chain, from 1.
 pub(crate) type Ordinal = u32;
 
 /// What a checkpoint stores for a channel.
@@ -70,7 +70,7 @@ pub(crate) struct CheckpointRecord {
 const SOURCE: u8 = 3;
 const DELTA_MARKER: u8 = 1 << 2;
 
-// The second byte: how `rest` is stored, and what is there at all.
+// The second byte: how `rest` is stored, and which optional fields are present.
 const REST: u8 = 3;
 const REST_INLINE: u8 = 1;
 const REST_SHARED: u8 = 2;
@@ -79,14 +79,14 @@ const HAS_PARENTS: u8 = 1 << 3;
 const HAS_COUNTERS: u8 = 1 << 4;
 const KNOWN_FLAGS: u8 = REST | HAS_MAPS | HAS_PARENTS | HAS_COUNTERS;
 
-// The byte of an entry: what it is, whether its version is the same as the last one told, and the form of its value.
+// The byte of an entry: its kind, whether its version equals the previous one, and the form of its value.
 const KIND: u8 = 3;
 const AT: u8 = 0;
 const SENTINEL: u8 = 1;
 const VALUE: u8 = 2;
 const SNAPSHOT: u8 = 3;
 const SAME_VERSION: u8 = 1 << 2;
-// The byte of a write has the form too.
+// The byte of a write holds the form too.
 const OVERWRITE: u8 = 1;
 
 impl CheckpointRecord {
@@ -357,8 +357,7 @@ impl TaskRecord {
     }
 }
 
-/// The body of a row of table `scope`: of a chain the greatest ordinal that was ever deleted, of a thread how often it was
-/// rewritten.
+/// The body of a row of table `scope`: of a chain the greatest ordinal ever deleted, of a thread its rewrite count.
 pub(crate) fn encode_floor(floor: Ordinal) -> Vec<u8> {
     let mut out = vec![FORM_VERSION << 4];
     put_uint(&mut out, floor);

@@ -1,10 +1,10 @@
-//! The place of a row, and the checksum that ends it.
+//! The place of a row, and the checksum at its end.
 
 use std::fmt;
 
 use threadkeep::{Error, Result};
 
-/// Names one row of the database, in errors and in checksums.
+/// Identifies one row of the database in errors and checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The table.
@@ -34,7 +34,7 @@ pub(crate) fn join_key(high: u32, low: u32) -> i64 {
     i64::from(high) << 32 | i64::from(low)
 }
 
-/// The place of a row in its scope.
+/// The number of a row in its scope.
 pub(crate) fn low_half(key: i64) -> u32 {
     let [.., a, b, c, d] = key.to_be_bytes();
     u32::from_be_bytes([a, b, c, d])
@@ -43,8 +43,8 @@ pub(crate) fn low_half(key: i64) -> u32 {
 /// Bytes of a checksum.
 const SUM: usize = 4;
 
-/// The checksum of a row: the first bytes of a BLAKE3 hash over where the row stands and what it holds, so that a
-/// row that was changed, moved or exchanged does not pass.
+/// The checksum of a row: the first bytes of a BLAKE3 hash over its place and contents, so that a changed, moved or
+/// swapped row fails.
 pub(crate) fn checksum(place: Place, context: &[u8], body: &[u8]) -> [u8; SUM] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(place.table.as_bytes());
@@ -57,7 +57,7 @@ pub(crate) fn checksum(place: Place, context: &[u8], body: &[u8]) -> [u8; SUM] {
     sum
 }
 
-/// Ends `body` with its checksum. `context` is what else the row holds.
+/// Appends the checksum to `body`. `context` is the rest of the row.
 pub(crate) fn seal(place: Place, context: &[u8], mut body: Vec<u8>) -> Vec<u8> {
     let sum = checksum(place, context, &body);
     body.extend_from_slice(&sum);
@@ -67,7 +67,7 @@ pub(crate) fn seal(place: Place, context: &[u8], mut body: Vec<u8>) -> Vec<u8> {
 /// The body without its checksum.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the checksum is not right.
+/// [`Error::Corrupt`] if the checksum is wrong.
 pub(crate) fn unseal<'a>(place: Place, context: &[u8], stored: &'a [u8]) -> Result<&'a [u8]> {
     match stored.split_last_chunk::<SUM>() {
         Some((body, sum)) if *sum == checksum(place, context, body) => Ok(body),

@@ -54,7 +54,7 @@ impl ListStore for Values<'_> {
     }
 }
 
-/// Reads a value. A list is told to be stored under `version`, if it is a channel's.
+/// Reads a value. A list of a channel is marked as stored under `version`.
 pub(crate) fn load(
     form: &Form,
     version: Option<Version>,

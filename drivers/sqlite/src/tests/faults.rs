@@ -1,10 +1,10 @@
-//! Failures that tests arrange at the statements of the writer.
+//! Failures that tests inject at the writer's statements.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rusqlite::{Connection, ffi};
 
-/// What a failing statement leaves behind.
+/// How a statement fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     /// It was not carried out.
@@ -25,7 +25,7 @@ pub(crate) struct Faults {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Which of the statements to come fails, from 0.
+    /// Which of the following statements fails, from 0.
     armed: Option<(u32, How)>,
     /// Only statements that begin with this text count.
     only: &'static str,
@@ -38,12 +38,12 @@ struct State {
 }
 
 impl Faults {
-    /// Lets the `nth` statement from now on fail, counting those that begin with `only`.
+    /// Makes the `nth` statement from now on fail, counting those that begin with `only`.
     pub(crate) fn arm(&self, nth: u32, how: How, only: &'static str) {
         *self.state() = State { armed: Some((nth, how)), only, ..State::default() };
     }
 
-    /// Lets everything work again; answers whether the failure took place.
+    /// Disarms it; returns whether the failure took place.
     pub(crate) fn disarm(&self) -> bool {
         let mut state = self.state();
         state.armed.take().is_none()
@@ -54,7 +54,7 @@ impl Faults {
         self.state().max_pages = Some(pages);
     }
 
-    /// What the COMMITs since the last time waited for: 2 is `FULL`, 1 is `NORMAL`.
+    /// What the COMMITs since the last call waited for: 2 is `FULL`, 1 is `NORMAL`.
     pub(crate) fn commits(&self) -> Vec<u8> {
         std::mem::take(&mut self.state().commits)
     }

@@ -1,4 +1,4 @@
-//! Tests of the whole driver that reach into it.
+//! Tests of the whole driver that need its internals.
 
 #[path = "../../tests/common/mod.rs"]
 pub(crate) mod common;

@@ -1,4 +1,4 @@
-//! What a loss of power leaves: what was flushed, and of the rest of the log any sectors.
+//! What a power loss leaves: everything flushed, and any sectors of the rest of the log.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,9 +21,9 @@ const FULL: u8 = 2;
 struct Watched {
     store: Opened,
     talk: Talk,
-    /// The log up to here is on the disk.
+    /// The log up to here is on disk.
     flushed: usize,
-    /// The checkpoints that were acknowledged, and how many of them are on the disk.
+    /// The acknowledged checkpoints, and how many of them are on disk.
     known: Vec<CheckpointId>,
     durable: usize,
 }
@@ -37,7 +37,7 @@ impl Watched {
         std::fs::read(self.store.dir.path().join("db-wal")).unwrap()
     }
 
-    /// Notes what the transactions since the last time did to the log. One that wrote nothing flushed nothing.
+    /// Notes what the transactions since the last call did to the log. One that wrote nothing flushed nothing.
     fn settle(&mut self, before: usize) {
         let grown = self.log().len();
         if self.store.faults().commits().contains(&FULL) && grown > before {
@@ -64,8 +64,8 @@ impl Watched {
         self.settle(before);
     }
 
-    /// Checks what is left when the power goes now; answers how many checkpoints that are. `choices` picks the sectors that
-    /// did not reach the disk.
+    /// Checks what is left if the power is lost now; returns the number of checkpoints. `choices` selects the sectors
+    /// that did not reach the disk.
     async fn lose_power(&self, choices: &mut u64) -> usize {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");
@@ -86,7 +86,7 @@ impl Watched {
         left
     }
 
-    /// Checks that a database is whole and has the first checkpoints of the thread; answers how many.
+    /// Checks that a database is intact and has the first checkpoints of the thread; returns how many.
     async fn whole(&self, path: &Path) -> usize {
         let saver = SqliteSaver::open(path, &Options::default()).unwrap();
         let found = all(&saver, &self.talk).await;
@@ -182,7 +182,7 @@ async fn whoever_needs_a_flush_gets_it_beside_others_who_do_not() {
     for result in futures::future::join_all(waiting).await {
         result.unwrap();
     }
-    // Those in front who may wait are not made to; the others are flushed together.
+    // The earlier ones need no flush and get none; the others are flushed together.
     assert_eq!(store.faults().commits(), [NORMAL, FULL]);
 }
 

@@ -1,4 +1,4 @@
-//! Failing statements, full disks, locks and dropped futures: before or after, never between.
+//! Failing statements, full disks, locks and dropped futures: the state is that before or after, never in between.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ pub(super) async fn all(saver: &SqliteSaver, talk: &Talk) -> Vec<CheckpointTuple
     saver.list(&ListQuery { namespace: None, ..ListQuery::new(&talk.thread) }).await.unwrap()
 }
 
-/// A step with everything in it: new names, a new namespace on request, writes, shared metadata and a large map.
+/// A step with one of everything: new names, a new namespace on request, writes, shared metadata and a large map.
 fn rich(talk: &Talk, number: usize) -> StepCommit {
     let mut step = talk.say(&message(number, 300));
     step.checkpoint.next = vec![format!("node-{number}").into()];
@@ -79,9 +79,9 @@ enum Call {
     Commit(Box<StepCommit>),
     Put(TaskWrites),
     Delete,
-    /// What is stored and not on the disk.
+    /// A flush of what is stored but not on disk.
     Flush,
-    /// Everything but the head goes, and that gets another title.
+    /// Deletes everything but the head, and gives that another title.
     Prune,
 }
 
@@ -104,9 +104,9 @@ async fn call(saver: &SqliteSaver, talk: &Talk, call: Call) -> Result<()> {
     }
 }
 
-/// Lets every statement of `what` fail once, in the way `how`. Each time the store is as before, and the same call
-/// succeeds afterwards; it ends at the first number that no statement has. Statements of the transaction itself are
-/// tried too, all but COMMIT, which has its own tests.
+/// Fails every statement of `what` once, in the way `how`. Each time the store is as before, and the same call then
+/// succeeds; ends at the first number without a statement. Covers the transaction's own statements too, except COMMIT,
+/// which has its own tests.
 async fn fail_every_statement(how: How, what: impl Fn(&Talk) -> Call) {
     for nth in 0.. {
         let store = Opened::new();
@@ -142,7 +142,7 @@ async fn fail_every_statement(how: How, what: impl Fn(&Talk) -> Call) {
         if let Call::Commit(step) = &work
             && step.namespace == talk.namespace
         {
-            // What the writer remembers is right again: the next step is told from it.
+            // What the writer remembers is correct again: the next step builds on it.
             talk.accept(step);
             store.say(&mut talk, 50).await;
             let head = store.saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
@@ -169,7 +169,7 @@ async fn a_commit_that_waits_for_a_flush_with_a_failing_statement_never_happened
     }
 }
 
-/// A flush that fails is no flush; trying it again is one, and what is stored is there all the while.
+/// A failed flush flushes nothing; a repeated one does, and stored data is readable throughout.
 #[tokio::test]
 async fn a_flush_with_a_failing_statement_is_told_and_can_be_repeated() {
     for how in [How::NotDone, How::Done, How::RolledBack] {
@@ -267,7 +267,7 @@ async fn a_rewrite_frees_what_nothing_refers_to_any_more() {
     assert_eq!(count(), (elements / 2, checkpoints / 2));
 }
 
-/// The outcome of a failed COMMIT is told by the file only; until it is reopened nothing is written.
+/// Only the file knows the outcome of a failed COMMIT; until it is reopened nothing is written.
 #[tokio::test]
 async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reopened() {
     for how in [How::NotDone, How::Done] {
@@ -278,7 +278,8 @@ async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reop
         store.faults().arm(0, how, "COMMIT");
         let error = store.saver.commit(step.clone()).await.unwrap_err();
         assert!(matches!(error, Error::InDoubt { .. }), "{error}");
-        // What was in doubt stays in doubt, also after the store is closed; what was never tried is known not to be there.
+        // What was in doubt stays in doubt, even after the store is closed; what was never tried is known not to be
+        // stored.
         for closed in [false, true] {
             let error = store.saver.commit(step.clone()).await.unwrap_err();
             assert!(matches!(&error, Error::InDoubt { .. }), "{error}");
@@ -298,7 +299,7 @@ async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reop
     }
 }
 
-/// Every command that was in the failed transaction is in doubt, and a repeat of it too.
+/// Every command of the failed transaction is in doubt, and so is a repeat of it.
 #[tokio::test]
 async fn every_command_of_a_failed_commit_stays_in_doubt() {
     let store = Opened::new();
@@ -450,7 +451,7 @@ async fn whoever_waited_for_the_same_lock_is_told_at_the_same_time() {
         assert!(future.now_or_never().is_none(), "the lock is held");
     }
     let first = waiting.remove(0).await;
-    // A later attempt would be carried out.
+    // A later attempt would succeed.
     drop(lock);
     let results = futures::future::join_all(waiting).await;
     for result in [first].into_iter().chain(results) {
@@ -521,7 +522,7 @@ async fn a_vacuum_with_a_failing_statement_changes_nothing_that_is_stored() {
     }
 }
 
-/// A commit whose caller does not wait for it happens all the same, in its order.
+/// A commit whose future is dropped happens all the same, in order.
 #[tokio::test]
 async fn a_dropped_future_does_not_cancel_its_command() {
     let store = Opened::new();

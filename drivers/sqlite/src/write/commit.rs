@@ -1,5 +1,5 @@
-//! The writing methods of the contract, each inside a transaction that the writer holds. They check everything before
-//! they change anything, so that a refusal leaves what the writer remembers as it is.
+//! The writing methods of the contract, each inside a transaction of the writer. They check everything before they
+//! change anything, so that a refusal leaves what the writer remembers intact.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) enum Work {
     Rewrite(ThreadId, Revision, Box<Rewrite>),
     Sweep,
     Dictionary(Vec<u8>),
-    /// Nothing but the flush behind it.
+    /// Only a flush.
     Flush,
 }
 
@@ -43,7 +43,7 @@ impl Work {
     }
 }
 
-/// The database as the writer sees it, with what it remembers.
+/// The database as the writer sees it, and what it remembers of it.
 pub(crate) struct Store {
     pub(crate) db: Db,
     pub(crate) names: Names,
@@ -56,14 +56,14 @@ impl Store {
         Self { db, names: Names::default(), threads: Threads::default(), counters }
     }
 
-    /// Forgets everything that could be read again.
+    /// Forgets everything that can be read again.
     pub(crate) fn forget(&mut self) {
         self.names = Names::default();
         self.threads = Threads::default();
         self.db.forget_dictionary();
     }
 
-    /// Carries out one command. After an error nothing of it may be kept; what was remembered of its thread is
+    /// Executes one command. After an error, its changes must be rolled back; what was remembered of its thread is
     /// forgotten, unless the command was refused before it changed anything.
     pub(crate) fn apply(&mut self, work: &Work) -> Result<()> {
         let result = match work {
@@ -153,7 +153,7 @@ impl Store {
         self.add_checkpoint(step, state, chain, ordinal, parent.as_deref(), &tasks)
     }
 
-    /// Checks that what is taken over is there.
+    /// Checks that held channels exist.
     fn check_held(&self, step: &StepCommit, parent: Option<&Node>) -> Result<()> {
         for (channel, entry) in &step.checkpoint.channels {
             if matches!(entry.stored, Stored::Held) {
@@ -183,7 +183,8 @@ impl Store {
             let held = self.held(parent, channel.as_str())?;
             let is_held = match entry.stored {
                 Stored::Held => true,
-                // A sentinel of nothing new is that of the parent: referring to it takes fewer bytes than its version.
+                // A sentinel without new writes equals the parent's: referring to that takes fewer bytes than a
+                // version.
                 Stored::Sentinel => {
                     held.is_some_and(|held| held.version == entry.version && held.kept == Kept::Sentinel)
                 }
@@ -205,7 +206,7 @@ impl Store {
         Ok(())
     }
 
-    /// Stores what a checkpoint has of its own for a channel.
+    /// Stores a checkpoint's own entry for a channel.
     pub(crate) fn kept(
         &self,
         state: &mut ThreadState,
@@ -220,7 +221,7 @@ impl Store {
         })
     }
 
-    /// The record of the checkpoint at `own`. `parent` is where its parent is, and the tasks that ran from that.
+    /// The record of the checkpoint at `own`. `parent` is its parent's ordinal, and the tasks that ran from it.
     pub(crate) fn record(
         &self,
         state: &mut ThreadState,
@@ -272,7 +273,7 @@ impl Store {
         Ok(())
     }
 
-    /// Adds tasks to those that ran from a checkpoint. Answers all of them.
+    /// Adds tasks to those that ran from a checkpoint. Returns all of them.
     fn put_tasks(
         &self,
         state: &mut ThreadState,
@@ -300,7 +301,7 @@ impl Store {
             checkpoints::set_tasks(&self.db, chain, node.ordinal, &tasks)?;
         }
         if replaced {
-            // What was there is gone, and may be put again: that must not look as if nothing had happened.
+            // The replaced values are gone, and may be stored again: that must not look as if nothing had happened.
             directory::rewritten(&self.db, thread)?;
         }
         Ok(tasks)
@@ -351,7 +352,7 @@ fn check_applied(step: &StepCommit, tasks: &[TaskRecord]) -> Result<()> {
     Ok(())
 }
 
-/// Where these tasks stand among the rows of the parent.
+/// The positions of these tasks among the parent's rows.
 pub(crate) fn places(applied: &[TaskId], rows: &[TaskRecord]) -> Vec<u32> {
     let place = |task: &TaskId| rows.iter().position(|record| record.task == *task);
     applied.iter().filter_map(place).filter_map(|place| u32::try_from(place).ok()).collect()

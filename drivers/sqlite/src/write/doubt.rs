@@ -1,7 +1,7 @@
-//! Commands whose transaction failed when it was committed: whether they were kept is not known until the file is read again.
+//! Commands whose transaction failed at commit: whether they took effect is unknown until the file is read again.
 //!
-//! Such a command is in doubt, and stays so: when it is repeated and meets a writer that refuses to write, nothing is written
-//! *by the repeat*, but the first attempt may be there. "Nothing was written" would be wrong.
+//! Such a command stays in doubt: if it is repeated and the writer refuses to write, the *repeat* wrote nothing, but
+//! the first attempt may be stored. "Nothing was written" would be wrong.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use threadkeep::saver::Revision;
 use super::commit::Work;
 use crate::error::in_doubt;
 
-/// What a command is, so that a repeat of it is recognized.
+/// The identity of a command, to recognize a repeat.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Identity {
     Commit(CheckpointKey),
@@ -24,7 +24,7 @@ enum Identity {
 }
 
 impl Identity {
-    /// None for what may be repeated without anybody asking.
+    /// None for what may simply be repeated.
     fn of(work: &Work) -> Option<Self> {
         match work {
             Work::Commit(step) => Some(Self::Commit(step.key())),
@@ -41,12 +41,12 @@ impl Identity {
 pub(crate) struct Doubt(Mutex<HashSet<Identity>>);
 
 impl Doubt {
-    /// The transaction of these commands failed when it was committed.
+    /// Adds commands whose transaction failed at commit.
     pub(crate) fn add<'a>(&self, commands: impl Iterator<Item = &'a Work>) {
         self.lock().extend(commands.filter_map(Identity::of));
     }
 
-    /// A later transaction was committed: it overwrote what the failed ones left in the log.
+    /// Clears the doubt after a later commit, which overwrote what the failed ones left in the log.
     pub(crate) fn clear(&self) {
         self.lock().clear();
     }

@@ -1,4 +1,4 @@
-//! Writing: the thread that commits what is queued, the writing methods of the contract, and what they remember.
+//! Writing: the thread that commits the queue, the writing methods of the contract, and what they remember.
 
 pub(crate) mod commit;
 pub(crate) mod doubt;

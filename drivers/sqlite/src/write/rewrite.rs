@@ -1,7 +1,7 @@
-//! Changing what is stored of a thread: the contract's `rewrite_thread`, inside a transaction that the writer holds.
+//! The contract's `rewrite_thread`, inside a transaction of the writer.
 //!
-//! Rows that stay keep their ordinals, and what they refer to by sequence number stays where it is. Only rows that
-//! took something over from a changed one are written anew. At the end, elements that no row refers to are deleted.
+//! Rows that stay keep their ordinals, and the elements that they refer to keep their sequence numbers. Only rows that
+//! hold entries of a changed one are rewritten. At the end, unreferenced elements are deleted.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -37,9 +37,9 @@ pub(crate) fn rows_of(db: &Db, thread: ThreadKey) -> Result<Vec<ChainRows>> {
     all.collect()
 }
 
-/// A digest of every row, and of how often rows of the thread were changed or removed. It never comes back: ordinals and the
-/// numbers of threads are never used twice, rows are only added to, and whatever else happens to them is counted. The rows
-/// alone would not do, for the numbers of elements that were freed are used again.
+/// A digest of every row, and of the thread's rewrite count. It never repeats: ordinals and thread numbers are never
+/// reused, rows only grow, and every other change is counted. The rows alone would not suffice, because the numbers of
+/// freed elements are reused.
 pub(crate) fn revision(thread: Thread, chains: &[ChainRows]) -> Revision {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&thread.key.to_le_bytes());
@@ -85,7 +85,7 @@ impl Store {
             return Ok(());
         }
 
-        // From here on the command changes things; what is remembered of the thread is read again by the next one.
+        // From here on the command changes things; the next command reads the thread again.
         self.threads.take(&self.db, thread)?;
         let key = match key {
             Some(key) => key,
@@ -150,7 +150,7 @@ impl Store {
     }
 }
 
-/// A chain that is being rewritten, from its oldest checkpoint on.
+/// A chain during its rewrite, from its oldest checkpoint on.
 struct ChainRewrite<'a> {
     store: &'a Store,
     view: View<'a>,
@@ -166,7 +166,7 @@ impl ChainRewrite<'_> {
         let puts = rewrite.put.iter().filter(|tuple| tuple.namespace == stored.namespace);
         let mut puts: BTreeMap<CheckpointId, &CheckpointTuple> =
             puts.map(|tuple| (tuple.checkpoint.id, tuple)).collect();
-        // Before anything is removed: what stays may have taken something over from it.
+        // Before anything is removed: rows that stay may hold entries of it.
         for row in &stored.rows {
             self.view.read(key, row)?;
         }
@@ -215,7 +215,7 @@ impl ChainRewrite<'_> {
         self.plan.insert(planned.ordinal, planned);
     }
 
-    /// A checkpoint that is put. `old` is what is stored under its id.
+    /// Puts a checkpoint. `old` is what is stored under its id.
     fn put(&mut self, ordinal: Ordinal, tuple: &CheckpointTuple, old: Option<&Read>) -> Result<Planned> {
         let (store, key) = (self.store, self.chain.key);
         let old_channels = old.map(|old| self.view.channels(key, old)).transpose()?.unwrap_or_default();
@@ -257,7 +257,7 @@ impl ChainRewrite<'_> {
         Ok(tasks)
     }
 
-    /// A checkpoint that is neither removed nor put. What it took over from one that is, it now stores itself.
+    /// A checkpoint that is neither removed nor put. It now stores the entries itself that it held from one that is.
     fn stay(&mut self, read: &Read) -> Result<Planned> {
         let mut channels = self.view.channels(self.chain.key, read)?;
         for channel in &mut channels {

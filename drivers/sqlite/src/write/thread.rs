@@ -1,7 +1,8 @@
-//! What the writer remembers of the threads it wrote to last, so that a step costs what it changes.
+//! What the writer remembers of the threads that it wrote to last, so that the cost of a step depends only on what it
+//! changes.
 //!
-//! All of it can be read again; it is dropped as soon as it may be wrong: after a failed command, and when another
-//! connection wrote to the database.
+//! All of it can be read again; it is dropped as soon as it may be out of date: after a failed command, and after
+//! another connection wrote to the database.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -24,13 +25,13 @@ use crate::rows::value::{ListKey, Values};
 use crate::sql::Db;
 use crate::stats::Counters;
 
-/// Chains of a thread that are remembered.
+/// Remembered chains of a thread.
 const CHAINS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Stored lists of a thread whose shapes are remembered.
 const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
-/// Large objects of metadata of a thread that are remembered.
+/// Remembered large metadata objects of a thread.
 const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
-/// Hashes that are remembered over all threads: about fifty megabytes.
+/// Hashes remembered over all threads: about fifty megabytes.
 const HASHES: usize = 1 << 20;
 
 /// A checkpoint from which a step is committed.
@@ -54,7 +55,7 @@ pub(crate) struct ThreadState {
     pub(crate) key: ThreadKey,
     chains: LruCache<Namespace, ChainState>,
     shapes: LruCache<ListKey, Shape>,
-    /// The large objects of metadata that were stored last, by their keys.
+    /// The most recently stored large metadata objects, by key.
     objects: LruCache<String, StoredObject>,
     index: Option<Index>,
 }
@@ -70,7 +71,7 @@ impl ThreadState {
         }
     }
 
-    /// Stores `extra` metadata. Large objects are remembered: later ones may go on from them.
+    /// Stores `extra` metadata. Large objects are remembered, so that later ones can build on them.
     pub(crate) fn extra(
         &mut self,
         db: &Db,
@@ -86,7 +87,7 @@ impl ThreadState {
         Ok(extra)
     }
 
-    /// Stores a value of a channel. A list with a version is remembered: later ones may be told from it.
+    /// Stores a value of a channel. A list with a version is remembered, so that later ones can build on it.
     pub(crate) fn value(
         &mut self,
         db: &Db,
@@ -104,7 +105,7 @@ impl ThreadState {
         Ok(form)
     }
 
-    /// A chain, if it is known.
+    /// A chain, if it exists.
     pub(crate) fn chain(
         &mut self,
         db: &Db,
@@ -123,7 +124,7 @@ impl ThreadState {
         Ok(Some(state))
     }
 
-    /// A checkpoint, with its channels followed to where they are stored.
+    /// A checkpoint, with its channels resolved to where they are stored.
     pub(crate) fn node(
         &self,
         db: &Db,
@@ -165,7 +166,7 @@ pub(crate) struct Threads {
     weight: usize,
 }
 
-/// Threads that are remembered.
+/// The number of remembered threads.
 const THREADS: usize = 1024;
 
 impl Default for Threads {
@@ -175,7 +176,7 @@ impl Default for Threads {
 }
 
 impl Threads {
-    /// Takes a thread out. Who does not put it back makes it forgotten.
+    /// Takes a thread out. A thread that is not put back is forgotten.
     pub(crate) fn take(&mut self, db: &Db, thread: &ThreadId) -> Result<Option<ThreadState>> {
         if let Some(state) = self.states.pop(thread) {
             self.weight -= state.weight();
@@ -184,7 +185,7 @@ impl Threads {
         Ok(directory::find_thread(db, thread)?.map(ThreadState::new))
     }
 
-    /// Puts a thread back, and forgets others as far as there are too many.
+    /// Puts a thread back, and evicts others if there are too many.
     pub(crate) fn put(&mut self, thread: ThreadId, state: ThreadState) {
         self.weight += state.weight();
         self.states.put(thread, state);

@@ -1,12 +1,14 @@
-//! The writer: one thread per open store that carries out what is queued, as one transaction.
+//! The writer: one thread per open store that executes the queued commands, as many as possible in one transaction.
 //!
-//! What is queued until the last command was carried out is committed together, with one flush. A command that is refused has
-//! changed nothing, and leaves the others alone. One that fails after it has changed something takes the transaction with it;
-//! the others are carried out again without it. That is rare, and savepoints for it would cost every command copies of pages.
+//! Commands queued before the last one has been executed are committed together, with one flush. A refused command has
+//! changed nothing and does not affect the others. One that fails after it has changed something rolls the transaction
+//! back; the others are executed again without it. That is rare, and savepoints would cost every command copies of
+//! pages.
 //!
-//! A transaction waits for the disk (`synchronous=FULL`) unless all of it may be on the disk later (`NORMAL`). Both append to
-//! the same log, and a flush is of all of the log, so the next transaction that waits takes the earlier ones with it. A
-//! transaction that changes nothing would flush nothing; it writes a page if somebody waits for what is not flushed.
+//! A transaction waits for the disk (`synchronous=FULL`) unless all of it may reach the disk later (`NORMAL`). Both
+//! append to the same log, and a flush covers the whole log, so the next transaction that waits flushes the earlier
+//! ones too. A transaction that changes nothing would flush nothing; it writes a page if a caller waits for something
+//! unflushed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,27 +27,27 @@ use crate::stats::Counters;
 use crate::write::commit::{Store, Work};
 use crate::write::doubt::Doubt;
 
-/// Commands that may wait; further callers wait for their place.
+/// Commands that may wait; further callers wait for a place in the queue.
 const QUEUE: usize = 1024;
-/// Commands that one transaction carries out at most, so that nobody waits long for the first flush.
+/// The most commands in one transaction, so that the first one does not wait long for its flush.
 const BATCH: usize = 256;
-/// Transactions in a row that are left to be flushed later, so that the log does not grow for ever.
+/// Consecutive transactions that may be left unflushed, so that the log does not grow for ever.
 const LEFT: u32 = 256;
 
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const ROLLBACK: &str = "ROLLBACK";
 
-/// What the writer is asked to do.
+/// A request to the writer.
 pub(crate) enum Message {
-    /// Carry out a command, then answer.
+    /// Execute a command, then answer.
     Work(Command),
-    /// Give back free room, then answer what is left of it.
+    /// Return free space, then answer what is left.
     Vacuum(Vacuum, oneshot::Sender<Result<FileSize>>),
-    /// Do what is queued before this, close the database, and answer.
+    /// Finish the queue, close the database, and answer.
     Close(oneshot::Sender<()>),
 }
 
-/// A command and who waits for it.
+/// A command and its reply channel.
 pub(crate) struct Command {
     pub(crate) work: Work,
     pub(crate) reply: oneshot::Sender<Result<()>>,
@@ -54,7 +56,7 @@ pub(crate) struct Command {
 /// Starts the thread that writes through `db`.
 ///
 /// # Errors
-/// [`Error::Unavailable`] if the system starts no more threads.
+/// [`Error::Unavailable`] if the system cannot start another thread.
 pub(crate) fn start(
     db: Db,
     (path, options): (&Path, &Options),
@@ -89,13 +91,13 @@ struct Writer {
     doubt: Arc<Doubt>,
     queue: mpsc::Receiver<Message>,
     trainer: Trainer,
-    /// What a transaction waits for that is to be flushed.
+    /// What a flushed transaction waits for.
     synchronous: Synchronous,
-    /// When transactions are flushed now; none if that is not known.
+    /// The current flush setting; none if unknown.
     flush: Option<Flush>,
-    /// Transactions since the last one that was flushed.
+    /// Transactions since the last flushed one.
     left: u32,
-    /// Whether something may be in the log that is not on the disk.
+    /// Whether the log may hold something that is not on disk.
     unflushed: bool,
     /// A commit failed: what reached the disk is unknown.
     poisoned: bool,
@@ -104,13 +106,13 @@ struct Writer {
 }
 
 impl Writer {
-    /// Works until it is told to close, or nobody can send any more.
+    /// Works until it is closed or all senders are gone.
     fn run(mut self) {
         let mut next = None;
         let closing = loop {
             match next.take().or_else(|| self.queue.blocking_recv()) {
                 Some(Message::Work(first)) => next = self.batch(first),
-                // Whoever does not wait any more does not learn it.
+                // The caller may have stopped waiting.
                 Some(Message::Vacuum(vacuum, reply)) => drop(reply.send(self.vacuum(vacuum))),
                 Some(Message::Close(reply)) => break Some(reply),
                 None => break None,
@@ -123,19 +125,19 @@ impl Writer {
         }
         drop(self.store);
         if let Some(reply) = closing {
-            // The one who closes may have gone.
+            // The caller may have stopped waiting.
             let _ = reply.send(());
         }
     }
 
-    /// Carries out `first` and what else is queued and can share its transaction. Answers the message that ended the row, if
-    /// one did.
+    /// Executes `first` and whatever else is queued and can share its transaction. Returns the message that ended the
+    /// batch, if any.
     fn batch(&mut self, first: Command) -> Option<Message> {
         let flush = if self.left < LEFT { first.work.flush() } else { Flush::Now };
         let mut batch = Batch { flush, commands: vec![(first, None)], behind: None };
         let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin(flush) };
         if begun.is_err() {
-            // Nobody has to wait for the same lock once more.
+            // They all fail at once: none has to wait for the same lock again.
             while batch.takes_one_more(&mut self.queue) {}
         }
         let outcome = begun.and_then(|()| self.transaction(&mut batch));
@@ -147,7 +149,7 @@ impl Writer {
             Ok(results) => {
                 for ((command, _), result) in batch.commands.into_iter().zip(results) {
                     let result = result.map_err(|error| self.doubt.error(&command.work, error));
-                    // Whoever does not wait any more does not learn it.
+                    // The caller may have stopped waiting.
                     let _ = command.reply.send(result);
                 }
             }
@@ -162,7 +164,7 @@ impl Writer {
         batch.behind
     }
 
-    /// Gives back free room.
+    /// Returns free space.
     fn vacuum(&mut self, vacuum: Vacuum) -> Result<FileSize> {
         if self.poisoned {
             return Err(unavailable(POISONED));
@@ -185,7 +187,7 @@ impl Writer {
         FileSize::of(&self.store.db)
     }
 
-    /// Takes the write lock for a transaction that is flushed, or may be later.
+    /// Takes the write lock for a transaction that is flushed now, or may be later.
     fn begin(&mut self, flush: Flush) -> Result<()> {
         self.set_flush(flush)?;
         let db = &self.store.db;
@@ -194,13 +196,13 @@ impl Writer {
         if self.seen != seen {
             self.store.forget();
             self.seen = seen;
-            // Whoever wrote may have left it for later.
+            // The other connection may have left its commit unflushed.
             self.unflushed = true;
         }
         Ok(())
     }
 
-    /// Says when the transactions from now on are flushed.
+    /// Sets when later transactions are flushed.
     fn set_flush(&mut self, flush: Flush) -> Result<()> {
         if self.flush != Some(flush) {
             let level = if flush == Flush::Now { self.synchronous } else { Synchronous::Normal };
@@ -211,8 +213,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Carries out the commands in the open transaction and commits it. Answers each command's result, or the error
-    /// that befell all of them.
+    /// Executes the commands in the open transaction and commits it. Returns each command's result, or the error that
+    /// affected all of them.
     fn transaction(&mut self, batch: &mut Batch) -> Result<Vec<Result<()>>> {
         let (results, mut changed) = loop {
             match self.attempt(batch) {
@@ -259,8 +261,8 @@ impl Writer {
         Ok(results)
     }
 
-    /// Carries out the commands that have not failed yet, in the open transaction. Whoever comes while others are carried
-    /// out takes part: with many writers that is most of them, and each flush is for more.
+    /// Executes the commands that have not failed yet, in the open transaction. Commands that arrive meanwhile join it:
+    /// with many writers that is most of them, and each flush serves more.
     fn attempt(&mut self, batch: &mut Batch) -> Attempt {
         let mut results = Vec::with_capacity(batch.commands.len());
         let mut changed = false;
@@ -273,7 +275,7 @@ impl Writer {
             };
             let wrote = self.store.db.rows_written() != before;
             match result {
-                // Some errors roll the whole transaction back on their own.
+                // Some errors roll the whole transaction back.
                 Err(error) if self.store.db.is_autocommit() => return Attempt::Lost(error),
                 Err(error) if wrote => return Attempt::Without(place, error),
                 result => results.push(result),
@@ -291,8 +293,8 @@ impl Writer {
         }
         let Err(failed) = self.store.db.commit() else { return Ok(()) };
         self.roll_back();
-        // A full disk is no sign of damage: the next commit overwrites what this one left of itself. After any
-        // other failure the file system may have dropped what it had taken.
+        // A full disk is no sign of damage: the next commit overwrites the remains of this one. After any other failure
+        // the file system may have dropped data that it had accepted.
         if failed.disk_full {
             return Err(in_doubt(format!("{}; {FULL}", failed.reason)));
         }
@@ -301,13 +303,13 @@ impl Writer {
         Err(in_doubt(failed.reason))
     }
 
-    /// Gives up the open transaction and everything that may be remembered of it.
+    /// Rolls the open transaction back and forgets everything remembered from it.
     fn roll_back(&mut self) {
         self.store.forget();
         if !self.store.db.is_autocommit()
             && let Err(error) = self.store.db.execute(ROLLBACK, [])
         {
-            // The connection cannot be trusted to begin anew.
+            // The connection cannot be trusted to begin another transaction.
             self.poisoned = true;
             tracing::error!(%error, "a rollback failed; the store must be reopened");
         }
@@ -318,15 +320,15 @@ impl Writer {
 struct Batch {
     /// What all of them wait for.
     flush: Flush,
-    /// With the error of each that failed half way.
+    /// Each with its error if it failed half way.
     commands: Vec<(Command, Option<Error>)>,
-    /// The message behind them, which cannot take part.
+    /// The message after them, which cannot join.
     behind: Option<Message>,
 }
 
 impl Batch {
-    /// Takes the next command from the queue, if one is there that can take part. What a transaction waits for is settled
-    /// when it begins, so one that does not wait has no room for whoever needs that.
+    /// Takes the next command from the queue, if there is one that can join. The flush setting of a transaction is
+    /// fixed when it begins, so an unflushed one cannot take a command that needs a flush.
     fn takes_one_more(&mut self, queue: &mut mpsc::Receiver<Message>) -> bool {
         if self.behind.is_some() || self.commands.len() >= BATCH {
             return false;
@@ -344,17 +346,17 @@ impl Batch {
     }
 }
 
-/// How an attempt at the commands of a transaction ended.
+/// The outcome of an attempt at the commands of a transaction.
 enum Attempt {
-    /// Each command is whole, or refused and without effect.
+    /// Each command was executed, or refused without effect.
     Done { results: Vec<Result<()>>, changed: bool },
-    /// The command at this place failed half way.
+    /// The command at this index failed half way.
     Without(usize, Error),
     /// The transaction was rolled back.
     Lost(Error),
 }
 
-/// The error for every command of a transaction that was given up because of `error`.
+/// The error for every command of a transaction that was rolled back because of `error`.
 fn nothing_kept(error: Error) -> Error {
     match error {
         Error::Unavailable { .. } | Error::Corrupt { .. } => error,

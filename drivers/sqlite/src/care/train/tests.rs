@@ -7,7 +7,7 @@ use crate::tests::common::{MESSAGES, Talk};
 use crate::write::commit::Work;
 use crate::{Options, SqliteSaver};
 
-/// A message that is like the others and not the same.
+/// A message that is similar to the others but not equal.
 fn message(number: usize) -> serde_json::Value {
     let word = |at: usize| ["checkpoint", "thread", "reducer", "lineage", "snapshot", "channel"][at % 6];
     let words: Vec<_> = (0..250).map(|at| word(at * at + number * 7 + at * number / 3)).collect();

@@ -31,7 +31,7 @@ fn entry() -> impl Strategy<Value = Entry> {
     let version = (any::<u64>(), 0..3_u64).prop_map(|(counter, random)| Version { counter, random });
     let kept =
         prop_oneof![Just(Kept::Sentinel), form().prop_map(Kept::Value), form().prop_map(Kept::Snapshot),];
-    // A small choice of versions, so that some are repeated.
+    // A small choice of versions, so that some repeat.
     let version = prop_oneof![Just(Version { counter: 7, random: 7 }), version];
     prop_oneof![(1..OWN).prop_map(Entry::At), (version, kept).prop_map(|(v, k)| Entry::Own(v, k))]
 }
@@ -119,7 +119,7 @@ proptest! {
         }
     }
 
-    /// Damage that the checksum would have caught must not panic either.
+    /// Even damage that the checksum would have caught must not cause a panic.
     #[test]
     fn a_damaged_record_never_panics(record in checkpoint(), task in task(), at in any::<usize>(), to in any::<u8>()) {
         let mut bytes = record.encode(OWN);

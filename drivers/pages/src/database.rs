@@ -2,12 +2,13 @@
 //!
 //! A check must not refuse what plain SQLite reads, so it looks only at what SQLite relies on:
 //!
-//! * The header is read without a lock, before the log is looked at; it may be half written, by a loss of power or by a
-//!   process that moves the log into the file right now. SQLite takes the size of a page from it and reads it again later, as
-//!   a part of the first page.
-//! * The first page is read before SQLite knows that there is a log, if there was none a moment ago. SQLite learns from it that
-//!   there is one, and reads it again through the log.
-//! * Every other read is of a page that nobody writes: in the log a page is either newer, and read there, or locked.
+//! * The header is read without a lock, before the log; it may be half written, by a power loss or by a process that is
+//!   moving the log into the file. SQLite takes the page size from it and reads it again later, as part of the first
+//!   page.
+//! * The first page is read before SQLite knows of a log that has just been created. SQLite learns of the log from that
+//!   page, and reads it again through the log.
+//! * Every other read is of a page that no process is writing: a page that is being written has a newer version in the
+//!   log, which is read instead, or is locked.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -20,7 +21,7 @@ use crate::vfs::{self, Methods, State};
 
 pub(crate) static METHODS: OnceLock<Methods> = OnceLock::new();
 
-/// The default's methods of a database, with ours in their places.
+/// The default's database methods, with ours in place of some.
 pub(crate) fn methods(real: &sqlite3_io_methods) -> sqlite3_io_methods {
     sqlite3_io_methods {
         xRead: Some(read),
@@ -31,14 +32,14 @@ pub(crate) fn methods(real: &sqlite3_io_methods) -> sqlite3_io_methods {
     }
 }
 
-/// What the pages of a database are, as far as its first page was seen.
+/// What is known of a database's pages, from its first page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {
     /// No whole header was seen. Pages that are read must have checksums.
     Unknown,
-    /// There is no page yet. Those that are written must have room for a checksum.
+    /// There is no page yet. Pages that are written must have room for a checksum.
     New,
-    /// All have checksums; the bytes of one.
+    /// All have checksums; the page size.
     Sealed(usize),
     /// None has a checksum.
     Plain,
@@ -53,19 +54,19 @@ impl Pages {
         };
         match (sum::page_size(header), *self) {
             (Some(size), _) => *self = Self::Sealed(size),
-            // Checksums do not go away: a header without them is damaged.
+            // Checksums never go away: a header without them is damaged.
             (None, Self::Sealed(_)) => {}
             (None, _) => *self = Self::Plain,
         }
     }
 
-    /// Whether more is to be learned from the first page.
+    /// Whether there is more to learn from the first page.
     pub(crate) fn is_open(self) -> bool {
         matches!(self, Self::Unknown | Self::New)
     }
 }
 
-/// Where a whole page is: its number, and its length. None if it is none.
+/// The position of a whole page: its number, and its length. None if it is not a whole page.
 fn whole(amount: usize, offset: u64) -> Option<u64> {
     let page = amount as u64;
     (sum::is_page(amount) && offset.is_multiple_of(page)).then(|| offset / page)
@@ -76,7 +77,7 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
     let (Ok(bytes), Ok(place)) = (usize::try_from(amount), u64::try_from(offset)) else {
         return ffi::SQLITE_IOERR_READ;
     };
-    // SAFETY: SQLite calls the methods of an open file with room for `amount` bytes, which nobody else looks at.
+    // SAFETY: SQLite calls the methods of an open file with room for `amount` bytes, not shared with anyone.
     let room = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), bytes) };
     // SAFETY: the file has these methods.
     let state = unsafe { State::of(file) };
@@ -108,19 +109,19 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
     }
     match whole(bytes, place) {
         Some(number) if sum::is_whole(room, number) => ffi::SQLITE_OK,
-        // The first page, to see whether there is a log: see the module's documentation.
+        // The first page, read to see whether there is a log: see the module documentation.
         Some(0) if !state.through_log && sum::is_logged(room) => ffi::SQLITE_OK,
-        // SQLite itself refuses it: this is no database.
+        // SQLite itself refuses it: this is not a database.
         Some(0) if !sum::is_header(room) => ffi::SQLITE_OK,
-        // SQLite asks for a page of another size before it has seen the header, and then once more.
+        // SQLite reads with another page size before it has seen the header, and then once more.
         Some(0) if matches!(state.pages, Pages::Sealed(size) if size != bytes) => ffi::SQLITE_OK,
         Some(_) => ffi::SQLITE_IOERR_DATA,
-        // A part of the first page: see the module's documentation.
+        // A part of the first page: see the module documentation.
         None => ffi::SQLITE_OK,
     }
 }
 
-/// Reads a part of a page, as SQLite does where values are long. The checksum is that of the page.
+/// Reads a part of a page, as SQLite does for long values. The checksum covers the whole page.
 ///
 /// # Safety
 /// The file is open, and these are the default's methods of it.
@@ -138,7 +139,7 @@ unsafe fn read_part(
     else {
         return ffi::SQLITE_IOERR_READ;
     };
-    // SAFETY: as our caller says.
+    // SAFETY: guaranteed by the caller.
     match unsafe { vfs::read(real, file, page, offset) } {
         ffi::SQLITE_OK if sum::is_whole(page, number) => {
             let Some(part) = page.get(start..start + room.len()) else { return ffi::SQLITE_IOERR_READ };
@@ -157,7 +158,7 @@ unsafe fn read_part(
 unsafe fn length(file: *mut sqlite3_file, real: &sqlite3_io_methods) -> Result<i64, c_int> {
     let mut bytes = 0;
     let Some(size) = real.xFileSize else { return Err(ffi::SQLITE_IOERR_FSTAT) };
-    // SAFETY: as our caller says.
+    // SAFETY: guaranteed by the caller.
     match unsafe { size(file, &raw mut bytes) } {
         ffi::SQLITE_OK => Ok(bytes),
         code => Err(code),
@@ -174,7 +175,7 @@ unsafe extern "C" fn write(
     let (Ok(bytes), Ok(place)) = (usize::try_from(amount), u64::try_from(offset)) else {
         return ffi::SQLITE_IOERR_WRITE;
     };
-    // SAFETY: SQLite calls the methods of an open file with so many bytes, which nobody changes meanwhile.
+    // SAFETY: SQLite calls the methods of an open file with this many bytes, which do not change meanwhile.
     let given = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) };
     // SAFETY: the file has these methods.
     let state = unsafe { State::of(file) };
@@ -190,12 +191,12 @@ unsafe extern "C" fn write(
     let Some(number) = whole(bytes, place) else { return ffi::SQLITE_IOERR_WRITE };
     if number == 0 {
         if given.first_chunk().and_then(sum::page_size) != Some(bytes) {
-            // No room was reserved: the checksum would take the place of something else.
+            // No space was reserved: the checksum would overwrite something else.
             return ffi::SQLITE_IOERR_WRITE;
         }
         state.pages = Pages::Sealed(bytes);
     }
-    // The page belongs to SQLite's cache: it is not ours to change.
+    // The page belongs to SQLite's cache and must not be changed.
     let mut room = [0; LARGEST];
     let Some(page) = room.get_mut(..bytes) else { return ffi::SQLITE_IOERR_WRITE };
     page.copy_from_slice(given);
@@ -225,7 +226,7 @@ unsafe extern "C" fn map(
     code
 }
 
-/// `xShmUnmap`: the connection reads through the log no more.
+/// `xShmUnmap`: the connection no longer reads through the log.
 unsafe extern "C" fn unmap(file: *mut sqlite3_file, delete: c_int) -> c_int {
     // SAFETY: the file has these methods.
     let state = unsafe { State::of(file) };

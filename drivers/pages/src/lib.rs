@@ -10,70 +10,71 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags, ffi};
 
-/// Bytes of a page of a new database. A commit writes whole pages to the log, and flushes them: small ones make it cheap.
+/// The page size of a new database. A commit writes whole pages to the log and flushes them, so small pages make it
+/// cheap.
 ///
-/// Databases with pages of 16 KiB, as earlier versions made them, are read and written too.
+/// Databases with pages of 16 KiB, which earlier versions created, are read and written too.
 pub const PAGE_SIZE: u16 = 4096;
 
-/// Opens a database through the VFS. A file that is not there, or empty, gets pages with checksums: see [`seal`]. A
-/// database that was made without them is read and written as it is.
+/// Opens a database through the VFS. A missing or empty file gets pages with checksums: see [`seal`]. A database that
+/// was created without them is read and written as it is.
 ///
 /// # Errors
-/// What SQLite says, and `SQLITE_CANTOPEN` if the VFS cannot be registered.
+/// SQLite's own, and `SQLITE_CANTOPEN` if the VFS cannot be registered.
 pub fn open(path: impl AsRef<Path>, flags: OpenFlags) -> rusqlite::Result<Connection> {
     let name = vfs::register()?;
     Connection::open_with_flags_and_vfs(path, flags, name)
 }
 
-/// Reserves the room for checksums in a database that has no page yet. It must have been opened by [`open`] and be about to
-/// have pages of [`PAGE_SIZE`]. On a database that has pages it does nothing: [`is_sealed`] tells.
+/// Reserves the space for checksums in a database that has no page yet. It must have been opened by [`open`], with page
+/// size [`PAGE_SIZE`]. Does nothing to a database that has pages: check [`is_sealed`].
 ///
 /// # Errors
-/// What SQLite says.
+/// SQLite's own.
 pub fn seal(conn: &Connection) -> rusqlite::Result<()> {
     let mut bytes = c_int::from(sum::RESERVED);
     control(conn, ffi::SQLITE_FCNTL_RESERVE_BYTES, (&raw mut bytes).cast())
 }
 
-/// Whether the pages of a database have checksums, as this connection has seen. It must be one of [`open`], and have read from
-/// the database or written to it.
+/// Whether the pages of a database have checksums, as far as this connection has seen. The connection must come from
+/// [`open`], and have read from the database or written to it.
 ///
-/// It is asked of the connection and not read from the file: on Unix, closing any descriptor of a file drops all POSIX locks
-/// that the process holds on it, those of its SQLite connections too.
+/// The answer comes from the connection, not from the file: on Unix, closing any descriptor of a file drops all POSIX
+/// locks that the process holds on it, including those of its SQLite connections.
 ///
 /// # Errors
-/// What SQLite says.
+/// SQLite's own.
 pub fn is_sealed(conn: &Connection) -> rusqlite::Result<bool> {
     let mut file: *mut ffi::sqlite3_file = std::ptr::null_mut();
     control(conn, ffi::SQLITE_FCNTL_FILE_POINTER, (&raw mut file).cast())?;
-    // SAFETY: SQLite answered the connection's file, which is open as long as the connection is.
+    // SAFETY: SQLite returned the connection's file, which is open as long as the connection is.
     let pages = unsafe { vfs::pages_of(file) };
     Ok(matches!(pages, Some(database::Pages::Sealed(_))))
 }
 
-/// Whether the file of a database is no longer where it was opened: removed, renamed or replaced. What is committed to it is
-/// lost, or in a file that nobody looks for. Asks the file system for the name, and opens nothing.
+/// Whether the file of a database is no longer where it was opened: removed, renamed or replaced. What is committed to
+/// it is lost, or ends up in a file under another name. Only looks the name up in the file system, and opens nothing.
 ///
 /// # Errors
-/// What SQLite says.
+/// SQLite's own.
 pub fn has_moved(conn: &Connection) -> rusqlite::Result<bool> {
     let mut moved: c_int = 0;
     control(conn, ffi::SQLITE_FCNTL_HAS_MOVED, (&raw mut moved).cast())?;
     Ok(moved != 0)
 }
 
-/// Asks the file of a database. `argument` points to what the operation reads and writes.
+/// A file control operation on the database file. `argument` points to the operation's input and output.
 fn control(conn: &Connection, operation: c_int, argument: *mut c_void) -> rusqlite::Result<()> {
     // SAFETY: the handle is used during this call only, while `conn` is borrowed.
     let handle = unsafe { conn.handle() };
-    // SAFETY: the handle is open, the name is a C string, and each caller passes what its operation asks for.
+    // SAFETY: the handle is open, the name is a C string, and each caller passes what its operation expects.
     match unsafe { ffi::sqlite3_file_control(handle, c"main".as_ptr(), operation, argument) } {
         ffi::SQLITE_OK => Ok(()),
         code => Err(vfs::failure(code)),
     }
 }
 
-/// Whether this is a page without its checksum.
+/// Whether this error is a page that fails its checksum.
 pub fn is_damage(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_IOERR_DATA)
 }

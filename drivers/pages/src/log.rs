@@ -1,10 +1,11 @@
 //! The methods of a write-ahead log: a page that is read from it must have the checksum of its frame.
 //!
-//! SQLite gives every frame a checksum, over the frame and the checksum of the one before it, but looks at them only when it
-//! recovers a log. A byte that changes in a log that is in use would be read as it is, and moved into the database.
+//! SQLite gives every frame a checksum, over the frame and the checksum of the previous frame, but checks them only
+//! when it recovers a log. Without this check, a changed byte in a log in use would be read as it is, and moved into
+//! the database.
 //!
-//! The frames of the transaction that is being written are left out: SQLite writes some of them twice, and gives them their
-//! checksums when it commits.
+//! The frames of the transaction in progress are not checked: SQLite writes some of them twice, and sets their
+//! checksums at the commit.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -14,24 +15,24 @@ use rusqlite::ffi::{self, sqlite3_file, sqlite3_io_methods};
 
 use crate::vfs::{self, Methods, State};
 
-/// Bytes of the header of a log, which ends with a checksum.
+/// Bytes of the header of a log, including the checksum at its end.
 const LOG_HEADER: u64 = 32;
 /// Bytes of the header of a frame: number of the page, size of the database, two salts, the checksum.
 const HEADER: usize = 24;
 const FRAME_HEADER: u64 = HEADER as u64;
 /// Bytes of a checksum.
 const SUM: usize = 8;
-/// Where the index of a log has the number of frames that are committed.
+/// The offset of the number of committed frames in the index of a log.
 const COMMITTED: usize = 16;
 
 pub(crate) static METHODS: OnceLock<Methods> = OnceLock::new();
 
-/// The default's methods of a log, with ours in their places.
+/// The default's log methods, with ours in place of some.
 pub(crate) fn methods(real: &sqlite3_io_methods) -> sqlite3_io_methods {
     sqlite3_io_methods { xRead: Some(read), ..*real }
 }
 
-/// The number of the frame whose page is at this place, from 1. None if no page is.
+/// The number of the frame whose page is at this offset, from 1. None if there is no page.
 fn frame(amount: usize, offset: u64) -> Option<u64> {
     let page = (512..=65_536).contains(&amount) && amount.is_power_of_two();
     let place = offset.checked_sub(LOG_HEADER + FRAME_HEADER)?;
@@ -44,7 +45,7 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
     let (Ok(bytes), Ok(place)) = (usize::try_from(amount), u64::try_from(offset)) else {
         return ffi::SQLITE_IOERR_READ;
     };
-    // SAFETY: SQLite calls the methods of an open file with room for `amount` bytes, which nobody else looks at.
+    // SAFETY: SQLite calls the methods of an open file with room for `amount` bytes, not shared with anyone.
     let room = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), bytes) };
     // SAFETY: the file has these methods.
     let real = unsafe { State::of(file) }.real;
@@ -60,7 +61,7 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
 /// # Safety
 /// The file is open and has these methods.
 unsafe fn check(file: *mut sqlite3_file, page: &[u8], number: u64, place: u64) -> c_int {
-    // SAFETY: as our caller says.
+    // SAFETY: guaranteed by the caller.
     let state = unsafe { State::of(file) };
     let Some(database) = state.database else { return ffi::SQLITE_OK };
     // SAFETY: SQLite closes a log before its database, and calls the methods of both from one thread at a time.
@@ -68,18 +69,18 @@ unsafe fn check(file: *mut sqlite3_file, page: &[u8], number: u64, place: u64) -
     let Some(index) = database.index else { return ffi::SQLITE_OK };
     // SAFETY: the index begins with a header of more bytes than this.
     let committed = unsafe { index.add(COMMITTED) };
-    // SAFETY: it is mapped as long as the database is open, aligned, and written by SQLite at once.
+    // SAFETY: it is mapped as long as the database is open, aligned, and written atomically by SQLite.
     let committed = unsafe { AtomicU32::from_ptr(committed.as_ptr().cast()) }.load(Ordering::Acquire);
     if number > u64::from(committed) {
         return ffi::SQLITE_OK;
     }
     let (mut header, mut before) = ([0; HEADER], [0; SUM]);
     let own = place - FRAME_HEADER;
-    // The checksum that ends the header of the log, or that of the frame before this one.
+    // The checksum at the end of the log's header, or that of the previous frame.
     let last = if number == 1 { LOG_HEADER } else { own - page.len() as u64 } - SUM as u64;
     for (room, place) in [(&mut header[..], own), (&mut before[..], last)] {
         let Ok(place) = i64::try_from(place) else { return ffi::SQLITE_IOERR_READ };
-        // SAFETY: as our caller says.
+        // SAFETY: guaranteed by the caller.
         match unsafe { vfs::read(state.real, file, room, place) } {
             ffi::SQLITE_OK => {}
             ffi::SQLITE_IOERR_SHORT_READ => return ffi::SQLITE_IOERR_DATA,
@@ -95,7 +96,7 @@ unsafe fn check(file: *mut sqlite3_file, page: &[u8], number: u64, place: u64) -
     ffi::SQLITE_OK
 }
 
-/// Whether a frame has its checksum. A log has the byte order of the machine that began it.
+/// Whether a frame matches its checksum. A log has the byte order of the machine that began it.
 fn is_whole(header: &[u8; HEADER], before: [u8; SUM], page: &[u8]) -> bool {
     let (fields, sum) = (&header[..8], &header[HEADER - SUM..]);
     let has = |word: fn([u8; 4]) -> u32| {

@@ -4,19 +4,18 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::PAGE_SIZE;
 
-/// Bytes of the pages that have checksums, these included: those of new databases, and those of older ones.
+/// Sizes of pages that have checksums, these included: of new databases, and of older ones.
 const PAGES: [usize; 2] = [PAGE_SIZE as usize, LARGEST];
-/// What a database begins with.
+/// The first bytes of a database.
 const MAGIC: &[u8] = b"SQLite format 3\0";
-/// Bytes of the largest of them.
+/// The largest of these sizes.
 pub(crate) const LARGEST: usize = 16_384;
 /// Bytes of a checksum.
 pub(crate) const SUM: usize = RESERVED as usize;
-/// The same, as a database's header has it.
+/// The same, as in a database's header.
 pub(crate) const RESERVED: u8 = 8;
 
-/// The checksum of what a page holds. It covers where the page stands, so that one that was written to another place does
-/// not pass.
+/// The checksum of a page. It covers the page number, so that a page written to another place fails.
 fn sum(body: &[u8], number: u64) -> [u8; SUM] {
     xxh3_64_with_seed(body, number).to_le_bytes()
 }
@@ -28,12 +27,12 @@ pub(crate) fn seal(page: &mut [u8], number: u64) {
     }
 }
 
-/// Whether the page of this number has its checksum.
+/// Whether the page of this number matches its checksum.
 pub(crate) fn is_whole(page: &[u8], number: u64) -> bool {
     page.split_last_chunk::<SUM>().is_some_and(|(body, end)| *end == sum(body, number))
 }
 
-/// Whether so many bytes are a page.
+/// Whether this is a page size with checksums.
 pub(crate) fn is_page(bytes: usize) -> bool {
     PAGES.contains(&bytes)
 }
@@ -48,7 +47,7 @@ pub(crate) fn is_logged(page: &[u8]) -> bool {
     is_header(page) && page.get(18..20) == Some(&[2, 2])
 }
 
-/// Bytes of a page of the database with this header, if its pages have room for a checksum.
+/// The page size of the database with this header, if its pages have space for a checksum.
 pub(crate) fn page_size(header: &[u8; HEADER]) -> Option<usize> {
     let size = usize::from(u16::from_be_bytes([header[16], header[17]]));
     let sealed = is_header(header) && header[20] == RESERVED;

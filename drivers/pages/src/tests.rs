@@ -65,7 +65,7 @@ fn what_was_written_is_read_and_every_page_of_the_file_has_its_checksum() {
         for (number, page) in (0..).zip(bytes.chunks(size)) {
             assert!(crate::sum::is_whole(page, number), "page {number} of {size} bytes");
         }
-        // Any other SQLite reads it.
+        // Plain SQLite reads it.
         assert_eq!(all(&Connection::open(place.path()).unwrap()).unwrap(), good);
     }
 }
@@ -79,7 +79,7 @@ fn a_database_without_room_for_checksums_is_not_made() {
     assert_eq!(std::fs::metadata(place.path()).unwrap().len(), 0);
 }
 
-/// Every byte that is looked at is one of a page, or of the header that is read before them.
+/// Every byte that is read belongs to a page, or to the header that is read before the pages.
 #[test]
 fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
     for size in [PAGE, LARGEST] {
@@ -95,7 +95,7 @@ fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
             std::fs::write(place.path(), damaged).unwrap();
             match reopened(&place.path()) {
                 Ok(read) => {
-                    // A page that no statement needs; or the file says that its pages have no checksums.
+                    // A page that no statement needs, or the header now says that the pages have no checksums.
                     assert!(read == good || matches!(at, 16..=17 | 20), "byte {at} of pages of {size}");
                     unread += 1;
                 }
@@ -131,7 +131,7 @@ fn checksums_stay_right_whatever_writes() {
         .unwrap();
     conn.execute_batch("PRAGMA incremental_vacuum").unwrap();
     let after = all(&conn).unwrap();
-    // As a crash leaves it: the log and the file of a connection that is not closed.
+    // As a crash leaves it: the log and the file of a connection that was not closed.
     let crashed = place.dir.path().join("crashed");
     for end in ["", "-wal"] {
         let [from, to] = [place.path(), crashed.clone()].map(|path| format!("{}{end}", path.display()));
@@ -177,8 +177,8 @@ fn a_database_without_checksums_is_used_as_it_is() {
     assert_eq!(all(&Connection::open(place.path()).unwrap()).unwrap().len(), 2);
 }
 
-/// A database whose log is about to be moved into it: both files before and the database afterwards. All of it is flushed,
-/// so a loss of power meanwhile leaves a mixture of the two databases, and the log.
+/// A database whose log is about to be moved into it: both files before and the database afterwards. All of it is
+/// flushed, so a power loss meanwhile leaves a mixture of the two databases, and the log.
 struct Moving {
     before: Vec<u8>,
     log: Vec<u8>,
@@ -191,7 +191,7 @@ impl Moving {
         let place = Place::new();
         drop(place.fill_pages(page));
         let conn = open(place.path(), OpenFlags::default()).unwrap();
-        // Changed, added, freed; the first page too, which has the size.
+        // Changed, added and freed pages, and the first page, which has the size.
         conn.execute_batch(
             "DELETE FROM t WHERE key > 350; UPDATE t SET text = text || 'x' WHERE key % 5 = 0;
              INSERT INTO t SELECT key + 1000, text FROM t; PRAGMA user_version = 7",
@@ -204,7 +204,7 @@ impl Moving {
         Self { before, log, after: std::fs::read(place.path()).unwrap(), rows }
     }
 
-    /// Checks what a database holds that has this for its file.
+    /// Checks the content of the database if its file holds these bytes.
     #[track_caller]
     fn opens(&self, database: &[u8], what: &str) {
         let place = Place::new();
@@ -228,7 +228,7 @@ fn every_page_may_be_torn_while_the_log_is_moved() {
         let pages = moving.after.len() / page;
         assert_ne!(moving.before.get(..page), moving.after.get(..page), "the first page is moved too");
         for number in 0..pages {
-            // The first page in every way, of the others some.
+            // All combinations for the first page, some for the others.
             let sectors = if number == 0 { 0..page / SECTOR - 1 } else { number % 8..1 };
             for cut in sectors {
                 for new_first in [true, false] {
@@ -277,7 +277,7 @@ fn a_half_written_database_without_checksums_opens_too() {
     assert_eq!(all(&Connection::open(copy.path()).unwrap()).unwrap().len(), 2);
 }
 
-/// A healthy file, opened again and again while another connection writes and moves the log.
+/// An intact file, opened again and again while another connection writes and moves the log.
 #[test]
 fn opening_while_the_log_is_moved_never_fails() {
     let place = Place::new();
@@ -309,7 +309,7 @@ fn opening_while_the_log_is_moved_never_fails() {
     assert_eq!(all(&keeper).unwrap().len(), 400);
 }
 
-/// The same where the log comes and goes: the last to leave deletes it.
+/// The same while the log is created and deleted: the last connection to close deletes it.
 #[test]
 fn opening_while_the_log_is_made_and_deleted_never_fails() {
     let place = Place::new();
@@ -336,7 +336,7 @@ fn opening_while_the_log_is_made_and_deleted_never_fails() {
     assert_eq!(reopened(&place.path()).unwrap().len(), 400);
 }
 
-/// No recovery looks at a log that is in use: a changed byte in it would be read as it is, and moved into the database.
+/// SQLite does not verify a log in use: a changed byte in it would be read as it is, and moved into the database.
 #[test]
 fn a_changed_byte_in_a_log_that_is_in_use_is_an_error_or_is_not_read() {
     use std::os::unix::fs::FileExt;
@@ -347,7 +347,7 @@ fn a_changed_byte_in_a_log_that_is_in_use_is_an_error_or_is_not_read() {
     std::fs::write(&path, &moving.log).unwrap();
     let keeper = open(place.path(), OpenFlags::default()).unwrap();
     assert_eq!(all(&keeper).unwrap(), moving.rows);
-    // SQLite locks the database and the index of the log, not the log: opening it drops no lock.
+    // SQLite locks the database and the index of the log, but not the log: opening it drops no lock.
     let log = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     let (mut refused, mut unread) = (0, 0);
     for at in (32..moving.log.len()).step_by(2_741) {
@@ -374,7 +374,8 @@ fn a_changed_byte_in_a_log_that_is_in_use_is_an_error_or_is_not_read() {
     assert_eq!(reopened(&place.path()).unwrap(), moving.rows);
 }
 
-/// A transaction that does not fit into the cache writes some pages of the log twice before it has their checksums right.
+/// A transaction that does not fit into the cache writes some pages of the log twice before their checksums are
+/// correct.
 #[test]
 fn a_transaction_that_is_larger_than_the_cache_reads_what_it_wrote() {
     let place = Place::new();

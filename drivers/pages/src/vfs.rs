@@ -1,8 +1,8 @@
-//! The VFS: SQLite's own, with some methods of database and log files exchanged.
+//! The VFS: SQLite's own, with some methods of database and log files replaced.
 //!
-//! A file of the default VFS begins with a pointer to its methods. After it has opened a database or its write-ahead log,
-//! that pointer is set to a copy of the table in which a few methods are ours; everything else (locks, journals, flushes) is
-//! the default's. What we know of a file is kept after the default's own part of it: see [`State`].
+//! A file of the default VFS begins with a pointer to its methods. After it has opened a database or its write-ahead
+//! log, that pointer is set to a copy of the table in which a few methods are ours; everything else (locks, journals,
+//! flushes) is the default's. Our state of a file is kept after the default's own part of it: see [`State`].
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
@@ -17,31 +17,32 @@ const NAME: &CStr = c"threadkeep-pages";
 /// The default VFS.
 struct Default(*mut sqlite3_vfs);
 
-// SAFETY: the default VFS stays registered as long as the process runs, and is made to be used by any thread.
+// SAFETY: the default VFS stays registered as long as the process runs, and may be used by any thread.
 unsafe impl Send for Default {}
 // SAFETY: as above.
 unsafe impl Sync for Default {}
 
 static DEFAULT: OnceLock<Default> = OnceLock::new();
 
-/// A table of methods of the default VFS, and its copy with ours.
+/// A method table of the default VFS, and its copy with our methods.
 pub(crate) struct Methods {
     real: *const sqlite3_io_methods,
     ours: sqlite3_io_methods,
 }
 
-// SAFETY: the table that `real` points to is a constant of SQLite's.
+// SAFETY: the table that `real` points to is a constant in SQLite.
 unsafe impl Send for Methods {}
 // SAFETY: as above.
 unsafe impl Sync for Methods {}
 
-/// What this crate knows of an open file. It follows the default's file in memory.
+/// Our state of an open file. It follows the default's file in memory.
 pub(crate) struct State {
     /// The methods of the default VFS.
     pub(crate) real: &'static sqlite3_io_methods,
-    /// Of a database: what its pages are.
+    /// Of a database: what is known of its pages.
     pub(crate) pages: database::Pages,
-    /// Of a database: whether this connection reads through a log, so that every read is of a moment that it has locked.
+    /// Of a database: whether this connection reads through a log, so that every read is of a snapshot that it has
+    /// locked.
     pub(crate) through_log: bool,
     /// Of a database: the index of its log in shared memory, once it is mapped.
     pub(crate) index: Option<NonNull<u8>>,
@@ -50,32 +51,32 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// What is known of a file.
+    /// Our state of a file.
     ///
     /// # Safety
-    /// The file was opened by [`open`] and has methods of ours. Nobody else uses the answer: SQLite calls the methods of a
-    /// file from one thread at a time.
+    /// The file was opened by [`open`] and has methods of ours. Nothing else uses the reference: SQLite calls the
+    /// methods of a file from one thread at a time.
     pub(crate) unsafe fn of<'a>(file: *mut sqlite3_file) -> &'a mut Self {
         // SAFETY: our VFS asked SQLite for this much more memory than the default.
         let place = unsafe { file.byte_add(offset()) };
-        // SAFETY: `open` wrote it before it exchanged the methods.
+        // SAFETY: `open` wrote it before it replaced the methods.
         unsafe { &mut *place.cast() }
     }
 }
 
-/// Where a file's [`State`] is.
+/// The offset of a file's [`State`].
 fn offset() -> usize {
     let own = DEFAULT.get().map_or(0, |&Default(vfs)| {
-        // SAFETY: the default VFS was there when we were registered, and stays.
+        // SAFETY: the default VFS existed when we registered, and stays.
         usize::try_from(unsafe { (*vfs).szOsFile }).unwrap_or_default()
     });
     own.next_multiple_of(align_of::<State>().max(8))
 }
 
-/// Registers the VFS, once in a process. Answers its name.
+/// Registers the VFS, once per process. Returns its name.
 ///
 /// # Errors
-/// `SQLITE_CANTOPEN` if there is no default VFS; what SQLite says if it does not take ours.
+/// `SQLITE_CANTOPEN` if there is no default VFS; SQLite's error if it does not accept ours.
 pub(crate) fn register() -> rusqlite::Result<&'static CStr> {
     static DONE: OnceLock<c_int> = OnceLock::new();
     match *DONE.get_or_init(add) {
@@ -87,7 +88,7 @@ pub(crate) fn register() -> rusqlite::Result<&'static CStr> {
 fn add() -> c_int {
     // SAFETY: may be called at any time; null asks for the default VFS.
     let real = unsafe { ffi::sqlite3_vfs_find(null()) };
-    // SAFETY: SQLite answers null or a VFS that stays where it is.
+    // SAFETY: SQLite returns null or a VFS that stays where it is.
     let Some(copy) = (unsafe { real.as_ref() }) else { return ffi::SQLITE_CANTOPEN };
     DEFAULT.get_or_init(|| Default(real));
     let Ok(size) = c_int::try_from(offset() + size_of::<State>()) else { return ffi::SQLITE_CANTOPEN };
@@ -102,7 +103,7 @@ pub(crate) fn failure(code: c_int) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
 }
 
-/// What is known of a database file; none if it is not one of [`open`].
+/// What is known of a database file's pages; none if [`open`] did not open it.
 ///
 /// # Safety
 /// The pointer is null or that of a file that stays open during the call.
@@ -114,7 +115,7 @@ pub(crate) unsafe fn pages_of(file: *mut sqlite3_file) -> Option<database::Pages
     ours.then(|| unsafe { State::of(file) }.pages)
 }
 
-/// `xOpen`: opens as the default does, and exchanges the methods of a database or a log.
+/// `xOpen`: opens as the default does, and replaces the methods of a database or a log.
 unsafe extern "C" fn open(
     _: *mut sqlite3_vfs,
     name: ffi::sqlite3_filename,
@@ -123,7 +124,7 @@ unsafe extern "C" fn open(
     out_flags: *mut c_int,
 ) -> c_int {
     let Some(&Default(vfs)) = DEFAULT.get() else { return ffi::SQLITE_CANTOPEN };
-    // SAFETY: it was there when we were registered, and stays.
+    // SAFETY: it existed when we registered, and stays.
     let Some(real) = (unsafe { (*vfs).xOpen }) else { return ffi::SQLITE_CANTOPEN };
     // SAFETY: the arguments are SQLite's own; the file is larger than the default asks for.
     let code = unsafe { real(vfs, name, file, flags, out_flags) };
@@ -131,12 +132,12 @@ unsafe extern "C" fn open(
         return code;
     }
     let exchanged = if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 {
-        // SAFETY: the file was just opened and nobody else has it.
+        // SAFETY: the file was just opened and is not shared yet.
         unsafe { exchange(file, None, &database::METHODS, database::methods) }
     } else if flags & ffi::SQLITE_OPEN_WAL != 0 {
         // SAFETY: the name is that of a log, as SQLite gives it to `xOpen`.
         let database = NonNull::new(unsafe { ffi::sqlite3_database_file_object(name) });
-        // SAFETY: the file was just opened and nobody else has it.
+        // SAFETY: the file was just opened and is not shared yet.
         unsafe { exchange(file, database, &log::METHODS, log::methods) }
     } else {
         Some(())
@@ -149,10 +150,10 @@ unsafe extern "C" fn open(
     ffi::SQLITE_OK
 }
 
-/// Exchanges the methods of an open file. None if that cannot be.
+/// Replaces the methods of an open file. None if that is impossible.
 ///
 /// # Safety
-/// The file is open, has the methods of the default VFS, and nobody else uses it.
+/// The file is open, has the methods of the default VFS, and nothing else uses it.
 unsafe fn exchange(
     file: *mut sqlite3_file,
     database: Option<NonNull<sqlite3_file>>,
@@ -163,11 +164,11 @@ unsafe fn exchange(
     let table = unsafe { (*file).pMethods };
     // SAFETY: an open file has methods; the default's tables are constants.
     let real: &'static sqlite3_io_methods = unsafe { table.as_ref() }?;
-    // Version 2 has no memory mapping, which would pass us by.
+    // Version 2 has no memory mapping, which would bypass us.
     let ours =
         || sqlite3_io_methods { iVersion: real.iVersion.min(2), xFetch: None, xUnfetch: None, ..ours(real) };
     let methods = methods.get_or_init(|| Methods { real: table, ours: ours() });
-    // A file system with another way of locking has another table; there is none on the systems that we know.
+    // A file system with another locking style has another table; there is none on the systems that we know.
     if !std::ptr::eq(methods.real, table) {
         return None;
     }
@@ -184,7 +185,7 @@ unsafe fn exchange(
 /// Closes a file of the default VFS.
 ///
 /// # Safety
-/// The file is open and is not used any more.
+/// The file is open and not used afterwards.
 unsafe fn close(file: *mut sqlite3_file) {
     // SAFETY: the file is open.
     let table = unsafe { (*file).pMethods };
@@ -210,6 +211,6 @@ pub(crate) unsafe fn read(
     let (Some(method), Ok(amount)) = (real.xRead, c_int::try_from(room.len())) else {
         return ffi::SQLITE_IOERR_READ;
     };
-    // SAFETY: the file is open, and there is room for so many bytes.
+    // SAFETY: the file is open, and there is room for this many bytes.
     unsafe { method(file, room.as_mut_ptr().cast::<c_void>(), amount, offset) }
 }

@@ -1,4 +1,4 @@
-//! A backup of a store that is in use: one moment, one file, restored by putting it where the store was.
+//! A backup of a store in use: one moment, one file, restored by putting it in the place of the store.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
@@ -14,7 +14,7 @@ use threadkeep_sqlite::{Options, SqliteSaver, copy_database};
 
 const WRITERS: usize = 3;
 
-/// Commits until it is stopped, and counts what was acknowledged.
+/// Commits until it is stopped, and counts the acknowledged commits.
 async fn write(
     saver: Arc<SqliteSaver>,
     thread: String,
@@ -59,7 +59,7 @@ async fn a_backup_under_writers_holds_what_was_acknowledged_before_it() {
             let metadata = std::fs::metadata(&backup).unwrap();
             assert_eq!(std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777, 0o600);
         }
-        // Restored where no other file is.
+        // Restored where there is no other file.
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("db");
         std::fs::copy(&backup, &path).unwrap();
@@ -75,7 +75,7 @@ async fn a_backup_under_writers_holds_what_was_acknowledged_before_it() {
             let mut talk = Talk::new(&format!("t{i}"));
             talk.resume(&head);
             assert_eq!(talk.messages.len(), stored.len());
-            // It goes on where the backup ends.
+            // The thread continues from where the backup ends.
             restored.commit(talk.say(&message(0, 100))).await.unwrap();
             total += stored.len();
         }
@@ -105,7 +105,7 @@ async fn every_page_of_a_backup_has_its_checksum() {
     }
     let backup = dir.path().join("backup");
     saver.backup(&backup).await.unwrap();
-    // Whoever opens it without a log reads its pages.
+    // Opened without a log, its pages can be read.
     let conn = threadkeep_pages::open(&backup, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
     let verdict: String = conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
     assert_eq!(verdict, "ok");
@@ -143,7 +143,7 @@ async fn a_damaged_store_is_not_backed_up() {
     let path = dir.path().join("db");
     let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
     saver.commit(Talk::new("t").say(&message(0, 300))).await.unwrap();
-    // A row, with the checksums of its page right.
+    // Changes a row and updates the checksum of its page.
     let conn = threadkeep_pages::open(&path, OpenFlags::default()).unwrap();
     conn.execute("UPDATE checkpoint SET body = x'1000'", []).unwrap();
     let backup = dir.path().join("backup");
@@ -153,7 +153,7 @@ async fn a_damaged_store_is_not_backed_up() {
     assert!(!backup.exists());
 }
 
-/// Databases without checksums: those of older versions, and other programs'.
+/// Databases without checksums: those of older versions and of other programs.
 #[tokio::test]
 async fn any_sqlite_database_can_be_copied() {
     let dir = tempfile::tempdir().unwrap();

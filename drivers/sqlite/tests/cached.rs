@@ -1,4 +1,4 @@
-//! The conformance suite on the SQLite saver with a history cache before it.
+//! The conformance suite on the SQLite saver behind a history cache.
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,12 +10,13 @@ use threadkeep::saver::Saver;
 use threadkeep_conformance::{BoxError, Claim, Factory};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
-/// Paths in the cache. The suite has more channels and threads than that, so paths also go.
+/// The number of paths in the cache. The suite has more channels and threads, so paths are evicted, too.
 const ENTRIES: usize = 4;
 
 struct Cached;
 
-/// A store, and the cache of the process that has it open: handles share it, and it is gone with the last of them.
+/// A store, and the cache of the process that has it open: its handles share it, and it is dropped with the last of
+/// them.
 struct Place {
     dir: TempDir,
     cache: Mutex<Weak<MemoryCache>>,
@@ -38,7 +39,7 @@ impl Factory for Cached {
     }
 
     async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
-        // The suite ends no machine, so a flush per commit would only take time.
+        // The suite crashes no machine, so a flush per commit would only take time.
         let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
         let saver = SqliteSaver::open_async(place.dir.path().join("checkpoints.db"), options).await?;
         let mut known = place.cache.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! What the contract promises, as far as this driver could get it wrong in a way of its own.
+//! Promises of the contract that this driver could break in its own way.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
@@ -71,7 +71,7 @@ async fn listings_page_filter_and_merge_namespaces() {
     for number in 0..150 {
         let talk = if number % 3 == 0 { &mut inner } else { &mut root };
         let mut step = talk.say(&message(number, 50));
-        // Ids of the two namespaces come in the order of the commits.
+        // The ids of the two namespaces are in the order of the commits.
         step.checkpoint.id = talk.ids.checkpoint_after(all.last().copied());
         step.metadata.extra =
             json!({ "turn": number / 10, "odd": number % 2 == 1 }).as_object().unwrap().clone().into();
@@ -121,8 +121,8 @@ async fn values_are_taken_over_through_any_number_of_steps() {
     );
 }
 
-/// Two channels that are written in one step have the same version. A list that is carried from one to the other says
-/// that it was made from that version, and must not be taken for the other channel's.
+/// Two channels that are written in one step have the same version. A list carried from one to the other names that
+/// version as its base, and must not be taken for the other channel's.
 #[tokio::test]
 async fn a_list_carried_to_another_channel_is_stored_as_it_is() {
     let (_dir, saver) = open();
@@ -192,7 +192,7 @@ async fn refusals_store_nothing() {
     assert_eq!(saver.list(&query).await.unwrap().len(), 3);
 }
 
-/// Values that are too deep are refused by the encoder, in the middle of a commit: nothing of it may stay.
+/// Values that are too deep are refused by the encoder, in the middle of a commit: nothing of it may remain.
 #[tokio::test]
 async fn metadata_that_cannot_be_encoded_stores_nothing() {
     let (_dir, saver) = open();

@@ -1,4 +1,4 @@
-//! A process that is killed in the middle of its work loses nothing that it was told is stored.
+//! A process that is killed in the middle of its work loses nothing that was acknowledged.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
@@ -16,7 +16,7 @@ const DATABASE: &str = "THREADKEEP_TEST_CRASH_DB";
 const TEST: &str = "what_was_acknowledged_survives_a_kill";
 const THREADS: usize = 4;
 
-/// Commits for ever, and says what was acknowledged.
+/// Commits for ever, and prints what was acknowledged.
 async fn commit_until_killed(path: &str) {
     let saver = SqliteSaver::open(path, &Options::default()).unwrap();
     let talks = (0..THREADS).map(async |i| {
@@ -40,7 +40,7 @@ async fn commit_until_killed(path: &str) {
     futures::future::join_all(talks).await;
 }
 
-/// Runs the child until it has acknowledged `count` commits, kills it, and answers all that it acknowledged.
+/// Runs the child until it has acknowledged `count` commits, kills it, and returns everything that it acknowledged.
 fn killed_after(count: usize, database: &Path) -> Vec<(String, String)> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([TEST, "--exact", "--nocapture"])
@@ -66,7 +66,7 @@ fn killed_after(count: usize, database: &Path) -> Vec<(String, String)> {
     acknowledged
 }
 
-/// The child process is this test once more, with the database in its environment.
+/// The child process is this test again, with the database in its environment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_survives_a_kill() {
     if let Ok(path) = std::env::var(DATABASE) {

@@ -1,4 +1,5 @@
-//! A file that goes away under an open store: the next commit says so, instead of writing where nobody looks.
+//! A file that is removed or replaced under an open store: the next commit reports it instead of writing to a lost
+//! file.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 

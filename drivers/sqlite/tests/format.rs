@@ -1,4 +1,4 @@
-//! Files that are not ours or not whole, and several handles on one file.
+//! Foreign and damaged files, and several handles on one file.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
@@ -21,7 +21,7 @@ fn open(path: &Path) -> Result<SqliteSaver> {
     SqliteSaver::open(path, &Options { readers: 1, ..Options::default() })
 }
 
-/// A connection that writes checksums of pages, so that what it changes is seen for what it is.
+/// A connection that writes page checksums, so that its changes are found where they are.
 fn raw(path: &Path) -> Connection {
     threadkeep_pages::open(path, OpenFlags::default()).unwrap()
 }
@@ -97,7 +97,7 @@ async fn two_handles_see_each_others_commits_and_conflicts() {
     let (a, b) = (open(&dir.path().join("db")).unwrap(), open(&dir.path().join("db")).unwrap());
     let mut talk = Talk::new("t");
     for number in 0..20 {
-        // By turns, so that what each remembers is always out of date.
+        // Alternating, so that what each remembers is always out of date.
         let (writer, other) = if number % 2 == 0 { (&a, &b) } else { (&b, &a) };
         let mut step = talk.say(&message(number, 200));
         step.checkpoint.next = vec![format!("node-{number}").into()];
@@ -122,7 +122,7 @@ async fn two_handles_see_each_others_commits_and_conflicts() {
     assert_eq!(a.list(&ListQuery::new(&talk.thread)).await.unwrap().len(), 2);
 }
 
-/// A small database with every kind of row and of stored value in it.
+/// A small database with every kind of row and of stored value.
 async fn small(path: &Path) -> Talk {
     let saver = open(path).unwrap();
     let mut talk = Talk::new("t");
@@ -135,7 +135,7 @@ async fn small(path: &Path) -> Talk {
             let stored = Stored::Value(ChannelValue::from_json(value).unwrap());
             step.checkpoint.channels.insert(name.into(), ChannelEntry { version, stored });
         };
-        // Makes the messages single runs, so that they are packed into chunks.
+        // Makes each message a run of its own, so that the runs are packed into chunks.
         set("noise", &json!([message(1000 + number, 1)]));
         if number == 0 {
             set("title", &json!("short"));
@@ -157,7 +157,7 @@ async fn small(path: &Path) -> Talk {
     talk
 }
 
-/// Everything that can be read of the database, or the first error.
+/// Everything that can be read from the database, or the first error.
 async fn look(saver: &SqliteSaver, talk: &Talk) -> Result<Vec<CheckpointTuple>> {
     let mut all = saver.list(&ListQuery { namespace: None, ..ListQuery::new(&talk.thread) }).await?;
     let inner = CheckpointSelector { namespace: "inner".into(), ..CheckpointSelector::head(&talk.thread) };
@@ -225,7 +225,7 @@ async fn one_changed_byte_in_any_row_is_detected_or_harmless() {
                 match look(&saver, &talk).await {
                     Err(Error::Corrupt { .. } | Error::BrokenLineage { .. }) => {
                         detected += 1;
-                        // Each in its turn would take a while.
+                        // Trying all of them would take a while.
                         if detected % 5 == 0 {
                             let found = saver.check().await.unwrap();
                             let named = found.iter().any(|finding| !finding.orphan);
@@ -251,7 +251,7 @@ async fn one_changed_byte_in_any_row_is_detected_or_harmless() {
     assert!(detected > 1000 && harmless < detected / 10, "{detected} detected, {harmless} harmless");
 }
 
-/// A row that is missing is named by the check, or what only it referred to is told as an orphan and swept.
+/// The check reports a missing row, or what only it referred to is reported as an orphan and swept.
 #[tokio::test]
 async fn the_check_names_every_missing_row() {
     let dir = tempfile::tempdir().unwrap();
@@ -283,7 +283,7 @@ async fn the_check_names_every_missing_row() {
     }
 }
 
-/// A damaged row keeps the sweep from deleting what it may have referred to.
+/// A damaged row keeps the sweep from deleting what the row may have referred to.
 #[tokio::test]
 async fn a_sweep_refuses_a_damaged_database() {
     let dir = tempfile::tempdir().unwrap();
@@ -300,7 +300,7 @@ async fn a_sweep_refuses_a_damaged_database() {
     assert!(look(&saver, &talk).await.is_err());
 }
 
-/// A special write that is put anew leaves its old value behind, until a sweep.
+/// A replaced special write leaves its old value until a sweep.
 #[tokio::test]
 async fn replaced_special_writes_are_orphans() {
     let dir = tempfile::tempdir().unwrap();
@@ -327,8 +327,8 @@ async fn replaced_special_writes_are_orphans() {
     assert_eq!(saver.check().await.unwrap(), []);
 }
 
-/// A changed key of a row is an error when the row is read or missed, or changes nothing that is read; what it can do is
-/// to hide the newest rows, and then the check names it.
+/// A changed key of a row is an error when the row is read or missed, or changes nothing that is read; at worst it
+/// hides the newest rows, and then the check reports it.
 #[tokio::test]
 async fn a_changed_key_is_detected_or_named_by_the_check() {
     let dir = tempfile::tempdir().unwrap();
@@ -339,7 +339,7 @@ async fn a_changed_key_is_detected_or_named_by_the_check() {
     let (mut detected, mut hidden) = (0, 0);
     for table in ["scope", "name", "checkpoint", "element"] {
         let set = format!("UPDATE {table} SET key = ?1 WHERE key = ?2");
-        // Every third row, in every bit that a key has.
+        // Every third row, in every bit of its key.
         for (key, _) in cells(&conn, table, "key").into_iter().step_by(3) {
             for bit in 0..63 {
                 let damaged = key ^ (1 << bit);
@@ -370,8 +370,8 @@ async fn a_changed_key_is_detected_or_named_by_the_check() {
     assert!(detected > 500 && hidden < detected / 5, "{detected} detected, {hidden} hidden");
 }
 
-/// The two tests above see every column of every table (and the training's own those of `dictionary`, which is empty
-/// here); a new one has to be added to them.
+/// The two tests above cover every column of every table (except those of `dictionary`, which is empty here and covered
+/// by the training's test); a new column has to be added to them.
 #[tokio::test]
 async fn every_column_is_looked_at() {
     let dir = tempfile::tempdir().unwrap();
@@ -415,7 +415,7 @@ fn cells(conn: &Connection, table: &str, column: &str) -> Vec<(i64, Cell)> {
     cells
 }
 
-/// Any byte of the file beneath the tables: headers, keys, pointers, free room.
+/// Any byte of the file below the tables: headers, keys, pointers, free space.
 #[tokio::test]
 async fn a_changed_byte_of_the_file_is_detected_or_changes_nothing_that_is_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -446,14 +446,14 @@ async fn a_changed_byte_of_the_file_is_detected_or_changes_nothing_that_is_read(
             Err(_) => refused += 1,
         }
         for log in ["damaged-wal", "damaged-shm"] {
-            // They are there only if the damage kept the handle from closing in order.
+            // They exist only if the damage kept the handle from closing cleanly.
             let _ = std::fs::remove_file(dir.path().join(log));
         }
     }
     assert!(tried > 300 && refused > tried * 9 / 10, "{refused} of {tried} refused");
 }
 
-/// Earlier versions made files with larger pages.
+/// Earlier versions created files with larger pages.
 #[tokio::test]
 async fn a_file_with_larger_pages_is_served_with_checksums() {
     const LARGER: u32 = 16_384;
@@ -481,7 +481,7 @@ async fn a_file_with_larger_pages_is_served_with_checksums() {
     assert!(open(&path).unwrap().check().await.is_err());
 }
 
-/// A file that was made before pages had checksums is served as it is; one that says that it has them is not.
+/// A file from before page checksums is used as it is; one that claims to have them is not.
 #[tokio::test]
 async fn a_file_without_checksums_of_pages_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! This process keeps its locks on the database, and another SQLite program beside it destroys nothing.
+//! This process keeps its locks on the database, and another SQLite program that runs at the same time destroys
+//! nothing.
 //!
 //! On Unix, closing any descriptor of a file drops every POSIX lock that the process holds on that file. A process that
-//! opens the database other than through SQLite loses its locks this way, and the next SQLite program believes that it is
-//! alone.
+//! opens the database other than through SQLite loses its locks this way, and the next SQLite program assumes that it
+//! is alone.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -34,13 +35,13 @@ fn locks(process: u32, path: &Path) -> usize {
     held.count()
 }
 
-/// Checks that a process has the database and its shared memory locked, as every open connection to a database with a
+/// Asserts that a process has the database and its shared memory locked, as every open connection to a database with a
 /// log does.
 #[track_caller]
 fn assert_locked(process: u32, path: &Path, when: &str) {
     for end in ["", "-shm"] {
         let file = PathBuf::from(format!("{}{end}", path.display()));
-        // The system's table is read in pieces and can miss a line while others take locks. A lock that is lost stays lost:
+        // The system's table is read in pieces and can miss a line while others take locks. A lost lock stays lost:
         // open connections do not take it again.
         let held = (0..200).any(|_| {
             let held = locks(process, &file) > 0;
@@ -116,7 +117,7 @@ async fn the_locks_outlive_every_operation() {
     held("a thread is deleted");
 }
 
-/// Looks through SQLite: this process must not open the file in another way.
+/// Reads through SQLite: this process must not open the file in any other way.
 fn trained(path: &Path) -> bool {
     let conn = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
     conn.query_row("SELECT count(*) FROM dictionary", [], |row| row.get::<_, i64>(0)).unwrap() > 0
@@ -126,7 +127,7 @@ fn trained(path: &Path) -> bool {
 async fn a_file_of_an_older_format_is_locked_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
-    // Pages without room for checksums, as the first versions made them.
+    // Pages without space for checksums, as the first versions created them.
     let plain = Connection::open(&path).unwrap();
     plain.execute_batch("PRAGMA page_size = 16384; VACUUM").unwrap();
     drop(plain);
@@ -137,7 +138,7 @@ async fn a_file_of_an_older_format_is_locked_too() {
     }
 }
 
-/// The process of the next test that has the store open: commits for ever, and says what was acknowledged.
+/// The process of the next test that has the store open: commits for ever, and prints what was acknowledged.
 #[tokio::test]
 async fn the_other_process() {
     let Ok(path) = std::env::var(DATABASE) else { return };
@@ -181,7 +182,7 @@ impl Serving {
         }
     }
 
-    /// Kills it; answers the last length that it acknowledged.
+    /// Kills it; returns the last length that it acknowledged.
     fn kill(mut self) -> usize {
         self.child.kill().unwrap();
         let rest = self.lines.map_while(Result::ok);

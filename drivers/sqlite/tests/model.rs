@@ -60,7 +60,7 @@ impl World {
         self.fresh
     }
 
-    /// Mostly new elements, sometimes one that was there before; some tiny, some not.
+    /// Mostly new elements, sometimes an earlier one; some tiny, some not.
     fn element(&mut self, choices: &mut Choices<'_>) -> Element {
         let number = if choices.below(5) == 0 { choices.below(10) } else { self.number() };
         let text = if choices.below(4) == 0 { String::new() } else { "some words of a message ".repeat(3) };

@@ -1,4 +1,4 @@
-//! A revision of a thread is never given twice, so a rewrite that was planned on one state never meets another.
+//! A revision of a thread never repeats, so a rewrite that was planned on one state is never applied to another.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
@@ -56,7 +56,7 @@ async fn a_rewrite_planned_on_a_note_that_came_and_went_is_stale() {
     assert_eq!(head.metadata.extra.get("note"), Some(&json!(long("B"))));
 }
 
-/// Every revision with the state that it was given for.
+/// Every revision, with its state.
 #[derive(Default)]
 struct Given {
     states: HashMap<Vec<u8>, String>,
@@ -70,7 +70,7 @@ impl Given {
         if image.revision != Revision::absent() {
             let bytes = format!("{:?}", image.revision).into_bytes();
             if let Some(before) = self.states.get(&bytes) {
-                // The same revision: nothing happened since it was given.
+                // The same revision: nothing happened since.
                 assert_eq!(self.last.as_ref(), Some(&(image.revision.clone(), state.clone())), "{what}");
                 assert_eq!(*before, state, "{what}");
             }
@@ -80,7 +80,7 @@ impl Given {
     }
 }
 
-/// Any calls in any order: each revision is of one state, which never comes back under it.
+/// Any calls in any order: each revision belongs to one state, which never recurs under it.
 #[tokio::test]
 async fn no_revision_is_given_twice() {
     for seed in 0..12 {
@@ -103,7 +103,7 @@ async fn no_revision_is_given_twice() {
                     saver.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
                 }
                 5 | 6 => {
-                    // A special write takes the place of the one before it.
+                    // A special write replaces the one before it.
                     let text = ["yes".to_owned(), long("A"), long("B")][random.next() % 3].clone();
                     let value = ChannelValue::from_json(&json!(text)).unwrap();
                     let write = Write { channel: INTERRUPT_CHANNEL.into(), value, overwrite: false };
@@ -118,7 +118,7 @@ async fn no_revision_is_given_twice() {
                 }
                 _ => {
                     saver.delete_thread(&talk.thread).await.unwrap();
-                    // The same ids and messages once more.
+                    // The same ids and messages again.
                     talk = Talk::new("t");
                 }
             }

@@ -1,4 +1,4 @@
-//! What a long thread costs on disk and per step.
+//! The cost of a long thread, on disk and per step.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 mod common;
@@ -18,7 +18,7 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
 const STEPS: usize = 2000;
 
-/// Bytes of the pages of each table, its indexes included.
+/// Bytes of the pages of each table, including its indexes.
 fn table_bytes(path: &Path) -> Vec<(String, i64)> {
     let conn = rusqlite::Connection::open(path).unwrap();
     let mut statement =
@@ -27,7 +27,7 @@ fn table_bytes(path: &Path) -> Vec<(String, i64)> {
     rows.map(Result::unwrap).collect()
 }
 
-/// Characters of messages as they are in transcripts: half of them below 0.7 KB, a tenth above 5 KB, some very long.
+/// Message lengths as in transcripts: half of them below 0.7 KB, a tenth above 5 KB, some very long.
 fn len(step: usize) -> usize {
     const TENTHS: [usize; 11] = [60, 130, 240, 360, 500, 680, 1_000, 1_500, 2_600, 5_000, 20_000];
     let place = step * 7919 % 1000;
@@ -39,12 +39,12 @@ fn len(step: usize) -> usize {
 async fn a_thread_of_two_thousand_full_steps_takes_little_more_than_its_messages() {
     let (plain, raw) = two_thousand_steps(false).await;
     assert!(plain * 100 < raw * 125, "{plain} bytes for {raw} bytes of messages");
-    // The messages are random words of a small vocabulary, each written in full.
+    // The messages are random words of a small vocabulary, each spelled out.
     let (packed, _) = two_thousand_steps(true).await;
     assert!(packed * 100 < raw * 75, "{packed} bytes for {raw} bytes of messages");
 }
 
-/// The bytes of the file after two thousand steps, and those of the messages.
+/// The size of the file after two thousand steps, and that of the messages.
 async fn two_thousand_steps(compression: bool) -> (u64, u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("checkpoints.db");
@@ -106,7 +106,7 @@ async fn a_full_step_examines_what_it_changes_whatever_the_length_of_the_thread(
         assert_eq!(stored, 1, "the message stands in the write and in the list");
         most = most.max(examined);
     }
-    // The written message twice, and the two ends of what the list had before.
+    // The written message twice, and the two ends of the previous list.
     assert_eq!(most, 4);
 }
 
@@ -118,7 +118,7 @@ async fn replacing_recent_elements_costs_the_same_in_a_long_thread() {
     for number in 0..1000 {
         let step = talk.say(&message(number, 50));
         cost(&saver, &mut talk, step).await;
-        // The engine stamps the message that came last.
+        // The engine stamps the last message.
         let stamped = Element::from_json(
             &json!({ "id": format!("m-{number:08}"), "stamp": number, "text": "x".repeat(40) }),
         );
@@ -157,7 +157,7 @@ async fn a_delta_step_examines_its_writes_and_a_snapshot_what_is_new_since_the_l
     }
 }
 
-/// After reopening, the first step looks the whole list up by the hashes that it has, and stores nothing twice.
+/// After reopening, the first step looks up the whole list by its known hashes, and stores nothing twice.
 #[tokio::test]
 async fn a_reopened_thread_is_looked_up_once() {
     let (dir, saver) = opened();
@@ -178,7 +178,7 @@ async fn a_reopened_thread_is_looked_up_once() {
     }
 }
 
-/// A note that adds to maps looks at what it adds, and so does a step that carries them on as they are.
+/// A note that adds to maps examines only what it adds, and so does a step that carries them over unchanged.
 #[tokio::test]
 async fn a_note_examines_what_it_adds_whatever_the_maps_hold() {
     let (_dir, saver) = opened();
@@ -186,7 +186,7 @@ async fn a_note_examines_what_it_adds_whatever_the_maps_hold() {
     let (mut durations, mut messages) = (Entries::default(), Entries::default());
     let mut costs = Vec::new();
     for number in 0..2000 {
-        // Keys in no order.
+        // Keys in random order.
         let run = format!("run {}", (number * 7919) % 10_007);
         durations.insert((run.as_str().into(), Arc::new(json!(number))));
         messages.insert((format!("message of {run}").into(), Arc::new(json!(run))));
@@ -202,14 +202,14 @@ async fn a_note_examines_what_it_adds_whatever_the_maps_hold() {
         costs.push((noted, carried));
     }
     let most = |numbers: Range<usize>| costs[numbers].iter().max();
-    // Two entries, and now and then a chunk of eight runs of each map. A step that adds nothing looks at nothing.
+    // Two entries, and now and then a chunk of eight runs of each map. A step that adds nothing examines nothing.
     assert_eq!(most(20..60), Some(&(4, 0)), "{:?}", &costs[..60]);
     assert_eq!(most(1960..2000), most(20..60), "a note at 2,000 entries costs what one at 20 does");
     let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
     assert_eq!(head.metadata.extra.object("run_message_ids"), Some(messages));
 }
 
-/// A reader that has seen a note reads of the next one what that added: on the head, on a page, on older checkpoints.
+/// A reader that has seen a note loads only what the next one added: on the head, on a page, on older checkpoints.
 #[tokio::test]
 async fn reading_a_note_loads_what_was_added_since_the_last_read() {
     let (dir, saver) = opened();
@@ -235,7 +235,7 @@ async fn reading_a_note_loads_what_was_added_since_the_last_read() {
         assert_eq!(found, Some(durations.clone()));
         loads.push(count);
     }
-    // The new entry, what else is noted, and now and then a chunk.
+    // The new entry, the rest of the note, and now and then a chunk.
     assert!(loads[70..].iter().all(|count| *count <= 3), "{loads:?}");
     for (key, entries) in ids.iter().step_by(97) {
         let found = saver.get(&CheckpointSelector::at(key)).await.unwrap().unwrap();
@@ -245,7 +245,7 @@ async fn reading_a_note_loads_what_was_added_since_the_last_read() {
     let found = page.iter().rev().map(|tuple| tuple.metadata.extra.object("run_durations"));
     assert!(found.eq(ids.iter().map(|(_, entries)| Some(entries.clone()))));
 
-    // Another process changes the last note, takes it back, and makes the thread anew.
+    // Another process changes the last note, takes it back, and recreates the thread.
     let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
     let other = SqliteSaver::open(dir.path().join("db"), &options).unwrap();
     let put = async |entries: &Entries| {
@@ -281,7 +281,7 @@ async fn reading_a_note_loads_what_was_added_since_the_last_read() {
     assert_eq!(loaded(&saver, &talk).await.1, Some(changed));
 }
 
-/// Maps that get an entry a turn, and are rewritten whole each time, are stored by entry.
+/// Maps that grow by an entry per turn, and are rewritten whole each time, are stored by entry.
 #[tokio::test]
 async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
     let (dir, saver) = opened();
@@ -311,10 +311,10 @@ async fn growing_metadata_maps_do_not_cost_their_length_each_turn() {
         raw += serde_json::to_vec(&*step.metadata.extra).unwrap().len();
         last = vec![step.metadata.clone()];
         let (examined, stored) = cost(&saver, &mut talk, step).await;
-        // Also maps that share nothing with the ones before are compared with them first.
+        // Maps that share nothing with the previous ones are compared with them first.
         assert!(examined <= 10 || number == 7, "{number}: {examined}");
-        // The message, the rest and two entries, and now and then a chunk of each map. The maps are cut when they have
-        // eight entries.
+        // The message, the rest and two entries, and now and then a chunk of each map. The maps are split when they
+        // have eight entries.
         assert!(stored <= 6 || number == 7, "{number}: {stored}");
     }
     let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();

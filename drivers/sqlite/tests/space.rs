@@ -1,4 +1,4 @@
-//! How much room a database takes, and giving it back.
+//! The size of a database, and returning free space.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 mod common;
@@ -12,7 +12,7 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 
 const PAGE: u64 = threadkeep_pages::PAGE_SIZE as u64;
 
-/// Messages take the room that they have bytes.
+/// Without compression, messages take as much space as they have bytes.
 fn plain() -> Options {
     Options { compression: false, ..Options::default() }
 }
@@ -79,7 +79,7 @@ async fn a_database_that_cannot_give_pages_back_can_after_it_was_written_anew() 
     let path = dir.path().join("db");
     let (saver, mut small, image) = freed(&path).await;
     saver.close().await;
-    // As databases were made before.
+    // As earlier versions created databases.
     let conn = threadkeep_pages::open(&path, OpenFlags::default()).unwrap();
     conn.execute_batch("PRAGMA auto_vacuum = NONE; VACUUM;").unwrap();
     drop(conn);

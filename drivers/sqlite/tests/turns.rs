@@ -52,7 +52,7 @@ async fn a_turn_is_flushed_at_each_step_or_once_as_its_writer_asks() {
             writer.flush().await.unwrap();
             assert_eq!(flushes() - before, 1, "the turn is");
         }
-        // A turn whose last step is known to be the last one needs no flush behind it.
+        // A turn whose last step is known to be the last needs no flush after it.
         let before = flushes();
         step(&mut writer, "first").await;
         writer.set_flush(Flush::Now);

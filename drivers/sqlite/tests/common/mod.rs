@@ -1,4 +1,4 @@
-//! A conversation that commits as the engine does, for the driver's tests.
+//! A conversation that commits like the engine, for the driver's tests.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;
@@ -68,7 +68,7 @@ impl Talk {
         step
     }
 
-    /// Goes on from a head that was read.
+    /// Continues from a head that was read.
     pub fn resume(&mut self, head: &CheckpointTuple) {
         let entry = &head.checkpoint.channels[MESSAGES];
         self.head = Some(head.checkpoint.id);
@@ -97,7 +97,7 @@ impl Talk {
         }
     }
 
-    /// Takes note that `step` was committed, as the engine does.
+    /// Records that `step` was committed, as the engine does.
     pub fn accept(&mut self, step: &StepCommit) {
         self.head = Some(step.checkpoint.id);
         self.step += 1;
@@ -111,7 +111,7 @@ impl Talk {
     }
 }
 
-/// Numbers that are the same in every run.
+/// Pseudo-random numbers that are the same in every test run.
 pub struct Lcg(u64);
 
 impl Lcg {

@@ -132,7 +132,7 @@ impl Elements {
             Some(size) => unpack(size, body).map_err(|error| self.corrupt(seq, error))?.into(),
         };
         if Element::hash_of(&bytes) != hash {
-            return Err(self.corrupt(seq, "the element does not have its hash"));
+            return Err(self.corrupt(seq, "the element does not match its hash"));
         }
         let element = Element::from_checked(bytes, hash);
         self.loaded.insert(seq, Loaded { element, entry: OnceLock::new() });

@@ -9,11 +9,12 @@ pub(crate) const SAVER: &str = "sqlite";
 /// The saver was closed.
 pub(crate) const CLOSED: &str = "the store is closed; open it again";
 /// The writer thread cannot be started.
-pub(crate) const CANNOT_START: &str = "the system starts no more threads";
+pub(crate) const CANNOT_START: &str = "the system cannot start another thread";
 /// The writer thread ended during a command.
 pub(crate) const LOST: &str = "the writer stopped before it answered; reopen the store";
 /// A commit failed earlier; what reached the disk is unknown until the file is reopened.
-pub(crate) const POISONED: &str = "an earlier commit failed, so this handle writes no more; reopen the store";
+pub(crate) const POISONED: &str =
+    "an earlier commit failed, so this handle refuses further writes; reopen the store";
 /// Another connection holds the write lock for longer than the busy timeout.
 pub(crate) const LOCKED: &str = "another process holds the lock on the database; let it finish or stop it, or raise busy_timeout, then retry";
 /// The file system is full, or a quota is exhausted.
@@ -29,7 +30,7 @@ pub(crate) const GONE: &str = "the file of the database, its -wal or its -shm wa
     store was open, so nothing was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), \
     then reopen the store";
 /// The disk returns other bytes than were written.
-const DAMAGED: &str = "a page does not have its checksum: the file was damaged, or written to by another program; \
+const DAMAGED: &str = "a page does not match its checksum: the file was damaged, or written by another program; \
     restore a backup (`threadkeep backup` makes one), or export the threads that can still be read";
 
 /// An error after which the caller may retry: nothing was written.

@@ -300,5 +300,5 @@ pub(crate) fn text<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r str> {
 }
 
 fn wrong_type(column: usize) -> Error {
-    Error::corrupt("the database", format!("column {column} of a row does not have its type"))
+    Error::corrupt("the database", format!("column {column} of a row has the wrong type"))
 }

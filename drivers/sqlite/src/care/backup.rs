@@ -55,7 +55,7 @@ pub(crate) fn copy_store(from: &Path, to: &Path, options: &Options) -> Result<()
 fn damaged(from: &Path, found: impl std::fmt::Display) -> Error {
     Error::corrupt(
         from.display().to_string(),
-        format!("the backup is not kept, for the database is damaged: {found}"),
+        format!("the backup was deleted because the database is damaged: {found}"),
     )
 }
 
@@ -129,7 +129,7 @@ fn keep(copy: TempPath, to: &Path) -> Result<()> {
 }
 
 fn taken(to: &Path) -> Error {
-    Error::InvalidInput(format!("there is a file {}; name one that does not exist", to.display()))
+    Error::InvalidInput(format!("the file {} exists; name one that does not", to.display()))
 }
 
 fn not_written(to: &Path, error: &std::io::Error) -> Error {

@@ -59,7 +59,7 @@ pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
     let known: HashSet<u32> = scopes.iter().map(|scope| scope.key).collect();
     for (statement, table) in [(CHAINS, "checkpoint"), (THREADS, "element")] {
         for scope in numbers(db, statement)?.into_iter().filter(|scope| !known.contains(scope)) {
-            let what = "rows of a thread or namespace that is not there";
+            let what = "rows of a thread or namespace that does not exist";
             check.report(None, format!("table {table}, scope {scope}"), what, true);
         }
     }
@@ -133,7 +133,7 @@ impl Check<'_> {
         let threads: HashSet<u32> =
             scopes.iter().filter(|scope| scope.owner == 0).map(|scope| scope.key).collect();
         for scope in scopes.iter().filter(|scope| scope.owner != 0 && !threads.contains(&scope.owner)) {
-            let what = format!("namespace {:?} of a thread that is not there", scope.text);
+            let what = format!("namespace {:?} of a thread that does not exist", scope.text);
             self.report(None, format!("table scope, key {}", scope.key), what, true);
         }
         Ok(scopes)
@@ -245,7 +245,7 @@ impl Check<'_> {
             if let Entry::At(origin) = entry {
                 let holder = all.get(origin).and_then(|(holder, _)| holder.entry(*name));
                 if !matches!(holder, Some(Entry::Own(..))) {
-                    missing.push(format!("what it took over from ordinal {origin} is missing"));
+                    missing.push(format!("the entry that it holds from ordinal {origin} is missing"));
                 }
             }
         }

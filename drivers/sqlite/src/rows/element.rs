@@ -323,7 +323,7 @@ pub(crate) fn decode(
 ) -> Result<Element> {
     let bytes = db.unpack(place, body, slab)?;
     if Element::hash_of(&bytes) != hash {
-        return Err(place.corrupt("the element does not have its hash"));
+        return Err(place.corrupt("the element does not match its hash"));
     }
     Ok(Element::from_checked(bytes, hash))
 }

@@ -30,11 +30,11 @@ pub(crate) struct Removal {
     pub(crate) headless: Vec<Vec<u8>>,
 }
 
-/// What is written, in the arguments of the function. Nothing is written unless the thread is still as it was.
+/// What is written, as the arguments of the function. Nothing is written unless the thread is unchanged.
 pub(crate) struct Change {
     thread: Uuid,
     name: Vec<u8>,
-    /// Epoch, revision and nonce that it had; none if it does not exist.
+    /// Its epoch, revision and nonce before; none if it did not exist.
     from: (Option<i64>, Option<i64>, Option<Uuid>),
     to: Mark,
     flushed: bool,
@@ -60,7 +60,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// A change that brings a thread from one mark (none: it does not exist) to another, with these new elements.
+    /// A change that moves a thread from one mark (none: it does not exist) to another, with these new elements.
     pub(crate) fn new(
         thread: &ThreadId,
         from: Option<Mark>,
@@ -100,7 +100,7 @@ impl Change {
         })
     }
 
-    /// Stores a checkpoint, in place of the one with its id if there is one. `names` is the element with its names.
+    /// Stores a checkpoint, replacing the one with its id, if any. `names` is the element with its names.
     pub(crate) fn put(&mut self, namespace: &Namespace, node: &Node, names: u32) {
         let ns = keys::of_namespace(namespace);
         let (body, tasks) = node.bodies(self.thread, &ns, names);
@@ -130,7 +130,7 @@ impl Change {
         self.head_names.push(name.to_vec());
     }
 
-    /// Removes rows too. Only a thread that is there has any.
+    /// Also removes rows. Only an existing thread has any.
     pub(crate) fn remove(&mut self, removal: Removal) {
         self.removal = Some(removal);
     }
@@ -168,7 +168,7 @@ impl Change {
         ]
     }
 
-    /// Writes it inside a transaction that has locked the thread. Answers whether the thread was as it had to be.
+    /// Writes it inside a transaction that has locked the thread. Returns whether the thread was as expected.
     pub(crate) async fn write_in(&self, sql: &Sql, client: &Client) -> Result<bool, Trouble> {
         let params = self.params();
         let write = client.query_typed(&sql.write, &params);
@@ -193,7 +193,7 @@ impl Change {
     }
 }
 
-/// What the function answered.
+/// The function's answer.
 pub(crate) fn won(rows: &[Row]) -> Result<bool> {
     match rows {
         [row] => column(row, 0),

@@ -1,4 +1,4 @@
-//! How a database is reached.
+//! The connection settings of a database.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use url::form_urlencoded;
 pub struct Options {
     /// The schema that the tables are in. Default: `public`.
     pub schema: String,
-    /// How many connections may be open. At least 2; default 16. Reads take one each; commits share half of them, so
+    /// The maximum number of connections. At least 2; default 16. Reads take one each; commits share half of them, so
     /// that any number of threads can commit at the same time.
     pub connections: usize,
-    /// How long an operation waits for a connection, and tries again when the server goes away, before it is
+    /// How long an operation waits for a connection, and retries after the server went away, before it fails with
     /// [`Error::Unavailable`] or [`Error::InDoubt`]. Default: 10 seconds; zero tries once.
     pub patience: Duration,
 }
@@ -31,7 +31,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The schema as it stands in statements.
+    /// The schema, quoted for statements.
     pub(crate) fn quoted_schema(&self) -> Result<String> {
         let fits = (1..=63).contains(&self.schema.len()) && !self.schema.contains('\0');
         if fits {
@@ -42,20 +42,21 @@ impl Options {
     }
 }
 
-/// An address of a database, taken apart: for others that connect to the same one in their own way. It holds the password.
+/// A parsed database address, for other clients that connect to the same database in their own way. It holds the
+/// password.
 pub struct Address {
-    /// The server, the database and the role. The mode of TLS is `Disable` or `Require`; with the second one the server's
-    /// certificate is to be checked.
+    /// The server, the database and the role. The mode of TLS is `Disable` or `Require`; with `Require` the server's
+    /// certificate must be checked.
     pub config: tokio_postgres::Config,
-    /// The file with the certificates that the server's own must come from; none means those of the system.
+    /// The file with the certificates to trust for the server; none means those of the system.
     pub root_certificates: Option<PathBuf>,
 }
 
 impl Address {
-    /// Takes a URL or a `key=value` text apart, as for [`crate::PostgresSaver::connect`].
+    /// Parses a URL or a `key=value` text, as for [`crate::PostgresSaver::connect`].
     ///
     /// # Errors
-    /// [`Error::InvalidInput`]. Nothing of the address is repeated.
+    /// [`Error::InvalidInput`]. The error repeats nothing of the address.
     pub fn parse(address: &str) -> Result<Self> {
         let (address, root_certificates) = split_root_certificate(address);
         let mut config: tokio_postgres::Config = address.parse().map_err(|error| {
@@ -78,14 +79,14 @@ impl std::fmt::Debug for Address {
     }
 }
 
-/// Where a server is and how to talk to it.
+/// The address of a server, and how to connect to it.
 pub(crate) struct Target {
     pub(crate) config: tokio_postgres::Config,
     pub(crate) tls: MakeRustlsConnect,
 }
 
 impl Target {
-    /// Takes a URL or a `key=value` text apart. TLS is used with `sslmode=require`, and then always checked.
+    /// Parses a URL or a `key=value` text. TLS is used with `sslmode=require`, and then always verified.
     pub(crate) fn parse(address: &str, patience: Duration) -> Result<Self> {
         let Address { mut config, root_certificates: roots } = Address::parse(address)?;
         if config.get_connect_timeout().is_none() && !patience.is_zero() {
@@ -97,8 +98,8 @@ impl Target {
     }
 }
 
-/// Takes what only we understand out of a URL: the file of the trusted certificate; and the modes of libpq that mean
-/// what `require` means here.
+/// Extracts from a URL what only this driver understands: the file of the trusted certificate; and the modes of libpq
+/// that mean `require` here.
 fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
     let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| address.starts_with(scheme));
     // Several hosts are no URL to others.
@@ -117,7 +118,7 @@ fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
     (format!("{place}?{}", kept.finish()), roots)
 }
 
-/// The certificates that a server's own must come from: those in the file, else those of the system.
+/// The certificates to trust for the server: those in the file, else those of the system.
 fn trusted(file: Option<PathBuf>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(file) = file else {

@@ -1,26 +1,27 @@
-//! What became of the earlier attempts of an operation, if their answers were lost.
+//! The fate of an operation's earlier attempts whose answers were lost.
 //!
 //! Another process may have acted since: written more, rewritten the thread, deleted it, created it again. An operation
-//! that was carried out must not be carried out a second time over that, and one that was not must not be taken for done.
+//! that took effect must not take effect a second time on top of that, and one that did not must not be reported as
+//! done.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::history::{History, Moment, Since};
 
-/// What an attempt asked the server for.
+/// A request to the server in one attempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Request {
-    /// To bring the thread to this moment.
+    /// To move the thread to this moment.
     Write {
         to: Moment,
         /// Whether the thread did not exist before.
         creates: bool,
     },
-    /// To remove the thread, which had this life.
+    /// To remove the thread, which was in this life.
     Removal { life: i64 },
 }
 
-/// What became of the attempts.
+/// The fate of the attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// One of them was carried out.
@@ -30,7 +31,7 @@ pub(crate) enum Fate {
     Unknown,
 }
 
-/// What the attempts of one operation have asked for so far.
+/// The requests of one operation so far.
 #[derive(Debug, Default)]
 pub(crate) struct Asked(Mutex<Vec<Request>>);
 
@@ -39,7 +40,7 @@ impl Asked {
         with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes a request that is about to be sent.
+    /// Records a request before it is sent.
     pub(crate) fn note(&self, request: Request) {
         self.requests(|requests| requests.push(request));
     }
@@ -49,7 +50,7 @@ impl Asked {
         self.requests(|requests| requests.pop());
     }
 
-    /// The lives of the thread of which a grave says that a request was carried out.
+    /// The lives of the thread whose grave proves that a request was carried out.
     pub(crate) fn lives(&self) -> Vec<i64> {
         let life = |request: &Request| match request {
             Request::Write { to, creates: true } => Some(to.life),
@@ -59,7 +60,7 @@ impl Asked {
         self.requests(|requests| requests.iter().filter_map(life).collect())
     }
 
-    /// What the history of the thread, and whether one of [`Self::lives`] has a grave, say about the attempts.
+    /// What the thread's history, and whether one of [`Self::lives`] has a grave, prove about the attempts.
     pub(crate) fn fate(&self, found: Option<&History>, buried: bool) -> Fate {
         let by_grave = if buried { Fate::Done } else { Fate::NotDone };
         let fate = |request: &Request| match request {

@@ -1,4 +1,4 @@
-//! Values on their way into the database: what a thread has already is referred to, what is new is collected.
+//! Values on their way into the database: existing elements are referred to, new ones are collected.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::element::Space;
 use crate::record::{CheckpointRecord, Extra, Rest, encode_names};
 use crate::thread::{ListKey, StoredObject, ThreadState};
 
-/// What a write adds to the elements of a thread. Nothing is known to be stored until [`Draft::done`].
+/// What a write adds to the elements of a thread. Nothing counts as stored until [`Draft::done`].
 pub(crate) struct Draft<'s> {
     state: &'s ThreadState,
     added: [HashMap<ElementHash, u32>; 3],
@@ -26,7 +26,7 @@ pub(crate) struct Draft<'s> {
     objects: HashMap<String, StoredObject>,
 }
 
-/// What a [`Draft`] came to.
+/// The result of a [`Draft`].
 pub(crate) struct Drafted {
     pub(crate) next: [u32; 3],
     /// The new elements, by sequence number.
@@ -36,7 +36,7 @@ pub(crate) struct Drafted {
 }
 
 impl Drafted {
-    /// Remembers what is stored now.
+    /// Remembers what is now stored.
     pub(crate) fn note(self, state: &mut ThreadState) {
         for (seq, element) in &self.elements {
             if let Some((space, n)) = Space::split(*seq) {
@@ -111,8 +111,8 @@ impl<'s> Draft<'s> {
         Ok(form)
     }
 
-    /// `extra` metadata. It is mostly the same for the checkpoints of a run, so it is stored once and referred to;
-    /// large objects, to which notes add an entry a run, are stored by entry.
+    /// `extra` metadata. It is mostly the same for all checkpoints of a run, so it is stored once and referred to;
+    /// large objects, to which notes add an entry per run, are stored by entry.
     pub(crate) fn extra(&mut self, extra: &metadata::Extra) -> Result<Extra> {
         let (rest, large) = extra.split();
         let mut maps = Vec::with_capacity(large.len());
@@ -166,8 +166,8 @@ mod tests {
 
     use super::*;
 
-    /// A map that grows by an entry a note, in keys without order: what is remembered of the one before makes the same
-    /// record as looking every entry up, and stores what is new.
+    /// A map that grows by an entry per note, with keys in random order: the remembered previous map gives the same
+    /// record as looking up every entry, and stores what is new.
     #[test]
     fn a_map_that_goes_on_is_stored_as_if_all_of_it_were_looked_up() {
         let mut state = ThreadState::absent();

@@ -16,12 +16,12 @@ use threadkeep_layout::{
 
 use crate::error::corrupt;
 
-/// A sequence of elements in a thread. Elements of one kind stand together, so that lists stay few runs.
+/// A sequence of elements in a thread. Elements of one kind are numbered together, so that lists have few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Space {
     /// Elements of lists, and large values.
     Values = 0,
-    /// What is needed to understand a checkpoint: names, metadata, chunks of manifests.
+    /// What is needed to decode a checkpoint: names, metadata, chunks of manifests.
     Structure = 1,
     /// Entries of large maps in metadata.
     Entries = 2,
@@ -40,14 +40,14 @@ impl Space {
         [self.seq(run.start), self.seq(run.end() - 1)]
     }
 
-    /// The space and number that a sequence number means.
+    /// The space and number of a sequence number.
     pub(crate) fn split(seq: i64) -> Option<(Self, u32)> {
         let space = SPACES.get(usize::try_from(seq >> 32).ok()?)?;
         u32::try_from(seq & 0xffff_ffff).ok().filter(|n| *n < NUMBER_LIMIT).map(|n| (*space, n))
     }
 }
 
-/// What a thread has stored, for the writer.
+/// The elements that a thread has stored, for the writer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Index {
     numbers: [HashMap<ElementHash, u32>; 3],
@@ -56,7 +56,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// How many elements it knows.
+    /// The number of elements it knows.
     pub(crate) fn len(&self) -> usize {
         self.numbers.iter().map(HashMap::len).sum()
     }
@@ -66,25 +66,25 @@ impl Index {
         self.numbers[space as usize].get(hash).copied()
     }
 
-    /// Notes an element that is stored.
+    /// Records an element that is stored.
     pub(crate) fn note(&mut self, space: Space, n: u32, hash: ElementHash) {
         self.numbers[space as usize].insert(hash, n);
     }
 
-    /// The numbers that are in use, in no order.
+    /// The numbers in use, in no order.
     pub(crate) fn stored(&self, space: Space) -> impl Iterator<Item = u32> {
         self.numbers[space as usize].values().copied()
     }
 }
 
 thread_local! {
-    // What they need is expensive to make.
+    // Creating a packer is expensive.
     static PACKER: RefCell<Option<Packer>> = const { RefCell::new(None) };
     static UNPACKER: RefCell<Option<Unpacker>> = const { RefCell::new(None) };
 }
 
-/// The bytes of an element as they are stored, and its size if they are packed. There is no dictionary: every process
-/// would have to know it before it could read.
+/// The stored bytes of an element, and its size if they are packed. There is no dictionary: every process would have to
+/// know it before it could read.
 pub(crate) fn pack(bytes: &[u8]) -> io::Result<(Option<i32>, Vec<u8>)> {
     let Ok(size) = i32::try_from(bytes.len()) else { return Ok((None, bytes.to_vec())) };
     let packed = PACKER.with_borrow_mut(|packer| match packer {
@@ -113,7 +113,7 @@ pub(crate) struct Elements {
 #[derive(Debug)]
 struct Loaded {
     element: Element,
-    /// As an entry of an object, once somebody asked for that: one for all checkpoints that have it.
+    /// The decoded entry of an object, once it was asked for: shared by all checkpoints that have it.
     entry: OnceLock<Entry>,
 }
 
@@ -122,10 +122,10 @@ impl Elements {
         Self { thread: thread.clone(), loaded: HashMap::new(), objects: Mutex::default() }
     }
 
-    /// Takes over a row. `size` is told of a packed one.
+    /// Adds a row. `size` is set if it is packed.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the bytes do not have their hash.
+    /// [`Error::Corrupt`] if the bytes do not match their hash.
     pub(crate) fn add(&mut self, seq: i64, hash: ElementHash, size: Option<i64>, body: &[u8]) -> Result<()> {
         let bytes = match size {
             None => Bytes::copy_from_slice(body),
@@ -139,7 +139,7 @@ impl Elements {
         Ok(())
     }
 
-    /// Takes over what another read of the same thread has loaded.
+    /// Adds what another read of the same thread has loaded.
     pub(crate) fn join(&mut self, more: Self) {
         self.loaded.extend(more.loaded);
     }
@@ -160,9 +160,9 @@ impl Elements {
     /// The object under a key of metadata, with the entries of these runs.
     ///
     /// # Errors
-    /// As [`Self::get`], and if an element is no entry.
+    /// As [`Self::get`], and if an element is not an entry.
     pub(crate) fn object(&self, key: &str, runs: &[Run]) -> Result<Entries> {
-        // What was made before is whole whenever the lock is free.
+        // Objects are whole whenever the lock is free, even if it is poisoned.
         let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
         objects.made(key, &Manifest { chunks: Vec::new(), tail: runs.to_vec() }, &mut &*self)
     }
@@ -181,7 +181,7 @@ impl Elements {
         runs.iter().flat_map(|run| run.numbers()).map(move |n| self.get(space, n))
     }
 
-    /// The runs of a manifest, chunks unpacked.
+    /// The runs of a manifest, with chunks expanded.
     pub(crate) fn runs(&self, manifest: &Manifest) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for n in manifest.chunks.iter().flat_map(|run| run.numbers()) {

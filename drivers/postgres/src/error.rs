@@ -1,4 +1,4 @@
-//! What the server and the connection report, as the errors of the saver contract; the fixed texts with their remedies.
+//! Errors of the server and the connection as errors of the saver contract; the fixed texts with their remedies.
 
 use std::error::Error as _;
 use std::fmt;
@@ -12,45 +12,45 @@ pub(crate) const SAVER: &str = "postgres";
 
 /// The tables or functions are missing, or of an older format.
 pub(crate) const NOT_SET_UP: &str = "the tables are missing or of an older version; run threadkeep_postgres::setup as their owner, then retry";
-/// The role may not do what the saver does.
+/// The role lacks a right that the saver needs.
 pub(crate) const NOT_ALLOWED: &str = "the role lacks a right; it needs USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on its tables and EXECUTE on its functions";
-/// The server has no room.
+/// The server's disk is full.
 pub(crate) const FULL: &str = "the server's disk is full; free some space, then retry";
 /// The server is a standby.
 pub(crate) const READ_ONLY: &str =
     "the server takes no writes; connect to the primary, for example with target_session_attrs=read-write";
-/// The thread was changed under every attempt.
+/// The thread was changed before every attempt.
 pub(crate) const BUSY: &str = "the thread was deleted and made anew again and again meanwhile; retry";
 /// The pool is closed.
 pub(crate) const CLOSED: &str = "the store is closed; open it again";
 
-/// An operation in doubt met a thread that says nothing about it any more.
+/// The thread says nothing any more about an operation in doubt.
 pub(crate) const OVERTAKEN: &str = "the answer of the server was lost, and the thread was rewritten, deleted or written to many \
     times since";
 
 /// Nobody answers at the address.
 pub(crate) const SILENT: &str = "the server does not answer";
 
-/// Why an operation did not come to an end.
+/// Why an attempt did not succeed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// Trying again would not help.
+    /// A retry would not help.
     Final(Error),
-    /// The connection or the server went away, or the statement met another one; another attempt may succeed.
+    /// The connection or server went away, or the statement conflicted with another; a retry may succeed.
     Again {
         reason: String,
         /// Whether a statement that was sent may have been carried out.
         in_doubt: bool,
-        /// Whether no connection that is open now may be used any more: the server on its other end is about to stop, is
-        /// not the primary any more, or gives the answers to other questions.
+        /// Whether none of the open connections may be used any more: their server is about to stop, is no longer the
+        /// primary, or answers other questions.
         renew: bool,
     },
-    /// The thread lacks what this process knows to be flushed. The server may be one that was replaced: another
-    /// attempt on new connections decides.
+    /// The thread lacks what this process knows to be flushed. The server may have been replaced: another attempt on
+    /// new connections decides.
     Lost(Error),
 }
 
-/// How the client tells of an answer that does not belong to what was asked.
+/// How the client reports an answer that does not match the request.
 const OUT_OF_STEP: [&str; 2] = ["unexpected message from server", "error parsing response from server"];
 
 impl From<Error> for Trouble {
@@ -76,7 +76,7 @@ impl From<tokio_postgres::Error> for Trouble {
     }
 }
 
-/// What the server reported.
+/// An error that the server reported.
 fn from_server(error: &DbError) -> Trouble {
     let code = error.code();
     let text = format!("{} ({})", error.message(), code.code());
@@ -99,11 +99,11 @@ fn from_server(error: &DbError) -> Trouble {
         | SqlState::INVALID_SCHEMA_NAME => with(NOT_SET_UP),
         SqlState::INSUFFICIENT_PRIVILEGE => with(NOT_ALLOWED),
         SqlState::DISK_FULL => with(FULL),
-        // A row where none may be: the thread's own row is wrong about what there is.
+        // A row where there must be none: the thread's own row is wrong.
         SqlState::UNIQUE_VIOLATION | SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => {
             Trouble::Final(Error::corrupt(error.table().unwrap_or("the database"), text))
         }
-        // Our statements compute with nothing but what is stored.
+        // Our statements compute with stored values only.
         _ if code.code().starts_with("22") => Trouble::Final(Error::corrupt("a row of the database", text)),
         SqlState::PROGRAM_LIMIT_EXCEEDED => {
             Trouble::Final(Error::InvalidInput(format!("a value is too large for Postgres: {text}")))
@@ -115,7 +115,7 @@ fn from_server(error: &DbError) -> Trouble {
             | SqlState::INVALID_CATALOG_NAME => Trouble::Final(unavailable(text)),
             _ => {
                 let shutdown = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN].contains(code);
-                // One session that is ended says nothing about the others, unless the server is to stop.
+                // The end of one session says nothing about the others, unless the server is shutting down.
                 Trouble::Again { reason: text, in_doubt: true, renew: shutdown }
             }
         },
@@ -123,7 +123,7 @@ fn from_server(error: &DbError) -> Trouble {
     }
 }
 
-/// An error with its causes. Neither of them has a password in it.
+/// An error with its causes, neither of which contains a password.
 fn told(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -135,7 +135,7 @@ fn told(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// An error after which the caller may try again: nothing was written.
+/// An error after which the caller may retry: nothing was written.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
     Error::Unavailable { saver: SAVER, reason: reason.into() }
 }
@@ -145,7 +145,7 @@ pub(crate) fn in_doubt(reason: impl Into<String>) -> Error {
     Error::InDoubt { saver: SAVER, reason: reason.into() }
 }
 
-/// A row of a thread that is not as it should be.
+/// An invalid row of a thread.
 pub(crate) fn corrupt(
     table: &str,
     thread: &ThreadId,

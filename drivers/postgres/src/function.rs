@@ -1,10 +1,10 @@
-//! The functions that `setup` makes.
+//! The functions that `setup` creates.
 //!
-//! The text of a statement is planned each time it comes, and for those that are run all the time that takes three times as
-//! long as to run them. A session keeps the plans of what is in a function, whoever calls it; so nothing has to be
-//! prepared, and it works behind a pooler that gives each transaction another session.
+//! The server plans the text of a statement each time it is sent; for the frequent ones, planning takes three times as
+//! long as execution. A session keeps the plans of statements in a function, whichever client calls it; so nothing has
+//! to be prepared, and this works behind a pooler that gives each transaction another session.
 //!
-//! The functions have no rights of their own, and are part of the format: another text is another version.
+//! The functions have no rights of their own, and are part of the format: a changed text is a new version.
 
 use crate::sql::{COLUMNS, about, of_namespace};
 
@@ -17,7 +17,7 @@ const CHANGE: &str = "
     bodies bytea[], tasks_of bytea[],
     head_namespaces bytea[], heads uuid[], head_names bytea[], head_sums bytea[]";
 
-/// The shape of what all statements on a thread return. They are of one moment: that of the statement which calls.
+/// The columns that all statements on a thread return. All rows are of one snapshot: that of the calling statement.
 const ROWS: &str = "TABLE (
     kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
 ) STABLE";
@@ -35,8 +35,8 @@ pub(crate) fn create(schema: &str) -> String {
 }
 
 fn function(schema: &str, name: &str, arguments: &str, returns: &str, body: &str) -> String {
-    // One plan for all arguments, kept from the first call on; and since it is still used when the tables are larger than they
-    // were, it must go by keys.
+    // One plan for all arguments, kept from the first call on; it must go by keys, because it is still used when the
+    // tables have grown.
     format!(
         "CREATE OR REPLACE FUNCTION {schema}.threadkeep_{name}({arguments}) RETURNS {returns}
          LANGUAGE plpgsql SECURITY INVOKER SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS '{}';\n",
@@ -45,7 +45,7 @@ fn function(schema: &str, name: &str, arguments: &str, returns: &str, body: &str
 }
 
 fn query(statement: &str) -> String {
-    // The names of columns are those of what is returned, too.
+    // The returned columns have the same names as columns of the tables.
     format!("#variable_conflict use_column\nBEGIN RETURN QUERY {statement}; END")
 }
 

@@ -1,5 +1,5 @@
-//! The bodies of the driver's fuzz targets: what a stored row may hold. Each takes any bytes, must not panic, and asserts
-//! that what was read is written as it was read.
+//! The bodies of the driver's fuzz targets: what a stored row may hold. Each takes any bytes, must not panic, and
+//! asserts that what it reads is written back the same.
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use threadkeep::id::{ChannelName, CheckpointId};
@@ -9,8 +9,8 @@ use crate::record::{
     CheckpointRecord, ThreadBody, decode_names, decode_tasks, encode_names, encode_tasks, needs,
 };
 
-/// The body of a checkpoint. The first byte tells what the columns beside it say: bit 0 that it has a parent, bit 1 that an
-/// element holds its metadata; the other bits how many channels have a name.
+/// The body of a checkpoint. The first byte sets the other columns: bit 0 that it has a parent, bit 1 that an element
+/// holds its metadata; the remaining bits how many channels have a name.
 pub fn checkpoint(data: &[u8]) {
     let Some((columns, body)) = data.split_first() else { return };
     let parent = (columns & 1 != 0).then(|| CheckpointId::from_bytes([7; 16]));
@@ -18,7 +18,7 @@ pub fn checkpoint(data: &[u8]) {
     let names: Vec<ChannelName> = (0..columns >> 2).map(|n| format!("channel {n:02}").into()).collect();
     let Ok(record) = CheckpointRecord::decode(body, parent, &names, extra) else { return };
     needs(&record, &[]);
-    // It is written with the names that it uses alone.
+    // It is written with only the names that it uses.
     let names: Vec<ChannelName> = record.names().into_iter().cloned().collect();
     let again = CheckpointRecord::decode(&record.encode(), parent, &names, extra);
     assert_eq!(again.expect("a record that was written"), record);
@@ -48,7 +48,7 @@ pub fn names(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    /// Every input that was ever worth keeping.
+    /// Replays the whole corpus.
     fn replay(target: &str, body: fn(&[u8])) {
         let corpus = format!("{}/../../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
         let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().map(|file| file.unwrap().path()).collect();

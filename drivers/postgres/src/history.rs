@@ -1,9 +1,9 @@
 //! The marks of a thread, and what they prove about its history.
 //!
-//! Every write gives the thread a new mark: it counts up by one and has random bits. A server can lose writes that it
-//! acknowledged: a failover to a replica that lagged, a restored backup. Writers on the restored history then count to
-//! the same numbers again, but never to the same bits. So a process that remembers a mark can tell whether the history
-//! that it finds contains it.
+//! Every write gives the thread a new mark: a count that increases by one, and random bits. A server can lose writes
+//! that it acknowledged, in a failover to a lagging replica or by a restored backup. Writers on the restored history
+//! then reach the same counts again, but never the same bits. So a process that remembers a mark can tell whether the
+//! history that it finds contains it.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::Flush;
 use uuid::Uuid;
 
-/// How many earlier marks the row of a thread lists.
+/// The number of earlier marks that the row of a thread lists.
 pub(crate) const TRAIL: usize = 16;
 
-/// Names one state of a thread: see the module `schema`.
+/// Identifies one state of a thread: see the module `schema`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// Drawn at random when the thread is created and when it is rewritten. Numbers of elements are valid within one.
+    /// Drawn at random when the thread is created and when it is rewritten. Element numbers are valid within one epoch.
     pub(crate) epoch: i64,
     /// Twice the number of writes, plus one if the write was acknowledged before it was flushed.
     pub(crate) revision: i64,
@@ -31,13 +31,14 @@ impl Mark {
         self.revision >> 1
     }
 
-    /// What later rows list of it.
+    /// The part of it that later rows list.
     fn bits(self) -> u32 {
         let [a, b, c, d, ..] = *self.nonce.as_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Whether it was flushed before it was acknowledged. If not, a crash of the server may take it, as the caller allowed.
+    /// Whether it was flushed before it was acknowledged. If not, a crash of the server may lose it, as the caller
+    /// allowed.
     pub(crate) fn is_flushed(self) -> bool {
         self.revision & 1 == 0
     }
@@ -52,10 +53,10 @@ impl fmt::Display for Mark {
 /// The history of a thread, as far as its row describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct History {
-    /// Drawn at random when the thread is created. Unlike the epoch it outlives rewrites.
+    /// Drawn at random when the thread is created. Unlike the epoch, it survives rewrites.
     pub(crate) life: i64,
     pub(crate) mark: Mark,
-    /// The bits of the marks before, newest first.
+    /// The bits of the previous marks, newest first.
     pub(crate) trail: Vec<u32>,
 }
 
@@ -73,9 +74,9 @@ pub(crate) enum Since {
     Contained,
     /// The moment is not part of it.
     Missing,
-    /// The moment is further back than the row lists.
+    /// The moment is older than the marks that the row lists.
     TooLongAgo,
-    /// The thread was deleted and created again, or the moment is of a later creation.
+    /// The thread was deleted and created again, or the moment belongs to a later life.
     AnotherLife,
 }
 
@@ -125,7 +126,7 @@ impl History {
     }
 }
 
-/// The error for a thread whose history lacks what this process knows to have been acknowledged.
+/// The error for a thread whose history lacks what this process knows was acknowledged.
 pub(crate) fn lost(thread: &ThreadId, known: Mark, found: impl fmt::Display) -> Error {
     Error::HistoryLost {
         thread: thread.clone(),
@@ -151,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two processes continue the same history separately: neither of them takes the other one's for its own.
+        /// Two processes continue the same history separately: neither mistakes the other's for its own.
         #[test]
         fn a_history_contains_its_past_and_nothing_else(common in 0..30_usize, ours in 1..30_usize, theirs in 0..60_usize) {
             let common = written(History::first(Flush::Now), common);

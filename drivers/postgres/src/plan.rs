@@ -1,4 +1,4 @@
-//! What a write comes to, given what is known of its thread. Pure: nothing here talks to the server.
+//! Planning a write from what is known of its thread. Pure: nothing here talks to the server.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
-    /// What the server is asked for.
+    /// The request to the server.
     pub(crate) fn request(&self) -> Request {
         Request::Write { to: self.to.moment(), creates: self.creates }
     }
@@ -48,7 +48,7 @@ impl Planned {
 /// A commit onto a thread: `head` is the head of its namespace, `parent` the checkpoint that it names as parent.
 ///
 /// # Errors
-/// What the contract says of a commit that cannot be stored.
+/// The contract's errors for a commit that cannot be stored.
 pub(crate) fn commit(
     step: &StepCommit,
     state: &ThreadState,
@@ -138,7 +138,7 @@ pub(crate) fn put_writes(
     Ok(Some(Planned { change, drafted, to, creates: false, head }))
 }
 
-/// How what a checkpoint says of a channel is stored; not for [`Stored::Held`], which the parent knows.
+/// How a checkpoint's entry for a channel is stored; not for [`Stored::Held`], which the parent knows.
 pub(crate) fn kept(
     draft: &mut Draft<'_>,
     namespace: &Namespace,
@@ -170,7 +170,7 @@ pub(crate) fn seed_of(parent: &Node, channel: &ChannelName) -> CheckpointId {
     }
 }
 
-/// A record with what metadata says, and nothing else.
+/// A record with the metadata and nothing else.
 pub(crate) fn described(draft: &mut Draft<'_>, metadata: &Metadata) -> Result<CheckpointRecord> {
     Ok(CheckpointRecord {
         parent: None,
@@ -186,7 +186,7 @@ pub(crate) fn described(draft: &mut Draft<'_>, metadata: &Metadata) -> Result<Ch
     })
 }
 
-/// The tasks under a checkpoint when more are put.
+/// The tasks under a checkpoint after more are put.
 pub(crate) fn put_tasks(
     draft: &mut Draft<'_>,
     stored: &[TaskRecord],
@@ -212,8 +212,8 @@ pub(crate) fn new_task(draft: &mut Draft<'_>, task: &TaskWrites) -> Result<TaskR
     Ok(TaskRecord { task: task.task, node: task.node.clone(), index: task.index, writes })
 }
 
-/// Does [`TaskWrites::merge`] on a record. Values do not matter to it, so numbers stand in for them: what is stored does not
-/// have to be read, and what is not taken is not stored.
+/// Does [`TaskWrites::merge`] on a record. The values do not matter to it, so numbers stand in for them: stored values
+/// need not be read, and unused ones are not stored.
 fn merge(draft: &mut Draft<'_>, record: &mut TaskRecord, more: &TaskWrites) -> Result<()> {
     let write = |number: usize, channel: &ChannelName, overwrite| Write {
         channel: channel.clone(),

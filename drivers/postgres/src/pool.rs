@@ -1,7 +1,7 @@
-//! Connections: one of its own for a read or a transaction, shared ones for single statements.
+//! Connections: an exclusive one for a read or a transaction, shared ones for single statements.
 //!
-//! A shared connection carries many statements at a time: each is sent at once and answered in turn, so commits of many
-//! threads do not wait for a round trip of each other.
+//! A shared connection pipelines many statements: each is sent at once and answered in order, so that commits of many
+//! threads do not wait for each other's round trips.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -21,18 +21,18 @@ use crate::config::{Options, Target};
 use crate::connect::Connector;
 use crate::error::{CLOSED, SILENT, Trouble, unavailable};
 
-/// A parameter of a statement with its type, so that no statement has to be prepared first: nothing is kept in a
-/// session, and a pooler may give each transaction another one.
+/// A parameter of a statement with its type, so that no statement needs to be prepared: no state is kept in a session,
+/// and a pooler may give each transaction another one.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// A connection that statements share. Whoever has it first opens it.
+/// A connection that statements share. Its first user opens it.
 type Lane = OnceCell<Object>;
 
 /// The connections of a saver.
 pub(crate) struct Connections {
     pool: Pool,
     lanes: Mutex<Vec<Weak<Lane>>>,
-    /// How many connections may be shared; the rest is for reads.
+    /// The number of connections that may be shared; the rest is for reads.
     width: usize,
     /// Connections that were open then are not used any more.
     renewed: Arc<Mutex<Option<Instant>>>,
@@ -83,7 +83,7 @@ impl Connections {
         Ok(Self { pool, lanes: Mutex::default(), width: size / 2, renewed, config, connector, server })
     }
 
-    /// A connection of one's own.
+    /// An exclusive connection.
     pub(crate) async fn own(&self) -> Result<Object, Trouble> {
         self.pool.get().await.map_err(|error| match error {
             // Nothing was sent on it yet.
@@ -144,7 +144,7 @@ impl Connections {
         self.pool.retain(|_, _| false);
     }
 
-    /// Closes the connections as they come back; nobody gets one any more.
+    /// Closes the connections as they are returned; no more are handed out.
     pub(crate) fn close(&self) {
         self.pool.close();
     }
@@ -168,20 +168,20 @@ impl Shared {
     }
 }
 
-/// A transaction on a connection of its own. Dropping it before its end closes the connection, so that nobody gets one
-/// with a transaction in it.
+/// A transaction on a connection of its own. Dropping it before its end closes the connection, so that no connection
+/// with an open transaction is reused.
 pub(crate) struct Transaction {
     object: Option<Object>,
     ended: AtomicBool,
 }
 
 impl Transaction {
-    /// A transaction that is still to begin.
+    /// A transaction that has not begun.
     pub(crate) fn on(object: Object) -> Self {
         Self { object: Some(object), ended: AtomicBool::new(false) }
     }
 
-    /// Begins; `first` is asked in the same round trip.
+    /// Begins; `first` is sent in the same round trip.
     pub(crate) async fn begin<T>(
         &self,
         first: impl Future<Output = Result<T, Trouble>>,
@@ -192,7 +192,7 @@ impl Transaction {
         asked
     }
 
-    /// Commits; `last` is done before, in the same round trip.
+    /// Commits; `last` is sent before it, in the same round trip.
     pub(crate) async fn commit<T>(
         &self,
         last: impl Future<Output = Result<T, Trouble>>,
@@ -205,14 +205,14 @@ impl Transaction {
         Ok(done)
     }
 
-    /// Ends the transaction without having changed anything.
+    /// Ends the transaction without changes.
     pub(crate) async fn roll_back(&self) -> Result<(), Trouble> {
         self.client()?.batch_execute("ROLLBACK").await?;
         self.ended.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The connection; it is there until the end.
+    /// The connection; present until the end.
     pub(crate) fn client(&self) -> Result<&Client, Trouble> {
         match &self.object {
             Some(object) => Ok(object),

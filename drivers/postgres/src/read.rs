@@ -22,7 +22,7 @@ use crate::view::{Values, metadata};
 
 /// How often a read may find that its thread was deleted or rewritten between its two statements.
 const ROUNDS: usize = 8;
-/// Rows that a listing with a filter reads at first; each further page has four times as many.
+/// Rows that a filtered listing reads at first; each further page has four times as many.
 const PAGE: usize = 64;
 
 impl Store {
@@ -56,7 +56,7 @@ impl Store {
         for _ in 0..ROUNDS {
             let Some((snapshot, chosen)) = self.choose(query).await? else { continue };
             let made = self.with_values(&query.thread, snapshot, |snapshot, values| {
-                // From the oldest on, so that a list which grew is made from the one before it.
+                // From the oldest on, so that a list that grew is built from the previous one.
                 let tuples = chosen.iter().rev().filter_map(|(ns, id)| {
                     let namespace = &snapshot.heads.get(ns)?.0;
                     let node = snapshot.nodes.get(ns)?.get(id)?;
@@ -179,7 +179,7 @@ impl Store {
         Ok(rows.iter().map(thread_name).collect::<Result<_>>()?)
     }
 
-    /// Reads a thread by one statement, and makes of it what `make` says.
+    /// Reads a thread by one statement, and passes it to `make`.
     async fn made<T>(
         &self,
         thread: &ThreadId,
@@ -196,8 +196,8 @@ impl Store {
         Err(unavailable(BUSY).into())
     }
 
-    /// Loads the values that `make` wants and has it make something of them. None if the thread was deleted or rewritten
-    /// since the snapshot: then elements may be gone, or numbers mean others.
+    /// Loads the values that `make` needs and runs it on them. None if the thread was deleted or rewritten since the
+    /// snapshot: then elements may be gone, or their numbers reused.
     async fn with_values<T>(
         &self,
         thread: &ThreadId,
@@ -229,7 +229,7 @@ impl Store {
     }
 }
 
-/// What the contract calls the revision of a thread.
+/// The contract's revision of a thread.
 pub(crate) fn revision(mark: Mark) -> Revision {
     let (epoch, revision) = (mark.epoch.to_le_bytes(), mark.revision.to_le_bytes());
     Revision::new([&epoch[..], &revision, mark.nonce.as_bytes()].concat())
@@ -239,7 +239,7 @@ fn epoch(snapshot: &Snapshot) -> Option<i64> {
     snapshot.thread.as_ref().map(|row| row.history.mark.epoch)
 }
 
-/// Checks that no head is missing among the newest checkpoints: those behind `floor`, or all.
+/// Checks that no head is missing among the newest checkpoints: those after `floor`, or all.
 fn check_heads(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
     for (ns, (_, head)) in &snapshot.heads {
         if floor.is_none_or(|floor| *head > floor) {
@@ -249,7 +249,7 @@ fn check_heads(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointI
     Ok(())
 }
 
-/// Checks that no parent is missing among these checkpoints, which are all there are behind `floor`, or at all.
+/// Checks that no parent is missing among these checkpoints, which are all that exist after `floor`, or all.
 fn check_parents(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
     for nodes in snapshot.nodes.values() {
         for node in nodes.values() {

@@ -1,4 +1,4 @@
-//! What the bodies of checkpoint rows hold.
+//! The contents of checkpoint rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use threadkeep_layout::{
 
 use crate::element::Space;
 
-/// The version of all forms, in the high half of their first byte.
+/// The version of all encodings, in the high half of their first byte.
 const FORM_VERSION: u8 = 1;
 /// The flag of a thread's body that describes its past.
 const PAST: u8 = 1;
@@ -27,8 +27,8 @@ pub(crate) struct Entry {
 /// An entry without its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// A delta channel between snapshots. The checkpoint at which its path begins: with the nearest stored value, or as the
-    /// first one behind which the channel was written.
+    /// A delta channel between snapshots. Holds the checkpoint at which its path begins: the nearest stored value, or
+    /// the first one after which the channel was written.
     Sentinel(CheckpointId),
     Value(Form),
     Snapshot(Form),
@@ -71,7 +71,7 @@ pub(crate) struct CheckpointRecord {
 const SOURCE: u8 = 3;
 const DELTA_MARKER: u8 = 1 << 2;
 
-// The second byte: how `rest` is stored, and what is there at all.
+// The second byte: how `rest` is stored, and which optional fields are present.
 const REST: u8 = 3;
 const REST_INLINE: u8 = 1;
 const REST_SHARED: u8 = 2;
@@ -80,12 +80,12 @@ const HAS_PARENTS: u8 = 1 << 3;
 const HAS_COUNTERS: u8 = 1 << 4;
 const KNOWN_FLAGS: u8 = REST | HAS_MAPS | HAS_PARENTS | HAS_COUNTERS;
 
-// The byte of an entry: what it is, and the form of its value.
+// The byte of an entry: its kind, and the form of its value.
 const KIND: u8 = 3;
 const SENTINEL: u8 = 1;
 const VALUE: u8 = 2;
 const SNAPSHOT: u8 = 3;
-// The byte of a write has the form too.
+// The byte of a write holds the form too.
 const OVERWRITE: u8 = 1;
 
 impl CheckpointRecord {
@@ -157,7 +157,7 @@ impl CheckpointRecord {
                 put_uint(&mut out, counters.supersteps);
             }
         }
-        // A shared one is named by a column of the row.
+        // A shared one is named in a column of the row.
         if let Rest::Inline(bytes) = &self.extra.rest {
             put_bytes(&mut out, bytes);
         }
@@ -187,7 +187,7 @@ impl CheckpointRecord {
         out
     }
 
-    /// Reads a body whose columns say that it has this parent, these names and this element with metadata.
+    /// Reads a body whose columns have this parent, these names and this metadata element.
     pub(crate) fn decode(
         bytes: &[u8],
         parent: Option<CheckpointId>,
@@ -410,8 +410,8 @@ impl ThreadBody {
     }
 }
 
-/// The first and last sequence numbers of the elements without which a row cannot be understood, beside its names and
-/// the element of its metadata.
+/// The first and last sequence numbers of the elements needed to decode a row, besides its names and its metadata
+/// element.
 pub(crate) fn needs(record: &CheckpointRecord, tasks: &[TaskRecord]) -> Vec<i64> {
     let of_tasks = tasks.iter().flat_map(|task| &task.writes).map(|write| &write.value);
     let chunks = record.forms().chain(of_tasks).filter_map(|form| match form {

@@ -1,7 +1,7 @@
-//! Changing what is stored of a thread: the contract's `rewrite_thread`.
+//! The contract's `rewrite_thread` and `delete_thread`.
 //!
-//! Rows that stay keep what they refer to by number. Only sentinels are looked at anew: their paths may begin elsewhere
-//! now. At the end, elements that no row refers to are deleted.
+//! Rows that stay keep the element numbers that they refer to. Only sentinels are recomputed, because their paths may
+//! begin elsewhere now. At the end, unreferenced elements are deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
@@ -31,12 +31,12 @@ use crate::rows::{Node, Snapshot, ThreadRow, column};
 use crate::store::{Store, known};
 use crate::thread::ThreadState;
 
-/// How often a thread may be made or deleted between looking and writing.
+/// How often a thread may be created or deleted between reading and writing it.
 const ROUNDS: usize = 8;
 
 impl Store {
-    /// One attempt. `epoch` is that of the rewritten thread; `asked` is what earlier attempts asked for, and `again` says
-    /// that one of them is in doubt.
+    /// One attempt. `epoch` is that of the rewritten thread; `asked` holds the requests of earlier attempts, and
+    /// `again` says that one of them is in doubt.
     pub(crate) async fn rewrite(
         &self,
         thread: &ThreadId,
@@ -46,7 +46,7 @@ impl Store {
     ) -> Result<(), Trouble> {
         let slot = self.threads.slot(thread);
         let mut held = slot.hold(&self.threads).await;
-        // It is not put back: numbers that are known may be gone afterwards.
+        // It is not put back: known element numbers may be gone afterwards.
         let mut state = held.take().unwrap_or_else(ThreadState::absent);
         for _ in 0..ROUNDS {
             let known = slot.known();
@@ -104,9 +104,8 @@ impl Store {
         Err(unavailable(BUSY).into())
     }
 
-    /// The contract's `delete_thread`. `target` is what the first attempt found: the life of the thread, or none. Only that
-    /// is deleted: if another attempt finds another life, the one to be deleted has ended, and somebody created the thread
-    /// again.
+    /// The contract's `delete_thread`. `target` is what the first attempt found: the life of the thread, or none. Only
+    /// that is deleted: if a later attempt finds another life, the target has ended, and the thread was created again.
     pub(crate) async fn delete_thread(
         &self,
         thread: &ThreadId,
@@ -135,8 +134,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a thread, of which the transaction has locked or inserted the row: nobody can write to it or create it until
-    /// the transaction ends. Each statement sees everything that was committed before it began.
+    /// Removes a thread whose row the transaction has locked or inserted, so that no one can write to it or create it
+    /// until the transaction ends. Each statement sees everything that was committed before it began.
     async fn delete_in(&self, client: &Client, thread: &ThreadId, life: Option<i64>) -> Result<(), Trouble> {
         let life = life.map_or_else(String::new, |life| life.to_string());
         let statements = self.sql.delete.replace("$1", &format!("'{}'::uuid", keys::of_thread(thread)));
@@ -166,7 +165,7 @@ impl Store {
     }
 }
 
-/// The history of a claimed thread; none if it does not exist. A thread may be deleted although its row is damaged.
+/// The history of a claimed thread; none if it does not exist. A thread may be deleted even if its row is damaged.
 fn claimed(thread: &ThreadId, rows: &[Row]) -> Result<Option<History>> {
     let row = rows.first().ok_or_else(|| Error::corrupt("an answer of the database", "no row of one"))?;
     if column::<&[u8]>(row, 4)?.is_empty() {
@@ -179,10 +178,10 @@ fn claimed(thread: &ThreadId, rows: &[Row]) -> Result<Option<History>> {
     Ok(Some(History { life: mark.epoch, mark, trail: Vec::new() }))
 }
 
-/// What a rewrite comes to.
+/// The plan of a rewrite.
 enum Planned {
     Nothing,
-    /// The thread goes as a whole.
+    /// The thread is removed as a whole.
     Removal,
     Change(Box<Change>),
 }
@@ -301,7 +300,7 @@ struct Used<'a> {
     snapshot: &'a Snapshot,
     drafted: HashMap<i64, &'a Element>,
     numbers: [BTreeSet<u32>; 3],
-    /// Runs that were noted already: the checkpoints of a thread mostly name the same ones.
+    /// Runs that were noted already: the checkpoints of a thread mostly refer to the same ones.
     seen: BTreeSet<(usize, u32, u32)>,
 }
 
@@ -356,7 +355,7 @@ impl<'a> Used<'a> {
         Ok(())
     }
 
-    /// Notes a run; answers whether it is a new one.
+    /// Notes a run; returns whether it is new.
     fn add(&mut self, space: Space, run: Run) -> bool {
         let new = self.seen.insert((space as usize, run.start, run.len));
         if new {
@@ -365,7 +364,7 @@ impl<'a> Used<'a> {
         new
     }
 
-    /// First and last numbers of the runs of stored elements that nothing refers to.
+    /// First and last numbers of the runs of unreferenced elements.
     fn dead(&self, state: &ThreadState) -> Vec<[i64; 2]> {
         let mut all = Vec::new();
         for space in SPACES {

@@ -1,4 +1,4 @@
-//! Rows of the tables: decoded and checked as they come, sealed as they go.
+//! Rows of the tables: decoded and verified when read, sealed when written.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ fn columns(row: &Row) -> Result<(Uuid, Mark, &[u8], &[u8])> {
     Ok((column(row, 0)?, mark, column(row, 3)?, column(row, 4)?))
 }
 
-/// The id of a thread, out of the row `(id, epoch, revision, name, body, nonce)`.
+/// The id of a thread, from the row `(id, epoch, revision, name, body, nonce)`.
 pub(crate) fn thread_name(row: &Row) -> Result<ThreadId> {
     let (key, mark, name, body) = columns(row)?;
     let wrong = |reason: Malformed| Error::corrupt(format!("table threadkeep_thread, id {key}"), reason);
@@ -121,19 +121,19 @@ impl Node {
     }
 }
 
-/// What a statement found of a thread, as it was at one moment. Every row has been checked.
+/// The rows of a thread that a statement returned, from one snapshot. Every row is verified.
 pub(crate) struct Snapshot {
     pub(crate) thread: Option<ThreadRow>,
     /// The newest checkpoints, by namespace.
     pub(crate) heads: BTreeMap<Vec<u8>, (Namespace, CheckpointId)>,
-    /// The checkpoints that were asked for, by namespace and id.
+    /// The requested checkpoints, by namespace and id.
     pub(crate) nodes: BTreeMap<Vec<u8>, BTreeMap<CheckpointId, Node>>,
     pub(crate) elements: Elements,
-    /// Sequence numbers and hashes of stored elements, if they were asked for.
+    /// Sequence numbers and hashes of stored elements, if requested.
     pub(crate) hashes: Vec<(Space, u32, [u8; 16])>,
 }
 
-// What a row of the one shape that all statements on a thread return is about.
+// The kind of a row in the common shape of all statements on a thread.
 const THREAD: i32 = 0;
 const HEAD: i32 = 1;
 const CHECKPOINT: i32 = 2;
@@ -141,7 +141,7 @@ const ELEMENT: i32 = 3;
 const HASH: i32 = 4;
 
 impl Snapshot {
-    /// A snapshot of a thread that is not there.
+    /// A snapshot of a thread that does not exist.
     pub(crate) fn absent(thread: &ThreadId) -> Self {
         Self {
             thread: None,
@@ -152,7 +152,7 @@ impl Snapshot {
         }
     }
 
-    /// Takes apart the rows `(kind, ns, k1, k2, k3, n1, n2, b1, b2)` of a statement of module `sql`.
+    /// Parses the rows `(kind, ns, k1, k2, k3, n1, n2, b1, b2)` of a statement of module `sql`.
     pub(crate) fn of(thread: &ThreadId, rows: &[Row]) -> Result<Self> {
         let mut this = Self::absent(thread);
         let key = keys::of_thread(thread);
@@ -202,7 +202,7 @@ impl Snapshot {
         Ok(this)
     }
 
-    /// What two pages of the same epoch found.
+    /// The union of two pages of the same epoch.
     pub(crate) fn joined(mut self, more: Self) -> Self {
         self.thread = more.thread.or(self.thread);
         for (ns, nodes) in more.nodes {
@@ -241,8 +241,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// A row without the one that it belongs to is damage: a thread or namespace is never unknown because a row of it
-    /// was lost.
+    /// A row without its owner is damage: a lost row never makes a thread or namespace look unknown.
     fn check_owners(&self, thread: &ThreadId) -> Result<()> {
         if self.thread.is_none() && !(self.heads.is_empty() && self.nodes.is_empty()) {
             return Err(corrupt(
@@ -263,7 +262,7 @@ impl Snapshot {
     /// The checkpoint that is the head of a namespace.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if it is not there.
+    /// [`Error::BrokenLineage`] if it is missing.
     pub(crate) fn head(&self, thread: &ThreadId, ns: &[u8]) -> Result<Option<&Node>> {
         let Some((_, head)) = self.heads.get(ns) else { return Ok(None) };
         let node = self.nodes.get(ns).and_then(|nodes| nodes.get(head));

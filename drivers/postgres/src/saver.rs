@@ -27,8 +27,8 @@ use crate::thread::Threads;
 
 /// A store of checkpoints in a Postgres database.
 ///
-/// Its futures must run in a tokio runtime with time and I/O. Any number of processes may work on the same database; each commit
-/// tells whether its head is still the one that the caller saw.
+/// Its futures must run in a tokio runtime with time and I/O. Any number of processes may work on the same database;
+/// each commit checks that its head is still the one that the caller saw.
 pub struct PostgresSaver {
     schema: String,
     store: Store,
@@ -42,15 +42,15 @@ impl fmt::Debug for PostgresSaver {
 
 impl PostgresSaver {
     /// Connects to the database at `address`: a URL (`postgres://user:password@host:port/database`), or `key=value`
-    /// pairs. The tables must be there: see [`crate::setup`].
+    /// pairs. The tables must exist: see [`crate::setup`].
     ///
     /// The connection is encrypted with `sslmode=require`, and then the server's certificate is checked, against the file in
     /// `sslrootcert`, or else the system's certificates.
     ///
     /// # Errors
-    /// [`threadkeep::Error::NewerFormat`] if a newer version of this program made the tables;
-    /// [`threadkeep::Error::InvalidInput`] for an address or schema name that cannot be right;
-    /// [`threadkeep::Error::Unavailable`] if the server does not answer or the tables are missing.
+    /// [`threadkeep::Error::NewerFormat`] if a newer version of this program created the tables;
+    /// [`threadkeep::Error::InvalidInput`] for an invalid address or schema name; [`threadkeep::Error::Unavailable`] if
+    /// the server does not answer or the tables are missing.
     pub async fn connect(address: &str, options: Options) -> Result<Self> {
         let quoted = options.quoted_schema()?;
         let target = Target::parse(address, options.patience)?;
@@ -68,7 +68,7 @@ impl PostgresSaver {
         Ok(Self { schema: options.schema, store })
     }
 
-    /// Closes the connections: those in use when what they are used for is done. Later calls are
+    /// Closes the connections: those in use as soon as they are returned. Later calls return
     /// [`threadkeep::Error::Unavailable`].
     pub fn close(&self) {
         self.store.connections.close();

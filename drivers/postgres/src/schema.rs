@@ -7,61 +7,61 @@
 //! | `threadkeep_format` | | the version of the format |
 //! | `threadkeep_thread` | thread | its id, its mark, a sealed body: the next sequence number of each space, its past |
 //! | `threadkeep_head` | thread, namespace | the namespace's text, the newest checkpoint, a seal |
-//! | `threadkeep_checkpoint` | thread, namespace, id | a sealed body, and sealed: the tasks that ran from it |
-//! | `threadkeep_element` | thread, sequence number | bytes, packed where it pays, and the hash that they have |
-//! | `threadkeep_grave` | thread, life | since version 4: a life of a thread that was deleted within the last hours |
+//! | `threadkeep_checkpoint` | thread, namespace, id | a sealed body, and, sealed, the tasks that ran from it |
+//! | `threadkeep_element` | thread, sequence number | bytes, compressed where that saves space, and their hash |
+//! | `threadkeep_grave` | thread, life | since version 4: a life of a thread that was deleted in the last hours |
 //!
-//! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: a NUL
-//! byte is a character like others. The functions (since version 3) hold the statements that are run all the time. They are
-//! part of the format, because they must fit the program that calls them: another function is another version. Stop programs of
-//! an older version before the tables are brought to a newer one.
+//! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: they may
+//! contain NUL. The functions (since version 3) hold the frequent statements. They are part of the format, because they
+//! must fit the program that calls them: a changed function is a new version. Stop programs of an older version before
+//! the tables are migrated.
 //!
 //! ## Keys
 //!
-//! The key of a thread is the first sixteen bytes of BLAKE3 of its id, that of a namespace the same of its text, and
-//! nothing for the root. Sequence numbers are `space << 32 | number`; each space counts from 0 and never uses a number
-//! twice while the thread lives. Spaces: 0 values and elements of lists, 1 names, metadata and chunks of manifests,
-//! 2 entries of metadata maps.
+//! The key of a thread is the first sixteen bytes of the BLAKE3 hash of its id, that of a namespace the same of its
+//! text, and nothing for the root. Sequence numbers are `space << 32 | number`; each space counts from 0 and never
+//! reuses a number while the thread exists. Spaces: 0 values and elements of lists, 1 names, metadata and chunks of
+//! manifests, 2 entries of metadata maps.
 //!
 //! ## Marks
 //!
-//! The mark of a thread is `epoch`, drawn at random when the thread is created and when it is rewritten; `revision`, twice the
-//! number of writes, plus one if the last one was acknowledged before it was flushed; and `nonce` (since version 4; nil before),
-//! drawn at random by every write. Every write names the mark that it found: that is the fence. Under one epoch nothing but
-//! the tasks of a checkpoint ever changes, and no row goes away. The body lists the first four bytes of the last sixteen
-//! nonces, newest first, and the `life` of the thread, drawn at random when it is created: so a process can tell whether the
-//! history that it finds contains the writes that it knows.
+//! The mark of a thread is `epoch`, drawn at random when the thread is created and when it is rewritten; `revision`,
+//! twice the number of writes, plus one if the last one was acknowledged before it was flushed; and `nonce` (since
+//! version 4; nil before), drawn at random by every write. Every write names the mark that it found: that is the fence.
+//! Under one epoch nothing but the tasks of a checkpoint ever changes, and no row goes away. The body lists the first
+//! four bytes of the last sixteen nonces, newest first, and the `life` of the thread, drawn at random when it is
+//! created: so that a process can tell whether the history that it finds contains the writes that it knows.
 //!
-//! A deletion leaves the life of the thread in `threadkeep_grave` for some hours. A commit that created a thread, and whose
-//! answer was lost, learns from it that the thread was deleted since, and does not create it again.
+//! A deletion leaves the life of the thread in `threadkeep_grave` for some hours. If the answer to a commit that
+//! created a thread was lost, its retry finds there that the thread was deleted since, and does not create it again.
 //!
 //! ## Rows
 //!
-//! Numbers are LEB128 varints, signed ones in zigzag form. A *sealed* body ends with four bytes of BLAKE3 over the
-//! name of the table (without prefix), the other columns of the row, each behind its length (eight bytes, low ones
-//! first), and the body. A column that may be null is preceded by a column of one byte: 1, or 0 and nothing behind it. Integers
-//! are covered as eight bytes, low ones first.
+//! Numbers are LEB128 varints, signed ones in zigzag form. A *sealed* body ends with four bytes of BLAKE3 over the name
+//! of the table (without prefix), the other columns of the row, each preceded by its length (eight bytes,
+//! little-endian), and the body. A nullable column is preceded by a column of one byte: 1, or 0 with nothing after it.
+//! Integers are covered as eight bytes, little-endian.
 //!
 //! * thread: covers id, name, epoch, revision, and nonce unless that is nil. Body: version byte with a flag for what
 //!   follows the numbers, the next number of each space; if flagged, life and trail (little-endian).
 //! * head: covers thread, namespace, name, head. The body is empty.
 //! * checkpoint, body: covers thread, namespace, id, parent, seed, names, extra. `names` is the element that lists the
-//!   channels; `extra` the one that holds large metadata; `seed` the oldest checkpoint from which a sentinel of this one
-//!   is replayed; `needs` (not covered, for what is missing is noticed) the first and last number of each run of elements of
-//!   spaces 1 and 2 that are needed to understand the row. The body: version byte with source and delta marker, flags,
-//!   step, next nodes, applied tasks, `parents` and counters if flagged, small or large `extra`, and every channel with its
-//!   version and what is stored: a sentinel with its own seed, or a value.
-//! * checkpoint, `tasks`: covers "tasks", thread, namespace, id. Of each task its id, node, index and writes. It is
-//!   added to when a task is stored.
-//! * element: the hash is the first sixteen bytes of BLAKE3 of the bytes; it is checked on every read. If `size` is there
-//!   (since version 2), `body` is a zstd frame of so many bytes, else it is the bytes.
+//!   channels; `extra` the one that holds large metadata; `seed` the oldest checkpoint from which a sentinel of this
+//!   one is replayed; `needs` (not covered, because missing elements are noticed) the first and last number of each run
+//!   of elements of spaces 1 and 2 that are needed to understand the row. The body: version byte with source and delta
+//!   marker, flags, step, next nodes, applied tasks, `parents` and counters if flagged, small or large `extra`, and
+//!   every channel with its version and what is stored: a sentinel with its own seed, or a value.
+//! * checkpoint, `tasks`: covers "tasks", thread, namespace, id. Of each task its id, node, index and writes. It grows
+//!   when a task is stored.
+//! * element: the hash is the first sixteen bytes of the BLAKE3 hash of the bytes; it is checked on every read. If
+//!   `size` is set (since version 2), `body` is a zstd frame of that many bytes, else it is the bytes.
 //!
 //! ## Values
 //!
-//! A value up to 32 bytes stands where it is used. A larger one is cut: each element of a list is a row of
-//! `threadkeep_element`, stored once in a thread, and the value is a *manifest*: runs of sequence numbers, so that an
-//! append-only list of any length takes a few bytes. Runs beyond sixteen are packed by eights into chunks, which are
-//! elements themselves.
+//! A value of up to 32 bytes is stored inline. A larger one is split: each element of a list is a row of
+//! `threadkeep_element`, stored once per thread, and the value is a *manifest*: runs of sequence numbers, so that an
+//! append-only list of any length takes a few bytes. Runs beyond sixteen are packed in groups of eight into chunks,
+//! which are elements themselves.
 
 use threadkeep::{Error, Result};
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -71,7 +71,7 @@ use crate::connect::Connector;
 use crate::error::{NOT_SET_UP, Trouble, unavailable};
 use crate::function;
 
-/// The newest format that this driver reads, and the one that it writes.
+/// The newest format that this driver reads, and the format that it writes.
 pub const FORMAT_VERSION: u32 = 4;
 
 /// Settings of a server with which the saver cannot keep what it promises, and what follows from them.
@@ -132,7 +132,7 @@ CREATE TABLE {s}.threadkeep_grave (
 CREATE INDEX threadkeep_grave_at ON {s}.threadkeep_grave (at);
 ";
 
-/// Who had rights on the old table and function has them on the new ones. {s} is the schema in a literal.
+/// Roles with rights on the old table and function get them on the new ones. {s} is the schema in a literal.
 const RIGHTS: &str = "
 DECLARE r record;
 BEGIN
@@ -169,7 +169,7 @@ fn marks(schema: &str) -> String {
     .concat()
 }
 
-/// What leads from each version to the next; the first one from nothing.
+/// The migration from each version to the next; the first one creates the tables.
 const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
     |schema| TABLES.replace("{s}", schema),
     |schema| PACKED_ELEMENTS.replace("{s}", schema),
@@ -177,12 +177,12 @@ const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
     marks,
 ];
 
-/// Creates the tables in the database at `address`, or brings them to the newest format. Run it once, as the role that
-/// is to own them; any number of processes may do so at the same time. The schema is created if it is missing.
+/// Creates the tables in the database at `address`, or migrates them to the newest format. Run it once, as the role
+/// that will own them; any number of processes may run it at the same time. The schema is created if it is missing.
 ///
 /// # Errors
-/// [`Error::NewerFormat`] if a newer version of this program made them; [`Error::Unavailable`] if the server cannot be reached or
-/// the role may not create them; [`Error::InvalidInput`] for a wrong address or schema name.
+/// [`Error::NewerFormat`] if a newer version of this program created them; [`Error::Unavailable`] if the server cannot
+/// be reached or the role may not create them; [`Error::InvalidInput`] for an invalid address or schema name.
 pub async fn setup(address: &str, options: &Options) -> Result<()> {
     migrate(address, options, FORMAT_VERSION).await
 }
@@ -204,7 +204,7 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
 
 async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -> Result<(), Trouble> {
     client.batch_execute("BEGIN").await?;
-    // Held until the end of the transaction: the others wait, and then find the work done.
+    // Held until the end of the transaction: other migrations wait, and then find the work done.
     client.batch_execute(&format!("SELECT pg_advisory_xact_lock({})", lock_key(&options.schema))).await?;
     let literal = format!("'{}'", options.schema.replace('\'', "''"));
     let there = format!("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = {literal}");
@@ -250,7 +250,7 @@ async fn warn_of_losses(client: &Client) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Checks that the tables are there, in the format that this driver knows.
+/// Checks that the tables exist, in the format that this driver knows.
 pub(crate) async fn check(client: &Client, options: &Options, schema: &str) -> Result<(), Trouble> {
     let asked = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
     match asked.map(|have| known(&options.schema, &have)).transpose()? {
@@ -334,7 +334,7 @@ mod tests {
         }
     }
 
-    /// A database that has a version has what led to it then: what is to be another is the migration to another version.
+    /// A database that has a version was created by the migrations as they were then: to change one, add a version.
     #[test]
     fn what_leads_to_a_version_never_changes() {
         let hash = |migration: &fn(&str) -> String| {
@@ -349,7 +349,7 @@ mod tests {
         let database = database().await;
         let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
         tokio::spawn(connection);
-        // Stands where the last table is to be.
+        // Takes the name of the last table.
         client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
         let error = setup(database.url(), &Options::default()).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");

@@ -1,12 +1,12 @@
-//! The checksum that ends a stored row.
+//! The checksum at the end of a stored row.
 
 use threadkeep_layout::Malformed;
 
 /// Bytes of a checksum.
 const SUM: usize = 4;
 
-/// What a checksum covers beside the body: the table and the other columns of the row, so that a row that was changed,
-/// moved or exchanged does not pass.
+/// What a checksum covers besides the body: the table and the other columns of the row, so that a changed, moved or
+/// swapped row fails.
 #[derive(Debug, Clone)]
 pub(crate) struct Seal(blake3::Hasher);
 
@@ -38,14 +38,14 @@ impl Seal {
         sum
     }
 
-    /// Ends `body` with the checksum.
+    /// Appends the checksum to `body`.
     pub(crate) fn close(self, mut body: Vec<u8>) -> Vec<u8> {
         let sum = self.sum(&body);
         body.extend_from_slice(&sum);
         body
     }
 
-    /// The body without its checksum, which must be right.
+    /// The body without its checksum, which must match.
     pub(crate) fn open(self, stored: &[u8]) -> Result<&[u8], Malformed> {
         match stored.split_last_chunk::<SUM>() {
             Some((body, sum)) if *sum == self.sum(body) => Ok(body),

@@ -1,12 +1,11 @@
 //! The statements.
 //!
-//! All that read a thread return rows of one shape, `(kind, ns, k1, k2, k3, n1, n2, b1, b2)`, in which different things
-//! come together: so one statement, and with it one moment and one round trip, tells the thread, its heads, checkpoints and
-//! the elements without which these cannot be understood. `OFFSET 0` keeps the planner from joining in any other way than
-//! by key, whatever it believes of the sizes of tables. Those that are run all the time call functions, which hold their
-//! text: see [`crate::function`].
+//! All statements that read a thread return rows of one shape, `(kind, ns, k1, k2, k3, n1, n2, b1, b2)`, which holds
+//! different kinds of rows: so one statement, with one snapshot and one round trip, returns the thread, its heads,
+//! checkpoints and the elements needed to decode them. `OFFSET 0` forces the planner to join by key, whatever it
+//! assumes about table sizes. The frequent statements call functions, which hold their text: see [`crate::function`].
 
-/// Writes a record to the log that says nothing: a transaction with it waits for the disk and the standby when it commits.
+/// Writes an empty record to the log: a transaction that does so waits for the disk and the standby when it commits.
 pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'threadkeep', ''),
     CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
@@ -15,13 +14,13 @@ pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, '
 const FLUSHING: &str = "CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
 
-/// The statements, with the schema in them.
+/// The statements, with the schema inserted.
 pub(crate) struct Sql {
     /// `thread, ns, id`: one checkpoint.
     pub(crate) by_id: String,
     /// `thread, ns`: the head.
     pub(crate) head: String,
-    /// `thread, ns or null, id and ns of the last one or null, limit or null`: the newest checkpoints behind that one.
+    /// `thread, ns or null, id and ns of the last one or null, limit or null`: the newest checkpoints after that one.
     pub(crate) newest: String,
     /// `thread, ns, id, reach`: the lineage back to the seeds.
     pub(crate) lineage: String,
@@ -42,15 +41,15 @@ pub(crate) struct Sql {
     pub(crate) look: String,
     /// `thread, null, epoch, next[]`: the same of a whole thread.
     pub(crate) look_at_all: String,
-    /// Stores a change of a thread if it is as it was, and answers whether it was: see [`crate::change::Change`].
+    /// Stores a change of a thread if it is unchanged, and returns whether it was: see [`crate::change::Change`].
     pub(crate) write: String,
-    /// `thread, epoch, revision`, and what is removed: see [`crate::change::Removal`].
+    /// `thread, epoch, revision`, and what to remove: see [`crate::change::Removal`].
     pub(crate) remove: String,
     /// `thread` and `life`, in place of each `$1` and `$2`: statements that remove everything of it, and leave a grave.
     pub(crate) delete: String,
 }
 
-/// What a statement on a thread returns beside the checkpoints in `c`.
+/// What a statement on a thread returns besides the checkpoints in `c`.
 const OWNERS: &str = "
 SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
        t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2
@@ -77,7 +76,7 @@ FROM (
     WHERE x.thread = $1 AND x.seq >= lower(w.range) AND x.seq < upper(w.range) OFFSET 0
 ) e";
 
-/// The hashes of elements that a writer does not know: those behind `next` in each space if it knows this epoch, else
+/// The hashes of elements that a writer does not know: those from `next` on in each space if it knows this epoch, else
 /// all.
 const HASHES: &str = "
 UNION ALL
@@ -92,7 +91,7 @@ CROSS JOIN LATERAL (
 
 pub(crate) const COLUMNS: &str = "ns, id, parent, seed, names, extra, needs, body, tasks";
 
-/// What a rewrite removes, if it was written: the thread is locked, and has its mark.
+/// What a rewrite removes if it was written: the thread is locked, and has its mark.
 const REMOVE: &str = "WITH fence AS (
     SELECT t.id FROM {s}.threadkeep_thread t WHERE t.id = $1 AND t.epoch = $2 AND t.revision = $3
 ), gone AS (
@@ -113,8 +112,8 @@ pub(crate) fn of_namespace(schema: &str) -> String {
     format!("SELECT {COLUMNS} FROM {schema}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2")
 }
 
-/// What returns these checkpoints, the thread, its heads (of the namespace `$2` unless that is null), and the elements without
-/// which the checkpoints cannot be understood.
+/// The query that returns these checkpoints, the thread, its heads (of the namespace `$2` unless that is null), and the
+/// elements needed to decode the checkpoints.
 pub(crate) fn about(schema: &str, checkpoints: &str) -> String {
     format!("WITH RECURSIVE c AS ({checkpoints}) {OWNERS}").replace("{s}", schema)
 }

@@ -1,4 +1,4 @@
-//! The database as the saver sees it: attempts, and what is tried again.
+//! The database as the saver sees it: attempts and retries.
 
 use std::time::{Duration, Instant};
 
@@ -21,10 +21,10 @@ use crate::rows::{Snapshot, ThreadRow};
 use crate::sql::{EMIT, Sql};
 use crate::thread::{Agreement, Known, Slot, ThreadState, Threads};
 
-/// The first pause before something is tried again; each one is twice as long, up to the longest.
+/// The first pause before a retry; each one is twice as long, up to the longest.
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How often a write may find that its thread was deleted or made since it looked.
+/// How often a write may find that its thread was deleted or created since it was read.
 const ROUNDS: usize = 8;
 
 /// A database.
@@ -38,7 +38,7 @@ pub(crate) struct Store {
 /// An attempt at an operation.
 pub(crate) type Attempt<'a, T> = BoxFuture<'a, Result<T, Trouble>>;
 
-/// Which checkpoints a writer must see beside the head.
+/// The checkpoints that a writer must see besides the head.
 pub(crate) struct Wanted<'a> {
     pub(crate) thread: &'a ThreadId,
     pub(crate) namespace: &'a Namespace,
@@ -46,13 +46,13 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Store {
-    /// Attempts a read until it comes to an end, or patience does.
+    /// Retries a read until it finishes, or until patience runs out.
     pub(crate) async fn reading<'a, T>(&self, attempt: impl Fn() -> Attempt<'a, T> + Send) -> Result<T> {
         self.persist(false, move |_| attempt()).await
     }
 
-    /// Attempts a write. An attempt whose outcome is in doubt is repeated, and learns that an earlier one may have been
-    /// carried out.
+    /// Retries a write. An attempt whose outcome is in doubt is repeated, and the repeat knows that an earlier one may
+    /// have been carried out.
     pub(crate) async fn writing<'a, T>(&self, attempt: impl Fn(bool) -> Attempt<'a, T> + Send) -> Result<T> {
         self.persist(true, attempt).await
     }
@@ -128,7 +128,7 @@ impl Store {
         Ok(self.connections.own().await?.query_typed(statement, params).await?)
     }
 
-    /// Reads a thread by one statement, and compares what it finds with what this process knows.
+    /// Reads a thread by one statement, and compares the result with what this process knows.
     pub(crate) async fn snapshot(
         &self,
         thread: &ThreadId,
@@ -147,7 +147,7 @@ impl Store {
         Ok(snapshot)
     }
 
-    /// Checks that what was found of a thread has what this process knew, before it asked, to be flushed.
+    /// Checks that the result includes what this process knew, before it asked, to be flushed.
     pub(crate) async fn agree(
         &self,
         client: &Client,
@@ -166,7 +166,7 @@ impl Store {
         Err(Trouble::Lost(lost(thread, then, found_mark(found))))
     }
 
-    /// Whether one of these lives of a thread was deleted, not long ago.
+    /// Whether one of these lives of a thread was deleted recently.
     pub(crate) async fn is_buried(
         &self,
         client: &Client,
@@ -181,17 +181,17 @@ impl Store {
         Ok(!client.query_typed(&self.sql.buried, &params).await?.is_empty())
     }
 
-    /// Ends an operation for which nothing is to be written: what it relies on may have been committed without having been
-    /// flushed, or without having reached a synchronous standby. Something that is committed now waits for both.
+    /// Ends an operation that has nothing to write: what it relies on may have been committed without a flush, or
+    /// without having reached a synchronous standby. A commit now waits for both.
     pub(crate) async fn settle(&self, transaction: &Transaction) -> Result<(), Trouble> {
         let client = transaction.client()?;
         let emit = async { Ok(client.query_typed(EMIT, &[]).await?) };
         transaction.commit(emit).await.map(|_| ())
     }
 
-    /// Writes to a thread. `quick` plans with what is remembered, if that is enough: one statement, which has no effect if
-    /// the thread has another mark by now. Then, or if `quick` has no plan, the thread is locked and looked at, and `sure`
-    /// decides. `asked` is what earlier attempts of the operation asked for; `again` says that one of them is in doubt.
+    /// Writes to a thread. `quick` plans with what is remembered, if that is enough: one statement, which has no effect
+    /// if the thread has another mark by now. Then, or if `quick` has no plan, the thread is locked and read, and
+    /// `sure` decides. `asked` holds the requests of earlier attempts; `again` says that one of them is in doubt.
     pub(crate) async fn write(
         &self,
         wanted: Wanted<'_>,
@@ -224,12 +224,12 @@ impl Store {
             let found = snapshot.thread.as_ref().map(|row| row.history.clone());
             self.agree(client, wanted.thread, &known, found.as_ref()).await?;
             if let Err(trouble) = keeps_head(&wanted, &state, &snapshot) {
-                // The next attempt must know it too.
+                // The next attempt needs it too.
                 held.put(state);
                 return Err(trouble);
             }
             if state.since(&snapshot).is_some_and(|since| since != Since::Contained) {
-                // What is known of elements may be wrong: the server was asked for those beyond them only.
+                // What is known of elements may be wrong: only later ones were read from the server.
                 state = ThreadState::absent();
                 snapshot = Snapshot::of(wanted.thread, &self.look(client, &wanted, &state).await?)?;
             }
@@ -283,8 +283,8 @@ impl Store {
         Err(unavailable(BUSY).into())
     }
 
-    /// Creates a thread, unless an earlier attempt did and the thread was deleted since. As soon as its row is there, none of
-    /// them can be carried out any more; so the graves are looked at after that.
+    /// Creates a thread, unless an earlier attempt did and the thread was deleted since. As soon as its row exists, no
+    /// earlier attempt can be carried out any more; so the graves are checked after that.
     async fn create_again(
         &self,
         transaction: &Transaction,
@@ -303,8 +303,8 @@ impl Store {
         Ok(written)
     }
 
-    /// Flushes the log as far as it is about a thread: a transaction that locks its row writes to the log, and waits for the
-    /// disk and the standby.
+    /// Flushes the log of a thread: a transaction that locks its row writes to the log, and waits for the disk and the
+    /// standby.
     pub(crate) async fn flush(&self, thread: &ThreadId) -> Result<(), Trouble> {
         let slot = self.threads.slot(thread);
         let known = slot.known();
@@ -329,7 +329,7 @@ impl Store {
         Ok(())
     }
 
-    /// Locks a thread and asks what a writer must know beyond `state`.
+    /// Locks a thread and reads what a writer must know beyond `state`.
     async fn look(
         &self,
         client: &Client,
@@ -356,24 +356,24 @@ impl Store {
     }
 }
 
-/// The epoch that a writer knows, and in each space the first sequence number that it does not.
+/// The epoch that a writer knows, and in each space the first unknown sequence number.
 pub(crate) fn known(state: &ThreadState) -> (i64, Vec<i64>) {
     let next = SPACES.map(|space| space.seq(state.index.next[space as usize]));
     (state.mark().map_or(0, |mark| mark.epoch), next.to_vec())
 }
 
-/// What was found, for an error.
+/// The mark that was found, for an error.
 fn found_mark(found: Option<&History>) -> String {
     found.map_or_else(|| "no such thread".to_owned(), |found| found.mark.to_string())
 }
 
-/// The head of a namespace, as far as it is remembered.
+/// The remembered head of a namespace.
 fn known_head(state: &ThreadState, namespace: &Namespace) -> Option<CheckpointId> {
     state.heads.peek(namespace)?.as_ref().map(|head| head.id)
 }
 
-/// Checks that a head which is known to be flushed is still there, where the marks do not say it: in one epoch no
-/// checkpoint goes away.
+/// Checks that a head known to be flushed still exists, where the marks do not show it: within one epoch no checkpoint
+/// is removed.
 fn keeps_head(wanted: &Wanted<'_>, state: &ThreadState, snapshot: &Snapshot) -> Result<(), Trouble> {
     let (Some(Since::TooLongAgo), Some(mark)) = (state.since(snapshot), state.mark()) else {
         return Ok(());

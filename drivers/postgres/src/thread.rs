@@ -1,7 +1,8 @@
-//! What the saver remembers of the threads it wrote to last, so that a step costs one round trip and what it changes.
+//! What the saver remembers of the threads that it wrote to last, so that a step costs one round trip and only what it
+//! changes.
 //!
-//! All of it can be read again, and it is valid as long as the thread has the mark that it had: the fence of every write
-//! checks that. Beside it a process remembers the last moment of the thread that it knows to be flushed, which the server
+//! All of it can be read again, and it is valid as long as the thread's mark is unchanged: the fence of every write
+//! checks that. A process also remembers the last moment of the thread that it knows to be flushed, which the server
 //! must never lose.
 
 use std::num::NonZeroUsize;
@@ -19,18 +20,18 @@ use crate::element::Index;
 use crate::history::{History, Mark, Moment, Since};
 use crate::rows::{Node, Snapshot};
 
-/// Heads of a thread that are remembered.
+/// Remembered heads of a thread.
 const HEADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Stored lists of a thread whose shapes are remembered.
 const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
-/// Large objects of metadata of a thread that are remembered.
+/// Remembered large metadata objects of a thread.
 const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
-/// Threads that are remembered.
+/// The number of remembered threads.
 const THREADS: usize = 1024;
-/// Hashes that are remembered over all threads: about fifty megabytes.
+/// Hashes remembered over all threads: about fifty megabytes.
 const HASHES: usize = 1 << 20;
 
-/// Names a stored list of a thread.
+/// Identifies a stored list of a thread.
 pub(crate) type ListKey = (Namespace, ChannelName, Version);
 
 /// A thread.
@@ -39,14 +40,14 @@ pub(crate) struct ThreadState {
     /// None if the thread does not exist.
     pub(crate) history: Option<History>,
     pub(crate) index: Index,
-    /// Heads that are known, also that a namespace has none.
+    /// Known heads, including that a namespace has none.
     pub(crate) heads: LruCache<Namespace, Option<Arc<Node>>>,
     pub(crate) shapes: LruCache<ListKey, Shape>,
-    /// The large objects of metadata that were stored last, by their keys.
+    /// The most recently stored large metadata objects, by key.
     pub(crate) objects: LruCache<String, StoredObject>,
 }
 
-/// What is remembered of a large object that was stored: its entries, and the numbers of their elements.
+/// What is remembered of a stored large object: its entries, and the numbers of their elements.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredObject {
     pub(crate) entries: Entries,
@@ -69,8 +70,8 @@ impl ThreadState {
         self.history.as_ref().map(|history| history.mark)
     }
 
-    /// What the history that was found proves about the one that is known. None if they have nothing in common: the
-    /// thread did not exist, does not exist, or was rewritten.
+    /// What the history just found proves about the known one. None if they have nothing in common: the thread did not
+    /// exist, does not exist, or was rewritten.
     pub(crate) fn since(&self, found: &Snapshot) -> Option<Since> {
         let (known, found) = (self.history.as_ref()?, &found.thread.as_ref()?.history);
         (known.mark.epoch == found.mark.epoch).then(|| found.since(&known.moment()))
@@ -84,7 +85,7 @@ impl ThreadState {
             _ => Self::absent(),
         };
         if state.mark() != Some(row.history.mark) {
-            // Another process may have moved heads and added tasks; what is stored of lists and elements never changes.
+            // Another process may have moved heads and added tasks; stored lists and elements never change.
             state.heads.clear();
         }
         state.history = Some(row.history.clone());
@@ -95,15 +96,15 @@ impl ThreadState {
         state
     }
 
-    /// What it takes in memory, in hashes.
+    /// Its size in memory, in hashes.
     fn weight(&self) -> usize {
-        // An entry is a key, a value, their counts, and a place in a tree.
+        // An entry is a key, a value, their reference counts, and a place in a tree.
         let objects = self.objects.iter().map(|(_, known)| 4 * known.entries.len()).sum::<usize>();
         self.index.len() + objects
     }
 }
 
-/// For how long a deletion can be told from a loss: somewhat less than the server keeps graves.
+/// How long a deletion can be distinguished from a loss: somewhat less than the server keeps graves.
 const GRAVES: Duration = Duration::from_hours(5);
 
 /// What this process knows to be flushed of a thread.
@@ -111,9 +112,9 @@ const GRAVES: Duration = Duration::from_hours(5);
 pub(crate) struct Known {
     /// The last moment, and when it was learned.
     flushed: Option<(Moment, Instant)>,
-    /// The last moment that was acknowledged without a flush, if that is later.
+    /// The last moment that was acknowledged without a flush, if later.
     unflushed: Option<Moment>,
-    /// The life of the thread that was deleted last.
+    /// The most recently deleted life of the thread.
     ended: Option<i64>,
 }
 
@@ -123,7 +124,7 @@ pub(crate) enum Agreement {
     Agrees,
     /// It lacks this, which was flushed.
     Lacks(Mark),
-    /// It does, if the thread has a grave of this life.
+    /// It agrees if the thread has a grave of this life.
     IfBuried(Moment),
 }
 
@@ -158,8 +159,8 @@ impl Known {
     }
 }
 
-/// A thread's place in the memory. Writes of this process to the thread go one after the other: they would only meet at the
-/// fence.
+/// A thread's place in the memory. This process writes to a thread sequentially: concurrent writes would only conflict
+/// at the fence.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
     state: AsyncMutex<Option<ThreadState>>,
@@ -167,7 +168,7 @@ pub(crate) struct Slot {
     weight: AtomicUsize,
 }
 
-/// A thread while it is written to. What is not put back is forgotten.
+/// A thread while it is being written to. What is not put back is forgotten.
 pub(crate) struct Held<'a> {
     threads: &'a Threads,
     slot: &'a Slot,
@@ -179,7 +180,7 @@ impl Slot {
         Held { threads, slot: self, guard: self.state.lock().await }
     }
 
-    /// What is known now: to be compared with what a statement finds that is sent after this.
+    /// What is known now, to compare with the result of a statement that is sent after this.
     pub(crate) fn known(&self) -> Known {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -188,7 +189,7 @@ impl Slot {
         learn(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Notes a write that was acknowledged.
+    /// Records an acknowledged write.
     pub(crate) fn acknowledged(&self, moment: Moment) {
         self.learn(|known| match moment.mark.is_flushed() {
             true => (known.flushed, known.unflushed) = (Some((moment, Instant::now())), None),
@@ -196,7 +197,7 @@ impl Slot {
         });
     }
 
-    /// Notes that everything up to a moment was flushed.
+    /// Records that everything up to a moment was flushed.
     pub(crate) fn flushed(&self, moment: Moment) {
         self.learn(|known| {
             if known.unflushed == Some(moment) {
@@ -205,8 +206,8 @@ impl Slot {
         });
     }
 
-    /// Notes what was found by a statement that was sent when `before` was known, and agrees with it. What was learned
-    /// since then is newer.
+    /// Records the result of a statement that was sent when `before` was known, and that agrees with it. What was
+    /// learned since then is newer.
     pub(crate) fn found(&self, before: &Known, found: Option<&History>) {
         self.learn(|known| {
             if known != before {
@@ -223,7 +224,7 @@ impl Slot {
         });
     }
 
-    /// Notes that a life of the thread was deleted.
+    /// Records that a life of the thread was deleted.
     pub(crate) fn deleted(&self, life: i64) {
         self.learn(|known| *known = Known { ended: Some(life), ..Known::default() });
     }
@@ -235,7 +236,7 @@ impl Held<'_> {
         self.guard.take()
     }
 
-    /// Remembers what is right.
+    /// Puts back what is valid.
     pub(crate) fn put(&mut self, state: ThreadState) {
         let weight = state.weight();
         *self.guard = Some(state);
@@ -266,7 +267,7 @@ impl Threads {
         known.slots.get_or_insert(thread.clone(), Arc::default).clone()
     }
 
-    /// The place of a thread, if something is remembered of it.
+    /// The place of a thread, if anything is remembered of it.
     pub(crate) fn existing(&self, thread: &ThreadId) -> Option<Arc<Slot>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).slots.peek(thread).cloned()
     }
@@ -279,7 +280,7 @@ impl Threads {
         }
     }
 
-    /// Notes how much is remembered in a place, and forgets others as far as it is too much.
+    /// Records the size of a place, and evicts others if the total is too large.
     fn weigh(&self, slot: &Slot, weight: usize) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = slot.weight.swap(weight, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Checkpoints made from rows and elements.
+//! Checkpoints assembled from rows and elements.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,17 +16,17 @@ use crate::element::{Elements, Space};
 use crate::record::{Entry, Extra, Kept, Rest, TaskRecord};
 use crate::rows::Node;
 
-/// The list of a channel that was made last, so that one which continues it need not be made anew.
+/// The most recent list of a channel, so that one that continues it need not be rebuilt.
 struct LastList {
     runs: Vec<Run>,
     list: ListValue,
 }
 
-/// Loads values. What it needs is found out by a first pass, in which values are notes of what they want; a second one
-/// makes them.
+/// Loads values. A first pass, in which values are placeholders, collects the elements needed; a second one builds the
+/// values.
 pub(crate) struct Values<'a> {
     elements: &'a Elements,
-    /// The elements that are wanted, while they are collected.
+    /// The needed elements, while they are collected.
     wanted: Option<Vec<Run>>,
     lists: HashMap<(Namespace, ChannelName), LastList>,
 }
@@ -42,7 +42,7 @@ impl<'a> Values<'a> {
         Self { elements, wanted: None, lists: HashMap::new() }
     }
 
-    /// What the first pass found, each element once.
+    /// The result of the first pass, each element once.
     pub(crate) fn wanted(self) -> Vec<Run> {
         let mut wanted = self.wanted.unwrap_or_default();
         wanted.sort_unstable_by_key(|run| run.start);
@@ -66,7 +66,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// A value. `place` is where a channel has it, if it is a channel's.
+    /// A value. `place` is the channel's entry that has it, if any.
     fn value(
         &mut self,
         form: &Form,
@@ -153,7 +153,7 @@ impl<'a> Values<'a> {
         Ok(TaskWrites { task: record.task, node: record.node.clone(), index: record.index, writes })
     }
 
-    /// A checkpoint with everything that is known of it.
+    /// A checkpoint with everything stored of it.
     pub(crate) fn tuple(
         &mut self,
         thread: &ThreadId,
@@ -185,7 +185,7 @@ impl<'a> Values<'a> {
 }
 
 impl LastList {
-    /// If a list of these runs begins with this list: this list, and the runs that follow.
+    /// If this list is a prefix of the list of these runs: this list, and the remaining runs.
     fn continued(self, runs: &[Run]) -> Option<(ListValue, Vec<Run>)> {
         Some((self.list, continuation(&self.runs, runs)?))
     }

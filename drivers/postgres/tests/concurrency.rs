@@ -17,7 +17,7 @@ use threadkeep::saver::{CheckpointSelector, Saver, ThreadImage};
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_testing::pgbouncer;
 
-/// An append that was acknowledged: what was said, and between which moments.
+/// An acknowledged append: its message, and its start and end.
 #[derive(Debug, Clone)]
 struct Said {
     what: String,
@@ -25,12 +25,13 @@ struct Said {
     ended: u64,
 }
 
-/// Appends `count` messages to thread `t`, reading the head anew whenever somebody else was faster. `now` counts moments.
+/// Appends `count` messages to thread `t`, and rereads the head whenever another writer was faster. `now` returns
+/// moments.
 async fn compete(saver: &PostgresSaver, name: &str, count: usize, now: impl Fn() -> u64) -> Vec<Said> {
     let mut said = Vec::new();
     let mut conflicts = 0;
     while said.len() < count {
-        // Ids of several writers must not be drawn from one seed.
+        // Concurrent writers must not draw ids from the same seed.
         let mut talk = Talk::new("t");
         talk.ids = threadkeep::id::IdSource::default();
         if let Some(head) = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap() {
@@ -49,8 +50,8 @@ async fn compete(saver: &PostgresSaver, name: &str, count: usize, now: impl Fn()
     said
 }
 
-/// Checks that the thread is the history of these appends and nothing else: each once, none lost, one chain, each state
-/// made from the one before, and none before another that had ended when it began.
+/// Checks that the thread is the history of exactly these appends: each once, none lost, one chain, each state built on
+/// the one before, and none before an append that had ended when it began.
 fn check(image: &ThreadImage, said: &[Said]) {
     let mut state: Vec<String> = Vec::new();
     let mut parent = None;
@@ -115,7 +116,7 @@ async fn appends_of_many_savers_behind_a_pooler_are_one_history() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn appends_of_two_processes_are_one_history() {
-    // Moments of two processes: what the machine's clock says. It need not be finer than the order of calls.
+    // Moments of two processes: the machine's clock. It need not be finer than the order of calls.
     let now = || {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         u64::try_from(since.as_nanos()).unwrap()
@@ -223,7 +224,7 @@ async fn a_thread_that_is_made_anew_under_a_read_is_read_whole() {
     let found = head.checkpoint.channels[MESSAGES].stored.value().unwrap().as_list().unwrap().clone();
     assert_eq!(found, second.messages);
 
-    // The same when there is nothing any more.
+    // The same when the thread is gone.
     let (come, go) = proxy.hold(1);
     let reading = tokio::spawn(async move { reader.get(&CheckpointSelector::head(&"t".into())).await });
     come.notified().await;

@@ -16,7 +16,7 @@ use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing, child};
 use threadkeep_postgres::{Options, PostgresSaver};
 use threadkeep_testing::Database;
 
-/// The saver with everything that can be done to it.
+/// The saver with everything that can happen to it.
 struct Maltreated(Postgres);
 
 #[async_trait]
@@ -68,18 +68,18 @@ impl Factory for Maltreated {
     }
 }
 
-/// How many random programs, unless the environment says so: each is thousands of requests.
+/// The number of random programs, unless the environment sets it: each makes thousands of requests.
 const PROGRAMS: (&str, &str) = ("PROPTEST_CASES", "16");
 
 fn main() -> ExitCode {
     if std::env::var_os(PROGRAMS.0).is_none() {
-        // The suite reads it from the environment, which a process can only give to another one.
+        // The suite reads it from the environment, which a process can only set for another one.
         let mut this = Command::new(std::env::current_exe().expect("this program has a path"));
         let done = this.args(std::env::args_os().skip(1)).env(PROGRAMS.0, PROGRAMS.1).status();
         return if done.is_ok_and(|status| status.success()) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let [direct, pooled] = [false, true].map(|pooled| Maltreated(Postgres { pooled }));
-    // A child of the second one must not run the suite on the first one.
+    // A child of the second suite must not run on the first.
     if let Some(code) = child(&pooled) {
         return code;
     }

@@ -1,4 +1,4 @@
-//! A flipped byte in any column of any row, or in any file of the server, is noticed, or changes nothing that is read.
+//! A flipped byte in any column of any row, or in any file of the server, is detected, or changes nothing that is read.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -45,7 +45,7 @@ async fn see(saver: &PostgresSaver, keys: &[CheckpointKey]) -> Seen {
     }
 }
 
-/// The same, or an error that says what is wrong.
+/// The same, or an error that names the damage.
 fn noticed<T: PartialEq>(found: &Result<T>, expected: &Result<T>) -> bool {
     found == expected || matches!(found, Err(Error::Corrupt { .. } | Error::BrokenLineage { .. }))
 }
@@ -55,7 +55,7 @@ fn check(what: &str, column: &str, found: &Seen, expected: &Seen) {
     assert!(noticed(&found.list, &expected.list), "{what}: list {:?}", found.list);
     assert!(noticed(&found.image, &expected.image), "{what}: image {:?}", found.image);
     assert!(noticed(&found.threads, &expected.threads), "{what}: threads {:?}", found.threads);
-    // A checkpoint with another key is not there under its own.
+    // A checkpoint with another key is missing under its own.
     let keyed = matches!(column, "checkpoint.thread" | "checkpoint.ns" | "checkpoint.id");
     for (found, expected) in found.each.iter().zip(&expected.each) {
         assert!(noticed(found, expected) || (keyed && *found == Ok(None)), "{what}: get {found:?}");
@@ -64,7 +64,7 @@ fn check(what: &str, column: &str, found: &Seen, expected: &Seen) {
     assert!(gone || noticed(&found.history, &expected.history), "{what}: history {:?}", found.history);
 }
 
-/// The columns of all tables, and how to change a byte of one: `$1` is its place, `$2` what it becomes.
+/// The columns of all tables, and how to change a byte of one: `$1` is its position, `$2` its new value.
 const COLUMNS: [(&str, &str); 21] = [
     ("thread.id", "uuid"),
     ("thread.epoch", "bigint"),
@@ -125,7 +125,7 @@ async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey
         assert!(!rows.is_empty(), "no row has {name}");
         for row in rows {
             let (mut place, bytes): (String, Vec<u8>) = (row.get(0), row.get(1));
-            // Long cells are alike everywhere.
+            // Long cells are the same throughout.
             let step = bytes.len().div_ceil(10).max(1);
             for at in (flips % step..bytes.len()).step_by(step) {
                 let mut damaged = bytes.clone();
@@ -146,7 +146,8 @@ async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey
     flips
 }
 
-/// `needs` has no checksum: what it should name and does not is missed, what it names besides does no harm.
+/// `needs` has no checksum: what it should list and does not is noticed as missing, what it lists in addition does no
+/// harm.
 async fn flip_needs(
     client: &Client,
     saver: &PostgresSaver,
@@ -175,7 +176,7 @@ async fn flip_needs(
     flips
 }
 
-/// A thread with every kind of row and of stored value in it; the keys of its root namespace.
+/// A thread with every kind of row and of stored value; returns the keys of its root namespace.
 async fn fill(saver: &PostgresSaver) -> Vec<CheckpointKey> {
     let mut talk = Talk::delta("t", 3);
     let mut keys = Vec::new();
@@ -210,7 +211,7 @@ async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
     assert_eq!(see(&saver, &keys).await, expected, "after all is as it was");
 }
 
-/// The files of the driver's tables and indexes in a database, below the server's directory.
+/// The files of the driver's tables and indexes in a database, under the server's directory.
 async fn files(database: &Database) -> Vec<String> {
     let client = connect(database.url()).await;
     client.batch_execute("CHECKPOINT").await.unwrap();
@@ -224,7 +225,7 @@ async fn files(database: &Database) -> Vec<String> {
     client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// The server's own checksums of pages tell what happens beneath the rows: in headers, pointers, indexes. Each damage has a
+/// The server's own page checksums detect damage below the rows: in headers, pointers, indexes. Each damage has a
 /// database of its own, so that the server starts once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing() {
@@ -236,7 +237,7 @@ async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing(
     let keys = fill(&saver).await;
     let expected = see(&saver, &keys).await;
     saver.close();
-    // In each page: its header, its first pointer, and a byte of what it holds.
+    // In each page: its header, its first pointer, and a byte of its content.
     let mut places = Vec::new();
     let names = files(&first).await;
     assert!(names.len() > 10, "{names:?}");

@@ -1,5 +1,5 @@
-//! What becomes of a write when the connection is cut at any of its requests, before or after the server carried it out, and
-//! when any of its statements fails in the server.
+//! The outcome of a write when the connection is cut at any of its requests, before or after the server carried it out,
+//! and when any of its statements fails in the server.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -15,7 +15,7 @@ use threadkeep::saver::{Revision, Rewrite, Saver, StepCommit, ThreadImage};
 use threadkeep::{Error, Result};
 use threadkeep_postgres::PostgresSaver;
 
-/// A write, and how to make it again.
+/// A write, and how to repeat it.
 #[derive(Debug, Clone)]
 enum Write {
     Commit(StepCommit),
@@ -77,14 +77,14 @@ async fn prepare(kind: &str, maker: &PostgresSaver, subject: &PostgresSaver) -> 
     (thread, write)
 }
 
-/// What is stored, without the revision: that is another one in each life.
+/// What is stored, without the revision, which differs in each life.
 async fn stored(saver: &PostgresSaver, thread: &ThreadId) -> ThreadImage {
     ThreadImage { revision: Revision::absent(), ..saver.read_thread(thread).await.unwrap() }
 }
 
-/// What a write of this kind makes of its thread when nothing fails.
+/// The thread after a write of this kind without failures.
 async fn after(kind: &str, maker: &PostgresSaver, thread: &ThreadId, write: &Write) -> ThreadImage {
-    // In another thread, which then goes away: the write itself is still to come.
+    // On a copy of the thread, which is then deleted: the write itself is still to come.
     let copy: ThreadId = format!("{thread}-copy").into();
     let image = maker.read_thread(thread).await.unwrap();
     let put = image.checkpoints.into_values().map(|mut tuple| {
@@ -146,8 +146,8 @@ async fn a_write_that_is_cut_off_happened_whole_or_not_at_all_and_can_be_repeate
                 }
                 match write.run(&subject).await {
                     Ok(()) => {}
-                    // Who repeats a rewrite has to look whether it happened. One in doubt may still be under way when
-                    // it is looked for.
+                    // After a repeated rewrite, the caller must check whether it happened. One in doubt may still be in
+                    // progress then.
                     Err(Error::Stale { .. })
                         if matches!(write, Write::Rewrite(..))
                             && (found == after || matches!(done, Err(Error::InDoubt { .. }))) => {}
@@ -190,7 +190,7 @@ async fn a_write_whose_future_is_dropped_happened_whole_or_not_at_all() {
     let maker = open(database.url()).await;
     let subject = open(database.url()).await;
     for kind in KINDS {
-        // Polled so many times, each time when it was woken, and dropped.
+        // Polled this many times, each time when it was woken, and then dropped.
         for polls in 1..40 {
             let (thread, write) = prepare(kind, &maker, &subject).await;
             let before = stored(&maker, &thread).await;
@@ -215,7 +215,7 @@ async fn a_write_whose_future_is_dropped_happened_whole_or_not_at_all() {
             }
             let found = stored(&maker, &thread).await;
             assert!(found == before || found == after, "{kind}, dropped after {polls} polls: {found:?}");
-            // The saver goes on, and what is under way does not come in between.
+            // The saver continues, and what is in progress does not interfere.
             match write.run(&subject).await {
                 Ok(()) => {}
                 Err(Error::Stale { .. }) if matches!(write, Write::Rewrite(..)) => {}
@@ -267,9 +267,9 @@ async fn a_write_of_which_one_statement_fails_leaves_nothing_and_can_be_repeated
             }
         }
         failed.dedup();
-        // A row that may be there already is inserted first, then updated.
+        // A row that may exist already is inserted first, then updated.
         let both = &["INSERT", "UPDATE"];
-        // A deletion inserts a row to hold the place of the thread, or updates the one that is there.
+        // A deletion inserts a row to reserve the thread's key, or updates the existing one.
         let claim = &["INSERT", "UPDATE", "DELETE"];
         let [thread, element, checkpoint, head]: [&[&str]; 4] = match kind {
             "first commit" => [&["INSERT"]; 4],

@@ -1,4 +1,4 @@
-//! Commits that wait for a flush: what a crash of the server takes of them, and what it costs to ask for one.
+//! Commits that wait for a flush: what a server crash loses of them, and the cost of a flush.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -27,7 +27,7 @@ impl Thread {
         step
     }
 
-    /// How many notes are left; fails unless they are the first ones, each in a checkpoint of its own.
+    /// The number of notes that are left; fails unless they are the first ones, each in a checkpoint of its own.
     async fn left(&self, saver: &PostgresSaver) -> usize {
         let head = saver.get(&CheckpointSelector::head(&self.talk.thread)).await.unwrap().unwrap();
         let found = texts(&head);
@@ -40,7 +40,7 @@ impl Thread {
     }
 }
 
-/// Where the server's log ends, and up to where it is on the disk.
+/// The end of the server's log, and up to where it is on disk.
 async fn log(url: &str) -> (i64, i64) {
     let query = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint,
                         pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint";
@@ -53,7 +53,7 @@ async fn a_crash_of_the_server_takes_only_what_came_after_the_last_flush() {
     let server = Postgres::start().unwrap();
     let database = server.database().await.unwrap();
     setup(database.url(), &Options::default()).await.unwrap();
-    // Else it writes the log out by itself, five times a second.
+    // Otherwise the server flushes the log by itself, five times a second.
     let admin = connect(database.url()).await;
     admin.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
     admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
@@ -68,7 +68,7 @@ async fn a_crash_of_the_server_takes_only_what_came_after_the_last_flush() {
         let step = thread.say(&saver, fresh.next().unwrap(), flush).await;
         match round % 3 {
             1 => saver.flush(&thread.talk.thread).await.unwrap(),
-            // The same commit again, by somebody else and for sure.
+            // The same commit again, by another saver and for sure.
             2 => drop(other.commit(StepCommit { flush: Flush::Now, ..step }).await.unwrap()),
             _ => {}
         }
@@ -91,7 +91,7 @@ async fn a_crash_of_the_server_takes_only_what_came_after_the_last_flush() {
         thread.talk.resume(&head);
         let gone = thread.said.split_off(left);
         lost += gone.len();
-        // Both savers know of what is gone. Something else comes in its place, then it comes again.
+        // Both savers know what is gone. Something else takes its place, then it is committed again.
         thread.say(&other, fresh.next().unwrap(), Flush::Now).await;
         for (n, writer) in gone.into_iter().zip([&saver, &other, &saver]) {
             thread.say(writer, n, Flush::Now).await;

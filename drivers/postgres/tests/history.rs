@@ -1,5 +1,5 @@
-//! Servers that lose what they acknowledged: a failover to a replica that lagged, a restored backup. The loss is reported
-//! before anything more is acknowledged on the thread, and then everybody works on what is there.
+//! Servers that lose what they acknowledged: a failover to a lagging replica, a restored backup. The loss is reported
+//! before anything more is acknowledged on the thread, and then everyone continues from what is there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -15,7 +15,7 @@ use threadkeep::value::Element;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Database, Postgres};
 
-/// A server of which a backup is made and restored.
+/// A server that can be backed up and restored.
 struct Server(Postgres);
 
 impl Server {
@@ -51,7 +51,7 @@ impl Server {
     }
 }
 
-/// One side of a conversation: what it believes, and ids of its own.
+/// One side of a conversation: its view, and ids of its own.
 struct Side {
     saver: PostgresSaver,
     talk: Talk,
@@ -92,13 +92,13 @@ fn is_lost<T: std::fmt::Debug>(done: &Result<T, Error>, thread: &ThreadId) {
     assert!(told, "{done:?}");
 }
 
-/// Each kind of call is the first one after the loss, with as many writes by another process as are named.
+/// Each kind of call is the first one after the loss, with the given number of writes by another process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_history_is_reported_by_whatever_comes_next_and_then_forgotten() {
     let server = Server::start();
     let database = server.database().await;
     let kinds = ["commit", "put_writes", "get", "list", "history", "image", "rewrite", "delete", "flush"];
-    // Two are lost: so the other one stays below, comes to the same count, or beyond.
+    // Two are lost, so the other process stays below, reaches, or passes the same count.
     let mut cases = Vec::new();
     for kind in kinds {
         for others in [0, 1, 2, 3, 30] {
@@ -150,7 +150,7 @@ async fn a_lost_history_is_reported_by_whatever_comes_next_and_then_forgotten() 
             _ => saver.flush(&thread).await,
         };
         if others == 30 && !matches!(kind, "commit" | "put_writes") {
-            // So many writes that the row lists none of those that are known; the head proves it where there is one.
+            // So many writes that the row lists none of the known ones; the head proves the loss if there is one.
             assert!(
                 !matches!(told, Err(Error::Corrupt { .. } | Error::BrokenLineage { .. })),
                 "{what}: {told:?}"
@@ -158,7 +158,7 @@ async fn a_lost_history_is_reported_by_whatever_comes_next_and_then_forgotten() 
             continue;
         }
         is_lost(&told, &thread);
-        // Reported once. Nothing of what was known then is used any more.
+        // Reported once. Nothing known before is used any more.
         assert_eq!(side.read().await.unwrap(), content(&expected), "{what}");
         side.say(4).await.unwrap();
         side.say(7).await.unwrap();
@@ -171,7 +171,7 @@ async fn a_lost_history_is_reported_by_whatever_comes_next_and_then_forgotten() 
     }
 }
 
-/// What the server lost is the creation of a thread, a deletion, a rewrite, or a creation after a deletion.
+/// The server lost the creation of a thread, a deletion, a rewrite, or a creation after a deletion.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_creations_deletions_and_rewrites_are_reported_too() {
     let server = Server::start();
@@ -197,7 +197,7 @@ async fn lost_creations_deletions_and_rewrites_are_reported_too() {
     again.talk = Talk::new("again");
     again.say(10).await.unwrap();
     server.restore();
-    // Somebody else deletes one after that, which is no loss.
+    // Another process deletes one after that, which is no loss.
     open(database.url()).await.delete_thread(&"gone".into()).await.unwrap();
     for (side, left) in [(&mut created, 0), (&mut deleted, 3), (&mut rewritten, 3), (&mut again, 3)] {
         let thread = side.talk.thread.clone();
@@ -209,7 +209,7 @@ async fn lost_creations_deletions_and_rewrites_are_reported_too() {
     gone.say(0).await.unwrap();
 }
 
-/// What waits for a flush may be lost by a crash, and that is no error; but a flush that comes afterwards is.
+/// A crash may lose what waits for a flush, and that is no error; but a later flush of it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_of_what_is_gone_is_not_acknowledged() {
     let server = Server::start();
@@ -228,7 +228,7 @@ async fn a_flush_of_what_is_gone_is_not_acknowledged() {
     assert_eq!(side.read().await.unwrap(), content(&[0, 2]));
 }
 
-/// A revision names one state of a thread, whatever was lost and done again.
+/// A revision identifies one state of a thread, whatever was lost and redone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revision_never_comes_back() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! How often the saver asks the server, counted on the wire.
+//! The number of requests to the server, counted on the wire.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -11,7 +11,7 @@ use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, Stored};
 use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Saver, StepCommit};
 use threadkeep_postgres::PostgresSaver;
 
-/// What `call` costs.
+/// The cost of `call`.
 async fn cost<T>(proxy: &Proxy, call: impl Future<Output = T>) -> (usize, T) {
     let before = proxy.requests();
     let done = call.await;
@@ -51,7 +51,7 @@ async fn a_superstep_is_one_request() {
     }
 }
 
-/// The server plans the text of a statement whenever it comes, but what is in a function once in a session.
+/// The server plans the text of a statement each time it is sent, but a statement in a function once per session.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_asked_all_the_time_is_not_planned_anew() {
     let database = database().await;
@@ -73,7 +73,7 @@ async fn what_is_asked_all_the_time_is_not_planned_anew() {
     saver.get(&CheckpointSelector::at(&talk.key())).await.unwrap();
     saver.delta_history(&talk.key(), &[MESSAGES.into()].into(), None).await.unwrap();
     let mut reads = proxy.statements();
-    // Values are read by runs of their numbers; that costs as much as there are.
+    // Values are read by runs of their numbers; the cost grows with their count.
     reads.retain(|text| !text.starts_with("SELECT 0 AS kind"));
     let read = |call: &str| format!("SELECT * FROM \"public\".threadkeep_{call}");
     assert_eq!(reads, [read("head($1, $2)"), read("by_id($1, $2, $3)"), read("lineage($1, $2, $3, $4)")]);
@@ -81,7 +81,7 @@ async fn what_is_asked_all_the_time_is_not_planned_anew() {
         "SELECT string_agg(DISTINCT l.lanname, ' ') FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
                      WHERE p.proname LIKE 'threadkeep%'";
     let client = common::damage::connect(database.url()).await;
-    // The one that keeps plans; functions in SQL are planned for each call.
+    // The language that keeps plans; functions in SQL are planned for each call.
     assert_eq!(client.query_one(languages, &[]).await.unwrap().get::<_, String>(0), "plpgsql");
 }
 
@@ -92,7 +92,7 @@ async fn a_saver_that_does_not_know_the_thread_asks_once_more() {
     grow(&open(database.url()).await, &mut talk, 0..20).await;
     let proxy = Proxy::before(database.url()).await;
     let saver = open(proxy.url()).await;
-    // Begin, lock, look; then the write and the commit: two round trips.
+    // Begin, lock, read; then the write and the commit: two round trips.
     let step = talk.say(&note(20));
     let (requests, done) = cost(&proxy, saver.commit(step.clone())).await;
     done.unwrap();
@@ -109,7 +109,7 @@ async fn head_pages_and_histories_of_any_length_and_age_are_two_requests() {
     let proxy = Proxy::before(database.url()).await;
     let saver = open(proxy.url()).await;
     let mut full = Talk::new("full");
-    // Never a snapshot but the first: the longest history there can be.
+    // No snapshot but the first: the longest possible history.
     let mut delta = Talk::delta("delta", i64::MAX);
     let mut old = Vec::new();
     for steps in [0..3, 3..300] {
@@ -164,7 +164,7 @@ async fn a_walk_ends_at_the_nearest_snapshots_when_channels_take_turns() {
         talk.accept(&step);
     }
     let client = common::damage::connect(database.url()).await;
-    // What a walk reads is bounded by the oldest seed that a row names.
+    // A walk reads no further than the oldest seed that a row names.
     let spans =
         "SELECT max((SELECT count(*) FROM threadkeep_checkpoint o WHERE o.id BETWEEN c.seed AND c.id))
                  FROM threadkeep_checkpoint c WHERE seed IS NOT NULL";

@@ -1,4 +1,4 @@
-//! Servers that restart, end sessions, ask for certificates, or let a role do little.
+//! Servers that restart, end sessions, ask for certificates, or restrict a role.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -30,7 +30,7 @@ async fn append(saver: &PostgresSaver, talk: &mut Talk, from: usize, count: usiz
     }
 }
 
-/// Checks that a thread has these notes, each once, in this order.
+/// Asserts that a thread has exactly these notes, in this order.
 async fn has(saver: &PostgresSaver, talk: &Talk, notes: std::ops::Range<usize>) {
     let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
     let expected: Vec<_> = notes.clone().map(|n| note(n)["content"].as_str().unwrap().to_owned()).collect();
@@ -54,7 +54,7 @@ async fn a_server_that_crashes_between_and_under_commits_loses_and_doubles_nothi
     });
     append(&saver, &mut talk, 5, 5).await;
     has(&saver, &talk, 0..10).await;
-    // Under them.
+    // During commits.
     let restarts = tokio::task::spawn_blocking(move || {
         for _ in 0..3 {
             server.crash().unwrap();
@@ -82,7 +82,7 @@ async fn while_the_server_is_down_nothing_is_written_and_the_error_says_so() {
     append(&saver, &mut talk, 0, 3).await;
     server.crash().unwrap();
     let step = talk.say(&note(3));
-    // A connection from before may be found dead only by using it.
+    // A broken connection may be found only by using it.
     while let Err(error) = saver.commit(step.clone()).await {
         if matches!(error, Error::Unavailable { .. }) {
             break;
@@ -108,7 +108,7 @@ async fn terminated_again_and_again(url: &str, admin: &str) {
             let mut ended = 0;
             let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                         WHERE datname = current_database() AND pid <> pg_backend_pid()";
-            // Each time when a commit came through, so it hits the next one.
+            // After each successful commit, so that it hits the next one.
             loop {
                 progress.notified().await;
                 ended += killer.query_one(kill, &[]).await.unwrap().get::<_, i64>(0);
@@ -146,7 +146,7 @@ async fn a_role_that_may_only_change_rows_is_enough() {
     let options = Options { schema: "agents \"1\"".to_owned(), ..Options::default() };
     setup(database.url(), &options).await.unwrap();
     let owner = connect(database.url()).await;
-    // Roles are the server's, and tests share it.
+    // Roles belong to the server, which the tests share.
     let role = format!("{}_dml", database.name());
     owner
         .batch_execute(&format!(
@@ -172,7 +172,7 @@ async fn a_role_that_may_only_change_rows_is_enough() {
     saver.delete_thread(&talk.thread).await.unwrap();
     assert_eq!(saver.threads(None, 10).await.unwrap(), []);
     let refused = setup(url.as_str(), &Options { patience: Duration::ZERO, ..options.clone() }).await;
-    // Nothing was to be done, or the role was not let.
+    // There was nothing to do, or the role lacked the right.
     assert!(matches!(refused, Ok(()) | Err(Error::Unavailable { .. })), "{refused:?}");
 
     let function = "FUNCTION \"agents \"\"1\"\"\".threadkeep_write";
@@ -276,7 +276,7 @@ async fn connections_are_encrypted_and_the_certificate_is_checked() {
     assert!(sessions(true).await > 0);
     assert_eq!(sessions(false).await, 0);
 
-    // Without the certificate it is a stranger's; and plain is plain.
+    // Without the certificate the server is untrusted; and a plain connection is plain.
     let doubting = format!("{}?sslmode=require", database.url());
     let options = Options { patience: Duration::ZERO, ..Options::default() };
     let error = PostgresSaver::connect(&doubting, options).await.unwrap_err();
@@ -330,7 +330,7 @@ async fn nul_bytes_survive_wherever_a_text_stands() {
 async fn long_ids_are_ids_too() {
     let database = database().await;
     let saver = open(database.url()).await;
-    // Beyond what fits in an index, with a difference at the end.
+    // Beyond what fits in an index, with the difference at the end.
     let ids: Vec<String> = ["a", "b", "c"].map(|end| "x".repeat(10_000) + end).into();
     for (n, id) in ids.iter().enumerate() {
         let mut step = Talk::new(id).say(&note(n));

@@ -1,4 +1,4 @@
-//! What is stored, and what is sent: each element once, and a step costs what it changes.
+//! What is stored and sent: each element once, and a step costs only what it changes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -30,7 +30,7 @@ async fn an_element_is_stored_once_in_a_thread_whoever_writes_it() {
     let savers = [open(database.url()).await, open(database.url()).await];
     let mut full = Talk::new("t");
     for n in 0..30 {
-        // In turns, so each finds that the other one wrote.
+        // Alternating, so that each finds the other's write.
         let saver = &savers[n % 2];
         let step = full.say(&message(n, 100));
         commit(saver, &mut full, step).await;
@@ -41,7 +41,7 @@ async fn an_element_is_stored_once_in_a_thread_whoever_writes_it() {
     }
     assert_eq!(elements(&client).await, 30, "in values and in writes, through two savers");
 
-    // The same messages without a word of where they come from, from a saver that does not know the thread.
+    // The same messages without their origin, from a saver that does not know the thread.
     full.messages = full.messages.iter().map(|e| Element::from_bytes(e.bytes().clone())).collect();
     let step = full.say(&message(30, 100));
     commit(&open(database.url()).await, &mut full, step).await;
@@ -65,14 +65,14 @@ async fn a_step_sends_and_stores_what_it_changes_however_long_the_thread_is() {
         let mut sent = Vec::new();
         for n in 0..600 {
             let before = proxy.bytes();
-            // Of one length, so that only the thread's length makes a difference.
+            // All messages have one length, so that only the thread's length makes a difference.
             let step = talk.say(&message(n % 7, 100));
             commit(&saver, &mut talk, step).await;
             sent.push(proxy.bytes() - before);
         }
         let around = |n: usize| sent[n..n + 50].iter().sum::<usize>();
         let (early, late) = (around(20), around(550));
-        // A longer list has more runs, as long as they are few enough to stand in its manifest.
+        // A longer list has more runs, until they no longer fit in its manifest.
         assert!(
             late <= early + 50 * 128,
             "{}: {early} bytes for 50 early steps, {late} for late ones",
@@ -128,7 +128,7 @@ async fn a_rewrite_frees_what_nobody_refers_to() {
         let step = talk.say(&message(n, 100));
         commit(&saver, &mut talk, step).await;
     }
-    // The five newest go, from the newest on.
+    // The five newest are removed, from the newest on.
     let image = saver.read_thread(&talk.thread).await.unwrap();
     let remove: std::collections::BTreeSet<_> = image.checkpoints.keys().rev().take(5).cloned().collect();
     let kept = image.checkpoints.keys().rev().nth(5).unwrap().1;

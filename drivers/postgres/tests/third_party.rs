@@ -1,5 +1,5 @@
-//! Another process acts while a write is under way, or between an answer that is lost and the next attempt: what was asked for
-//! happens once, before or after what the other process did, or the caller learns that it is in doubt.
+//! Another process acts during a write, or between a lost answer and the next attempt: the operation happens once,
+//! before or after what the other process did, or the caller learns that it is in doubt.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -43,8 +43,8 @@ async fn notes(saver: &PostgresSaver, thread: &str) -> Option<Vec<usize>> {
     head.map(|head| texts(&head).into_iter().map(number).collect())
 }
 
-/// A deletion and the creation of the thread start together, with every distance between them that a machine happens to
-/// have. Whichever comes first, the thread is whole or gone, and its author can go on.
+/// A deletion and the creation of the thread start together, with varying distances between them. Whichever comes
+/// first, the thread is whole or gone, and its author can continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_deletion_comes_before_or_after_a_creation() {
     let database = database().await;
@@ -89,7 +89,7 @@ async fn a_deletion_comes_before_or_after_a_creation() {
     }
 }
 
-/// The same, with the deletion held up in the middle of its work.
+/// The same, with the deletion held in the middle of its work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_creation_waits_for_a_deletion_that_has_begun() {
     let database = database().await;
@@ -130,7 +130,7 @@ async fn a_creation_waits_for_a_deletion_that_has_begun() {
     assert_eq!(notes(&author, "t").await.unwrap(), [0, 1]);
 }
 
-/// What is under way when its answer is lost.
+/// What is in progress when its answer is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Create,
@@ -176,8 +176,8 @@ impl Meanwhile {
     }
 }
 
-/// Every call is cut at every request, before and after the server carried it out; then another process acts; then the call
-/// goes on. The outcome is that of the call at one moment before or after what the other process did.
+/// Every call is cut at every request, before and after the server carried it out; then another process acts; then the
+/// call continues. The outcome is that of the call at one moment before or after the other process acted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_and_a_third_party_before_the_next_attempt() {
     use Call::{Commit, Create, Delete, Flush as FlushIt, Put, RemoveAll, Rewrite as RewriteIt};
@@ -206,7 +206,7 @@ async fn a_lost_answer_and_a_third_party_before_the_next_attempt() {
 
 type Outcome = (Option<Vec<usize>>, Result<()>, Option<Vec<usize>>);
 
-/// What the other process saw before it acted, what the call returned, and what is there then. None if nothing was cut.
+/// What the other process saw before it acted, the call's result, and what exists then. None if nothing was cut.
 async fn one(
     database: &Database,
     other: &PostgresSaver,
@@ -257,7 +257,7 @@ async fn one(
         }
         () = come.notified() => {}
     }
-    // What the server has received it carries out, or finds that nobody is there any more.
+    // The server carries out what it has received, or finds that the client is gone.
     let busy = "SELECT count(*) FROM pg_stat_activity
                 WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'";
     let admin = connect(database.url()).await;
@@ -275,7 +275,7 @@ async fn one(
     Some((before, done, after))
 }
 
-/// What the call may say and leave. `before` is what the other process saw when it acted.
+/// What the call may return and leave. `before` is what the other process saw when it acted.
 fn check(
     call: Call,
     meanwhile: Meanwhile,
@@ -287,9 +287,9 @@ fn check(
     let others = after.is_some_and(|notes| notes.contains(&900));
     let in_doubt = matches!(done, Err(Error::InDoubt { .. }));
     match meanwhile {
-        // What the other process acknowledged is there, unless the call came later and removed it.
+        // What the other process acknowledged is stored, unless the call came later and removed it.
         Meanwhile::GoesOn if call == Call::Delete && before.is_some() => assert_eq!(after, None, "{what}"),
-        // A deletion that had not looked yet removes what it finds.
+        // A deletion that had not read the thread yet removes what it finds.
         Meanwhile::DeletesAndCreates if call == Call::Delete && before.is_some() => {
             assert!(others || after.is_none(), "{what}");
         }
@@ -325,7 +325,7 @@ fn check(
             }
         }
         Call::RemoveAll => match done {
-            // It is gone, whoever removed it.
+            // It is gone, whichever of the two removed it.
             Ok(()) => assert!(deleted || before.is_none() || after.is_none(), "{what}"),
             Err(Error::Stale { .. }) => assert!(before.is_some(), "{what}"),
             _ => assert!(in_doubt, "{what}"),

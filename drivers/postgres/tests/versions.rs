@@ -1,4 +1,4 @@
-//! Stores that older versions of the format made.
+//! Stores that older versions of the format created.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -58,7 +58,7 @@ async fn an_older_store_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
             let mut expected = texts(&head);
             let last = note(9)["content"].as_str().unwrap().to_owned();
             assert_eq!((expected.len(), expected.last()), (10, Some(&last)));
-            // Two processes go on in turn, from the mark that the older version wrote.
+            // Two processes continue in turn, from the mark that the older version wrote.
             for (n, saver) in [&one, &two, &two, &one].into_iter().enumerate() {
                 let step: StepCommit = talk.say(&note(100 + n));
                 saver.commit(step.clone()).await.unwrap();
@@ -70,7 +70,7 @@ async fn an_older_store_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
             let after = two.read_thread(&talk.thread).await.unwrap();
             for (place, tuple) in &before.checkpoints {
                 let mut found = after.checkpoints[place].clone();
-                // Tasks were added to the one that was the head.
+                // Tasks were added to the former head.
                 found.writes.truncate(tuple.writes.len());
                 assert_eq!(&found, tuple, "{thread}");
             }
@@ -78,7 +78,7 @@ async fn an_older_store_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
     }
 }
 
-/// The rights that an administrator gave on version 3 are enough after `setup`.
+/// The rights that an administrator granted on version 3 suffice after `setup`.
 #[tokio::test(flavor = "multi_thread")]
 async fn rights_are_carried_over_to_what_is_new() {
     let database = postgres().unwrap().database().await.unwrap();

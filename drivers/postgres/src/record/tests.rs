@@ -140,7 +140,7 @@ proptest! {
         }
     }
 
-    /// Damage that the checksum would have caught must not panic either.
+    /// Even damage that the checksum would have caught must not cause a panic.
     #[test]
     fn a_damaged_record_never_panics(record in checkpoint(), task in task(), at in any::<usize>(), to in any::<u8>()) {
         let mut bytes = record.encode();
@@ -153,7 +153,7 @@ proptest! {
         let _ = decode_tasks(&bytes);
     }
 
-    /// A row names every structure element without which it cannot be read.
+    /// A row lists every structure element that is needed to decode it.
     #[test]
     fn needs_cover_every_chunk_and_entry(record in checkpoint(), tasks in prop::collection::vec(task(), 0..3)) {
         let needs = needs(&record, &tasks);

@@ -8,7 +8,7 @@ use crate::config::Options;
 use crate::function;
 use crate::pool::Param;
 
-/// The plan that a session keeps of a statement in a function: it does not depend on the arguments.
+/// The plan that a session keeps for a statement in a function; it does not depend on the arguments.
 async fn kept_plan(client: &Client, options: &str, statement: &str, params: usize) -> String {
     let arguments = vec!["NULL"; params].join(", ");
     let explain = format!(
@@ -28,14 +28,14 @@ async fn plan(client: &Client, statement: &str, params: &[Param<'_>]) -> String 
     rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
 }
 
-/// However large the tables are, what is read is found by its key: nothing is scanned, filtered or sorted.
+/// However large the tables are, rows are found by key: nothing is scanned, filtered or sorted.
 #[tokio::test]
 async fn reads_go_by_keys() {
     let database = postgres().unwrap().database().await.unwrap();
     crate::setup(database.url(), &Options::default()).await.unwrap();
     let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
-    // Small tables are scanned otherwise.
+    // Otherwise small tables are scanned.
     client.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off").await.unwrap();
     let sql = Sql::new("public");
     let (thread, ns, id, limit) =
@@ -67,7 +67,7 @@ async fn reads_go_by_keys() {
         ),
     ] {
         by_key(name, &kept_plan(&client, "(COSTS OFF)", &statement, params.len()).await, cond);
-        // The plans for the first calls of a session are made for what they are called with.
+        // The plans for the first calls of a session are made for their arguments.
         let first = plan(&client, &statement, &params).await;
         let values =
             [("$1", "'01010101-0101-0101-0101-010101010101'::uuid"), ("$2", "'\\x'::bytea"), ("$3", by_id)];
@@ -91,7 +91,7 @@ async fn reads_go_by_keys() {
     assert!(threads.contains("Incremental Sort"), "{threads}");
 }
 
-/// A session keeps the plans of the function that writes, made when the tables were as small as these.
+/// A session keeps the plans of the writing function, made when the tables were as small as these.
 #[tokio::test]
 async fn writes_go_by_keys_with_plans_from_when_the_tables_were_small() {
     let database = postgres().unwrap().database().await.unwrap();
@@ -129,7 +129,7 @@ async fn writes_go_by_keys_with_plans_from_when_the_tables_were_small() {
     }
 }
 
-/// A statement that the planner believes to be costly is compiled first, which takes far longer than to run it.
+/// A statement that the planner considers costly is compiled first, which takes far longer than running it.
 #[tokio::test]
 async fn no_read_of_a_long_thread_looks_costly() {
     let database = postgres().unwrap().database().await.unwrap();

@@ -1,5 +1,5 @@
-//! Damage behind the saver's back. Rows are sealed again as the module `schema` of the driver says, so that what is lost
-//! looks like a deletion and not like a flipped bit.
+//! Damage that bypasses the saver. Rows are resealed as the driver's module `schema` describes, so that a loss looks
+//! like a deletion and not like a flipped bit.
 
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::CheckpointId;
@@ -32,7 +32,7 @@ pub fn row_key(key: &CheckpointKey) -> (Uuid, Vec<u8>, Uuid) {
     (Uuid::from_bytes(short_hash(key.thread.as_str())), ns, uuid(key.id))
 }
 
-/// Does what `damage` says.
+/// Inflicts `damage`.
 pub async fn inflict(url: &str, damage: &Damage) -> Result<(), BoxError> {
     let client = connect(url).await;
     let row = "WHERE thread = $1 AND ns = $2 AND id = $3";
@@ -45,7 +45,7 @@ pub async fn inflict(url: &str, damage: &Damage) -> Result<(), BoxError> {
             let (thread, ns, id) = row_key(at);
             let select = format!("SELECT tasks FROM threadkeep_checkpoint {row}");
             let tasks: Vec<u8> = client.query_one(&select, &[&thread, &ns, &id]).await?.get(0);
-            // Its version, how many tasks there are, and the id of the first.
+            // Its version, the number of tasks, and the id of the first.
             if tasks[1] != 1 || tasks[2..18] != task.as_bytes()[..] {
                 return Err("the task is not alone under its checkpoint".into());
             }

@@ -1,4 +1,4 @@
-//! What the driver's tests share.
+//! Helpers of the driver's tests.
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test uses its part")]
 
 pub mod damage;
@@ -17,7 +17,7 @@ pub async fn database() -> Database {
     database
 }
 
-/// A saver that waits as long as the tests of a loaded machine need.
+/// A saver that waits as long as tests on a busy machine need.
 pub async fn open(url: &str) -> PostgresSaver {
     let options = Options { patience: Duration::from_mins(1), ..Options::default() };
     PostgresSaver::connect(url, options).await.unwrap()

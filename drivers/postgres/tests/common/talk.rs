@@ -1,4 +1,4 @@
-//! A conversation that commits as the engine does.
+//! A conversation that commits like the engine.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use threadkeep::value::{ChannelValue, Element, ListValue};
 /// The one list channel of a [`Talk`].
 pub const MESSAGES: &str = "messages";
 
-/// A thread in which each step appends to one list: stored whole, or in delta mode with a snapshot now and then.
+/// A thread in which each step appends to one list, which is stored whole, or in delta mode with periodic snapshots.
 pub struct Talk {
     pub thread: ThreadId,
     pub ids: IdSource,
@@ -22,7 +22,7 @@ pub struct Talk {
     pub version: Option<Version>,
     pub messages: ListValue,
     pub step: i64,
-    /// In delta mode: a snapshot each so many steps.
+    /// In delta mode: the number of steps between snapshots.
     pub snapshots: Option<i64>,
 }
 
@@ -98,7 +98,7 @@ impl Talk {
         }
     }
 
-    /// Takes note that `step` was committed, as the engine does.
+    /// Records that `step` was committed, as the engine does.
     pub fn accept(&mut self, step: &StepCommit) {
         let before = self.head.replace(step.checkpoint.id);
         self.step += 1;
@@ -120,7 +120,7 @@ impl Talk {
         }
     }
 
-    /// Goes on from a head that was read, in full mode.
+    /// Continues from a head that was read, in full mode.
     pub fn resume(&mut self, head: &CheckpointTuple) {
         let entry = &head.checkpoint.channels[MESSAGES];
         self.head = Some(head.checkpoint.id);

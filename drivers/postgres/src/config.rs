@@ -102,7 +102,7 @@ impl Target {
 /// that mean `require` here.
 fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
     let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| address.starts_with(scheme));
-    // Several hosts are no URL to others.
+    // Other parsers do not accept several hosts in a URL.
     let Some((place, query)) = address.split_once('?').filter(|_| is_url) else {
         return (address.to_owned(), None);
     };

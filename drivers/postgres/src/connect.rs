@@ -14,7 +14,7 @@ use tokio_postgres::error::DbError;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// How long the other servers may take after the first one has answered as a primary.
+/// How long to wait for the other servers after the first one has answered as a primary.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// The timeline that a primary writes to; an error on a standby. Each promotion begins a new one.
@@ -31,8 +31,8 @@ impl Connector {
         Self { tls }
     }
 
-    /// Connects to the server; of several, to the primary. They are all asked at once: one that hangs delays nobody. If
-    /// two say that they are the primary, the one that was promoted last is.
+    /// Connects to the server, or to the primary of several. All are asked at once, so that a hanging one delays
+    /// nothing. If two claim to be the primary, the one promoted last is chosen.
     pub(crate) async fn open(&self, config: &Config) -> Result<(Client, JoinHandle<()>), Error> {
         let hosts = hosts(config);
         if hosts.len() < 2 {
@@ -78,7 +78,7 @@ impl Connector {
 struct Primary {
     client: Client,
     driver: JoinHandle<()>,
-    /// In hexadecimal digits, as many for each.
+    /// In hexadecimal digits, the same number for each.
     timeline: String,
 }
 
@@ -148,10 +148,10 @@ fn hosts(config: &Config) -> Vec<Config> {
     (0..count).map(one).collect()
 }
 
-/// Passes messages on until the connection ends.
+/// Drives the connection until it ends.
 ///
-/// A server that is told to stop waiting for its synchronous standby acknowledges the commit, with a warning. Then the
-/// connection ends here, so that everything under way on it is in doubt.
+/// A server whose wait for its synchronous standby is cancelled acknowledges the commit, with a warning. This ends the
+/// connection then, so that everything in progress on it is in doubt.
 async fn drive<S, T>(mut connection: Connection<S, T>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -173,7 +173,7 @@ where
     }
 }
 
-/// The routine of the server is named in every language.
+/// The name of the server's routine is the same in every language.
 fn is_without_standby(notice: &DbError) -> bool {
     notice.routine() == Some("SyncRepWaitForLSN") || notice.message().contains("synchronous replication")
 }

@@ -18,17 +18,17 @@ pub(crate) const NOT_ALLOWED: &str = "the role lacks a right; it needs USAGE on 
 pub(crate) const FULL: &str = "the server's disk is full; free some space, then retry";
 /// The server is a standby.
 pub(crate) const READ_ONLY: &str =
-    "the server takes no writes; connect to the primary, for example with target_session_attrs=read-write";
+    "the server accepts no writes; connect to the primary, for example with target_session_attrs=read-write";
 /// The thread was changed before every attempt.
-pub(crate) const BUSY: &str = "the thread was deleted and made anew again and again meanwhile; retry";
+pub(crate) const BUSY: &str = "the thread was repeatedly deleted and recreated meanwhile; retry";
 /// The pool is closed.
 pub(crate) const CLOSED: &str = "the store is closed; open it again";
 
 /// The thread says nothing any more about an operation in doubt.
-pub(crate) const OVERTAKEN: &str = "the answer of the server was lost, and the thread was rewritten, deleted or written to many \
+pub(crate) const OVERTAKEN: &str = "the server's answer was lost, and the thread was rewritten, deleted or written to many \
     times since";
 
-/// Nobody answers at the address.
+/// The server does not answer.
 pub(crate) const SILENT: &str = "the server does not answer";
 
 /// Why an attempt did not succeed.

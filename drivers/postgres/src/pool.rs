@@ -34,7 +34,7 @@ pub(crate) struct Connections {
     lanes: Mutex<Vec<Weak<Lane>>>,
     /// The number of connections that may be shared; the rest is for reads.
     width: usize,
-    /// Connections that were open then are not used any more.
+    /// Connections opened before this moment are not used any more.
     renewed: Arc<Mutex<Option<Instant>>>,
     /// For [`Self::probe`].
     config: Config,
@@ -43,16 +43,16 @@ pub(crate) struct Connections {
     server: Mutex<Option<String>>,
 }
 
-/// Names a server since its last start, and says whether it is a primary.
+/// Identifies a server since its last start, and says whether it is a primary.
 const SERVER: &str =
     "SELECT pg_catalog.concat(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_is_in_recovery())";
 
-/// What a probe found.
+/// The result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Probed {
-    /// The server is the one that it was.
+    /// The server is the same as before.
     Same,
-    /// It is another one, or was started again.
+    /// It is another one, or was restarted.
     Other,
     /// There is no answer.
     Silent,
@@ -123,7 +123,7 @@ impl Connections {
         usable.into_iter().min_by_key(Arc::strong_count).unwrap_or_default()
     }
 
-    /// Asks on a new connection which server there is now.
+    /// Asks on a new connection which server answers now.
     pub(crate) async fn probe(&self, patience: Duration) -> Probed {
         let ask = async {
             let (client, _driver) = self.connector.open(&self.config).await.ok()?;
@@ -137,7 +137,7 @@ impl Connections {
         if same { Probed::Same } else { Probed::Other }
     }
 
-    /// Closes the connections that nobody uses; those in use serve what is under way on them and nothing else.
+    /// Closes idle connections; those in use finish what is in progress on them and are not reused.
     pub(crate) fn renew(&self) {
         *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).clear();

@@ -74,24 +74,24 @@ use crate::function;
 /// The newest format that this driver reads, and the format that it writes.
 pub const FORMAT_VERSION: u32 = 4;
 
-/// Settings of a server with which the saver cannot keep what it promises, and what follows from them.
+/// Server settings with which the saver cannot keep its promises, and their consequences.
 const RISKS: [(&str, &str); 5] = [
     (
         "fsync=off",
-        "a crash of the machine loses commits that were acknowledged, and can ruin the database; turn it on",
+        "a crash of the machine loses acknowledged commits, and can corrupt the database; turn it on",
     ),
-    ("full_page_writes=off", "a crash of the machine can ruin pages of the database; turn it on"),
+    ("full_page_writes=off", "a crash of the machine can corrupt pages of the database; turn it on"),
     (
         "synchronous_commit=off",
         "the saver turns it on for its own commits that ask for a flush; other programs' may be lost by a crash",
     ),
     (
         "synchronous_commit=local",
-        "a failover to a synchronous standby can lose commits that were acknowledged; set it to on",
+        "a failover to a synchronous standby can lose acknowledged commits; set it to on",
     ),
     (
         "data_checksums=off",
-        "damage beneath the rows can hide some of them; turn them on with pg_checksums --enable while the server is stopped",
+        "damage below the rows can hide some of them; turn them on with pg_checksums --enable while the server is stopped",
     ),
 ];
 
@@ -192,7 +192,7 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
     let schema = options.quoted_schema()?;
     let Target { config, tls } = Target::parse(address, options.patience)?;
     let done = async {
-        // The connection ends when nobody can ask it any more.
+        // The connection ends with its client.
         let (client, _driver) = Connector::new(tls).open(&config).await?;
         apply(&client, options, &schema, version).await
     };
@@ -231,7 +231,7 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
     warn_of_losses(client).await
 }
 
-/// Warns of settings of the server with which a crash loses, or hides, what was acknowledged.
+/// Warns of server settings with which a crash loses, or hides, what was acknowledged.
 async fn warn_of_losses(client: &Client) -> Result<(), Trouble> {
     let query = "SELECT name || '=' || setting FROM pg_catalog.pg_settings
                  WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'data_checksums')";

@@ -10,7 +10,7 @@ pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, '
     CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
 
-/// Makes the transaction wait for the disk when it commits, whatever the default of the server is.
+/// Makes the transaction wait for the disk when it commits, whatever the server's default.
 const FLUSHING: &str = "CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
 

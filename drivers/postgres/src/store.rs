@@ -98,8 +98,9 @@ impl Store {
         }
     }
 
-    /// Waits for an attempt. While there is no answer, now and then a new connection is opened: if it leads to another
-    /// server, the one that was asked has been replaced, and may never answer. A server that is only slow is waited for.
+    /// Waits for an attempt. While there is no answer, it opens a new connection from time to time: if that leads to
+    /// another server, the server that was asked has been replaced, and may never answer. A server that is only slow is
+    /// waited for.
     async fn watched<T>(&self, mut attempt: Attempt<'_, T>, started: Instant) -> Result<T, Trouble> {
         if self.patience.is_zero() {
             return attempt.await;

@@ -1,4 +1,4 @@
-//! A primary with a standby: what becomes of writes when one of them stops, hangs, or takes the other's place.
+//! A primary with a standby: the outcome of writes when one of them stops, hangs, or takes over.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -61,7 +61,7 @@ async fn notes(saver: &PostgresSaver, talk: &Talk) -> usize {
     head.map_or(0, |head| texts(&head).len())
 }
 
-/// A session that waits for the standby is ended: its commit is there, on the primary alone. The next attempt finds it, and
+/// A session that waits for the standby is ended: its commit is on the primary only. The next attempt finds it, and
 /// must not acknowledge it before the standby has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_in_doubt_is_acknowledged_once_the_standby_has_it() {
@@ -130,7 +130,7 @@ async fn a_cancelled_wait_acknowledges_nothing() {
 async fn a_demoted_primary_is_left_for_the_new_one() {
     let cluster = cluster(Replication::Synchronous).await;
     let saver = open(&cluster.url("postgres")).await;
-    // Through one address, as of a proxy: it leads to a server that takes no writes for a while.
+    // Through one address, like that of a proxy: it leads to a server that refuses writes for a while.
     let single = open(&cluster.primary_url("postgres")).await;
     let mut talk = talk("t");
     say(&saver, &mut talk, 0).await.unwrap();
@@ -159,7 +159,7 @@ async fn a_demoted_primary_is_left_for_the_new_one() {
     admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
     committing.await.unwrap().unwrap();
     talk.accept(&step);
-    // And now the roles are exchanged.
+    // And now the roles are swapped.
     block_in_place(|| {
         cluster.crash_primary().unwrap();
         cluster.promote().unwrap();
@@ -169,8 +169,8 @@ async fn a_demoted_primary_is_left_for_the_new_one() {
     assert_eq!(notes(&saver, &talk).await, 4);
 }
 
-/// The primary hangs: its kernel still answers, and the connections to it stay open. Then it comes back and believes to be the
-/// primary.
+/// The primary hangs: its kernel still answers, and the connections to it stay open. Then it resumes and considers
+/// itself the primary.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_hangs_is_left_for_the_new_one() {
     let cluster = cluster(Replication::Synchronous).await;
@@ -192,8 +192,8 @@ async fn a_primary_that_hangs_is_left_for_the_new_one() {
     assert_eq!(notes(&saver, &talk).await, 3);
 }
 
-/// The standby did not have everything: what was acknowledged is gone, and is reported before anything else is
-/// acknowledged on the thread.
+/// The standby lacked some writes: acknowledged ones are gone, which is reported before anything else is acknowledged
+/// on the thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_asynchronous_standby_did_not_have_is_reported() {
     let cluster = cluster(Replication::Asynchronous).await;

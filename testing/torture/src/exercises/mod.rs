@@ -2,6 +2,7 @@
 
 pub mod conversions;
 pub mod cut_answers;
+pub mod failovers;
 pub mod killed;
 pub mod power_loss;
 pub mod processes;
@@ -48,4 +49,5 @@ pub const ALL: &[Exercise] = &[
     exercise("random programs", Kind::Memory, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
     exercise("random programs", Kind::Sqlite, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
     exercise("random programs", Kind::Postgres, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
+    exercise("failovers", Kind::Postgres, failovers::ABOUT, |turn| Box::pin(failovers::run(turn))),
 ];

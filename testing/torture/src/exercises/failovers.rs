@@ -1,0 +1,135 @@
+//! Failovers of a primary with a synchronous standby, while writers go on: nothing that was acknowledged is missing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, ensure};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
+use threadkeep::mode::ChannelMode;
+use threadkeep::saver::Saver;
+use threadkeep_postgres::setup;
+use threadkeep_testing::{Cluster, Replication};
+use tokio::task::spawn_blocking;
+
+use crate::actor::{accessor, say, texts};
+use crate::exercise::Turn;
+use crate::place::{Kind, open_at, postgres_options};
+
+/// What it tries, in a line.
+pub const ABOUT: &str =
+    "a primary is killed, crashed, frozen or restarted under writers, its standby promoted";
+
+/// Processes that write, each to a thread of its own.
+const WRITERS: u64 = 3;
+
+/// What a writer was promised, and what it does not know.
+struct Written {
+    thread: ThreadId,
+    acknowledged: Vec<String>,
+    doubtful: BTreeSet<String>,
+}
+
+/// Lets some failovers happen under writers.
+///
+/// # Errors
+/// What was lost, or written twice.
+pub async fn run(turn: Turn) -> anyhow::Result<()> {
+    let cluster = Arc::new(blocking(|| Cluster::start(Replication::Synchronous)).await?);
+    let url = cluster.url("postgres");
+    setup(&url, &postgres_options()).await?;
+    let done = Arc::new(AtomicBool::new(false));
+    let mut writing = Vec::new();
+    for n in 0..WRITERS {
+        let saver = open_at(Kind::Postgres, &url).await?;
+        writing.push(tokio::spawn(write(
+            saver,
+            ThreadId::from(format!("t{n}")),
+            turn.seed + n,
+            done.clone(),
+        )));
+    }
+    let mut rng = StdRng::seed_from_u64(turn.seed);
+    let mut happened = Ok(());
+    for _ in 0..2 * turn.effort {
+        let (cluster, which) = (cluster.clone(), rng.random_range(0..5));
+        happened = blocking(move || fail_over(&cluster, which)).await;
+        if happened.is_err() {
+            break;
+        }
+        turn.tally.add("failovers", 1);
+    }
+    done.store(true, Ordering::SeqCst);
+    let saver = open_at(Kind::Postgres, &url).await?;
+    let cold = accessor(&saver, ChannelMode::Delta, 0)?;
+    for writer in writing {
+        let Written { thread, acknowledged, doubtful } = writer.await?.context("a writer")?;
+        turn.tally.add("commits", acknowledged.len());
+        turn.tally.add("in doubt", doubtful.len());
+        let head = cold.get(&thread, None).await?;
+        let read = head.as_ref().map(texts).transpose()?.unwrap_or_default();
+        let known: Vec<_> = read.iter().filter(|text| !doubtful.contains(*text)).cloned().collect();
+        ensure!(known == acknowledged, "{thread} reads {known:?}, acknowledged were {acknowledged:?}");
+        let once: BTreeSet<_> = read.iter().collect();
+        ensure!(once.len() == read.len(), "{thread}: something was written twice: {read:?}");
+    }
+    happened
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> threadkeep_testing::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    spawn_blocking(work).await?.map_err(anyhow::Error::from_boxed)
+}
+
+fn fail_over(cluster: &Cluster, which: u32) -> threadkeep_testing::Result<()> {
+    match which {
+        0 => cluster.kill_primary()?,
+        1 => cluster.crash_primary()?,
+        2 => {
+            cluster.freeze_primary()?;
+            cluster.promote()?;
+            // It believes to be the primary still.
+            cluster.thaw_old_primary()?;
+            return cluster.rebuild();
+        }
+        3 => {
+            cluster.crash_primary()?;
+            cluster.resume_primary()?;
+            return cluster.wait_for_standby();
+        }
+        _ => {
+            cluster.freeze_standby()?;
+            cluster.thaw_standby()?;
+            return cluster.wait_for_standby();
+        }
+    }
+    cluster.promote()?;
+    cluster.rebuild()
+}
+
+async fn write(
+    saver: Arc<dyn Saver>,
+    thread: ThreadId,
+    seed: u64,
+    done: Arc<AtomicBool>,
+) -> anyhow::Result<Written> {
+    let engine = accessor(&saver, ChannelMode::Delta, seed)?;
+    let mut written = Written { thread, acknowledged: Vec::new(), doubtful: BTreeSet::new() };
+    let mut n = 0;
+    while !done.load(Ordering::SeqCst) {
+        n += 1;
+        let text = format!("{n}");
+        match say(&engine, &written.thread, &text).await {
+            Ok(_) => written.acknowledged.push(text),
+            Err(Error::InDoubt { .. }) => drop(written.doubtful.insert(text)),
+            // Nothing was written. A conflict is with an earlier write in doubt.
+            Err(Error::Unavailable { .. } | Error::Conflict { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(written)
+}

@@ -1,4 +1,4 @@
-//! Random work on threads as agents and operators do it, with a book of what each checkpoint's state must be.
+//! Random work on threads, as agents and operators do it, with a book of the expected state of each checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,15 +23,15 @@ use threadkeep::step::{Durability, StepWriter};
 use threadkeep::verify::verify;
 use threadkeep_conformance::Naive;
 
-/// How often a delta channel stores a snapshot.
+/// The number of steps between snapshots of a delta channel.
 const CADENCE: u64 = 3;
 /// The threads that an actor works on.
 const THREADS: [&str; 3] = ["a", "b", "c"];
 
-/// What each checkpoint's state must be: the texts of its messages.
+/// The expected state of each checkpoint: the texts of its messages.
 pub type Book = BTreeMap<(ThreadId, CheckpointId), Arc<Vec<String>>>;
 
-/// A clock that goes on by a millisecond whenever it is looked at, so that a seed makes the same ids again.
+/// A clock that advances by a millisecond whenever it is read, so that a seed makes the same ids again.
 struct Ticks(AtomicU64);
 
 impl Clock for Ticks {
@@ -60,7 +60,7 @@ pub fn accessor(saver: &Arc<dyn Saver>, mode: ChannelMode, seed: u64) -> threadk
 /// The texts of the messages in a state.
 ///
 /// # Errors
-/// If it has other things there.
+/// If it holds anything else.
 pub fn texts(state: &StateSnapshot) -> anyhow::Result<Vec<String>> {
     let messages = state.json("messages")?.unwrap_or_else(|| json!([]));
     let messages = messages.as_array().context("messages are no list")?;
@@ -68,7 +68,7 @@ pub fn texts(state: &StateSnapshot) -> anyhow::Result<Vec<String>> {
     messages.iter().map(text).collect()
 }
 
-/// Adds a message to the head of a thread, which need not be there.
+/// Adds a message at the head of a thread, which need not exist.
 ///
 /// # Errors
 /// The engine's.
@@ -81,16 +81,16 @@ pub async fn say(
     accessor.update(thread, Update { at: None, node: "human".into(), writes, extra: Map::new() }).await
 }
 
-/// Works on a few threads, one thing at a time.
+/// Works on a few threads, one operation at a time.
 pub struct Actor {
     saver: Arc<dyn Saver>,
     full: StateAccessor,
     delta: StateAccessor,
     rng: StdRng,
     modes: BTreeMap<ThreadId, ChannelMode>,
-    /// What the state of each checkpoint that is there must be.
+    /// The expected state of each existing checkpoint.
     pub book: Book,
-    /// The same of all that ever were there.
+    /// The same for all checkpoints that ever existed.
     pub ever: Book,
     said: u64,
     runs: u64,
@@ -155,10 +155,10 @@ impl Actor {
         Ok(())
     }
 
-    /// Does one thing.
+    /// Does one operation.
     ///
     /// # Errors
-    /// Those of the engine: there is no reason for any.
+    /// Those of the engine; none is expected.
     pub async fn step(&mut self) -> anyhow::Result<()> {
         let thread = self.any_thread();
         if !self.book.keys().any(|(of, _)| *of == thread) {
@@ -188,7 +188,7 @@ impl Actor {
         }
     }
 
-    /// One to three supersteps, each with one to three tasks, with one flush in the end, with one each, or with none.
+    /// One to three supersteps, each with one to three tasks, with one flush at the end, a flush each, or none.
     async fn turn(&mut self, thread: &ThreadId) -> anyhow::Result<()> {
         let at = self.older(thread);
         let mut writer = StepWriter::open(&self.accessor(thread), thread, at).await?;
@@ -221,7 +221,7 @@ impl Actor {
         Ok(())
     }
 
-    /// A task that finishes before its siblings, in a run that never comes to its commit.
+    /// A task that finishes before its siblings, in a run that never commits.
     async fn leave_pending(&mut self, thread: &ThreadId) -> anyhow::Result<()> {
         let mut writer = StepWriter::open(&self.accessor(thread), thread, None).await?;
         let task = writer.start_task(&"worker".into(), 0);
@@ -292,7 +292,7 @@ impl Actor {
         Ok(())
     }
 
-    /// A deletion chooses what goes; what stays must read as before.
+    /// A deletion chooses what to remove; what stays must read as before.
     async fn forget_removed(&mut self, thread: &ThreadId) -> anyhow::Result<()> {
         let image = self.saver.read_thread(thread).await?;
         let left: BTreeSet<_> = image.checkpoints.keys().map(|(_, id)| *id).collect();
@@ -301,7 +301,7 @@ impl Actor {
     }
 }
 
-/// Fails unless a store holds exactly what the model says. Returns how many checkpoints that are.
+/// Fails unless a store holds exactly what the model holds. Returns the number of checkpoints.
 ///
 /// # Errors
 /// The first difference.
@@ -320,10 +320,10 @@ pub async fn compare(saver: &dyn Saver, model: &Naive) -> anyhow::Result<usize> 
     Ok(count)
 }
 
-/// What the state of each checkpoint of a model must be.
+/// The expected state of each checkpoint of a model.
 ///
 /// # Errors
-/// If the book does not know one.
+/// If a checkpoint is not in the book.
 pub fn book_of(model: &Naive, ever: &Book) -> anyhow::Result<Book> {
     let tuples = THREADS.into_iter().flat_map(|thread| model.thread(&thread.into()));
     let entry = |tuple: &CheckpointTuple| {
@@ -349,13 +349,13 @@ fn difference<T: PartialEq + std::fmt::Debug>(read: &[T], expected: &[T]) -> Str
     )
 }
 
-/// The beginnings of texts, for an error that a person reads.
+/// The beginnings of texts, for a readable error.
 fn starts(texts: &[String]) -> Vec<String> {
     texts.iter().map(|text| text.chars().take(12).collect()).collect()
 }
 
-/// Fails unless every checkpoint of the book reads as it says, through an accessor that remembers nothing, and every
-/// thread passes `verify`. Returns how many states were compared.
+/// Fails unless every checkpoint of the book has its expected state, read through an accessor that remembers nothing,
+/// and every thread passes `verify`. Returns the number of compared states.
 ///
 /// # Errors
 /// The first difference.

@@ -1,4 +1,4 @@
-//! Child processes: this crate's binary once more, with something to do on a store until it is killed.
+//! Child processes: this crate's binary again, with work to do on a store until it is killed.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -19,31 +19,31 @@ use crate::exercises::processes;
 use crate::place::{Kind, open_at};
 use crate::witness::{Watch, Witness};
 
-/// What a child does.
+/// The work of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Work {
-    /// What an actor does with the seed, saying the number of each write that was acknowledged.
+    /// Does what an actor does with the seed, and prints the number of each acknowledged write.
     Act,
-    /// Adds to a shared thread, saying what was acknowledged.
+    /// Adds to a shared thread, and prints what was acknowledged.
     Share,
     /// Writes to an SQLite file and moves its log into it, again and again.
     Checkpoint,
 }
 
-/// What a child process is started with.
+/// The arguments of a child process.
 #[derive(Debug, Args)]
 pub struct Task {
-    /// What it does.
+    /// Its work.
     work: Work,
-    /// On which saver.
+    /// The saver.
     saver: Kind,
-    /// Where the store is.
+    /// The address of the store.
     address: String,
     /// The seed.
     seed: u64,
 }
 
-/// What a child adds to a shared thread at most.
+/// The most that a child adds to a shared thread.
 const LINES: usize = 60;
 
 struct Say;
@@ -56,7 +56,7 @@ impl Watch for Say {
     }
 }
 
-/// Says a line to the parent.
+/// Prints a line for the parent.
 pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // A parent that is gone needs no answer.
@@ -66,7 +66,7 @@ pub(crate) fn say(line: &str) {
 /// Does the work of a child.
 ///
 /// # Errors
-/// What went wrong; the parent hears of it.
+/// What went wrong; it is reported to the parent.
 pub async fn work(task: Task) -> anyhow::Result<()> {
     let Task { work, saver, address, seed } = task;
     match work {
@@ -92,7 +92,7 @@ pub async fn work(task: Task) -> anyhow::Result<()> {
     }
 }
 
-/// A child, seen from its parent. It is killed when this is dropped.
+/// A child as seen by its parent. It is killed when this is dropped.
 pub(crate) struct Child {
     process: tokio::process::Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -113,7 +113,7 @@ impl Child {
         Ok(Self { process, lines: BufReader::new(out).lines() })
     }
 
-    /// What it says next.
+    /// The next line that it prints.
     pub(crate) async fn hear(&mut self) -> anyhow::Result<String> {
         match self.lines.next_line().await? {
             Some(line) => Ok(line),
@@ -121,7 +121,7 @@ impl Child {
         }
     }
 
-    /// Kills it, in the way that leaves it no time for anything. Returns what it had said last.
+    /// Kills it with SIGKILL, so that it cannot clean up. Returns its last lines.
     pub(crate) async fn kill(mut self) -> anyhow::Result<Vec<String>> {
         self.process.kill().await?;
         let mut last = Vec::new();
@@ -132,7 +132,7 @@ impl Child {
     }
 }
 
-/// A number that a child said. A line that was cut off is none.
+/// A number that a child printed; none if the line is truncated.
 pub(crate) fn number(line: &str) -> Option<usize> {
     usize::from_str(line).ok()
 }

@@ -1,8 +1,8 @@
-//! What a loss of power leaves of a directory.
+//! What a power loss leaves of a directory.
 //!
-//! A disk keeps what was flushed. Of what was written since, it may keep any sectors, in any order, and the one that it was
-//! writing may be torn. Bytes outside a write do not change (SQLite calls that powersafe overwrite and relies on it). A new
-//! length and a new name are kept or lost by themselves.
+//! A disk keeps what was flushed. Of later writes, it may keep any sectors, and the one being written may be torn.
+//! Bytes outside a write do not change (SQLite calls that powersafe overwrite and relies on it). A new length and a new
+//! name are kept or lost independently.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,10 +12,10 @@ use rand::rngs::StdRng;
 
 use crate::trace::Event;
 
-/// What an image has where a file grew and the sector there was lost, if not zeros.
+/// The content of an image where a file grew and the sector there was lost, if not zeros.
 const STALE: u8 = 0xa5;
 
-/// A file: what is on the disk, and what came after it.
+/// A file: what is on disk, and the changes since.
 #[derive(Debug, Clone, Default)]
 struct File {
     durable: Vec<u8>,
@@ -40,9 +40,9 @@ pub struct Disk {
     files: Vec<File>,
     names: BTreeMap<String, usize>,
     since: Vec<Name>,
-    /// Changes of the work that began by now.
+    /// Changes of the work that have begun.
     pub began: usize,
-    /// Changes of the work that were acknowledged as flushed by now.
+    /// Changes of the work that were acknowledged as flushed.
     pub promised: usize,
 }
 
@@ -51,16 +51,16 @@ pub struct Disk {
 enum Keeps {
     Nothing,
     All,
-    /// Each sector with this chance in a hundred.
+    /// Each sector with this probability, in percent.
     Some(u32),
-    /// The first so many sectors; the next one is torn.
+    /// The first sectors, this many; the next one is torn.
     First(usize),
-    /// All but the sector of this number, which is lost or torn.
+    /// All but the sector with this number, which is lost or torn.
     AllBut(usize),
 }
 
 impl Disk {
-    /// Takes note of what happened next.
+    /// Records what happened next.
     pub fn follow(&mut self, event: &Event) {
         match event {
             Event::Create { name, file } => {
@@ -107,7 +107,7 @@ impl Disk {
         self.since.is_empty() && self.files.iter().all(|file| file.since.is_empty())
     }
 
-    /// What a loss of power leaves, as the random numbers decide: the files by their names.
+    /// What a power loss leaves, for these random numbers: the files by name.
     pub fn image(&self, rng: &mut StdRng) -> BTreeMap<String, Vec<u8>> {
         let sector = if rng.random_bool(0.5) { 512 } else { 4096 };
         let mut names = self.names.clone();
@@ -155,7 +155,7 @@ impl File {
                         if keeps.keep(number, rng) {
                             put(&mut image, here, piece, hole);
                         } else if keeps.tears(number, rng) {
-                            // The head went over the first part of it, or over the last.
+                            // The head wrote the first part of it, or the last.
                             let cut = rng.random_range(0..=piece.len());
                             if rng.random_bool(0.5) {
                                 put(&mut image, here, &piece[..cut], hole);
@@ -224,7 +224,7 @@ fn rename(names: &mut BTreeMap<String, usize>, name: Name) {
 /// Writes an image to a directory.
 ///
 /// # Errors
-/// What the file system says.
+/// Those of the file system.
 pub fn write(image: &BTreeMap<String, Vec<u8>>, directory: &Path) -> std::io::Result<()> {
     image.iter().try_for_each(|(name, bytes)| std::fs::write(directory.join(name), bytes))
 }

@@ -1,4 +1,4 @@
-//! What an exercise is, and what it counts.
+//! The definition of an exercise, and its counts.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,9 +15,9 @@ pub struct Exercise {
     pub name: &'static str,
     /// The saver it works on.
     pub saver: Kind,
-    /// What it tries, in a line.
+    /// What it tries, in one line.
     pub about: &'static str,
-    /// Does one turn. An error is something found.
+    /// Does one turn. An error is a finding.
     pub run: fn(Turn) -> BoxFuture<'static, anyhow::Result<()>>,
 }
 
@@ -31,9 +31,9 @@ impl Exercise {
 /// One turn of an exercise.
 #[derive(Clone)]
 pub struct Turn {
-    /// All its random choices come from it.
+    /// The source of all its random choices.
     pub seed: u64,
-    /// How much it does, 1 for a short test.
+    /// How much it does; 1 for a short test.
     pub effort: u32,
     /// The saver.
     pub saver: Kind,

@@ -31,16 +31,16 @@ enum Command {
 
 #[derive(Args)]
 struct Run {
-    /// How long to go on, in minutes.
+    /// How long to run, in minutes.
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// The seed of the first turn of each exercise; the others count up from it. Without one, the clock's.
+    /// The seed of the first turn of each exercise; later turns count up from it. Default: taken from the clock.
     #[arg(long)]
     seed: Option<u64>,
     /// Only exercises with this text in their name, for example `power` or `postgres`.
     #[arg(long)]
     only: Option<String>,
-    /// At most so many turns of each exercise: 1 with --seed and --only replays a turn.
+    /// The maximum number of turns of each exercise: 1 with --seed and --only replays a turn.
     #[arg(long)]
     turns: Option<u64>,
     /// How much each turn does; a short test does 1.
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the exercises in turn until the time is over. Returns whether nothing was found.
+/// Runs the exercises in turn until the time is over. Returns whether there were no findings.
 async fn torture(run: &Run) -> anyhow::Result<bool> {
     let begun = Instant::now();
     let end = Duration::try_from_secs_f64(run.minutes * 60.0).context("--minutes")?;
@@ -88,7 +88,7 @@ async fn torture(run: &Run) -> anyhow::Result<bool> {
     let progress = ProgressBar::no_length();
     progress.set_style(ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}")?);
     progress.enable_steady_tick(Duration::from_millis(200));
-    // The exercise that had the least time goes next, so each gets the same.
+    // The exercise with the least time so far goes next, so that each gets the same.
     while begun.elapsed() < end {
         let next = rows.iter_mut().filter(|row| run.turns.is_none_or(|turns| row.turns < turns));
         let Some(row) = next.min_by_key(|row| row.took) else { break };

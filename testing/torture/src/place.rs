@@ -15,7 +15,7 @@ use threadkeep_testing::Database;
 use crate::trace::Recorder;
 use crate::vfs::{self, Recording};
 
-/// How long an operation waits on a machine whose cores are all busy.
+/// How long an operation waits on a busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// One of our savers.
@@ -43,7 +43,7 @@ impl Kind {
 /// A temporary directory, in memory where the system has such a place.
 ///
 /// # Errors
-/// What the file system says.
+/// Those of the file system.
 pub fn scratch() -> std::io::Result<TempDir> {
     let memory = Path::new("/dev/shm");
     let here = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -63,7 +63,7 @@ impl Place {
     /// An empty store. SQLite flushes nothing there.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub async fn new(kind: Kind) -> anyhow::Result<Self> {
         let directory = scratch()?;
         let recording = match kind {
@@ -82,7 +82,7 @@ impl Place {
         self.directory.path().join("checkpoints.db")
     }
 
-    /// Where another process finds it: a path or a URL.
+    /// Its address for another process: a path or a URL.
     pub fn address(&self) -> String {
         match &self.database {
             Some(database) => database.url().to_owned(),
@@ -90,7 +90,7 @@ impl Place {
         }
     }
 
-    /// A handle of its own.
+    /// A new handle.
     ///
     /// # Errors
     /// The driver's.

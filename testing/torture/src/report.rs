@@ -6,17 +6,17 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use crate::exercise::{Exercise, Tally};
 
-/// What became of one exercise.
+/// The result of one exercise.
 pub struct Row {
     /// The exercise.
     pub exercise: Exercise,
-    /// How many turns it had.
+    /// The number of turns.
     pub turns: u64,
-    /// How long they took together.
+    /// The total time of the turns.
     pub took: Duration,
-    /// What was counted.
+    /// Its counts.
     pub tally: Tally,
-    /// What was found, with the seed of the turn.
+    /// Its findings, each with the seed of the turn.
     pub found: Vec<(u64, String)>,
 }
 
@@ -60,7 +60,7 @@ pub fn table(rows: &[Row], markdown: bool) -> String {
     table.to_string()
 }
 
-/// A number with its digits in threes.
+/// A number with its digits in groups of three.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();

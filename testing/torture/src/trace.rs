@@ -1,9 +1,9 @@
-//! What reached the files of a directory, in order: the material from which power-loss images are made.
+//! The operations on the files of a directory, in order: the material for power-loss images.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One thing that happened. Files have numbers, because a name may come to mean another file.
+/// One operation. Files have numbers, because a name may come to mean another file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A file was created under a name.
@@ -22,43 +22,43 @@ pub enum Event {
     Write {
         /// The file.
         file: usize,
-        /// Where they begin.
+        /// Their offset.
         at: u64,
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A file got another length.
+    /// A file changed its length.
     Truncate {
         /// The file.
         file: usize,
         /// Its length.
         length: u64,
     },
-    /// What was written to a file so far is on the disk.
+    /// Everything written to a file so far is on disk.
     Sync {
         /// The file.
         file: usize,
     },
-    /// The names are on the disk.
+    /// The names are on disk.
     SyncNames,
     /// The work began its `n`th change, counted from 1.
     Began(usize),
-    /// The work was promised that its first `n` changes are on the disk.
+    /// The first `n` changes of the work were acknowledged as flushed.
     Promised(usize),
 }
 
-/// Whether an operation takes place.
+/// Whether an operation takes place, and succeeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does.
+    /// It does, and succeeds.
     Do,
-    /// It does not, and is an error.
+    /// It does not, and fails.
     Fail,
-    /// It does, and is an error all the same.
+    /// It does, and fails all the same.
     DoAndFail,
 }
 
-/// The operation that is to fail.
+/// The kind of operation that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// A write.
@@ -75,7 +75,7 @@ struct State {
     files: usize,
     /// Files whose first flush makes names durable too, as SQLite does for a new log or journal.
     fresh: Vec<usize>,
-    /// What fails, how many of its kind come before, and how.
+    /// What fails, after how many of its kind, and how.
     fault: Option<(Operation, u32, Verdict)>,
 }
 
@@ -103,7 +103,7 @@ impl Recorder {
         }
     }
 
-    /// Everything that happened, taken away.
+    /// Takes all recorded operations.
     pub fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.state().events)
     }
@@ -118,12 +118,12 @@ impl Recorder {
         self.note(Event::Promised(n));
     }
 
-    /// Lets the `nth` operation of this kind from now on fail, counted from 0.
+    /// Makes the `nth` operation of this kind from now on fail, counted from 0.
     pub fn arm(&self, operation: Operation, nth: u32, how: Verdict) {
         self.state().fault = Some((operation, nth, how));
     }
 
-    /// Lets everything work again; returns whether something failed.
+    /// Disarms it; returns whether something failed.
     pub fn disarm(&self) -> bool {
         let mut state = self.state();
         let armed = state.fault.take();

@@ -1,8 +1,8 @@
-//! A SQLite VFS below the driver's own: it records what reaches the files of a directory, and lets operations fail.
+//! A SQLite VFS below the driver's own: it records operations on the files of a directory, and makes operations fail.
 //!
-//! [`install`] makes it the process's default VFS, so it must run before anything opens a database. The driver's page VFS
-//! wraps the default one, and so stands on top of it. Files are opened by the VFS that was the default before; then the
-//! four methods that change a file are exchanged for ours. Locks, shared memory and reads never pass here.
+//! [`install`] makes it the process's default VFS, so it must run before anything opens a database. The driver's page
+//! VFS wraps the default one, so it is on top of this one. The previous default VFS opens the files; then the four
+//! methods that change a file are replaced by ours. Locks, shared memory and reads do not pass through here.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -30,7 +30,7 @@ static REAL: OnceLock<Real> = OnceLock::new();
 #[derive(Clone)]
 struct Open {
     real: &'static sqlite3_io_methods,
-    /// Who records its directory, and its number there.
+    /// The recorder of its directory, and its number there.
     recorded: Option<(Arc<Recorder>, usize)>,
 }
 
@@ -54,7 +54,7 @@ fn shared() -> MutexGuard<'static, Shared> {
 /// Makes the VFS the default of this process. Does nothing the second time.
 ///
 /// # Errors
-/// If SQLite has no default VFS or does not take ours.
+/// If SQLite has no default VFS or does not accept ours.
 pub fn install() -> anyhow::Result<()> {
     static DONE: OnceLock<c_int> = OnceLock::new();
     let code = *DONE.get_or_init(|| {
@@ -100,7 +100,7 @@ impl Drop for Recording {
     }
 }
 
-/// Who records the file of this name, and its name without the directory.
+/// The recorder of the file with this name, and the name without the directory.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -108,7 +108,7 @@ unsafe fn recorder(name: *const c_char) -> Option<(Arc<Recorder>, String)> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: the caller says so.
+    // SAFETY: guaranteed by the caller.
     let path = Path::new(unsafe { CStr::from_ptr(name) }.to_str().ok()?);
     let recorder = shared().recorders.get(path.parent()?)?.clone();
     Some((recorder, path.file_name()?.to_str()?.to_owned()))
@@ -144,7 +144,7 @@ unsafe extern "C" fn open(
     let mut shared = shared();
     let ours: &'static sqlite3_io_methods = shared.tables.entry(table as usize).or_insert_with(|| {
         Box::leak(Box::new(sqlite3_io_methods {
-            // Version 2 has no memory mapping, which would pass us by.
+            // Version 2 has no memory mapping, which would bypass us.
             iVersion: methods.iVersion.min(2),
             xClose: Some(close),
             xWrite: Some(write),
@@ -156,7 +156,7 @@ unsafe extern "C" fn open(
         }))
     });
     shared.files.insert(file as usize, Open { real: methods, recorded });
-    // SAFETY: nobody else has the file yet, and the table stays for good.
+    // SAFETY: the file is not shared yet, and the table stays for good.
     unsafe { (*file).pMethods = ours };
     ffi::SQLITE_OK
 }
@@ -181,7 +181,7 @@ unsafe extern "C" fn write(file: *mut sqlite3_file, buffer: *const c_void, amoun
         let verdict = recorder.may_write();
         if verdict != Verdict::Fail {
             let length = usize::try_from(amount).unwrap_or_default();
-            // SAFETY: SQLite passes so many bytes and waits for us.
+            // SAFETY: SQLite passes this many bytes and waits for us.
             let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
             recorder.write(*number, u64::try_from(at).unwrap_or_default(), bytes);
         }
@@ -208,7 +208,7 @@ unsafe extern "C" fn truncate(file: *mut sqlite3_file, size: i64) -> c_int {
     unsafe { real(file, size) }
 }
 
-/// `xSync`: what is recorded needs no disk.
+/// `xSync`: recorded files need no disk.
 unsafe extern "C" fn sync(file: *mut sqlite3_file, flags: c_int) -> c_int {
     let Some(open) = find(file) else { return ffi::SQLITE_IOERR_FSYNC };
     if let Some((recorder, number)) = &open.recorded {

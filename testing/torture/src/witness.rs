@@ -1,4 +1,4 @@
-//! A saver with the naive model beside it: what the saver does, the model does, and the two must agree.
+//! A saver with the naive model next to it: the model repeats what the saver does, and the two must agree.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -17,11 +17,11 @@ use tokio::sync::Mutex;
 
 use crate::trace::Recorder;
 
-/// Learns of each write, by its number from 1.
+/// Is notified of each write, by its number from 1.
 pub trait Watch: Send + Sync {
     /// It begins.
     fn began(&self, n: usize);
-    /// It was acknowledged. Unless that was before its flush, all before it are on the disk too.
+    /// It was acknowledged. If it was flushed before that, all earlier ones are on disk too.
     fn acknowledged(&self, n: usize, flush: Flush);
 }
 
@@ -37,7 +37,7 @@ impl Watch for Recorder {
     }
 }
 
-/// A saver whose writes pass one by one, each carried out by the model too.
+/// A saver whose writes are serialized and repeated on the model.
 pub struct Witness {
     inner: RwLock<Arc<dyn Saver>>,
     watch: Option<Arc<dyn Watch>>,
@@ -54,7 +54,7 @@ struct State {
 }
 
 impl Witness {
-    /// A witness of an empty store. `watch` learns of each write.
+    /// A witness of an empty store. `watch` is notified of each write.
     pub fn new(inner: Arc<dyn Saver>, watch: Option<Arc<dyn Watch>>) -> Self {
         let model = Naive::default();
         let state = State { past: vec![model.clone()], model, doubt: None, disagreement: None };
@@ -65,12 +65,12 @@ impl Witness {
         self.inner.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Goes on with another handle on the same store.
+    /// Continues with another handle on the same store.
     pub fn reopened(&self, saver: Arc<dyn Saver>) {
         *self.inner.write().unwrap_or_else(PoisonError::into_inner) = saver;
     }
 
-    /// The model as it is now.
+    /// The current model.
     pub async fn model(&self) -> Naive {
         self.state.lock().await.model.clone()
     }
@@ -85,10 +85,10 @@ impl Witness {
         self.state.lock().await.past.clone()
     }
 
-    /// Fails if a write was accepted that the contract refuses, or the other way round.
+    /// Fails if a write was accepted that the contract refuses, or vice versa.
     ///
     /// # Errors
-    /// Which write it was.
+    /// The write.
     pub async fn agreed(&self) -> anyhow::Result<()> {
         let first = self.state.lock().await.disagreement.clone().unwrap_or_default();
         ensure!(first.is_empty(), "the saver and the model disagree: {first}");

@@ -1,7 +1,7 @@
-//! Conversions with writers already open: either order works, or the writer gets an error and changes nothing.
+//! Conversions while writers are open: either order works, or the writer gets an error and changes nothing.
 //!
-//! A writer opens a checkpoint in one mode; the thread is converted to the other one, or pruned; the writer commits.
-//! Afterwards every checkpoint reads as it did, and `verify` finds nothing.
+//! A writer opens a checkpoint in one mode; the thread is converted to the other mode, or pruned; the writer commits.
+//! Afterwards every checkpoint reads as before, and `verify` finds nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::actor::{accessor, say, table, texts};
 use crate::exercise::Turn;
 use crate::place::Place;
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str =
     "a thread is converted or pruned under an open writer, a fork, a note or a pending row";
 
-/// Converts some threads under their writers.
+/// Converts some threads while they have writers.
 ///
 /// # Errors
-/// What reads otherwise than before.
+/// What reads differently than before.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let place = Place::new(turn.saver).await?;
     let saver = place.open().await?;

@@ -1,11 +1,11 @@
-//! Cut answers, with a third party that acts before the retry.
+//! Lost answers, with a third party that acts before the retry.
 //!
-//! The answer to a write is lost, before or after the store has carried it out. Before whoever asked tries again, somebody
-//! else adds to the thread, deletes it, makes another one in its place, prunes or converts it. Afterwards the thread reads as
-//! if each had acted once, one after the other; and what was asked for is in it if it was acknowledged.
+//! The answer to a write is lost, before or after the store has carried it out. Before the caller retries, a third
+//! party adds to the thread, deletes it, creates another one in its place, prunes or converts it. Afterwards the thread
+//! reads as if each had acted once, one after the other; and the write is in it if it was acknowledged.
 //!
-//! On memory and SQLite a wrapper around the saver loses the answer, and the engine repeats. On Postgres a proxy cuts the
-//! connection at any of the driver's requests, and the driver repeats.
+//! On memory and SQLite a wrapper around the saver loses the answer, and the engine retries. On Postgres a proxy cuts
+//! the connection at any of the driver's requests, and the driver retries.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,20 +35,20 @@ use crate::actor::{accessor, say, table, texts};
 use crate::exercise::Turn;
 use crate::place::{Kind, PATIENCE, Place, open_at};
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str = "an answer is lost, and somebody else acts before the retry";
 
-/// How long the other one may wait for a lock before what is held up goes on.
+/// How long the third party may wait for a lock before the held request continues.
 const LOCKED: Duration = Duration::from_millis(300);
 
-/// What whoever loses the answer asks for.
+/// The write whose answer is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Say,
     Delete,
 }
 
-/// What somebody else does meanwhile.
+/// What the third party does meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Third {
     Nothing,
@@ -65,7 +65,7 @@ const THIRDS: [Third; 6] =
 /// Cuts a number of answers.
 ///
 /// # Errors
-/// The first thread that reads as if somebody had acted twice, or not at all.
+/// The first thread that reads as if either had acted twice, or not at all.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let place = Place::new(turn.saver).await?;
     let saver = place.open().await?;
@@ -143,7 +143,7 @@ async fn one(
         }
     });
     let mut asking = asking;
-    // The call may have fewer requests than that, and then nobody comes between.
+    // The call may have fewer requests than that, and then the third party does not come between.
     let early = tokio::select! {
         () = come.notified() => None,
         done = &mut asking => Some(done?),
@@ -151,7 +151,7 @@ async fn one(
     };
     let between = early.is_none();
     let mut acting = tokio::spawn(act(saver.clone(), thread.clone(), third, seed));
-    // What is held up may hold a lock that the other one needs; then the two go on side by side.
+    // The held request may have a lock that the third party needs; then the two run concurrently.
     let acted = tokio::time::timeout(LOCKED, &mut acting).await;
     go.notify_one();
     let said = match early {
@@ -185,7 +185,7 @@ async fn one(
     Ok(())
 }
 
-/// What somebody else does; whether the thread was there for it.
+/// The third party's action; returns whether the thread existed for it.
 async fn act(saver: Arc<dyn Saver>, thread: ThreadId, third: Third, seed: u64) -> anyhow::Result<bool> {
     let thread = &thread;
     let theirs = accessor(&saver, ChannelMode::Delta, seed ^ 0x731)?;
@@ -207,7 +207,7 @@ async fn act(saver: Arc<dyn Saver>, thread: ThreadId, third: Third, seed: u64) -
     Ok(there)
 }
 
-/// Adds to a thread; what the other one does may come between the look at the head and the commit.
+/// Adds to a thread; the other's action may come between the read of the head and the commit.
 async fn say_soon(accessor: &StateAccessor, thread: &ThreadId, text: &str) -> Result<()> {
     loop {
         match say(accessor, thread, text).await {
@@ -217,7 +217,7 @@ async fn say_soon(accessor: &StateAccessor, thread: &ThreadId, text: &str) -> Re
     }
 }
 
-/// What the thread may read: the two acted one after the other, in either order, each at most once.
+/// The possible states of the thread: the two acted one after the other, in either order, each at most once.
 fn outcomes(
     before: &[String],
     call: Call,
@@ -242,13 +242,12 @@ fn outcomes(
     };
     let start: Thread = (!before.is_empty()).then(|| before.to_vec());
     let first = theirs(mine(start.clone()));
-    // Whoever was there before found the thread without what was asked for; a thread that was not there at all, and was
-    // found all the same, had it already.
+    // The third party can have come first only if it found the thread as it was at the start: existing, or not.
     let last = (there == start.is_some()).then(|| mine(theirs(start.clone())));
     let never = theirs(start);
     Ok(match said {
         Ok(()) => [Some(first), last].into_iter().flatten().collect(),
-        // Refused: it may have been carried out before, and taken back by what came then, or not at all.
+        // Refused: it may have been carried out and undone by what came then, or not at all.
         Err(Error::InDoubt { .. }) => [Some(first), last, Some(never)].into_iter().flatten().collect(),
         Err(Error::Conflict { .. } | Error::NotFound { .. } | Error::Stale { .. }) => {
             let taken_back = matches!(third, Third::Delete | Third::MakeAnew).then_some(first);
@@ -263,11 +262,11 @@ fn outcomes(
 struct Lossy {
     inner: Arc<dyn Saver>,
     cut: Cut,
-    /// Writes whose answers are to be lost.
+    /// Writes whose answers will be lost.
     armed: AtomicU32,
     /// Notified when an answer is lost.
     come: Arc<Notify>,
-    /// Waited for before whoever asked learns that.
+    /// Waited for before the caller learns that.
     go: Arc<Notify>,
 }
 

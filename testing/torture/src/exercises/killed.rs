@@ -1,7 +1,7 @@
-//! kill -9 of a committing process: what it said was acknowledged is there, and nothing half.
+//! kill -9 of a committing process: what it reported as acknowledged is stored, and nothing half.
 //!
-//! The child does what an actor does with the seed. The same actor on the memory saver shows what the store must hold after
-//! each write.
+//! The child does what an actor does with the seed. The same actor on the memory saver shows what the store must hold
+//! after each write.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::exercise::Turn;
 use crate::place::Place;
 use crate::witness::Witness;
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str = "kill -9 of a committing process";
 
 /// Kills one process.
@@ -26,7 +26,7 @@ pub const ABOUT: &str = "kill -9 of a committing process";
 /// What was lost.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let place = Place::new(turn.saver).await?;
-    // So that the child dies at its work and not at its start.
+    // So that the child dies at work and not at its start.
     drop(place.open().await?);
     let mut child = Child::start(&turn, Work::Act, &place.address(), turn.seed)?;
     let wanted = StdRng::seed_from_u64(turn.seed).random_range(1..60);
@@ -41,7 +41,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
 
     let seen = Arc::new(Witness::new(Arc::new(MemorySaver::new()), None));
     let mut actor = Actor::new(seen.clone(), turn.seed)?;
-    // One more may have reached the store before its acknowledgement was said.
+    // One more write may have reached the store before its acknowledgement was printed.
     while seen.past().await.len() < acknowledged + 2 {
         actor.step().await?;
     }

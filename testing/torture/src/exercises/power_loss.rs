@@ -1,7 +1,7 @@
-//! Power loss: the work is recorded once, then the power goes at each flush of it, and between.
+//! Power loss: the work is recorded once, then the power is lost at each of its flushes, and in between.
 //!
-//! Each image must open, hold what was acknowledged as flushed and only whole later writes, pass every check, and take a
-//! further commit. Plain SQLite, without our page checksums, reads the same image for comparison.
+//! Each image must open, hold what was acknowledged as flushed and only whole later writes, pass every check, and
+//! accept a further commit. Plain SQLite, without our page checksums, reads the same image for comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::trace::{Event, Recorder};
 use crate::vfs;
 use crate::witness::Witness;
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str =
     "the power goes at each flush and between; any unflushed sectors are kept, lost or torn";
 
@@ -33,7 +33,7 @@ const FILE: &str = "db";
 /// SQLite's own VFS, without ours and the driver's.
 const PLAIN: &std::ffi::CStr = c"unix";
 
-/// The work that was recorded.
+/// The recorded work.
 struct Recorded {
     events: Vec<Event>,
     /// What the model held before the first write, and after each one.
@@ -142,7 +142,7 @@ async fn check(
     Ok(())
 }
 
-/// Returns how many checkpoints there are.
+/// Returns the number of checkpoints.
 fn by_plain_sqlite(path: &Path) -> anyhow::Result<usize> {
     let db = Connection::open_with_flags_and_vfs(path, OpenFlags::default(), PLAIN)?;
     let tables: i64 =

@@ -1,7 +1,7 @@
-//! Two processes on one store: both add to one thread, and nothing that either was promised is missing.
+//! Two processes on one store: both add to one thread, and nothing that was acknowledged to either is missing.
 //!
-//! On SQLite a third one writes and moves the log into the file all the while, and the store is opened again and again
-//! beside it: a healthy file is never an error.
+//! On SQLite a third process keeps writing and moving the log into the file, and the store is opened again and again
+//! meanwhile: opening a healthy file never fails.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,16 +21,13 @@ use crate::child::{self, Child, Work};
 use crate::exercise::Turn;
 use crate::place::{Kind, PATIENCE, Place, sqlite_options};
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str = "two processes on one store; opens beside constant checkpoints";
 
-/// The thread that all add to.
+/// The thread that all processes add to.
 const SHARED: &str = "shared";
 
-/// Says something on the shared thread; whoever loses a race for the head tries again.
-///
-/// # Errors
-/// All but a conflict.
+/// Adds a message to the shared thread; retries after losing a race for the head.
 pub async fn say_for_sure(accessor: &StateAccessor, text: &str) -> threadkeep::Result<()> {
     loop {
         match say(accessor, &SHARED.into(), text).await {
@@ -43,19 +40,19 @@ pub async fn say_for_sure(accessor: &StateAccessor, text: &str) -> threadkeep::R
 /// Writes to an SQLite file and moves its log into it, until the process is killed.
 ///
 /// # Errors
-/// The driver's: there is no reason for any.
+/// The driver's; none is expected.
 pub fn checkpoint_for_ever(path: &Path) -> anyhow::Result<()> {
     let db = threadkeep_pages::open(path, OpenFlags::default())?;
     db.busy_timeout(PATIENCE)?;
     child::say("ready");
     loop {
-        // A row of no table of ours; the page with the schema changes all the same.
+        // Not one of our tables; the schema page changes all the same.
         db.execute_batch("CREATE TABLE IF NOT EXISTS beside (n); DROP TABLE beside")?;
         checkpoint(&db)?;
     }
 }
 
-/// Ends the opening however the turn ends.
+/// Stops the opening, however the turn ends.
 struct Over(Arc<AtomicBool>);
 
 impl Drop for Over {
@@ -131,7 +128,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let read: BTreeSet<_> = all.iter().cloned().collect();
     ensure!(read.len() == all.len(), "something was said twice: {all:?}");
     ensure!(promised.is_subset(&read), "missing: {:?}", promised.difference(&read));
-    // The last one may have been stored before it was said.
+    // The last one may have been stored before it was printed.
     ensure!(read.len() <= promised.len() + 1, "from nowhere: {:?}", read.difference(&promised));
     turn.tally.add("commits", all.len());
     if turn.saver == Kind::Sqlite {

@@ -1,4 +1,5 @@
-//! Random programs of saver calls against the naive model: the conformance suite's own case, with other seeds each time.
+//! Random programs of saver calls against the naive model: the conformance suite's own case, with different seeds each
+//! time.
 
 use anyhow::ensure;
 use threadkeep_conformance::savers::{Memory, Postgres, Sqlite};
@@ -7,7 +8,7 @@ use threadkeep_conformance::{Settings, run as suite};
 use crate::exercise::Turn;
 use crate::place::Kind;
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str = "random programs of saver calls; after each call every read equals the naive model's";
 
 const CASE: &str = "random_programs_agree_with_the_model";

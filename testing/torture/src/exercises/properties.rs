@@ -1,4 +1,4 @@
-//! Two properties under random work: no put changes an applied child, and no revision is given twice.
+//! Two properties under random work: no put changes an applied child, and no revision repeats.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use crate::actor::{Actor, read_back};
 use crate::exercise::Turn;
 use crate::place::Place;
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str = "late puts to applied tasks change no state; no revision comes back";
 
-/// The texts of notes. Few, so that contents come back, which revisions must not.
+/// The texts of notes. Few, so that contents repeat, which revisions must not.
 const NOTES: [&str; 3] = ["first first first first first", "SECOND SECOND SECOND SECOND", "a third one"];
 
 /// Checks both properties after each of a number of steps.
 ///
 /// # Errors
-/// What came back, or what changed.
+/// What repeated, or what changed.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let place = Place::new(turn.saver).await?;
     let saver = place.open().await?;
     let mut actor = Actor::new(saver.clone(), turn.seed)?;
     let mut rng = StdRng::seed_from_u64(turn.seed ^ 0x9e7);
-    // Of each thread: the revision it has now, and all that it had before.
+    // For each thread: its current revision, and all earlier ones.
     let mut now: BTreeMap<ThreadId, String> = BTreeMap::new();
     let mut before: BTreeSet<(ThreadId, String)> = BTreeSet::new();
     for step in 0..40 * turn.effort {
@@ -55,7 +55,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails if a thread has a revision again that it had before another one.
+/// Fails if a thread returns to an earlier revision.
 fn remember(
     image: &ThreadImage,
     now: &mut BTreeMap<ThreadId, String>,

@@ -1,8 +1,8 @@
-//! Readers beside every kind of rewrite: no read of a healthy thread is an error, and each answer is right.
+//! Readers during every kind of rewrite: no read of a healthy thread is an error, and each answer is correct.
 //!
 //! One task adds to a thread. Another one prunes, enforces the retention policy, deletes for runs, converts, copies and
-//! deletes. Readers read the head, old checkpoints and histories, warm and cold. A checkpoint's state never changes, so each
-//! answer is compared with what the writer saw when it made the checkpoint.
+//! deletes. Readers read the head, old checkpoints and histories, warm and cold. A checkpoint's state never changes, so
+//! each answer is compared with what the writer saw when it created the checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ use crate::actor::{accessor, table, texts};
 use crate::exercise::Turn;
 use crate::place::Place;
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str = "reads beside prune, retention, delete-for-runs, convert, copy and delete";
 
 const THREAD: &str = "t";
@@ -35,7 +35,7 @@ const THREAD: &str = "t";
 /// What the writer saw of each checkpoint.
 type Known = Arc<Mutex<BTreeMap<CheckpointId, Vec<String>>>>;
 
-/// Reads beside rewrites for a while.
+/// Reads during rewrites for a while.
 ///
 /// # Errors
 /// The first error or wrong answer.
@@ -53,7 +53,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     }
     let writer = place.open().await?;
     let written = write(&writer, &turn, &known).await;
-    // It is over for all, however it ended for one.
+    // Ends the other tasks too, however this one ended.
     done.store(true, Ordering::SeqCst);
     let mut answers = Vec::new();
     for reader in reading {
@@ -77,7 +77,7 @@ async fn write(saver: &Arc<dyn Saver>, turn: &Turn, known: &Known) -> anyhow::Re
     for n in 0..60 * turn.effort {
         loop {
             match add(&accessor, n).await {
-                // Somebody deleted the thread between the look at its head and the commit.
+                // The thread was deleted between the read of its head and the commit.
                 Err(Error::Conflict { .. } | Error::NotFound { .. }) => {}
                 made => {
                     let made = made?;
@@ -129,7 +129,7 @@ async fn rewrite(saver: Arc<dyn Saver>, turn: Turn, done: Arc<AtomicBool>) -> an
                 copies += 1;
                 let copy = ThreadId::from(format!("copy {copies}"));
                 match copy_thread(saver, &thread, &copy).await {
-                    // It is not there just now.
+                    // It does not exist at the moment.
                     Err(Error::InvalidInput(_)) => Ok(()),
                     Err(error) => Err(error),
                     Ok(_) => {

@@ -1,7 +1,7 @@
 //! Failing operations: each write to a file, and each flush, fails once, before or after it is carried out.
 //!
-//! What the engine said must be true after a restart: `Ok` means stored, `Unavailable` means absent, `InDoubt` either; and
-//! what was acknowledged before is there. A restart is what kill -9 leaves; a loss of power is tried too.
+//! What the engine returned must be true after a restart: `Ok` means stored, `Unavailable` means absent, `InDoubt`
+//! either; and what was acknowledged before is there. A restart is what kill -9 leaves; a power loss is tried too.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::place::{scratch, sqlite_options};
 use crate::trace::{Operation, Recorder, Verdict};
 use crate::vfs;
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str =
     "each write and each flush of a file fails once; `Unavailable` means absent after a restart";
 
@@ -42,10 +42,10 @@ enum Call {
     Annotate,
 }
 
-/// Lets each operation of each kind fail, in each way, under each call, until none is left that could.
+/// Makes each operation of each kind fail, in each way, during each call, until none is left.
 ///
 /// # Errors
-/// What an error said that was not true.
+/// An error that was not true.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     for operation in [Operation::Sync, Operation::Write] {
         for how in [Verdict::Fail, Verdict::DoAndFail] {
@@ -62,7 +62,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the `nth` operation was there to fail.
+/// Whether there was an `nth` operation to fail.
 async fn fails(
     turn: &Turn,
     operation: Operation,
@@ -91,7 +91,7 @@ async fn fails(
         return Ok(false);
     }
     let about = format!("{call:?} with {operation:?} {nth} that fails ({how:?})");
-    // What the same process says afterwards must be true as well.
+    // What the same process returns afterwards must be true as well.
     let again = pay(&engine, call).await;
     turn.tally.add("commits", acknowledged.len() + 2);
 
@@ -130,7 +130,7 @@ async fn pay(engine: &StateAccessor, call: Call) -> threadkeep::Result<()> {
             let paid = writer.commit(Source::Loop, vec![], Map::new()).await.map(drop);
             match paid {
                 Err(Error::InDoubt { .. }) => {
-                    // The writer does not know; asking it once more must not make it certain of the wrong thing.
+                    // The writer does not know the outcome; asking it again must not make it certain of the wrong one.
                     writer.commit(Source::Loop, vec![], Map::new()).await.map(drop)
                 }
                 other => other,
@@ -144,7 +144,7 @@ async fn pay(engine: &StateAccessor, call: Call) -> threadkeep::Result<()> {
     }
 }
 
-/// Fails unless what is in the directory agrees with what was said.
+/// Fails unless the content of the directory agrees with what was returned.
 async fn expect(
     about: &str,
     directory: &Path,

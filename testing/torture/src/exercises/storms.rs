@@ -1,7 +1,7 @@
-//! Storms of create and delete, each followed by a commit and a read: every call is before or after the others.
+//! Storms of creations and deletions, each followed by a commit and a read: every call is before or after the others.
 //!
-//! A thread is made while others delete it. Afterwards it is there with exactly what its maker committed, or it is not there
-//! at all; and the maker's next commit is accepted on what is there, or refused.
+//! A thread is created while others delete it. Afterwards it has exactly what its creator committed, or it does not
+//! exist; and the creator's next commit is accepted on what exists, or refused.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::actor::{accessor, say, texts};
 use crate::exercise::Turn;
 use crate::place::{Kind, Place};
 
-/// What it tries, in a line.
+/// What it tries, in one line.
 pub const ABOUT: &str = "a thread is made while others delete it, then written to and read";
 
-/// Lets a number of storms blow.
+/// Runs a number of storms.
 ///
 /// # Errors
 /// The first state between before and after.
@@ -58,7 +58,7 @@ async fn storm(
         let pause = Duration::from_micros(rng.random_range(0..1500));
         deleting.push(tokio::spawn(async move {
             barrier.wait().await;
-            // Shorter than any timer: the calls are to meet at every point of each other.
+            // Shorter than any timer, so that the calls meet at every point of each other.
             let begun = Instant::now();
             while begun.elapsed() < pause {
                 tokio::task::yield_now().await;
@@ -68,7 +68,7 @@ async fn storm(
     }
     barrier.wait().await;
     for line in 0..lines {
-        // A deletion between the look at the head and the commit is a conflict, and the maker looks again.
+        // A deletion between the read of the head and the commit is a conflict, and the creator reads again.
         loop {
             match say(&maker, &thread, &format!("line {line}")).await {
                 Err(Error::Conflict { .. } | Error::NotFound { .. }) => {}
@@ -82,14 +82,14 @@ async fn storm(
     turn.tally.add("storms", 1);
     turn.tally.add("commits", lines);
 
-    // A process that knows nothing, and one that took part, see the same.
+    // A process that knows nothing and one that took part see the same.
     let fresh = match turn.saver {
         Kind::Postgres => handles[1].clone(),
         Kind::Memory | Kind::Sqlite => place.open().await?,
     };
     let before = look(&fresh, &thread, turn).await?;
     if let Some(read) = &before {
-        // A deletion takes a beginning away, never something in the middle.
+        // A deletion removes a beginning, never something in the middle.
         let all: Vec<_> = std::iter::once("an earlier life".to_owned())
             .chain((0..lines).map(|line| format!("line {line}")))
             .collect();
@@ -110,7 +110,7 @@ async fn storm(
     Ok(())
 }
 
-/// What a thread says, or that it is not there; by every way of reading.
+/// The content of a thread, or that it does not exist; by every way of reading.
 async fn look(saver: &Arc<dyn Saver>, thread: &ThreadId, turn: &Turn) -> anyhow::Result<Option<Vec<String>>> {
     let cold = accessor(saver, ChannelMode::Delta, 0)?;
     let head = cold.get(thread, None).await?;

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers of the tests.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -14,7 +14,7 @@ use threadkeep_torture::exercises::ALL;
 use threadkeep_torture::place::Kind;
 use threadkeep_torture::{Tally, Turn};
 
-/// Runs an exercise with these seeds; returns what was counted.
+/// Runs an exercise with these seeds; returns its counts.
 pub async fn play(name: &str, saver: Kind, seeds: std::ops::Range<u64>) -> Tally {
     let exercise = ALL.iter().find(|one| one.name == name && one.saver == saver).unwrap();
     let tally = Tally::default();

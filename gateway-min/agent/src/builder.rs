@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use threadkeep_config::{Config, ConfigHandle};
 
+use crate::lead::CALLER;
 use crate::model::{ModelKind, ModelSettings, RetryingModel};
 use crate::summary::Summarizer;
 use crate::tools::{ToolContext, ToolSettings, Toolbox};
@@ -77,6 +78,7 @@ impl AgentBuilder {
             _ => None,
         };
         Ok(LeadAgent {
+            caller: CALLER.to_owned(),
             model,
             title_model,
             summarizer,

@@ -26,10 +26,13 @@ const INPUT: &str = "__input__";
 pub const MODEL: &str = "model";
 const TOOLS: &str = "tools";
 const SUMMARIZATION: &str = "summarization";
-const CALLER: &str = "lead_agent";
+/// The lead agent, as scripts and the sums of usage name it.
+pub(crate) const CALLER: &str = "lead_agent";
 
 /// The lead agent of one run: its model, its tools, its settings.
 pub struct LeadAgent {
+    /// Who asks the model: `lead_agent`, or `subagent:` and a name. Scripts and the sums of usage tell callers apart.
+    pub caller: String,
     /// The model that answers.
     pub model: RetryingModel,
     /// The model that writes titles; `None` cuts them from the first message.
@@ -61,6 +64,7 @@ impl LeadAgent {
     /// An agent with this model and these tools: titles from the first message, default loop detection, no summaries.
     pub fn new(model: RetryingModel, toolbox: Toolbox, tool_context: ToolContext) -> Self {
         Self {
+            caller: CALLER.to_owned(),
             model,
             title_model: None,
             summarizer: None,
@@ -239,8 +243,8 @@ impl LeadAgent {
         if let Some(title) = self.title(session, conversation, next.is_empty()).await {
             update.insert("title".to_owned(), json!(title));
         }
-        session.observer.model_answered(self.model.name(), CALLER, &answer);
-        session.added(Added::Answer { message: &answer, caller: CALLER, latency }).await?;
+        session.observer.model_answered(self.model.name(), &self.caller, &answer);
+        session.added(Added::Answer { message: &answer, caller: &self.caller, latency }).await?;
         session.observer.loop_checked(&verdict);
         let mut writes = Vec::new();
         for (channel, value) in &update {
@@ -273,7 +277,7 @@ impl LeadAgent {
             system: Some(prompt::system(Utc::now(), !tools.is_empty())),
             messages,
             tools,
-            caller: CALLER.to_owned(),
+            caller: self.caller.clone(),
             thinking: self.thinking,
             reasoning_effort: self.reasoning_effort.clone(),
             attempt: 0,

@@ -353,5 +353,4 @@ fn python_repr(value: &Value) -> String {
 }
 
 #[cfg(test)]
-#[path = "database_tests.rs"]
 mod tests;

@@ -166,5 +166,4 @@ impl State {
 }
 
 #[cfg(test)]
-#[path = "handle_tests.rs"]
 mod tests;

@@ -384,5 +384,4 @@ fn described<T: Display>(range: &impl RangeBounds<T>) -> String {
 }
 
 #[cfg(test)]
-#[path = "node_tests.rs"]
 mod tests;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{ExponentialBuilder, Retryable as _};
 use clap::Args;
 use threadkeep::channel::{ChannelTable, Schema};
 use threadkeep::checkpoint::CheckpointTuple;
@@ -218,7 +219,7 @@ impl Target {
 }
 
 /// How often a change is tried on a thread that a run keeps writing to.
-const TRIES: u32 = 6;
+const TRIES: usize = 6;
 /// The first pause between two tries; each is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -229,13 +230,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) async fn persistently<T, F: Future<Output = threadkeep::Result<T>>>(
     change: impl Fn() -> F,
 ) -> threadkeep::Result<T> {
-    for number in 1..TRIES {
-        match change().await {
-            Err(threadkeep::Error::Stale { .. }) => tokio::time::sleep(PAUSE * (1 << (number - 1))).await,
-            done => return done,
-        }
-    }
-    change().await
+    let pauses = ExponentialBuilder::new().with_min_delay(PAUSE).with_factor(2.0).with_max_times(TRIES - 1);
+    change.retry(pauses).when(|error| matches!(error, threadkeep::Error::Stale { .. })).await
 }
 
 /// The channels of threads, compiled for a mode.
@@ -255,20 +251,10 @@ fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> String {
     format!("; the nearest ids are {}", ids.join(", "))
 }
 
-/// The edit distance of two texts (Levenshtein), over at most 64 characters of each.
+/// The edits that turn one string into the other, over at most 64 characters of each.
 fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.iter().enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, right) in b.iter().enumerate() {
-            let change = corner + usize::from(left != right);
-            corner = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
-        }
-    }
-    row[b.len()]
+    let start = |text: &str| text.chars().take(64).collect::<String>();
+    strsim::levenshtein(&start(a), &start(b))
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use backon::Retryable as _;
+
 use crate::error::StoreError;
 
 /// How long to wait before each further attempt to write.
@@ -12,18 +14,15 @@ const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_
 ///
 /// # Errors
 /// That of the last attempt.
-pub async fn persistently<T, F>(mut write: impl FnMut() -> F) -> Result<T, StoreError>
+pub async fn persistently<T, F>(write: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    for delay in RETRY_DELAYS {
-        match write().await {
-            Err(error) if error.is_unavailable() => tracing::debug!(%error, ?delay, "writing again"),
-            written => return written,
-        }
-        tokio::time::sleep(delay).await;
-    }
-    write().await
+    write
+        .retry(RETRY_DELAYS.into_iter())
+        .when(StoreError::is_unavailable)
+        .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
+        .await
 }
 
 #[cfg(test)]

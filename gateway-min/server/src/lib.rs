@@ -12,5 +12,5 @@ pub mod streams;
 pub mod telemetry;
 mod threads;
 
-pub use threadkeep_config as config;
-pub use threadkeep_records as store;
+use threadkeep_config as config;
+use threadkeep_records as store;

@@ -346,5 +346,4 @@ impl Verification {
 }
 
 #[cfg(test)]
-#[path = "agent_tests.rs"]
 mod tests;

@@ -10,7 +10,7 @@ use axum::http::{Method, Request};
 use futures::SinkExt as _;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
-use threadkeep_gateway::config::{KeyFile, Role};
+use threadkeep_config::{KeyFile, Role};
 
 use crate::sse::Frames;
 use crate::support::{Answer, Gateway, MODES, Setup, question};

@@ -12,7 +12,7 @@ use threadkeep_agent::model::scripted::gate;
 use threadkeep_chat::client::{
     Agent, Checkpointer, Client, ClientError, ClientOptions, Configuration, Event, Message, Turn, TurnOptions,
 };
-use threadkeep_gateway::config::ConfigHandle;
+use threadkeep_config::ConfigHandle;
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver};
 

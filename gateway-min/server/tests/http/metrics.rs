@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
-use threadkeep_gateway::config::{KeyFile, Role};
+use threadkeep_config::{KeyFile, Role};
 
 use crate::support::{Gateway, Setup, question};
 

@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 use serde_json::Value as Json;
 use threadkeep::mode::ChannelMode;
-use threadkeep_gateway::store::{NewThread, Store as Records, StoreOptions};
+use threadkeep_records::{NewThread, Store as Records, StoreOptions};
 
 use super::store::{MODES, OTHER, Store, TALK};
 

@@ -1,7 +1,7 @@
 //! Exporting threads to files and importing them.
 
-use threadkeep_gateway::store::{NewThread, Store as Records, StoreOptions};
 use threadkeep_ops::archive;
+use threadkeep_records::{NewThread, Store as Records, StoreOptions};
 
 use super::store::{MODES, Store, TALK};
 

@@ -16,7 +16,7 @@ use opentelemetry_proto::tonic::trace::v1::{Span, Status, status::StatusCode as 
 use prost::Message as _;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
-use threadkeep_gateway::config::{KeyFile, Role};
+use threadkeep_config::{KeyFile, Role};
 
 use super::{Gateway, command};
 

@@ -267,5 +267,4 @@ pub(super) fn unavailable(error: io::Error) -> StoreError {
 }
 
 #[cfg(test)]
-#[path = "file_tests.rs"]
 mod tests;

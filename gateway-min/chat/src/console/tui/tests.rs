@@ -232,7 +232,7 @@ fn commands_do_what_the_help_says() {
     enter(&mut state, "/details");
     assert_ne!(screen(&state).to_string(), brief, "the results of tools have more lines");
     enter(&mut state, "/skills");
-    assert!(notice(&state).contains("not here"));
+    assert!(notice(&state).contains("not supported"));
     assert_eq!(state.update(Action::Model("big".into())), None);
     assert!(screen(&state).to_string().contains("big"));
     enter(&mut state, "/clear");

@@ -1,4 +1,4 @@
-//! Writing while the database is away for a moment.
+//! Writing while the database is briefly unavailable.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use backon::Retryable as _;
 
 use crate::error::StoreError;
 
-/// How long to wait before each further attempt to write.
+/// The pause before each further attempt.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
 /// Tries `write` up to three times while the database is unavailable, with pauses of 0.1 s and 0.5 s. It must be

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A turn is what the gateway does for one: a superstep for the question, one for the answer, and a duration note that
-//! carries the notes before it. Every tenth turn is answered twice: the first answer stays behind as a side branch.
+//! carries the notes before it. Every tenth turn is answered twice: the first answer stays as a side branch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ async fn make(saver: &Arc<SqliteSaver>, mode: ChannelMode, turns: usize) -> Resu
 }
 
 #[tokio::main]
-#[allow(clippy::print_stdout)] // It tells what it made.
+#[allow(clippy::print_stdout)] // It reports what it created.
 async fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
     let path = args.next().unwrap_or_else(|| "checkpoints.db".to_owned());

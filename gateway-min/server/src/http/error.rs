@@ -128,7 +128,7 @@ impl ApiError {
     }
 }
 
-/// From a failure inside the gateway to a response.
+/// Converts an internal failure to a response.
 pub(crate) trait OrApiError<T, E> {
     /// [`ApiError::internal`] with this text.
     fn or_internal(self, detail: &'static str) -> Result<T, ApiError>

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Runs;
 use crate::store::{CancelAction, CancelOutcome, StoreError};
 
-/// How often the row of another process's run is looked at.
+/// How often the row of another process's run is polled.
 const POLL: Duration = Duration::from_millis(250);
 
 impl Runs {

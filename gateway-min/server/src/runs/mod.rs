@@ -82,7 +82,7 @@ impl Runs {
         }
     }
 
-    /// How many runs this process works on, and how many wait in it for their thread.
+    /// The number of runs that this process works on, and of those that wait here for their thread.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let runs = self.local.all();
         let waiting = runs.iter().filter(|run| run.is_waiting()).count();

@@ -1,4 +1,4 @@
-//! Streams: what the runs of this process publish, and following any run, whichever process works on it.
+//! Streams: publishing the events of this process's runs, and following any run, whichever process works on it.
 
 pub mod bridge;
 mod mirror;
@@ -18,7 +18,7 @@ pub(crate) struct Streams {
     store: Store,
     threads: Arc<Threads>,
     bridge: StreamBridge,
-    /// What hands streams on to other processes.
+    /// Relays streams to other processes.
     background: TaskTracker,
 }
 
@@ -53,7 +53,7 @@ impl Streams {
         self.bridge.subscribe(&run.run_id, last_event_id)
     }
 
-    /// Hands the stream of a run of this process on to the other processes.
+    /// Relays the stream of a run of this process to the other processes.
     pub(crate) fn hand_on(self: &Arc<Self>, thread_id: String, run_id: String) {
         self.background.spawn(mirror::mirror(Arc::clone(self), thread_id, run_id));
     }
@@ -63,7 +63,7 @@ impl Streams {
         self.store.runs().owner().is_some_and(|owner| run.owner_worker_id.as_deref() != Some(owner))
     }
 
-    /// How many runs have their frames kept, and how many clients follow one.
+    /// The number of runs whose frames are kept, and of clients that follow one.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.bridge.kept(), self.bridge.followers())
     }

@@ -1,4 +1,4 @@
-//! One lock a thread, in this process.
+//! One lock per thread, in this process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

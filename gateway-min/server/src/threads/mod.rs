@@ -1,4 +1,4 @@
-//! Threads: the one way to their state, and the rule of who may write to it.
+//! Threads: the only access to their state, and the rule of who may write to it.
 
 pub(crate) mod branch;
 pub(crate) mod lineage;
@@ -24,14 +24,14 @@ pub(crate) struct Threads {
     accessor: StateAccessor,
     modes: Arc<ModeRegister>,
     locks: ThreadLocks,
-    /// Writers that go on without the request that asked for them.
+    /// Writers that continue without the request that started them.
     background: TaskTracker,
 }
 
-/// Why a writer did not get to work, or did not get to its end.
+/// Why a writer did not start, or did not finish.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    /// Somebody else writes to the thread, or the records cannot be reached.
+    /// Another writer holds the thread, or the records are unavailable.
     #[error(transparent)]
     Reservation(StoreError),
     /// The writer's task died.
@@ -71,7 +71,7 @@ impl Threads {
         self.locks.lock(thread_id).await
     }
 
-    /// Does work that goes on without the request that asked for it. A stopping process waits for its end.
+    /// Does work that continues if the request that started it is dropped. A stopping process waits for its end.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -79,8 +79,8 @@ impl Threads {
         self.background.spawn(work)
     }
 
-    /// Does `work` with nobody else writing to the thread, in this process or another: it is reserved in the records and
-    /// locked here. The work goes on if the caller drops this future.
+    /// Does `work` while no one else writes to the thread, in this process or another: it is reserved in the records
+    /// and locked here. The work continues if the caller drops this future.
     ///
     /// # Errors
     /// [`Refused`]; the work's own error is inside.

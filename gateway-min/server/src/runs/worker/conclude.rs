@@ -1,4 +1,4 @@
-//! The end of a run: what becomes of its state, and of its row.
+//! The end of a run: its final state, and its row.
 
 use chrono::{DateTime, Utc};
 use threadkeep::state::StateAccessor;
@@ -12,12 +12,12 @@ const ROLLED_BACK: &str = "Rolled back by user";
 /// The error of a run whose model failed without a reason.
 const MODEL_FAILED: &str = "LLM provider failed after retries";
 
-/// How a run ends.
+/// The outcome of a run.
 pub(super) struct End {
     pub(super) status: RunStatus,
     error: Option<String>,
     stop_reason: Option<String>,
-    /// Whether the state is that from before the run.
+    /// Whether the state is the one from before the run.
     pub(super) restored: bool,
 }
 

@@ -65,7 +65,7 @@ impl Worker<'_> {
         ended
     }
 
-    /// Checks that the run is still this process's, after its head was read: then nobody else wrote to the thread
+    /// Checks that the run is still this process's, after its head was read: then no other process wrote to the thread
     /// between the run's start and that read, and from there on each write carries the head.
     async fn still_owned(&self) -> Result<(), RunError> {
         let runs = self.runs.store.runs();

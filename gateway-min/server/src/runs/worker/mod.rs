@@ -32,7 +32,7 @@ use crate::threads::lineage::RESTORED;
 /// The error of a run whose task panicked, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
 
-/// What a run should do.
+/// The work of a run.
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,
     pub(crate) thread_id: String,

@@ -1,5 +1,5 @@
-//! What a run leaves beside its state: its duration, its title, what it changed in the thread's files. A failure here does
-//! not fail the run.
+//! What a run stores besides its state: its duration, its title, what it changed in the thread's files. A failure here
+//! does not fail the run.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value as Json;

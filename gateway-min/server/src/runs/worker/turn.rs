@@ -1,4 +1,4 @@
-//! Waiting until the thread is the run's.
+//! Waiting until the run holds the thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

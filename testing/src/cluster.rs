@@ -149,7 +149,7 @@ impl Cluster {
         self.primary().start()
     }
 
-    /// Stops every process of the primary where it is; the kernel goes on answering for its sockets.
+    /// Stops every process of the primary where it is; the kernel still answers on its sockets.
     ///
     /// # Errors
     /// If there is no such process.
@@ -281,7 +281,7 @@ impl Node {
     fn signal(&self, signal: Signal) -> Result<()> {
         let text = fs::read_to_string(self.pid_file())?;
         let server: i32 = text.lines().next().unwrap_or_default().trim().parse()?;
-        // The server first: it must not notice what becomes of the others, and starts no more of them.
+        // The server first: it must not notice the end of the others, and must not restart them.
         send(server, signal)?;
         for child in children(server)? {
             let _it_may_be_gone = send(child, signal);

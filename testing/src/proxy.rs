@@ -50,9 +50,9 @@ struct State {
 #[derive(Debug)]
 struct Hold {
     nth: usize,
-    /// Told when it comes.
+    /// Notified when it arrives.
     come: Arc<Notify>,
-    /// Tells when it may go on.
+    /// Waited for before it continues.
     go: Arc<Notify>,
 }
 
@@ -112,7 +112,7 @@ impl Proxy {
         self.state.done.store(false, Ordering::SeqCst);
     }
 
-    /// Holds up the `nth` request from now on. The first one is notified when it has come; it goes on when the second
+    /// Holds up the `nth` request from now on. The first one is notified when it has come; it continues when the second
     /// one is.
     pub fn hold(&self, nth: usize) -> (Arc<Notify>, Arc<Notify>) {
         let (come, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -133,7 +133,7 @@ impl Proxy {
         self.state.done.clone()
     }
 
-    /// Cuts nothing any more. Answers whether something was cut.
+    /// Stops cutting. Returns whether something was cut.
     pub fn mend(&self) -> bool {
         *self.state.cut.lock().unwrap() = None;
         self.state.done.load(Ordering::SeqCst)
@@ -141,8 +141,8 @@ impl Proxy {
 }
 
 impl State {
-    /// Counts a request, holds it up if it is the one; tells whether it is the one to cut.
-    /// `was_cut` says that the connection it came on is the one that was cut.
+    /// Counts a request, holds it up if it is the one to hold; returns whether it is the one to cut. `was_cut` says
+    /// that the connection it came on is the one that was cut.
     async fn next(&self, was_cut: bool) -> Option<Cut> {
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
         let mut held = self.hold.lock().unwrap().take_if(|hold| hold.nth == number);

@@ -158,7 +158,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// server is down. A client that tries to reach a server that is down could even be connected to itself.
 const PORTS: Range<u16> = 15_000..32_000;
 
-/// A port that nobody listens on now, chosen at random, so that tests that run side by side choose different ones.
+/// A port without a listener, chosen at random, so that concurrent tests choose different ones.
 pub(crate) fn free_port() -> Result<u16> {
     for _ in 0..100 {
         let [high, low, ..] = uuid::Uuid::new_v4().into_bytes();

@@ -236,7 +236,7 @@ fn each_setting_is_read_by_somebody_or_listed_as_not_read() {
     }
 }
 
-/// What stands between backquotes in the tables of the map and looks like a path.
+/// The texts in backquotes in the tables of the map that look like paths.
 fn paths(page: &str) -> BTreeSet<&str> {
     let quoted = page.split('`').skip(1).step_by(2);
     quoted.filter(|text| text.contains('/') && !text.contains([' ', '<', '{', ':', '*', '=', '('])).collect()
@@ -261,7 +261,7 @@ fn each_folder_of_sources_is_in_the_map() {
     let mut unnamed = BTreeSet::new();
     for (path, _) in files(&root(), ".rs") {
         let folder = path.parent().unwrap();
-        // Tests, examples and benches stand beside the sources that they are about.
+        // Tests, examples and benches are next to the sources that they belong to.
         if is_test(&path) || !folder.components().any(|part| part.as_os_str() == "src") {
             continue;
         }

@@ -131,7 +131,7 @@ async fn r4_1_parallel_steps_reload_as_they_ran(store: Store) -> Outcome {
                     check_eq!(ids(state)?, expected, "the messages of {thread}");
                 }
             }
-            // What goes on from what was read stores what ran.
+            // A commit that continues from this read stores the tasks that ran.
             let reader = elsewhere(&store, mode, frequency).await?;
             let next = turn(&mut open(&reader, &thread, None).await?, "next").await?;
             expected.push("next".to_owned());

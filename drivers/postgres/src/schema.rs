@@ -28,9 +28,9 @@
 //! The mark of a thread is `epoch`, drawn at random when the thread is created and when it is rewritten; `revision`,
 //! twice the number of writes, plus one if the last one was acknowledged before it was flushed; and `nonce` (since
 //! version 4; nil before), drawn at random by every write. Every write names the mark that it found: that is the fence.
-//! Under one epoch nothing but the tasks of a checkpoint ever changes, and no row goes away. The body lists the first
-//! four bytes of the last sixteen nonces, newest first, and the `life` of the thread, drawn at random when it is
-//! created: so that a process can tell whether the history that it finds contains the writes that it knows.
+//! Within one epoch only the tasks of a checkpoint ever change, and no row is removed. The body lists the first four
+//! bytes of the last sixteen nonces, newest first, and the `life` of the thread, drawn at random when it is created: so
+//! that a process can tell whether the history that it finds contains the writes that it knows.
 //!
 //! A deletion leaves the life of the thread in `threadkeep_grave` for some hours. If the answer to a commit that
 //! created a thread was lost, its retry finds there that the thread was deleted since, and does not create it again.

@@ -24,8 +24,8 @@ const NEAR: usize = 8;
 /// reads each checkpoint between them instead of walking back to the last snapshot.
 ///
 /// Every answer is the inner saver's. A known path is used only if the inner saver still has the checkpoint at which it
-/// ends, with a sentinel of the same version; if anything is wrong on the way, the inner saver is asked and reports it.
-/// Rows older than a known path's end are not read again.
+/// ends, with a sentinel of the same version; if anything is wrong on the way, the call goes to the inner saver, which
+/// reports it. Rows older than a known path's end are not read again.
 ///
 /// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
 /// checkpoints and rows, as the deletion of runs does, does not change the remaining paths, so the entries stay, unless

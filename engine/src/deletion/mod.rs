@@ -28,7 +28,7 @@ pub use retention::{RetentionPolicy, RetentionReport, enforce, plan_retention};
 pub use runs::{RUN_ID_KEY, delete_for_runs, plan_delete_for_runs};
 pub use stats::{STATS_KEYS, Stats};
 
-/// Why a checkpoint stays or goes.
+/// Why a checkpoint is kept or deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Stays: the newest of its namespace.
@@ -53,22 +53,22 @@ pub enum Reason {
     NotAsked,
     /// Stays for now: this pass already removes its maximum.
     Cap,
-    /// Goes: older than what the strategy keeps.
+    /// Deleted: older than what the strategy keeps.
     Old,
-    /// Goes: the whole thread is deleted.
+    /// Deleted with the whole thread.
     Thread,
-    /// Goes: a duration-only checkpoint without children.
+    /// Deleted: a duration-only checkpoint without children.
     DurationLeaf,
-    /// Goes: a duration-only checkpoint, whose children are grafted onto its parent.
+    /// Deleted: a duration-only checkpoint, whose children are grafted onto its parent.
     DurationLink,
-    /// Goes: the end of a branch that is not the head's.
+    /// Deleted: the end of a branch that is not the head's.
     SiblingLeaf,
-    /// Goes: created by a run that is being deleted.
+    /// Deleted: created by a run that is being deleted.
     Run,
 }
 
 impl Reason {
-    /// Whether the checkpoint goes.
+    /// Whether the checkpoint is deleted.
     pub fn goes(self) -> bool {
         matches!(
             self,

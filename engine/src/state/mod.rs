@@ -226,7 +226,7 @@ impl StateAccessor {
     /// As [`Self::update`], for a caller that decided by a head that it saw earlier.
     ///
     /// # Errors
-    /// As there; [`Error::Conflict`] if `head` is not the head any more, and nothing is written.
+    /// As there; [`Error::Conflict`] if `head` is no longer the head; then nothing is written.
     pub async fn update_known(&self, head: &mut KnownHead, update: Update) -> Result<StateSnapshot> {
         let Update { at, node, writes, extra } = update;
         let base = match at.or(head.id()) {

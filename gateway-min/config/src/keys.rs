@@ -2,7 +2,7 @@
 //!
 //! A key has the form `tk_<id>_<secret>`: the id, which is not secret, identifies its record, and the secret is 256
 //! random bits. The file holds a keyed BLAKE3 hash of the whole key: for a secret this random one hash suffices, and a
-//! reader of the file learns no key.
+//! reader of the file cannot recover a key.
 
 use std::fs::{self, File};
 use std::io;

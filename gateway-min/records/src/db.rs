@@ -26,8 +26,8 @@ pub(super) enum Flush {
     /// SQLite does not wait: the commit survives a process crash, and a power loss once a later commit is flushed,
     /// because power loss removes only the end of the log. Used for the steps of a run between its admission and its
     /// decided outcome, which are not acknowledged to anyone: a run that was cut off, as any run is by a power loss, is
-    /// recovered the same way from each of them. A Postgres server may fail while the run goes on and relies on what it
-    /// wrote, so there it means [`Flush::Now`].
+    /// recovered the same way from each of them. A Postgres server may fail while the run continues and relies on what
+    /// it wrote, so there it means [`Flush::Now`].
     WithNext,
 }
 

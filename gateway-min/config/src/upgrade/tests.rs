@@ -259,7 +259,7 @@ fn a_file_means_the_same_before_and_after() {
         };
         assert_eq!(versions, (0, 49));
         let loaded = project.load_with(&[]).unwrap();
-        // What was outdated is not any more; what has no effect still has none.
+        // Outdated keys are updated; keys without effect still have none.
         warnings.retain(|warning| warning.contains("has no effect"));
         assert_eq!(loaded.warnings, warnings, "{old}");
         assert_eq!(Config { config_version: 0, ..loaded.config }, before, "{old}");

@@ -134,7 +134,7 @@ async fn compact(
         error => ApiError::from_engine(&thread, FAILED, &error),
     };
     let (accessor, settings) = (app.threads.accessor(), &config.summarization);
-    // The summary is of these messages: a turn that somebody adds while the model writes is not to be lost.
+    // The summary is of these messages: a turn that is added while the model writes must not be lost.
     let mut known = accessor.known_head(&thread).await.map_err(engine)?;
     let point = accessor.capture(&mut known).await.map_err(engine)?;
     let head = point.snapshot().ok_or_else(|| absent(&thread))?;

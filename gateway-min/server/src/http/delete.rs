@@ -79,7 +79,7 @@ async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<Stri
     // Wait for the last write of a run that has just ended.
     let _lock = app.threads.lock(thread.as_str()).await;
     let deleted = async {
-        // Under the reservation, no other user can come to own it any more.
+        // Under the reservation, no other user can become its owner.
         check_thread(app, caller, thread).await?;
         delete_contents(app, thread).await
     };

@@ -30,7 +30,7 @@ impl Runs {
         Ok(outcome)
     }
 
-    /// Waits until the run writes nothing any more, here or in another process. Returns early if the database fails.
+    /// Waits until the run has done its last write, here or in another process. Returns early if the database fails.
     pub(crate) async fn ended(&self, run_id: &str) {
         if let Some(control) = self.local.get(run_id) {
             control.ended().await;

@@ -43,7 +43,7 @@ impl RunControl {
         !self.at_work.load(Ordering::Relaxed)
     }
 
-    /// Waits until the run writes nothing any more.
+    /// Waits until the run has done its last write.
     pub(crate) async fn ended(&self) {
         let mut ended = self.ended.subscribe();
         // An error means that the sender is dropped, and with it the run.

@@ -21,7 +21,7 @@ const TITLE_NODE: &str = "runtime_interrupt_title";
 /// Not cancel-safe: a dropped call may have written the title without the rows of finished tasks, which then run again.
 ///
 /// # Errors
-/// [`threadkeep::Error::Conflict`] if somebody else moved the head, and the accessor's.
+/// [`threadkeep::Error::Conflict`] if another writer moved the head, and the accessor's.
 pub(crate) async fn write(
     accessor: &StateAccessor,
     head: KnownHead,

@@ -27,8 +27,8 @@ pub(crate) struct TurnEnd {
     pub(crate) latest: bool,
 }
 
-/// The newest checkpoint at which the turn with these answers has just ended; `None` if there is none any more, or the
-/// ids are not such answers.
+/// The newest checkpoint at which the turn with these answers has just ended; `None` if there is none, or the ids are
+/// not such answers.
 ///
 /// # Errors
 /// The accessor's.

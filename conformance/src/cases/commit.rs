@@ -15,7 +15,7 @@ use crate::kit::{
 pub(super) const CASES: &[Case] = &[
     case!(Core, commit_on_a_stale_head_conflicts, "two runs would silently fork a thread"),
     case!(Core, commit_of_the_same_id_is_idempotent, "a commit in doubt could not be repeated"),
-    case!(Core, commit_needs_its_parent, "a checkpoint would hang on nothing"),
+    case!(Core, commit_needs_its_parent, "a checkpoint would have no parent in the store"),
     case!(Core, commit_applies_only_known_tasks, "a checkpoint could never be replayed"),
     case!(Core, commit_takes_over_held_values, "channels that a step did not write would be lost"),
     case!(Core, commit_of_siblings_keeps_both, "a fork would change the branch beside it"),
@@ -25,7 +25,7 @@ pub(super) const CASES: &[Case] = &[
         "a step that may be flushed later would be seen later, or not be fenced"
     ),
     case!(Core, flush_of_anything_is_fine, "a turn that was flushed already could not end"),
-    case!(Core, commit_that_fails_stores_nothing, "a refused step would leave half of itself behind"),
+    case!(Core, commit_that_fails_stores_nothing, "a refused step would be half stored"),
     case!(Core, commit_refuses_ids_that_do_not_grow, "the newest state would not be the greatest id"),
     case!(Core, commit_expects_the_head_of_its_own_namespace, "nested graphs would block each other"),
     case!(
@@ -291,7 +291,7 @@ async fn commit_that_fails_stores_nothing(store: Store) -> Outcome {
     let mut orphan = good()?;
     orphan.commit.parent = Some(id(0));
     refused(&*saver, &orphan, not_found(&key("t", id(0)))).await?;
-    invalid(&*saver, &good()?.applies(3), "a task that is not there").await?;
+    invalid(&*saver, &good()?.applies(3), "an unknown task").await?;
     invalid(&*saver, &good()?.held("title", 7), "a version that the parent does not hold").await?;
     let mut elsewhere = good()?;
     elsewhere.commit.namespace = Namespace::new("nested");

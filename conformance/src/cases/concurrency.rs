@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Concurrency,
         one_writer_wins_each_round,
-        "two runs would both believe that they moved the thread on"
+        "two runs would both believe that they advanced the thread"
     ),
     case!(Concurrency, racing_writers_leave_one_chain, "a step that was acknowledged would be lost"),
     case!(
@@ -335,7 +335,7 @@ async fn two_handles_share_one_store(store: Store) -> Outcome {
     check_eq!(
         head(&*handles[0], "t").await?,
         Some(anew.tuple([])),
-        "the thread, made anew by the other handle"
+        "the thread, created again by the other handle"
     );
     Ok(())
 }

@@ -44,7 +44,7 @@ pub(super) const CASES: &[Case] = &[
         "a thread that begins with an update would be empty"
     ),
     case!(Core, r4_4_a_raw_write_with_a_new_version_survives, "the title of an interrupted run would vanish"),
-    case!(Delta, special_rows_never_replay, "an error text would turn up as a message"),
+    case!(Delta, special_rows_never_replay, "an error text would appear as a message"),
     case!(Delta, pending_writes_never_replay, "a copy of a head with a failed step would gain its messages"),
     case!(Delta, writes_put_after_the_commit_never_replay, "a restored pending write would change the past"),
     case!(Delta, a_long_unwritten_stretch_keeps_its_path, "a rarely written channel would lose its value"),
@@ -175,7 +175,7 @@ async fn r8384_the_first_write_after_full_mode_is_kept(store: Store) -> Outcome 
     let full = Step::first("t", 1).value(MESSAGES, list(["full"])?).commit(&*saver).await?;
     let first = Step::after(&full, 2).sentinel(MESSAGES).runs(says(1, "delta")?).commit(&*saver).await?;
     let second = Step::after(&first, 3).sentinel(MESSAGES).runs(says(2, "more")?).commit(&*saver).await?;
-    check_eq!(replayed(&*saver, &first).await?, json!(["full", "delta"]), "behind the switch");
+    check_eq!(replayed(&*saver, &first).await?, json!(["full", "delta"]), "after the switch");
     check_eq!(replayed(&*saver, &second).await?, json!(["full", "delta", "more"]), "one step further");
     check_eq!(replayed(&*saver, &full).await?, json!(["full"]), "before the switch");
     Ok(())
@@ -197,7 +197,7 @@ async fn r8534_a_plain_value_is_a_seed(store: Store) -> Outcome {
     let path = path(&*saver, &delta, None).await?;
     let seed = Seed { checkpoint: id(5), value: list(["1", "2", "3", "4", "5"])?, version: version(5) };
     check_eq!(path.seed, Some(seed), "the seed is the last full value");
-    check_eq!(path.steps.len(), 1, "steps behind it");
+    check_eq!(path.steps.len(), 1, "steps after it");
     Ok(())
 }
 

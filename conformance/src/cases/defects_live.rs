@@ -25,7 +25,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Delta,
         r4_1_parallel_steps_reload_as_they_ran,
-        "after a reload the answers of parallel tasks would stand in another order"
+        "after a reload the answers of parallel tasks would be in another order"
     ),
     case!(
         Delta,
@@ -35,7 +35,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Delta,
         r4_3_forks_and_updates_of_the_past_keep_every_branch,
-        "a regenerated answer would stand beside the old one"
+        "a regenerated answer would appear next to the old one"
     ),
     case!(
         Core,
@@ -45,7 +45,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Delta,
         r8821_an_overwrite_beside_other_writes_reloads_as_it_ran,
-        "a summary would bring the messages back that it replaced"
+        "a summary would bring back the messages that it replaced"
     ),
     case!(
         Delta,
@@ -77,7 +77,7 @@ pub(super) const CASES: &[Case] = &[
         r7746_a_rarely_written_channel_gets_its_snapshot,
         "reading a rarely written channel would walk the whole thread"
     ),
-    case!(Delta, r4_5_messages_have_the_same_ids_at_every_reading, "a client could not tell a message again"),
+    case!(Delta, r4_5_messages_have_the_same_ids_at_every_reading, "a client could not recognize a message"),
     case!(
         Delta,
         r4_5_what_was_read_before_is_not_changed_by_late_rows,
@@ -86,12 +86,12 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Delta,
         r4_5_a_cancelled_half_step_leaves_no_trace,
-        "a cancelled run would leave some of its messages behind"
+        "a cancelled run would leave some of its messages"
     ),
     case!(
         Delta,
         r4_5_restored_pending_rows_do_not_replay,
-        "after a rollback, what a failed step had written would turn up in the next run"
+        "after a rollback, what a failed step had written would appear in the next run"
     ),
 ];
 

@@ -28,23 +28,23 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Deletion,
         delete_for_runs_spares_what_others_need,
-        "deleting a run would take the history of a later one away"
+        "deleting a run would take away the history of a later one"
     ),
     case!(Deletion, copies_are_equal_and_their_own, "deleting a thread would damage the copies of it"),
     case!(
         Deletion,
         retention_takes_only_what_nobody_needs,
-        "a pass over idle threads would take a branch that somebody works on"
+        "a pass over idle threads would delete a branch in use"
     ),
     case!(
         Deletion,
         conversions_keep_every_state,
-        "a thread would read otherwise after it was converted, or could not be converted back"
+        "a converted thread would read differently, or could not be converted back"
     ),
     case!(
         Concurrency,
         a_pass_that_races_with_a_run_loses_nothing,
-        "a run that goes on while its thread is pruned would lose steps"
+        "a run that continues while its thread is pruned would lose steps"
     ),
 ];
 

@@ -11,7 +11,7 @@ use crate::factory::Store;
 use crate::kit::{MESSAGES, Step, channels, get, head, id, key, list, plain, says, task, version, write};
 
 pub(super) const CASES: &[Case] = &[
-    case!(Core, get_head_is_the_greatest_id, "a thread would go on from an old state"),
+    case!(Core, get_head_is_the_greatest_id, "a thread would continue from an old state"),
     case!(Core, get_by_id_is_exact, "a client that names a checkpoint would get the state of another one"),
     case!(Core, get_unknown_is_none, "a deleted or mistyped id would show somebody else's state"),
     case!(Core, get_returns_what_was_committed, "a resumed run would not be in the state it left"),

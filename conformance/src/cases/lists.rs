@@ -178,7 +178,7 @@ async fn list_bases_hold_in_writes_too(store: Store) -> Outcome {
     check_eq!(steps.first().map(|step| &step.writes), Some(&vec![compaction]), "the write in the history");
     let three = Step::after(&two, 3).snapshot(MESSAGES, list.into());
     let key = three.commit(&*saver).await?;
-    check_eq!(get(&*saver, &key).await?, Some(three.tuple([])), "the snapshot behind it");
+    check_eq!(get(&*saver, &key).await?, Some(three.tuple([])), "the snapshot after it");
     Ok(())
 }
 

@@ -21,15 +21,19 @@ pub(super) const CASES: &[Case] = &[
     case!(
         Deletion,
         read_thread_of_an_unknown_thread_is_absent,
-        "a thread that is not there could be taken for an empty one"
+        "a missing thread could be taken for an empty one"
     ),
-    case!(Deletion, revisions_tell_every_change, "a deletion would take away what came after it was planned"),
-    case!(Deletion, rewrite_removes_and_puts, "a deletion would damage what it was to keep"),
-    case!(Deletion, rewrite_of_a_changed_thread_is_stale, "a deletion would take away what a run just wrote"),
+    case!(
+        Deletion,
+        revisions_tell_every_change,
+        "a deletion would remove what was written after it was planned"
+    ),
+    case!(Deletion, rewrite_removes_and_puts, "a deletion would damage what it should keep"),
+    case!(Deletion, rewrite_of_a_changed_thread_is_stale, "a deletion would remove what a run just wrote"),
     case!(Deletion, rewrite_that_breaks_a_lineage_is_refused, "a wrong plan would destroy the thread"),
     case!(Deletion, rewrite_makes_a_thread, "threads could not be copied, imported or restored"),
     case!(Deletion, rewrite_may_leave_nothing, "a deleted thread would linger"),
-    case!(Deletion, a_commit_after_a_rewrite_goes_on, "a conversation could not go on after a deletion"),
+    case!(Deletion, a_commit_after_a_rewrite_goes_on, "a conversation could not continue after a deletion"),
     case!(Deletion, history_ends_at_a_root, "a page of history would fail for a pruned thread"),
     case!(
         Deletion,
@@ -116,7 +120,7 @@ async fn threads_are_listed_by_page(store: Store) -> Outcome {
         check_eq!(found, sorted, "pages of {limit}");
     }
     let between = saver.threads(Some(&"aa".into()), 1).await?;
-    check_eq!(between, ["b".into()], "what is behind a thread that is not there");
+    check_eq!(between, ["b".into()], "the page after a missing thread");
     saver.delete_thread(&"b".into()).await?;
     check!(!saver.threads(None, 100).await?.contains(&"b".into()), "a deleted thread is still listed");
     Ok(())
@@ -141,7 +145,7 @@ async fn read_thread_of_an_unknown_thread_is_absent(store: Store) -> Outcome {
     check_eq!(image(&*saver, "u").await?, ThreadImage::absent(&"u".into()), "a thread that never was");
     saver.delete_thread(&"t".into()).await?;
     check_eq!(image(&*saver, "t").await?, ThreadImage::absent(&"t".into()), "a thread that is gone");
-    check!(Step::first("t", 1).commit(&*saver).await.is_ok(), "the thread cannot be made anew");
+    check!(Step::first("t", 1).commit(&*saver).await.is_ok(), "the thread cannot be created again");
     check!(image(&*saver, "t").await?.revision != Revision::absent(), "a thread has the revision of none");
     Ok(())
 }
@@ -241,7 +245,7 @@ async fn rewrite_of_a_changed_thread_is_stale(store: Store) -> Outcome {
     let again = saver.rewrite_thread(&thread, &before.revision, plan()).await;
     check_eq!(again, Err(Error::Stale { thread: thread.clone() }), "the same plan again");
     let absent = saver.rewrite_thread(&"u".into(), &before.revision, Rewrite::default()).await;
-    check_eq!(absent, Err(Error::Stale { thread: "u".into() }), "a plan for a thread that is not there");
+    check_eq!(absent, Err(Error::Stale { thread: "u".into() }), "a plan for a missing thread");
     Ok(())
 }
 
@@ -327,13 +331,13 @@ async fn rewrite_makes_a_thread(store: Store) -> Outcome {
     check_eq!(
         replayed(&*saver, &six).await?,
         serde_json::json!(["a", "b", "c", "d", "pending"]),
-        "the copy when it goes on"
+        "the continued copy"
     );
     // Under the id of a deleted thread, with the same ids as before.
     saver.rewrite_thread(&"t".into(), &Revision::absent(), copy("t")).await?;
-    check_eq!(image(&*saver, "t").await?.checkpoints, source.checkpoints, "the source, made anew");
+    check_eq!(image(&*saver, "t").await?.checkpoints, source.checkpoints, "the source, created again");
     let again = saver.rewrite_thread(&"t".into(), &Revision::absent(), copy("t")).await;
-    check_eq!(again, Err(Error::Stale { thread: "t".into() }), "a thread that is there, made anew");
+    check_eq!(again, Err(Error::Stale { thread: "t".into() }), "creation of an existing thread");
     Ok(())
 }
 

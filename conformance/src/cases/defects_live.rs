@@ -194,7 +194,7 @@ async fn r4_3_forks_and_updates_of_the_past_keep_every_branch(store: Store) -> O
             let state = turn(&mut writer, &format!("m{n}")).await?;
             tree.insert(state.key.id, ids(&state)?);
         }
-        // Forks from before, at and behind each snapshot, by runs and by updates, then forks of those.
+        // Forks from before, at and after each snapshot, by runs and by updates, then forks of those.
         for generation in 0..3 {
             let places: Vec<_> = tree.keys().copied().collect();
             let places = places.into_iter().step_by(if generation == 0 { 1 } else { 4 + generation });
@@ -411,7 +411,7 @@ async fn r7746_a_rarely_written_channel_gets_its_snapshot(store: Store) -> Outco
     const BOUND: u64 = threadkeep::cadence::SUPERSTEP_BOUND;
     let saver = store.open().await?;
     let accessor = accessor(&saver, Delta, 1000)?;
-    // As many supersteps as bring it near the bound, told by counters instead of made.
+    // The counters are set as if enough supersteps had been made to come near the bound.
     let root = Step::first("t", 1).snapshot(MESSAGES, list([])?).commit(&*saver).await?;
     let mut near = Step::after(&root, 2).sentinel(MESSAGES);
     near.commit.metadata.delta_marker = true;
@@ -461,7 +461,7 @@ async fn r4_5_what_was_read_before_is_not_changed_by_late_rows(store: Store) -> 
         for n in 0..5 {
             turn(&mut writer, &n.to_string()).await?;
         }
-        // Read once, so that whoever remembers things remembers them.
+        // Read once, so that every cache is filled.
         let mut expected = whole_history(&accessor, &thread).await?;
         for (id, messages) in expected.clone() {
             let state = update(&accessor, &thread, Some(id), vec![says(&accessor, "a fork")?]).await?;
@@ -472,7 +472,7 @@ async fn r4_5_what_was_read_before_is_not_changed_by_late_rows(store: Store) -> 
         for reader in [&accessor, &elsewhere(&store, mode, frequency).await?] {
             check_eq!(whole_history(reader, &thread).await?, expected, "every checkpoint of {thread}");
         }
-        // The same thread made anew: nothing of the old one may be remembered.
+        // The same thread created again: nothing of the old one may be remembered.
         saver.delete_thread(&thread.as_str().into()).await?;
         check_eq!(whole_history(&accessor, &thread).await?, [], "{thread} after its deletion");
         let root = create(&accessor, &thread).await?.key.id;

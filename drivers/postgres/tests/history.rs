@@ -150,7 +150,7 @@ async fn a_lost_history_is_reported_by_whatever_comes_next_and_then_forgotten() 
             _ => saver.flush(&thread).await,
         };
         if others == 30 && !matches!(kind, "commit" | "put_writes") {
-            // So many writes that the row lists none of the known ones; the head proves the loss if there is one.
+            // Enough writes that the row lists none of the known ones; the head proves the loss if there is one.
             assert!(
                 !matches!(told, Err(Error::Corrupt { .. } | Error::BrokenLineage { .. })),
                 "{what}: {told:?}"

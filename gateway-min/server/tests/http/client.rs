@@ -18,7 +18,7 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 
 use super::support::{MODES, Setup, texts};
 
-/// A mode register of its own stands for a process of its own.
+/// A separate mode register simulates a separate process.
 fn process() -> &'static ModeRegister {
     Box::leak(Box::new(ModeRegister::new()))
 }

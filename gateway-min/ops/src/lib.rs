@@ -5,6 +5,7 @@
 //! `--yes` or a confirmed question. With `--json`, commands print one JSON document per line.
 
 pub mod archive;
+mod backup;
 mod checkpoints;
 mod config;
 mod convert;
@@ -33,6 +34,7 @@ use clap::{ArgMatches, FromArgMatches, Subcommand};
 
 pub use error::Exit;
 
+use self::backup::BackupCommand;
 use self::checkpoints::CheckpointsCommand;
 use self::config::ConfigCommand;
 use self::convert::ConvertCommand;
@@ -131,6 +133,8 @@ enum StoreCommand {
     Export(ExportCommand),
     /// Read a thread from a file.
     Import(ImportCommand),
+    /// Copy the store into new files, while gateways read and write.
+    Backup(BackupCommand),
     /// Return the space freed by deletions to the file system.
     Vacuum(VacuumCommand),
 }
@@ -147,6 +151,7 @@ impl StoreCommand {
             Self::Verify(command) => &command.store,
             Self::Export(command) => &command.store,
             Self::Import(command) => &command.store,
+            Self::Backup(command) => &command.store,
             Self::Vacuum(command) => &command.store,
         }
     }
@@ -162,6 +167,7 @@ impl StoreCommand {
             Self::Verify(command) => return command.run(target, out).await,
             Self::Export(command) => command.run(target, out).await?,
             Self::Import(command) => command.run(target, out).await?,
+            Self::Backup(command) => command.run(target, out).await?,
             Self::Vacuum(command) => command.run(target, out).await?,
         }
         Ok(Exit::Done)

@@ -1,6 +1,6 @@
 //! The store that a command works on: the configured one, or a named one. Opening never creates anything.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
 use threadkeep::state::StateAccessor;
-use threadkeep_storage::{Existing, SqliteSaver};
+use threadkeep_storage::{BackedUp, Existing, SqliteSaver};
 
 use super::error::{OpsError, Result};
 use threadkeep_config::{Config, LoadOptions};
@@ -100,6 +100,11 @@ impl Target {
     /// What only a database in one file can do.
     pub(crate) fn sqlite(&self) -> Option<&Arc<SqliteSaver>> {
         self.store.sqlite_saver()
+    }
+
+    /// Copies the store into new files: see [`Existing::backup`].
+    pub(crate) async fn backup(&self, to: &Path) -> Result<Option<BackedUp>> {
+        Ok(self.store.backup(to).await?)
     }
 
     /// The gateway's records, if they are there.

@@ -1,8 +1,9 @@
 //! An existing store, for operator commands. Opening never creates anything.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use threadkeep::cache::CachedSaver;
 use threadkeep::mode::DEFAULT_SNAPSHOT_FREQUENCY;
@@ -10,11 +11,14 @@ use threadkeep::saver::Saver;
 use threadkeep_config::{Backend, Config, Database, Secret};
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_records::{DATABASE_FILE, Store, StoreError, StoreOptions};
-use threadkeep_sqlite::{Options, SqliteSaver};
+use threadkeep_sqlite::{Options, SqliteSaver, copy_database};
 
 use crate::cache::{PurgeOnly, redis_cache};
 use crate::checkpoints::{CHECKPOINT_FILE, sqlite_options};
 use crate::{Checkpoints, OpenError, postgres};
+
+/// How long a backup waits for a lock on the records.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An open store that existed before.
 pub struct Existing {
@@ -22,7 +26,18 @@ pub struct Existing {
     checkpoints: Checkpoints,
     saver: Arc<dyn Saver>,
     records: Option<Store>,
+    /// Where the records are if they are a file, which may be there although it cannot be read.
+    records_file: Option<PathBuf>,
     frequency: u64,
+}
+
+/// The files of a backup.
+#[derive(Debug)]
+pub struct BackedUp {
+    /// The checkpoints.
+    pub checkpoints: PathBuf,
+    /// The gateway's records, if there are any.
+    pub records: Option<PathBuf>,
 }
 
 impl fmt::Debug for Existing {
@@ -74,13 +89,13 @@ impl Existing {
             return Err(OpenError::Missing(path.to_owned()));
         }
         let checkpoints = Checkpoints::sqlite_at(path, options).await?;
-        let records = path.with_file_name(DATABASE_FILE);
-        let records = if records.is_file() {
-            readable(Store::open(&records, StoreOptions::default()).await.map(Some))
-        } else {
-            None
+        let file = Some(path.with_file_name(DATABASE_FILE)).filter(|file| file.is_file());
+        let records = match &file {
+            Some(file) => readable(Store::open(file, StoreOptions::default()).await.map(Some)),
+            None => None,
         };
-        Ok(Self::new(path.display().to_string(), checkpoints, records, frequency))
+        let opened = Self::new(path.display().to_string(), checkpoints, records, frequency);
+        Ok(Self { records_file: file, ..opened })
     }
 
     async fn in_postgres(database: &Database, frequency: u64) -> Result<Self, OpenError> {
@@ -97,7 +112,7 @@ impl Existing {
     }
 
     fn new(name: String, checkpoints: Checkpoints, records: Option<Store>, frequency: u64) -> Self {
-        Self { name, saver: checkpoints.saver(), checkpoints, records, frequency }
+        Self { name, saver: checkpoints.saver(), checkpoints, records, records_file: None, frequency }
     }
 
     /// Its name in messages; contains no secrets.
@@ -118,6 +133,36 @@ impl Existing {
     /// The gateway's records, if a gateway has created them and they can be read.
     pub fn records(&self) -> Option<&Store> {
         self.records.as_ref()
+    }
+
+    /// Copies the store into new files, while others read and write: the checkpoints to `to`, the gateway's records beside it.
+    /// Each is of one moment. The records are copied first: the checkpoints of every run that they call finished are in
+    /// the backup. None for a store that is not in files: its server makes backups.
+    ///
+    /// # Errors
+    /// [`OpenError::Checkpoints`]: a file is there already, the store is damaged, or the disk is full. Neither file is there
+    /// then.
+    pub async fn backup(&self, to: &Path) -> Result<Option<BackedUp>, OpenError> {
+        let Some(sqlite) = self.sqlite_saver() else { return Ok(None) };
+        let records = match self.records_file.clone() {
+            Some(from) => {
+                let file = to.with_extension(DATABASE_FILE);
+                let target = file.clone();
+                let copying = tokio::task::spawn_blocking(move || copy_database(&from, &target, PATIENCE));
+                copying.await.map_err(std::io::Error::from).map_err(|error| {
+                    threadkeep::Error::Unavailable { saver: "sqlite", reason: error.to_string() }
+                })??;
+                Some(file)
+            }
+            None => None,
+        };
+        if let Err(error) = sqlite.backup(to).await {
+            if let Some(Err(left)) = records.as_ref().map(std::fs::remove_file) {
+                tracing::warn!(%left, "cannot remove the copy of the records");
+            }
+            return Err(error.into());
+        }
+        Ok(Some(BackedUp { checkpoints: to.to_owned(), records }))
     }
 
     /// The cadence of snapshots: the configured one, else the default.

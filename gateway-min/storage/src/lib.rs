@@ -13,7 +13,7 @@ use threadkeep_config::{CheckpointChannelMode, Config};
 pub use cache::{history_cache, memory_cache};
 pub use checkpoints::{CHECKPOINT_FILE, Checkpoints};
 pub use error::OpenError;
-pub use existing::Existing;
+pub use existing::{BackedUp, Existing};
 pub use records::{is_shared, open_records};
 /// Operations that only a database in one file has, and its size.
 pub use threadkeep_sqlite::{FileSize, SqliteSaver};

@@ -102,6 +102,7 @@ fn every_command_teaches_with_an_example() {
         "verify",
         "export",
         "import",
+        "backup",
         "vacuum",
     ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+mod backup;
 mod deleting;
 mod errors;
 mod looking;

@@ -46,6 +46,8 @@ async fn a_thread_is_moved_to_postgres_looked_at_pruned_converted_and_verified()
     let listed = run(&database, &["threads", "list", "--json"]).json();
     assert_eq!(listed.len(), 2);
     assert!(run(&database, &["vacuum"]).done().contains("autovacuum"));
+    let backup = run(&database, &["backup", "--out", "backup-of-postgres"]);
+    assert!(backup.code == 1 && backup.err.contains("pg_dump"), "{}", backup.err);
     let missing = run(&database, &["threads", "show", "copy"]);
     assert!(missing.code == 1 && missing.err.contains("copy-full"), "{}", missing.err);
 }

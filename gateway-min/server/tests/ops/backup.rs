@@ -1,0 +1,94 @@
+//! Backups of a store that is in use, and their restore as `docs/backup.md` describes it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use threadkeep_records::{NewThread, Store as Records, StoreOptions};
+use threadkeep_sqlite::{Options, SqliteSaver};
+
+use super::store::{MODES, OTHER, Store, TALK, threadkeep, turn_of};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_under_a_writer_is_restored_as_described() {
+    for mode in MODES {
+        let store = Store::new(mode).await;
+        let records = Records::open(&store.path().with_file_name("gateway.db"), StoreOptions::default());
+        let records = records.await.unwrap();
+        let thread = NewThread {
+            thread_id: TALK.to_owned(),
+            display_name: Some("A talk".to_owned()),
+            ..NewThread::default()
+        };
+        records.threads().create(thread).await.unwrap();
+        let saver = store.open().await;
+        let stop = Arc::<AtomicBool>::default();
+        let writing = tokio::spawn({
+            let (accessor, stop) = (store.accessor(&saver, mode), stop.clone());
+            async move {
+                for turn in 100.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    turn_of(&accessor, OTHER, turn).await;
+                }
+            }
+        });
+        for round in 0..3 {
+            let file = store.file(&format!("backup-{round}.db"));
+            let before = saver.read_thread_len(OTHER).await;
+            let said = store.run(&["backup", "--out", &file]).done();
+            assert!(said.contains("checkpoints") && said.contains("records"), "{said}");
+
+            let place = tempfile::tempdir().unwrap();
+            let (db, gateway) = (place.path().join("checkpoints.db"), place.path().join("gateway.db"));
+            std::fs::copy(&file, &db).unwrap();
+            std::fs::copy(store.file(&format!("backup-{round}.gateway.db")), &gateway).unwrap();
+            let path = db.display().to_string();
+            let said = threadkeep(&["verify", "--all", "--sqlite", &path]);
+            assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+            let shown = threadkeep(&["threads", "list", "--sqlite", &path]).done();
+            assert!(shown.contains("A talk"), "{shown}");
+            let restored = SqliteSaver::open(&db, &Options::default()).unwrap();
+            assert!(restored.read_thread_len(OTHER).await >= before);
+            restored.close().await;
+        }
+        stop.store(true, Ordering::Relaxed);
+        writing.await.unwrap();
+        records.close().await;
+        saver.close().await;
+    }
+}
+
+/// How long a thread is.
+trait Length {
+    async fn read_thread_len(&self, thread: &str) -> usize;
+}
+
+impl Length for SqliteSaver {
+    async fn read_thread_len(&self, thread: &str) -> usize {
+        use threadkeep::saver::Saver as _;
+        self.read_thread(&thread.into()).await.unwrap().checkpoints.len()
+    }
+}
+
+#[tokio::test]
+async fn a_backup_replaces_no_file_and_leaves_none_after_an_error() {
+    let store = Store::new(MODES[0]).await;
+    Records::open(&store.path().with_file_name("gateway.db"), StoreOptions::default())
+        .await
+        .unwrap()
+        .close()
+        .await;
+    let file = store.file("backup.db");
+    std::fs::write(&file, "mine").unwrap();
+    let refused = store.run(&["backup", "--out", &file]);
+    assert_eq!(refused.code, 1);
+    assert!(refused.err.contains("does not exist"), "{}", refused.err);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+    assert!(!std::path::Path::new(&store.file("backup.gateway.db")).exists(), "nothing is left");
+
+    std::fs::remove_file(&file).unwrap();
+    let said = store.run(&["backup", "--out", &file, "--json"]).json();
+    assert_eq!((&said[0]["checkpoints"], &said[0]["database"]), (&file.into(), &"DB".into()));
+    assert!(said[0]["records"].as_str().unwrap().ends_with("backup.gateway.db"), "{said:?}");
+}

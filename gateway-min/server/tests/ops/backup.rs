@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use threadkeep::saver::Saver as _;
 use threadkeep_records::{NewThread, Store as Records, StoreOptions};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
@@ -12,8 +13,8 @@ use super::store::{MODES, OTHER, Store, TALK, threadkeep, turn_of};
 async fn a_backup_under_a_writer_is_restored_as_described() {
     for mode in MODES {
         let store = Store::new(mode).await;
-        let records = Records::open(&store.path().with_file_name("gateway.db"), StoreOptions::default());
-        let records = records.await.unwrap();
+        let path = store.path().with_file_name("gateway.db");
+        let records = Records::open(&path, StoreOptions::default()).await.unwrap();
         let thread = NewThread {
             thread_id: TALK.to_owned(),
             display_name: Some("A talk".to_owned()),
@@ -35,7 +36,7 @@ async fn a_backup_under_a_writer_is_restored_as_described() {
         });
         for round in 0..3 {
             let file = store.file(&format!("backup-{round}.db"));
-            let before = saver.read_thread_len(OTHER).await;
+            let before = length(&saver, OTHER).await;
             let said = store.run(&["backup", "--out", &file]).done();
             assert!(said.contains("checkpoints") && said.contains("records"), "{said}");
 
@@ -49,7 +50,7 @@ async fn a_backup_under_a_writer_is_restored_as_described() {
             let shown = threadkeep(&["threads", "list", "--sqlite", &path]).done();
             assert!(shown.contains("A talk"), "{shown}");
             let restored = SqliteSaver::open(&db, &Options::default()).unwrap();
-            assert!(restored.read_thread_len(OTHER).await >= before);
+            assert!(length(&restored, OTHER).await >= before);
             restored.close().await;
         }
         stop.store(true, Ordering::Relaxed);
@@ -59,16 +60,9 @@ async fn a_backup_under_a_writer_is_restored_as_described() {
     }
 }
 
-/// How long a thread is.
-trait Length {
-    async fn read_thread_len(&self, thread: &str) -> usize;
-}
-
-impl Length for SqliteSaver {
-    async fn read_thread_len(&self, thread: &str) -> usize {
-        use threadkeep::saver::Saver as _;
-        self.read_thread(&thread.into()).await.unwrap().checkpoints.len()
-    }
+/// How many checkpoints a thread has.
+async fn length(saver: &SqliteSaver, thread: &str) -> usize {
+    saver.read_thread(&thread.into()).await.unwrap().checkpoints.len()
 }
 
 #[tokio::test]
@@ -83,7 +77,7 @@ async fn a_backup_replaces_no_file_and_leaves_none_after_an_error() {
     std::fs::write(&file, "mine").unwrap();
     let refused = store.run(&["backup", "--out", &file]);
     assert_eq!(refused.code, 1);
-    assert!(refused.err.contains("does not exist"), "{}", refused.err);
+    assert!(refused.err.contains("exists"), "{}", refused.err);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     assert!(!std::path::Path::new(&store.file("backup.gateway.db")).exists(), "nothing is left");
 

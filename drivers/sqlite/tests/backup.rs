@@ -129,7 +129,7 @@ async fn a_backup_replaces_nothing() {
     std::fs::write(&other, "mine").unwrap();
     for there in [&other, &path] {
         let error = saver.backup(there).await.unwrap_err();
-        assert!(matches!(&error, Error::InvalidInput(text) if text.contains("does not exist")), "{error}");
+        assert!(matches!(&error, Error::InvalidInput(text) if text.contains("exists")), "{error}");
     }
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "mine");
     let error = saver.backup(dir.path().join("missing/backup")).await.unwrap_err();

@@ -319,7 +319,7 @@ impl WriteTx {
 
     /// Tests make the k-th statement of an operation fail here, after it took effect.
     #[cfg_attr(
-        not(test),
+        not(any(test, feature = "testing")),
         expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "the hook is for tests")
     )]
     fn statement_done(&self) -> Result<(), StoreError> {

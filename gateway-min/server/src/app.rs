@@ -77,10 +77,13 @@ pub struct App {
     _instance: Option<Instance>,
 }
 
+/// Puts another saver in the place of the gateway's, usually one around it.
+pub(crate) type WrapSaver = Box<dyn FnOnce(Arc<dyn Saver>) -> Arc<dyn Saver> + Send>;
+
 /// Parts that a test replaces.
 pub(crate) struct Parts {
     /// Wraps the saver.
-    pub(crate) wrap_saver: Box<dyn FnOnce(Arc<dyn Saver>) -> Arc<dyn Saver> + Send>,
+    pub(crate) wrap_saver: WrapSaver,
     /// How often the totals of a running run are stored.
     pub(crate) progress_every: Duration,
 }

@@ -109,7 +109,7 @@ async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, pub
         }
         Ok(None) => {}
         Err(error) => {
-            tracing::debug!(%thread, %error, "cannot read the head that a run of another process left")
+            tracing::debug!(%thread, %error, "cannot read the head that a run of another process left");
         }
     }
     if let Some(error) = failure(streams, row).await {

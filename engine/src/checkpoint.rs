@@ -108,7 +108,8 @@ pub struct TaskWrites {
 
 impl TaskWrites {
     /// Merges `more`, put for the same task: a special write is replaced; ordinary writes are accepted only if the task
-    /// had only special ones. Existing ordinary writes never change, because a child may have applied them already.
+    /// had only special ones. This is for rows that no child has applied: an applied row is final, see
+    /// [`CheckpointTuple::put`].
     pub fn merge(&mut self, more: &Self) {
         let unfinished = !self.writes.is_empty() && self.writes.iter().all(Write::is_special);
         if unfinished {
@@ -151,15 +152,27 @@ impl CheckpointTuple {
         }
     }
 
-    /// Stores the writes of a task under it: see [`TaskWrites::merge`]. Returns whether that changed anything.
-    pub fn put(&mut self, task: &TaskWrites) -> bool {
+    /// Stores the writes of a task under it: see [`TaskWrites::merge`]. A row that a child has applied stays as it is;
+    /// `applied` is asked for that, and only if the row would change. Returns whether anything changed.
+    pub fn put(&mut self, task: &TaskWrites, applied: impl FnOnce() -> bool) -> bool {
         let Some(row) = self.writes.iter_mut().find(|row| row.task == task.task) else {
             self.writes.push(task.clone());
             return true;
         };
-        let before = row.clone();
-        row.merge(task);
-        *row != before
+        let mut merged = row.clone();
+        merged.merge(task);
+        if merged == *row || applied() {
+            return false;
+        }
+        *row = merged;
+        true
+    }
+
+    /// Whether it is a child of `parent`, a checkpoint of the same thread, and applied the writes of `task`.
+    pub fn has_applied(&self, parent: &CheckpointKey, task: TaskId) -> bool {
+        self.parent == Some(parent.id)
+            && self.namespace == parent.namespace
+            && self.checkpoint.applied.contains(&task)
     }
 }
 

@@ -3,13 +3,37 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::channel::ChannelTable;
-use crate::checkpoint::{ChannelEntry, CheckpointTuple, Stored};
+use crate::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId};
 use crate::metadata::Counters;
-use crate::saver::{ChannelHistory, Load, Saver};
+use crate::saver::{ChannelHistory, DeltaHistory, Load, Saver, ThreadImage, fallback};
 use crate::state::{Channel, StateSnapshot};
 use crate::value::ChannelValue;
+
+/// Where paths are read.
+#[derive(Clone, Copy)]
+pub(crate) enum Paths<'a> {
+    /// From the saver, perhaps later than the checkpoints. What was removed or stored in another way between looks like
+    /// damage then; only an image can prove that it is.
+    Saver(&'a dyn Saver),
+    /// From the image that the checkpoints are of.
+    Image(&'a ThreadImage),
+}
+
+impl Paths<'_> {
+    async fn history(
+        self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        match self {
+            Self::Saver(saver) => saver.delta_history(at, channels, reach).await,
+            Self::Image(image) => fallback::image_history(image, at, channels, reach),
+        }
+    }
+}
 
 /// Materializes checkpoints returned by a saver. `tuples` are newest first; one history read serves all that are on the
 /// lineage of the newest, and one more each branch.
@@ -17,7 +41,7 @@ use crate::value::ChannelValue;
 /// # Errors
 /// [`Error::BrokenLineage`] if something the values need is missing, and the saver's.
 pub(crate) async fn materialize(
-    saver: &dyn Saver,
+    paths: Paths<'_>,
     table: &ChannelTable,
     tuples: Vec<CheckpointTuple>,
     load: &Load,
@@ -34,7 +58,7 @@ pub(crate) async fn materialize(
         }
         // The oldest checkpoint of the page: the path extends past nearer seeds to serve the rest of the page, too.
         let reach = tuples.iter().filter(|t| t.namespace == tuple.namespace).map(|t| t.checkpoint.id).min();
-        let history = saver.delta_history(&tuple.key(), &missing, reach).await?;
+        let history = paths.history(&tuple.key(), &missing, reach).await?;
         for (channel, path) in history {
             for (checkpoint, value) in replay(table, &channel, path)? {
                 replayed.insert((checkpoint, channel.clone()), value);

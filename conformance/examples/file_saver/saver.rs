@@ -218,7 +218,8 @@ impl Saver for FileSaver {
         let change = move |thread: &mut Thread| {
             let missing = || Error::NotFound { thread: thread.id.clone(), checkpoint: key.id };
             let mut tuple = thread.get(&key.namespace, key.id)?.ok_or_else(missing)?;
-            tuple.put(&task);
+            let children = thread.image()?.checkpoints;
+            tuple.put(&task, || children.values().any(|child| child.has_applied(&key, task.task)));
             thread.put(&tuple)
         };
         self.change(&at.thread, change).await
@@ -233,7 +234,12 @@ impl Saver for FileSaver {
                 return Ok(());
             }
             let parent = step.parent.map(|id| thread.get(&own.namespace, id)).transpose()?.flatten();
-            let (new, parent) = fallback::commit(step, thread.head(&own.namespace), parent)?;
+            let above = step.parent.map(|id| CheckpointKey { id, ..own.clone() });
+            let children = thread.image()?.checkpoints;
+            let applied = |task| {
+                above.iter().any(|parent| children.values().any(|child| child.has_applied(parent, task)))
+            };
+            let (new, parent) = fallback::commit(step, thread.head(&own.namespace), parent, applied)?;
             parent.iter().chain([&new]).try_for_each(|tuple| thread.put(tuple))
         };
         self.change(&key.thread, change).await?;

@@ -1,13 +1,14 @@
 //! Concurrent writers and readers, several handles, and callers that stop waiting.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 use serde_json::json;
 use threadkeep::Error;
-use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
-use threadkeep::id::TaskId;
-use threadkeep::saver::Saver;
+use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
+use threadkeep::id::{Namespace, TaskId, ThreadId};
+use threadkeep::saver::{ChannelHistory, Place, Revision, Rewrite, Saver};
 use threadkeep::value::ListValue;
 use tokio::sync::Barrier;
 use tokio::task::{JoinSet, yield_now};
@@ -15,7 +16,7 @@ use tokio::task::{JoinSet, yield_now};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
-    MESSAGES, Step, dump, get, head, id, list, message, messages, plain, replayed, says, version,
+    MESSAGES, Step, dump, get, head, id, list, message, messages, path, plain, replayed, says, version,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -40,6 +41,11 @@ pub(super) const CASES: &[Case] = &[
         Concurrency,
         readers_see_whole_commits,
         "a reader would see a checkpoint without its writes or values"
+    ),
+    case!(
+        Concurrency,
+        reads_are_of_one_moment,
+        "a healthy thread would be called damaged while it is pruned, or read as it never was"
     ),
     case!(Concurrency, two_handles_share_one_store, "two processes would see different states"),
     case!(Concurrency, two_handles_race_for_one_head, "two processes would fork a thread"),
@@ -297,6 +303,89 @@ pub(super) async fn whole(saver: &dyn Saver, tuple: &CheckpointTuple) -> Result<
     let said = replayed(saver, &tuple.key()).await?.as_array().map_or(0, |said| said.len() as u64);
     check_eq!(said, (n - 1) * 2, "the messages at checkpoint {n}");
     Ok(n)
+}
+
+/// What reads show of thread `t` at one moment.
+#[derive(Debug, PartialEq)]
+struct Moment {
+    path: threadkeep::Result<ChannelHistory>,
+    fourth: Option<CheckpointTuple>,
+    listed: Vec<CheckpointTuple>,
+    image: BTreeMap<Place, CheckpointTuple>,
+}
+
+impl Moment {
+    async fn read(saver: &dyn Saver) -> Result<Self, Failure> {
+        let key = |n| CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id(n) };
+        Ok(Self {
+            path: path(saver, &key(6), None).await,
+            fourth: get(saver, &key(4)).await?,
+            listed: dump(saver, "t").await?,
+            image: saver.read_thread(&"t".into()).await?.checkpoints,
+        })
+    }
+
+    fn put(&self) -> Rewrite {
+        Rewrite { put: self.image.values().cloned().collect(), ..Rewrite::default() }
+    }
+}
+
+async fn reads_are_of_one_moment(store: Store) -> Outcome {
+    const ROUNDS: usize = 25;
+    let (saver, thread) = (store.open().await?, ThreadId::from("t"));
+    let mut last = Step::first("t", 1).snapshot(MESSAGES, list(["1"])?).commit(&*saver).await?;
+    for n in 2..=6 {
+        last =
+            Step::after(&last, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?).commit(&*saver).await?;
+    }
+    let expected = replayed(&*saver, &last).await?;
+    let whole = Moment::read(&*saver).await?;
+    // As pruning does: the fourth checkpoint becomes the root.
+    let mut root = whole.fourth.clone().ok_or_else(|| Failure::new("the fourth checkpoint is missing"))?;
+    (root.parent, root.checkpoint.applied) = (None, Vec::new());
+    let kept = Stored::Snapshot(list(["1", "2", "3", "4"])?);
+    root.checkpoint.channels.insert(MESSAGES.into(), ChannelEntry { version: version(4), stored: kept });
+    let remove = whole.image.keys().take(3).cloned().collect();
+    let prune = Rewrite { remove, put: vec![root] };
+    let revision = async || saver.read_thread(&thread).await.map(|image| image.revision);
+    saver.rewrite_thread(&thread, &revision().await?, prune.clone()).await?;
+    let pruned = Moment::read(&*saver).await?;
+    check_eq!(replayed(&*saver, &last).await?, expected, "the messages of the pruned thread");
+    saver.delete_thread(&thread).await?;
+    let absent = Moment::read(&*saver).await?;
+    let create = whole.put();
+
+    let (moments, done) = (Arc::new([whole, pruned, absent]), Arc::new(AtomicBool::new(false)));
+    let mut readers = JoinSet::new();
+    for _ in 0..3 {
+        let (saver, moments, done) = (saver.clone(), moments.clone(), done.clone());
+        readers.spawn(async move {
+            while !done.load(Ordering::SeqCst) {
+                let read = Moment::read(&*saver).await?;
+                let one = |is: &dyn Fn(&Moment) -> bool| moments.iter().any(is);
+                check!(one(&|m| m.path == read.path), "a path of no moment: {:?}", read.path);
+                check!(one(&|m| m.fourth == read.fourth), "a checkpoint of no moment: {:?}", read.fourth);
+                check!(one(&|m| m.listed == read.listed), "a list of no moment: {:?}", read.listed);
+                check!(one(&|m| m.image == read.image), "a thread of no moment: {:?}", read.image);
+                yield_now().await;
+            }
+            Ok(())
+        });
+    }
+    let changes = async {
+        for _ in 0..ROUNDS {
+            saver.rewrite_thread(&thread, &Revision::absent(), create.clone()).await?;
+            yield_now().await;
+            saver.rewrite_thread(&thread, &revision().await?, prune.clone()).await?;
+            yield_now().await;
+            saver.delete_thread(&thread).await?;
+        }
+        Ok::<_, Failure>(())
+    };
+    let changed = changes.await;
+    done.store(true, Ordering::SeqCst);
+    join(readers).await?;
+    changed
 }
 
 async fn two_handles_share_one_store(store: Store) -> Outcome {

@@ -22,6 +22,7 @@ pub(super) const CASES: &[Case] = &[
         put_writes_special_rows_are_replaced,
         "an interrupted task could be answered only once, and keep an error that is over"
     ),
+    case!(Core, applied_rows_are_final, "the history of a checkpoint would change after it was read"),
     case!(Core, put_writes_needs_its_checkpoint, "writes of a deleted thread would come back with its id"),
     case!(Core, put_writes_keeps_a_task_without_writes, "a task that had nothing to write would run again"),
 ];
@@ -133,6 +134,44 @@ async fn put_writes_special_rows_are_replaced(store: Store) -> Outcome {
         );
     }
     check_eq!(expected.writes.len(), 5, "one ordinary write and four special rows");
+    Ok(())
+}
+
+async fn applied_rows_are_final(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["before"])?);
+    let root = first.commit(&*saver).await?;
+    // A task that only asked, one that had nothing to write, one that wrote; the fourth is not applied.
+    let rows =
+        [task(1, [write(INTERRUPT_CHANNEL, plain("which one?")?)]), task(2, []), says(3, "a")?, task(4, [])];
+    for row in &rows {
+        saver.put_writes(&root, row).await?;
+    }
+    let child = Step::after(&root, 2).sentinel(MESSAGES).applies(1).applies(2).applies(3);
+    child.commit(&*saver).await?;
+    let last = Step::after(&child.commit.key(), 3).sentinel(MESSAGES).runs(says(9, "b")?);
+    last.commit(&*saver).await?;
+    let history = path(&*saver, &last.commit.key(), None).await?;
+    let special = [write(RESUME_CHANNEL, list(["this one"])?), write(INTERRUPT_CHANNEL, plain("again?")?)];
+    for n in 1..=3 {
+        for late in [task(n, special.clone()), says(n, "late")?, task(n, special.clone())] {
+            saver.put_writes(&root, &late).await?;
+            check_eq!(get(&*saver, &root).await?, Some(first.tuple(rows.clone())), "after {late:?} was put");
+        }
+    }
+    let fork = Step::fork(&root, &last.commit.key(), 4).sentinel(MESSAGES).runs(says(1, "late")?);
+    fork.commit(&*saver).await?;
+    check_eq!(
+        get(&*saver, &root).await?,
+        Some(first.tuple(rows.clone())),
+        "after a fork brought the task again"
+    );
+    check_eq!(path(&*saver, &last.commit.key(), None).await?, history, "the history of what was applied");
+
+    // A row that no child has applied takes what comes.
+    saver.put_writes(&root, &task(4, special.clone())).await?;
+    let fourth = [rows[0].clone(), rows[1].clone(), rows[2].clone(), task(4, special)];
+    check_eq!(get(&*saver, &root).await?, Some(first.tuple(fourth)), "after a pending row was put again");
     Ok(())
 }
 

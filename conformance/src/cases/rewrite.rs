@@ -28,6 +28,7 @@ pub(super) const CASES: &[Case] = &[
         revisions_tell_every_change,
         "a deletion would remove what was written after it was planned"
     ),
+    case!(Deletion, revisions_never_repeat, "a deletion planned on one state would destroy another"),
     case!(Deletion, rewrite_removes_and_puts, "a deletion would damage what it should keep"),
     case!(Deletion, rewrite_of_a_changed_thread_is_stale, "a deletion would remove what a run just wrote"),
     case!(Deletion, rewrite_that_breaks_a_lineage_is_refused, "a wrong plan would destroy the thread"),
@@ -186,6 +187,39 @@ async fn revisions_tell_every_change(store: Store) -> Outcome {
     saver.delete_thread(&first.thread).await?;
     Step::first("t", 1).commit(&*saver).await?;
     changed("a third life that is like the second").await
+}
+
+async fn revisions_never_repeat(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let mut seen = Vec::new();
+    let mut next = async |what: &str| -> Outcome {
+        let revision = image(&*saver, "t").await?.revision;
+        check!(!seen.contains(&revision), "a revision came back {what}");
+        seen.push(revision);
+        Ok(())
+    };
+    for life in ["first", "second"] {
+        let one = Step::first("t", 1).meta("note", "A".repeat(100).into());
+        let root = one.commit(&*saver).await?;
+        next(&format!("when the {life} life began")).await?;
+        for note in [None, Some("B"), None, Some("A"), Some("B")] {
+            let mut tuple = one.tuple([]);
+            match note {
+                Some(note) => tuple.metadata.extra.insert("note".to_owned(), note.repeat(100).into()),
+                None => drop(tuple.metadata.extra.remove("note")),
+            }
+            rewrite(&*saver, "t", Rewrite { put: vec![tuple], ..Rewrite::default() }).await?;
+            next(&format!("when the note became {note:?} in the {life} life")).await?;
+        }
+        for n in [2, 3] {
+            let more = Step::after(&root, n).commit(&*saver).await?;
+            next(&format!("with commit {n} of the {life} life")).await?;
+            rewrite(&*saver, "t", removing([&more])).await?;
+            next(&format!("when commit {n} of the {life} life was taken back")).await?;
+        }
+        saver.delete_thread(&root.thread).await?;
+    }
+    Ok(())
 }
 
 async fn rewrite_removes_and_puts(store: Store) -> Outcome {

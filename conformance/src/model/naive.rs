@@ -88,8 +88,11 @@ impl Naive {
     /// # Errors
     /// The reasons.
     pub fn put_writes(&mut self, at: &CheckpointKey, row: &TaskWrites) -> Result<(), Vec<Refusal>> {
+        let applied = self.is_applied(at, row);
         let node = self.nodes.get_mut(at).ok_or_else(|| vec![Refusal::NotFound])?;
-        merge(&mut node.tuple.writes, row);
+        if !applied {
+            merge(&mut node.tuple.writes, row);
+        }
         Ok(())
     }
 
@@ -116,7 +119,9 @@ impl Naive {
 
         let mut rows = parent.as_ref().map(|parent| parent.writes.clone()).unwrap_or_default();
         for row in &step.writes {
-            merge(&mut rows, row);
+            if parent_key.as_ref().is_none_or(|at| !self.is_applied(at, row)) {
+                merge(&mut rows, row);
+            }
         }
         let mut made_by = Vec::new();
         for task in &step.checkpoint.applied {

@@ -193,12 +193,9 @@ impl World<'_> {
         let old = self.values.get(&key).cloned().unwrap_or_default();
         let mut row = self.new_row(task, writes, &old)?;
         if let Some(known) = again.and_then(|n| pick(&at.writes, n)) {
-            // More writes of an existing task. If it was applied, only special writes are allowed, because its ordinary
-            // ones are history.
+            // More writes of an existing task. One that was applied takes none of them.
             let ordinary = known.writes.iter().filter(|write| !write.is_special()).cloned();
-            let applied = self.model.is_applied(&key, known);
             let more = std::mem::take(&mut row.writes).into_iter();
-            let more = more.filter(|write| !applied || write.is_special());
             row = TaskWrites { writes: ordinary.chain(more).collect(), ..known.clone() };
         }
         Ok(Some((key, row)))

@@ -77,6 +77,12 @@ pub(crate) enum Fault {
     RevisionsMissRows,
     /// Derives the revision from the thread's contents, so that an identical second life has the same revision.
     RevisionsAreDigests,
+    /// Returns the same revision whatever the metadata is.
+    RevisionsMissMetadata,
+    /// Takes more writes of a task that a child has applied.
+    ChangesAppliedRows,
+    /// Reads a path checkpoint by checkpoint, while others rewrite the thread.
+    ReadsInTwoParts,
     /// Rewrites regardless of concurrent changes.
     IgnoresTheRevision,
     /// Removes checkpoints with children without checking.

@@ -157,6 +157,25 @@ impl Broken {
         elements.into_iter().collect()
     }
 
+    /// A path, read checkpoint by checkpoint.
+    async fn walked(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        let mut image = ThreadImage::absent(&at.thread);
+        let mut next = Some(at.id);
+        while let Some(id) = next {
+            let key = CheckpointKey { id, ..at.clone() };
+            let Some(tuple) = self.inner.get(&CheckpointSelector::at(&key)).await? else { break };
+            next = tuple.parent;
+            image.checkpoints.insert((key.namespace, id), tuple);
+            tokio::task::yield_now().await;
+        }
+        fallback::image_history(&image, at, channels, reach)
+    }
+
     fn spoil(&self, step: &mut StepCommit) {
         step.namespace = self.namespace(&step.namespace);
         if self.is(Fault::DropsAWrite) {
@@ -227,11 +246,9 @@ impl Broken {
 /// The store as seen by a walk that accepts only some stored values as seeds.
 struct Seeds<'a>(&'a MemorySaver, Fault);
 
-#[async_trait]
-impl Saver for Seeds<'_> {
-    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-        let mut tuple = self.0.get(at).await?;
-        for entry in tuple.iter_mut().flat_map(|tuple| tuple.checkpoint.channels.values_mut()) {
+impl Seeds<'_> {
+    fn hide(&self, tuple: &mut CheckpointTuple) {
+        for entry in tuple.checkpoint.channels.values_mut() {
             let hidden = match (&entry.stored, self.1) {
                 (Stored::Value(_), Fault::IgnoresPlainSeeds) => true,
                 (stored, Fault::NullIsNoSeed) => stored.value().is_some_and(ChannelValue::is_null),
@@ -241,7 +258,13 @@ impl Saver for Seeds<'_> {
                 entry.stored = Stored::Sentinel;
             }
         }
-        Ok(tuple)
+    }
+}
+
+#[async_trait]
+impl Saver for Seeds<'_> {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.0.get(at).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
@@ -278,7 +301,9 @@ impl Saver for Seeds<'_> {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        self.0.read_thread(thread).await
+        let mut image = self.0.read_thread(thread).await?;
+        image.checkpoints.values_mut().for_each(|tuple| self.hide(tuple));
+        Ok(image)
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
@@ -331,6 +356,12 @@ impl Saver for Broken {
         let known = rows.into_iter().flatten().find(|row| row.task == task.task);
         let mut task = task.clone();
         match known {
+            Some(mut known) if self.is(Fault::ChangesAppliedRows) => {
+                known.merge(&task);
+                task = known;
+                // The saver below keeps what a child has applied.
+                self.inner.lose_writes(&at, task.task);
+            }
             Some(known) if self.is(Fault::PutsTwice) => {
                 let ordinary = known.writes.into_iter().filter(|write| !write.is_special());
                 task.writes = ordinary.chain(task.writes).collect();
@@ -412,6 +443,9 @@ impl Saver for Broken {
         let reach = if self.is(Fault::IgnoresReach) { None } else { reach };
         if matches!(self.fault, Fault::IgnoresPlainSeeds | Fault::NullIsNoSeed) {
             return Seeds(&self.inner, self.fault).delta_history(at, channels, reach).await;
+        }
+        if self.is(Fault::ReadsInTwoParts) {
+            return self.walked(at, channels, reach).await;
         }
         if self.is(Fault::WalksOnePage) {
             let page = ListQuery { limit: Some(1024), load: Load::None, ..ListQuery::new(&at.thread) };
@@ -498,6 +532,11 @@ impl Saver for Broken {
             Fault::RevisionsAreDigests => {
                 image.revision = Revision::new(format!("{:?}", image.checkpoints).into_bytes());
             }
+            Fault::RevisionsMissMetadata => {
+                let blank = |tuple: &CheckpointTuple| (tuple.checkpoint.clone(), tuple.writes.clone());
+                let rows: Vec<_> = image.checkpoints.values().map(blank).collect();
+                image.revision = Revision::new(format!("{rows:?}").into_bytes());
+            }
             _ => {}
         }
         self.shared().revisions.insert(thread.clone(), image.revision.clone());
@@ -513,7 +552,9 @@ impl Saver for Broken {
         let told = self.shared().revisions.get(thread).cloned();
         let expected = match self.fault {
             Fault::IgnoresTheRevision => current,
-            Fault::RevisionsMissRows | Fault::RevisionsAreDigests if told.as_ref() == Some(expected) => {
+            Fault::RevisionsMissRows | Fault::RevisionsAreDigests | Fault::RevisionsMissMetadata
+                if told.as_ref() == Some(expected) =>
+            {
                 current
             }
             _ => expected.clone(),

@@ -105,6 +105,18 @@ fn tuple_mut<'a>(threads: &'a mut Threads, key: &CheckpointKey) -> Option<&'a mu
     threads.by_id.get_mut(&key.thread)?.chains.get_mut(&key.namespace)?.get_mut(&key.id)
 }
 
+/// Puts the writes of a task under a checkpoint; whether that changed anything, or `None` if there is no such one.
+fn put(chain: Option<&mut Chain>, at: &CheckpointKey, task: &TaskWrites) -> Option<bool> {
+    let chain = chain?;
+    // Taken out, so that its children can be asked. Few rows change once they are there.
+    let mut tuple = chain.remove(&at.id)?;
+    let children = (Bound::Excluded(at.id), Bound::Unbounded);
+    let applied = || chain.range(children).any(|(_, child)| child.has_applied(at, task.task));
+    let changed = tuple.put(task, applied);
+    chain.insert(at.id, tuple);
+    Some(changed)
+}
+
 /// A copy of `tuple` with the values that `load` requests.
 fn loaded(tuple: &CheckpointTuple, load: &Load) -> CheckpointTuple {
     let entry = |(name, entry): (&ChannelName, &ChannelEntry)| {
@@ -194,10 +206,10 @@ impl Saver for MemorySaver {
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
         let mut threads = self.write();
-        let Some(tuple) = tuple_mut(&mut threads, at) else {
-            return Err(Error::NotFound { thread: at.thread.clone(), checkpoint: at.id });
-        };
-        if tuple.put(task) {
+        let chain = threads.by_id.get_mut(&at.thread).and_then(|of| of.chains.get_mut(&at.namespace));
+        if put(chain, at, task)
+            .ok_or_else(|| Error::NotFound { thread: at.thread.clone(), checkpoint: at.id })?
+        {
             threads.changed(&at.thread);
         }
         Ok(())
@@ -239,9 +251,10 @@ impl Saver for MemorySaver {
         // Nothing fails from here on.
         let thread = threads.by_id.entry(key.thread.clone()).or_default();
         let chain = thread.chains.entry(key.namespace.clone()).or_default();
-        if let Some(parent) = step.parent.and_then(|id| chain.get_mut(&id)) {
+        if let Some(id) = step.parent {
+            let parent = CheckpointKey { id, ..key.clone() };
             for task in &step.writes {
-                parent.put(task);
+                put(Some(chain), &parent, task);
             }
         }
         let tuple = CheckpointTuple {

@@ -14,9 +14,10 @@ use threadkeep::saver::{
     ThreadImage,
 };
 
+use crate::applied::{Applied, ROUNDS, is_stored};
 use crate::config::{Options, Target};
 use crate::doubt::Asked;
-use crate::error::SAVER;
+use crate::error::{BUSY, SAVER, unavailable};
 use crate::keys;
 use crate::plan;
 use crate::pool::Connections;
@@ -75,17 +76,10 @@ impl PostgresSaver {
     }
 }
 
-#[async_trait]
-impl Saver for PostgresSaver {
-    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-        self.store.reading(|| self.store.get(at).boxed()).await
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-        self.store.reading(|| self.store.list(query).boxed()).await
-    }
-
-    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+/// Writes that leave rows alone which a child has applied. Where that is not known, nothing is written and `applied` is
+/// wanted.
+impl PostgresSaver {
+    async fn put_unless(&self, at: &CheckpointKey, task: &TaskWrites, applied: &Applied) -> Result<()> {
         let ns = keys::of_namespace(&at.namespace);
         let asked = Asked::default();
         let put = |again| {
@@ -105,7 +99,13 @@ impl Saver for PostgresSaver {
                         |state, snapshot| {
                             let node = snapshot.nodes.get(ns).and_then(|nodes| nodes.get(&at.id));
                             let is_head = snapshot.heads.get(ns).is_some_and(|(_, head)| *head == at.id);
-                            plan::put_writes(at, task, state, node, is_head)
+                            let planned = plan::put_writes(at, task, state, node, is_head)?;
+                            let stored = node.is_some_and(|node| is_stored(&node.tasks, task.task));
+                            if planned.is_none() || is_head || !stored {
+                                return Ok(planned);
+                            }
+                            let applied = applied.now(state);
+                            Ok(planned.filter(|_| applied.is_some_and(|of| !of.contains(&task.task))))
                         },
                     )
                     .await
@@ -114,13 +114,12 @@ impl Saver for PostgresSaver {
         self.store.writing(|again| put(again).boxed()).await
     }
 
-    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
-        step.validate()?;
+    async fn commit_unless(&self, step: &StepCommit, applied: &Applied) -> Result<()> {
         let ns = keys::of_namespace(&step.namespace);
         let first = step.parent.is_none() && step.expected_head.is_none();
         let asked = Asked::default();
         let commit = |again| {
-            let (asked, step, ns) = (&asked, &step, &ns);
+            let (asked, ns) = (&asked, &ns);
             async move {
                 let ids = [Some(step.checkpoint.id), step.parent].into_iter().flatten().collect();
                 let wanted = Wanted { thread: &step.thread, namespace: &step.namespace, ids };
@@ -147,14 +146,59 @@ impl Saver for PostgresSaver {
                                 return Ok(None);
                             }
                             let parent = step.parent.and_then(node);
-                            plan::commit(step, state, snapshot.head(&step.thread, ns)?, parent).map(Some)
+                            let head = snapshot.head(&step.thread, ns)?;
+                            let known = |row: &TaskWrites| {
+                                parent.is_some_and(|parent| is_stored(&parent.tasks, row.task))
+                            };
+                            if head.map(|head| head.id) == step.parent || !step.writes.iter().any(known) {
+                                return plan::commit(step, state, head, parent).map(Some);
+                            }
+                            let Some(applied) = applied.now(state) else { return Ok(None) };
+                            let mut step = step.clone();
+                            step.writes.retain(|row| !applied.contains(&row.task));
+                            plan::commit(&step, state, head, parent).map(Some)
                         },
                     )
                     .await
             }
         };
-        self.store.writing(|again| commit(again).boxed()).await?;
-        Ok(step.key())
+        self.store.writing(|again| commit(again).boxed()).await
+    }
+}
+
+#[async_trait]
+impl Saver for PostgresSaver {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.store.reading(|| self.store.get(at).boxed()).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.store.reading(|| self.store.list(query).boxed()).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        let mut applied = Applied::default();
+        for _ in 0..ROUNDS {
+            self.put_unless(at, task, &applied).await?;
+            if !applied.is_wanted() {
+                return Ok(());
+            }
+            applied = Applied::of(&self.read_thread(&at.thread).await?, at);
+        }
+        Err(unavailable(BUSY))
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        step.validate()?;
+        let key = step.key();
+        let mut applied = Applied::default();
+        for _ in 0..ROUNDS {
+            self.commit_unless(&step, &applied).await?;
+            let Some(id) = step.parent.filter(|_| applied.is_wanted()) else { return Ok(key) };
+            let parent = CheckpointKey { id, ..key.clone() };
+            applied = Applied::of(&self.read_thread(&key.thread).await?, &parent);
+        }
+        Err(unavailable(BUSY))
     }
 
     async fn flush(&self, thread: &ThreadId) -> Result<()> {

@@ -3,9 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::{
-    ChannelHistory, CheckpointSelector, DeltaHistory, HistoryStep, ListQuery, Load, Saver, Seed, StepCommit,
-};
+use super::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Saver, Seed, StepCommit, ThreadImage};
 use crate::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, TaskId};
@@ -26,9 +24,9 @@ pub fn list(
     found.into_iter().map(|tuple| query.load.of(tuple)).collect()
 }
 
-/// [`Saver::commit`] on whole checkpoints: with the head of the namespace, and with the parent if it exists. Returns
-/// the new checkpoint, and the parent with the rows of the step under it; store both in one change. The caller must
-/// check that the new checkpoint does not exist yet.
+/// [`Saver::commit`] on whole checkpoints: with the head of the namespace, with the parent if it exists, and with whether
+/// a child of the parent has already applied a task. Returns the new checkpoint, and the parent with the rows of the step
+/// under it; store both in one change. The caller must check that the new checkpoint does not exist yet.
 ///
 /// # Errors
 /// As the method.
@@ -36,6 +34,7 @@ pub fn commit(
     step: StepCommit,
     head: Option<CheckpointId>,
     mut parent: Option<CheckpointTuple>,
+    applied: impl Fn(TaskId) -> bool,
 ) -> Result<(CheckpointTuple, Option<CheckpointTuple>)> {
     step.validate()?;
     if head != step.expected_head {
@@ -54,7 +53,7 @@ pub fn commit(
         }
     }
     for task in &step.writes {
-        parent.as_mut().map(|parent| parent.put(task));
+        parent.as_mut().map(|parent| parent.put(task, || applied(task.task)));
     }
     let rows = parent.as_ref().map_or(&[][..], |parent| &parent.writes);
     if let Some(task) = checkpoint.applied.iter().find(|task| rows.iter().all(|row| row.task != **task)) {
@@ -69,7 +68,8 @@ pub fn commit(
     Ok((new, parent))
 }
 
-/// [`Saver::delta_history`] by walking `get` and parent links: one round trip per ancestor.
+/// [`Saver::delta_history`] from the whole thread. Not by a `get` for each ancestor: the thread may be pruned, converted
+/// or deleted between two of those, and the path would mix two moments.
 ///
 /// # Errors
 /// As the method.
@@ -79,13 +79,23 @@ pub async fn delta_history(
     channels: &BTreeSet<ChannelName>,
     reach: Option<CheckpointId>,
 ) -> Result<DeltaHistory> {
-    let load = Load::Only(channels.clone());
-    let get = async |id| {
-        saver.get(&CheckpointSelector::at(&CheckpointKey { id, ..at.clone() }).loading(load.clone())).await
-    };
+    image_history(&saver.read_thread(&at.thread).await?, at, channels, reach)
+}
+
+/// [`Saver::delta_history`] at the moment of an image.
+///
+/// # Errors
+/// As the method.
+pub fn image_history(
+    image: &ThreadImage,
+    at: &CheckpointKey,
+    channels: &BTreeSet<ChannelName>,
+    reach: Option<CheckpointId>,
+) -> Result<DeltaHistory> {
+    let get = |id| image.checkpoints.get(&(at.namespace.clone(), id));
     let mut walk = HistoryWalk::new(at, channels, reach);
     let mut child =
-        get(at.id).await?.ok_or_else(|| Error::NotFound { thread: at.thread.clone(), checkpoint: at.id })?;
+        get(at.id).ok_or_else(|| Error::NotFound { thread: at.thread.clone(), checkpoint: at.id })?;
     loop {
         let id = child.checkpoint.id;
         let channels = &child.checkpoint.channels;
@@ -93,7 +103,7 @@ pub async fn delta_history(
             return Ok(walk.finish());
         }
         let Some(parent_id) = child.parent else { return Err(walk.no_seed(id)) };
-        let parent = get(parent_id).await?.ok_or_else(|| walk.no_parent(id, parent_id))?;
+        let parent = get(parent_id).ok_or_else(|| walk.no_parent(id, parent_id))?;
         walk.apply(id, &child.checkpoint.applied, &parent.writes)?;
         child = parent;
     }

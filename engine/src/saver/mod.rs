@@ -274,6 +274,14 @@ pub struct Capabilities {
 /// **Cancellation**: a caller that drops the future of a writing method does not learn the outcome; it may have been
 /// executed. Repeating it is safe. Reads are cancel-safe.
 ///
+/// **One moment**: everything a read returns was stored at one moment, however many statements the saver needs; a
+/// concurrent rewrite or deletion is before or after it. A missing row is [`Error::BrokenLineage`] only if it was missing
+/// at that moment. `reads_are_of_one_moment` checks every reading method.
+///
+/// **In doubt**: a call that returned [`Error::InDoubt`] stays in doubt even if a repeat fails: an [`Error::Unavailable`]
+/// of the repeat is about the repeat only. A read that shows the outcome settles it, or a repeat that succeeds or returns
+/// [`Error::Conflict`]. [`Error::Unavailable`] means absent, also after the store is reopened.
+///
 /// **Durable**: what a method stores is flushed to disk before it is acknowledged, along with everything acknowledged
 /// earlier; only a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that.
 ///
@@ -309,6 +317,8 @@ pub trait Saver: Send + Sync {
     /// - `put_writes_is_idempotent`: the same task again adds nothing, so that history never changes; see
     ///   [`TaskWrites::merge`].
     /// - `put_writes_special_rows_are_replaced`
+    /// - `applied_rows_are_final`: once a child has applied the row of a task, nothing changes that row: no put, special or
+    ///   not, and no commit that brings the task again. The put succeeds all the same, as a repeat does.
     /// - `put_writes_needs_its_checkpoint`: an unknown checkpoint is [`Error::NotFound`], and nothing is stored.
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()>;
 
@@ -371,6 +381,8 @@ pub trait Saver: Send + Sync {
     /// - `read_thread_of_an_unknown_thread_is_absent`: no checkpoints, and [`Revision::absent`].
     /// - `revisions_tell_every_change`: the revision changes after a commit, a put of writes that changed something, a
     ///   rewrite, or a deletion followed by a creation; it does not change after a read or a refused write.
+    /// - `revisions_never_repeat`: a revision is never given twice to different contents of a thread, also if it was
+    ///   changed back, or deleted and created again in between.
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage>;
 
     /// Removes and puts checkpoints of one thread in one atomic change. Every deletion except [`Self::delete_thread`],

@@ -24,10 +24,12 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, IdSource, Namespace, NodeName, ThreadId};
-use crate::materialize::materialize;
+use crate::materialize::{Paths, materialize};
 use crate::metadata::{Extra, Metadata, Source};
 use crate::mode::{gate, gate_tuple};
-use crate::saver::{self, CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit};
+use crate::saver::{
+    self, CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit, ThreadImage, fallback,
+};
 
 /// Reads and writes the state of threads, with the channels, mode and cadence of a [`ChannelTable`]. Cloning is cheap.
 ///
@@ -140,8 +142,15 @@ impl StateAccessor {
                 return Ok(Some(warm.complete(tuple, &load)));
             }
         }
-        let tuples = self.tuple(thread, at, load.clone()).await?.into_iter().collect();
-        let state = materialize(&*self.saver, &self.table, tuples, &load).await?.pop();
+        let tuples: Vec<_> = self.tuple(thread, at, load.clone()).await?.into_iter().collect();
+        let at_that_moment = |image: &ThreadImage| {
+            let found = match at {
+                Some(id) => image.checkpoints.get(&(self.namespace.clone(), id)),
+                None => image.checkpoints.values().rfind(|tuple| tuple.namespace == self.namespace),
+            };
+            found.map(|tuple| load.of(tuple.clone())).into_iter().collect()
+        };
+        let state = self.materialized(thread, tuples, &load, at_that_moment).await?.pop();
         if let (Some(head), None) = (&state, at) {
             self.warm.keep(head, &self.table);
         }
@@ -182,10 +191,33 @@ impl StateAccessor {
             load: query.load.clone(),
         };
         let tuples = self.saver.list(&list).await?;
-        for tuple in &tuples {
-            gate(self.table.mode(), &tuple.metadata)?;
+        let at_that_moment = |image: &ThreadImage| fallback::list(image.checkpoints.values().cloned(), &list);
+        self.materialized(thread, tuples, &query.load, at_that_moment).await
+    }
+
+    /// The states of checkpoints that were read, past the gate.
+    ///
+    /// That takes a second read. Where something is missing then, the thread may have been pruned, converted or deleted
+    /// between the two; so the whole thread is read once more at one moment, which `select` picks the checkpoints from.
+    async fn materialized(
+        &self,
+        thread: &ThreadId,
+        tuples: Vec<CheckpointTuple>,
+        load: &Load,
+        select: impl Fn(&ThreadImage) -> Vec<CheckpointTuple>,
+    ) -> Result<Vec<StateSnapshot>> {
+        let gated = |tuples: &[CheckpointTuple]| {
+            tuples.iter().try_for_each(|tuple| gate(self.table.mode(), &tuple.metadata))
+        };
+        gated(&tuples)?;
+        match materialize(Paths::Saver(&*self.saver), &self.table, tuples, load).await {
+            Err(Error::NotFound { .. } | Error::BrokenLineage { .. }) => {}
+            read => return read,
         }
-        materialize(&*self.saver, &self.table, tuples, &query.load).await
+        let image = self.saver.read_thread(thread).await?;
+        let tuples = select(&image);
+        gated(&tuples)?;
+        materialize(Paths::Image(&image), &self.table, tuples, load).await
     }
 
     /// Creates a write, completed (for example with message ids) so that it can be stored.

@@ -290,10 +290,12 @@ impl Store {
                 Some(place) => {
                     let mut view = View::new(&self.db, &self.names, thread, state.key);
                     let mut merged = view.task_writes(&tasks[place], |_| true)?;
+                    let stored = merged.clone();
                     merged.merge(task);
-                    let merged = self.task(state, chain, &merged)?;
-                    replaced |= merged != tasks[place];
-                    tasks[place] = merged;
+                    if merged != stored && !self.is_applied(chain, node, place)? {
+                        tasks[place] = self.task(state, chain, &merged)?;
+                        replaced = true;
+                    }
                 }
             }
         }
@@ -305,6 +307,27 @@ impl Store {
             directory::rewritten(&self.db, thread)?;
         }
         Ok(tasks)
+    }
+
+    /// Whether a child of `node` has applied its task at `place`. Children are newer than their parent, so this looks
+    /// from the newest checkpoint back to it; rows hardly ever change once they are stored.
+    fn is_applied(&self, chain: ChainKey, node: &Node, place: usize) -> Result<bool> {
+        let place = u32::try_from(place).ok();
+        let mut newest = Ordinal::MAX;
+        loop {
+            let page = checkpoints::newest_up_to(&self.db, chain, newest, 16)?;
+            for row in &page {
+                if row.ordinal <= node.ordinal {
+                    return Ok(false);
+                }
+                let child = row.record()?;
+                if child.parent == Some(node.ordinal) && place.is_some_and(|at| child.applied.contains(&at)) {
+                    return Ok(true);
+                }
+            }
+            let Some(last) = page.last() else { return Ok(false) };
+            newest = last.ordinal - 1;
+        }
     }
 
     /// Stores the values that a task wrote.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rand::rngs::StdRng;
@@ -10,18 +11,21 @@ use rand::{RngExt as _, SeedableRng as _};
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::Saver;
+use threadkeep::state::StateAccessor;
 use threadkeep_postgres::setup;
 use threadkeep_testing::{Cluster, Replication};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::actor::{accessor, say, texts};
 use crate::exercise::Turn;
-use crate::place::{Kind, open_at, postgres_options};
+use crate::place::{Kind, PATIENCE, open_at, postgres_options};
 
 /// What it tries, in a line.
 pub const ABOUT: &str =
     "a primary is killed, crashed, frozen or restarted under writers, its standby promoted";
+
+/// Between two looks whether writes go on.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Processes that write, each to a thread of its own.
 const WRITERS: u64 = 3;
@@ -42,25 +46,36 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let url = cluster.url("postgres");
     setup(&url, &postgres_options()).await?;
     let done = Arc::new(AtomicBool::new(false));
+    let acknowledged = Arc::new(AtomicUsize::new(0));
     let mut writing = Vec::new();
     for n in 0..WRITERS {
         let saver = open_at(Kind::Postgres, &url).await?;
-        writing.push(tokio::spawn(write(
-            saver,
-            ThreadId::from(format!("t{n}")),
-            turn.seed + n,
-            done.clone(),
-        )));
+        let engine = accessor(&saver, ChannelMode::Delta, turn.seed + n)?;
+        let thread = ThreadId::from(format!("t{n}"));
+        writing.push(tokio::spawn(write(engine, thread, acknowledged.clone(), done.clone())));
     }
     let mut rng = StdRng::seed_from_u64(turn.seed);
     let mut happened = Ok(());
     for _ in 0..2 * turn.effort {
-        let (cluster, which) = (cluster.clone(), rng.random_range(0..5));
-        happened = blocking(move || fail_over(&cluster, which)).await;
+        let which = rng.random_range(0..5);
+        let failing = cluster.clone();
+        happened = blocking(move || fail_over(&failing, which)).await;
         if happened.is_err() {
             break;
         }
         turn.tally.add("failovers", 1);
+        // Writes go on.
+        let wanted = acknowledged.load(Ordering::SeqCst) + 20;
+        let went_on = async {
+            while acknowledged.load(Ordering::SeqCst) < wanted && !writing.iter().all(JoinHandle::is_finished)
+            {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, went_on).await.is_err() {
+            happened = Err(anyhow::anyhow!("no writes go on within {PATIENCE:?} after failover {which}"));
+            break;
+        }
     }
     done.store(true, Ordering::SeqCst);
     let saver = open_at(Kind::Postgres, &url).await?;
@@ -112,19 +127,21 @@ fn fail_over(cluster: &Cluster, which: u32) -> threadkeep_testing::Result<()> {
 }
 
 async fn write(
-    saver: Arc<dyn Saver>,
+    engine: StateAccessor,
     thread: ThreadId,
-    seed: u64,
+    acknowledged: Arc<AtomicUsize>,
     done: Arc<AtomicBool>,
 ) -> anyhow::Result<Written> {
-    let engine = accessor(&saver, ChannelMode::Delta, seed)?;
     let mut written = Written { thread, acknowledged: Vec::new(), doubtful: BTreeSet::new() };
     let mut n = 0;
     while !done.load(Ordering::SeqCst) {
         n += 1;
         let text = format!("{n}");
         match say(&engine, &written.thread, &text).await {
-            Ok(_) => written.acknowledged.push(text),
+            Ok(_) => {
+                written.acknowledged.push(text);
+                acknowledged.fetch_add(1, Ordering::SeqCst);
+            }
             Err(Error::InDoubt { .. }) => drop(written.doubtful.insert(text)),
             // Nothing was written. A conflict is with an earlier write in doubt.
             Err(Error::Unavailable { .. } | Error::Conflict { .. }) => {}

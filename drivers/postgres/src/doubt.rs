@@ -47,7 +47,7 @@ impl Asked {
 
     /// The server refused the last request.
     pub(crate) fn refused(&self) {
-        self.requests(|requests| requests.pop());
+        self.requests(Vec::pop);
     }
 
     /// The lives of the thread whose grave proves that a request was carried out.
@@ -67,9 +67,8 @@ impl Asked {
             Request::Write { to, creates } => match found.map(|found| found.since(to)) {
                 Some(Since::Contained) => Fate::Done,
                 Some(Since::Missing) => Fate::NotDone,
-                Some(Since::TooLongAgo) => Fate::Unknown,
                 None | Some(Since::AnotherLife) if *creates => by_grave,
-                None | Some(Since::AnotherLife) => Fate::Unknown,
+                None | Some(Since::AnotherLife | Since::TooLongAgo) => Fate::Unknown,
             },
             Request::Removal { life } if found.is_some_and(|found| found.life == *life) => Fate::NotDone,
             Request::Removal { .. } => by_grave,

@@ -69,10 +69,10 @@ impl Connections {
         let mut pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).pre_recycle(
             Hook::sync_fn(move |_, metrics| {
                 let limit = *limit.lock().unwrap_or_else(PoisonError::into_inner);
-                match limit.is_some_and(|limit| metrics.created <= limit) {
-                    true => Err(HookError::message("its server may have been replaced")),
-                    false => Ok(()),
+                if limit.is_some_and(|limit| metrics.created <= limit) {
+                    return Err(HookError::message("its server may have been replaced"));
                 }
+                Ok(())
             }),
         );
         if !options.patience.is_zero() {

@@ -86,7 +86,9 @@ impl Store {
                         asked.note(Request::Removal { life });
                     }
                     transaction.commit(self.delete_in(client, thread, life)).await?;
-                    life.into_iter().for_each(|life| slot.deleted(life));
+                    if let Some(life) = life {
+                        slot.deleted(life);
+                    }
                     return Ok(());
                 }
                 Err(error) => {
@@ -130,7 +132,9 @@ impl Store {
             // The claim has written to the log, so this waits for the disk and the standby.
             transaction.commit(async { Ok(()) }).await?;
         }
-        target.into_iter().for_each(|life| slot.deleted(life));
+        if let Some(life) = target {
+            slot.deleted(life);
+        }
         Ok(())
     }
 

@@ -238,12 +238,11 @@ impl Store {
             state = ThreadState::found(state, &snapshot);
             let head = snapshot.head(wanted.thread, &keys::of_namespace(wanted.namespace))?;
             state.heads.put(wanted.namespace.clone(), head.map(|head| head.clone().into()));
-            let fate = match again {
-                true => {
-                    let buried = self.is_buried(client, wanted.thread, asked.lives()).await?;
-                    asked.fate(found.as_ref(), buried)
-                }
-                false => Fate::NotDone,
+            let fate = if again {
+                let buried = self.is_buried(client, wanted.thread, asked.lives()).await?;
+                asked.fate(found.as_ref(), buried)
+            } else {
+                Fate::NotDone
             };
             let decided = match fate {
                 Fate::Done => Ok(None),
@@ -269,9 +268,10 @@ impl Store {
             let request = planned.request();
             asked.note(request);
             let creates_again = again && matches!(request, Request::Write { creates: true, .. });
-            let written = match creates_again {
-                false => transaction.commit(planned.change.write_in(&self.sql, client)).await?,
-                true => self.create_again(&transaction, &wanted, asked, &planned).await?,
+            let written = if creates_again {
+                self.create_again(&transaction, &wanted, asked, &planned).await?
+            } else {
+                transaction.commit(planned.change.write_in(&self.sql, client)).await?
             };
             if written {
                 slot.acknowledged(planned.to.moment());

@@ -191,9 +191,12 @@ impl Slot {
 
     /// Records an acknowledged write.
     pub(crate) fn acknowledged(&self, moment: Moment) {
-        self.learn(|known| match moment.mark.is_flushed() {
-            true => (known.flushed, known.unflushed) = (Some((moment, Instant::now())), None),
-            false => known.unflushed = Some(moment),
+        self.learn(|known| {
+            if moment.mark.is_flushed() {
+                (known.flushed, known.unflushed) = (Some((moment, Instant::now())), None);
+            } else {
+                known.unflushed = Some(moment);
+            }
         });
     }
 

@@ -8,7 +8,7 @@ use common::proxy::Proxy;
 use common::talk::{Talk, note, texts};
 use common::{database, open};
 use threadkeep::Error;
-use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, Rewrite, Saver, StepCommit};
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::Postgres;
 
@@ -99,6 +99,58 @@ async fn a_crash_of_the_server_takes_only_what_came_after_the_last_flush() {
         }
     }
     assert!(lost > 0, "six crashes took nothing: the commits that wait for a flush were flushed");
+}
+
+/// An administrator turned `synchronous_commit` off for the whole server: what asks for a flush is flushed all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_flush_by_default_flushes_what_asks_for_it() {
+    let server = Postgres::start().unwrap();
+    let database = server.database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    let admin = connect(database.url()).await;
+    admin.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
+    admin.batch_execute("ALTER SYSTEM SET synchronous_commit = off").await.unwrap();
+    admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let off = "SHOW synchronous_commit";
+    while connect(database.url()).await.query_one(off, &[]).await.unwrap().get::<_, String>(0) != "off" {
+        tokio::task::yield_now().await;
+    }
+    drop(admin);
+    let crash = || {
+        tokio::task::block_in_place(|| {
+            server.crash().unwrap();
+            server.resume().unwrap();
+        });
+    };
+    let (saver, cold) = (open(database.url()).await, open(database.url()).await);
+    let mut thread = Thread { talk: Talk::new("t"), said: Vec::new() };
+    // First, warm, cold, and flushed afterwards.
+    for (n, writer) in [&saver, &saver, &cold, &saver].into_iter().enumerate() {
+        if n == 3 {
+            thread.say(writer, n, Flush::WithNext).await;
+            writer.flush(&thread.talk.thread).await.unwrap();
+        } else {
+            thread.say(writer, n, Flush::Now).await;
+        }
+        crash();
+        assert_eq!(thread.left(&saver).await, n + 1);
+    }
+    let task = thread.talk.task(thread.talk.messages.last().unwrap());
+    saver.put_writes(&thread.talk.key(), &task).await.unwrap();
+    crash();
+    let image = saver.read_thread(&thread.talk.thread).await.unwrap();
+    let (last, tuple) = image.checkpoints.last_key_value().unwrap();
+    assert_eq!(tuple.writes, [task]);
+    let remove = [last.clone()].into();
+    saver
+        .rewrite_thread(&thread.talk.thread, &image.revision, Rewrite { remove, put: vec![] })
+        .await
+        .unwrap();
+    crash();
+    assert_eq!(saver.read_thread(&thread.talk.thread).await.unwrap().checkpoints.len(), 3);
+    saver.delete_thread(&thread.talk.thread).await.unwrap();
+    crash();
+    assert_eq!(saver.threads(None, 10).await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -60,3 +60,11 @@ async fn what_an_error_says_of_a_failed_flush_is_true_after_a_restart() {
     let tally = play("failing files", Kind::Sqlite, 1..3).await;
     assert!(tally.counts()["failures"] > 24);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn registers_keep_through_failovers_what_was_acknowledged() {
+    let tally = play("registers", Kind::Postgres, 1..2).await;
+    let counts = tally.counts();
+    assert!(counts["acknowledged commits"] >= 120, "{counts:?}");
+    assert_eq!(counts["cancelled waits with failover"], 1);
+}

@@ -9,6 +9,7 @@ pub mod processes;
 pub mod programs;
 pub mod properties;
 pub mod readers;
+pub mod registers;
 pub mod statements;
 pub mod storms;
 
@@ -40,6 +41,7 @@ pub const ALL: &[Exercise] = &[
     exercise("reads beside rewrites", Kind::Memory, readers::ABOUT, |turn| Box::pin(readers::run(turn))),
     exercise("reads beside rewrites", Kind::Sqlite, readers::ABOUT, |turn| Box::pin(readers::run(turn))),
     exercise("reads beside rewrites", Kind::Postgres, readers::ABOUT, |turn| Box::pin(readers::run(turn))),
+    exercise("registers", Kind::Postgres, registers::ABOUT, |turn| Box::pin(registers::run(turn))),
     exercise("open writers", Kind::Memory, conversions::ABOUT, |turn| Box::pin(conversions::run(turn))),
     exercise("open writers", Kind::Sqlite, conversions::ABOUT, |turn| Box::pin(conversions::run(turn))),
     exercise("open writers", Kind::Postgres, conversions::ABOUT, |turn| Box::pin(conversions::run(turn))),

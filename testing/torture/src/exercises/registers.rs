@@ -1,0 +1,305 @@
+//! Failovers under two savers, and a history that knows what was acknowledged.
+//!
+//! Each thread is a register of which two savers append and read. A value that was acknowledged before a read began is in
+//! what it reads, in the order of the appends, once; a value that was refused is never there; a doubt is settled by
+//! repeating the commit.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, ensure};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
+use threadkeep::id::{IdSource, ThreadId};
+use threadkeep::metadata::{Metadata, Source};
+use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
+use threadkeep::value::ChannelValue;
+use threadkeep::{Error, Result};
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::{Cluster, Replication};
+
+use crate::exercise::{Tally, Turn};
+use crate::place::PATIENCE;
+
+/// What it tries, in a line.
+pub const ABOUT: &str = "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; two savers append and read";
+
+/// Threads that are appended to at a time.
+const THREADS: usize = 4;
+/// Values of a thread; then another one takes its place.
+const VALUES: usize = 200;
+
+/// What happens to the servers.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Crash,
+    Kill,
+    Zombie,
+    Restart,
+    FrozenStandby,
+    CancelledWaits,
+}
+
+const FAULTS: [Fault; 6] =
+    [Fault::Crash, Fault::Kill, Fault::Zombie, Fault::Restart, Fault::FrozenStandby, Fault::CancelledWaits];
+
+impl Fault {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Crash => "crashes with failover",
+            Self::Kill => "kills with failover",
+            Self::Zombie => "frozen primaries with failover",
+            Self::Restart => "restarts",
+            Self::FrozenStandby => "frozen standbys",
+            Self::CancelledWaits => "cancelled waits with failover",
+        }
+    }
+
+    fn strike(self, cluster: &Cluster) -> Result<(), threadkeep_testing::BoxError> {
+        match self {
+            Self::Crash => cluster.crash_primary()?,
+            Self::Kill => cluster.kill_primary()?,
+            Self::Zombie => cluster.freeze_primary()?,
+            Self::Restart => {
+                cluster.crash_primary()?;
+                cluster.resume_primary()?;
+                return cluster.wait_for_standby();
+            }
+            Self::FrozenStandby => {
+                cluster.freeze_standby()?;
+                std::thread::sleep(Duration::from_millis(200));
+                cluster.thaw_standby()?;
+                return cluster.wait_for_standby();
+            }
+            Self::CancelledWaits => {
+                cluster.hold_replication()?;
+                for _ in 0..5 {
+                    std::thread::sleep(Duration::from_millis(20));
+                    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+                    cluster.execute(cancel)?;
+                }
+                cluster.kill_primary()?;
+            }
+        }
+        cluster.promote()?;
+        if matches!(self, Self::Zombie) {
+            cluster.thaw_old_primary()?;
+        }
+        cluster.rebuild()
+    }
+}
+
+/// What is known of the values of a thread.
+#[derive(Debug, Default)]
+struct Known {
+    acknowledged: Vec<u64>,
+    refused: HashSet<u64>,
+}
+
+#[derive(Default)]
+struct History {
+    threads: Mutex<BTreeMap<String, Known>>,
+    values: AtomicUsize,
+    doubts: AtomicUsize,
+    reads: AtomicUsize,
+    reported: AtomicUsize,
+    progress: AtomicUsize,
+}
+
+impl History {
+    fn with<T>(&self, thread: &str, with: impl FnOnce(&mut Known) -> T) -> T {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        with(threads.entry(thread.to_owned()).or_default())
+    }
+
+    /// Checks what was read by a read that began when these values were acknowledged.
+    fn check(&self, thread: &str, before: &[u64], found: &[u64]) -> anyhow::Result<()> {
+        let places: BTreeMap<u64, usize> = found.iter().enumerate().map(|(at, value)| (*value, at)).collect();
+        ensure!(places.len() == found.len(), "thread {thread}: a value is there twice: {found:?}");
+        let refused =
+            self.with(thread, |known| found.iter().copied().find(|value| known.refused.contains(value)));
+        ensure!(refused.is_none(), "thread {thread}: {refused:?} was refused and is there");
+        for value in before {
+            ensure!(
+                places.contains_key(value),
+                "thread {thread}: {value} was acknowledged and is not in {found:?}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Strikes each kind of fault once, or as often as the effort says.
+///
+/// # Errors
+/// The first acknowledged value that is lost, stale read or refused value that is there.
+pub async fn run(turn: Turn) -> anyhow::Result<()> {
+    let rounds = turn.effort.max(1) as usize;
+    failovers(turn.seed, rounds * FAULTS.len(), &turn.tally).await.map(|_| ())
+}
+
+/// Strikes this many faults under load; returns how many values were acknowledged.
+///
+/// # Errors
+/// As [`run`].
+pub async fn failovers(seed: u64, faults: usize, tally: &Tally) -> anyhow::Result<usize> {
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(Replication::Synchronous)).await?;
+    let cluster = Arc::new(cluster.map_err(|error| anyhow!(error))?);
+    let url = cluster.url("postgres");
+    setup(&url, &Options::default()).await?;
+    let (history, done) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
+    let mut workers = Vec::new();
+    for worker in 0..2 {
+        let options = Options { patience: PATIENCE / 6, ..Options::default() };
+        let saver = Arc::new(PostgresSaver::connect(&url, options).await?);
+        for task in 0..2 {
+            let (saver, history, done) = (saver.clone(), history.clone(), done.clone());
+            let rng = StdRng::seed_from_u64(seed ^ (worker << 8) ^ task);
+            workers.push(tokio::spawn(async move { work(&saver, &history, &done, rng).await }));
+        }
+    }
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut planned: Vec<Fault> = FAULTS.iter().copied().cycle().take(faults).collect();
+    planned.shuffle(&mut rng);
+    for fault in planned {
+        progress(&history, &workers).await?;
+        let struck = cluster.clone();
+        let outcome = tokio::task::spawn_blocking(move || fault.strike(&struck)).await?;
+        outcome.map_err(|error| anyhow!("{}: {error}", fault.name()))?;
+        tally.add(fault.name(), 1);
+    }
+    progress(&history, &workers).await?;
+    done.store(true, Ordering::SeqCst);
+    for worker in workers {
+        worker.await??;
+    }
+    let reader = PostgresSaver::connect(&url, Options::default()).await?;
+    let threads = std::mem::take(&mut *history.threads.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut acknowledged = 0;
+    for (thread, known) in threads {
+        let (_, found) = read(&reader, &thread).await?;
+        acknowledged += known.acknowledged.len();
+        history.with(&thread, |empty| empty.refused = known.refused);
+        history.check(&thread, &known.acknowledged, &found)?;
+    }
+    tally.add("acknowledged commits", acknowledged);
+    tally.add("doubts", history.doubts.load(Ordering::SeqCst));
+    tally.add("lost histories reported", history.reported.load(Ordering::SeqCst));
+    tally.add("reads", history.reads.load(Ordering::SeqCst));
+    Ok(acknowledged)
+}
+
+/// Waits until some values more are acknowledged.
+async fn progress(
+    history: &History,
+    workers: &[tokio::task::JoinHandle<anyhow::Result<()>>],
+) -> anyhow::Result<()> {
+    let goal = history.progress.load(Ordering::SeqCst) + 20;
+    let reached = async {
+        while history.progress.load(Ordering::SeqCst) < goal
+            && !workers.iter().any(|worker| worker.is_finished())
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(2 * PATIENCE, reached).await.context("nothing is acknowledged any more")
+}
+
+/// Appends and reads until it is done.
+async fn work(
+    saver: &PostgresSaver,
+    history: &History,
+    done: &AtomicBool,
+    mut rng: StdRng,
+) -> anyhow::Result<()> {
+    let ids = IdSource::default();
+    while !done.load(Ordering::SeqCst) {
+        let generation = history.values.load(Ordering::SeqCst) / (THREADS * VALUES);
+        let thread = format!("{generation}-{}", rng.random_range(0..THREADS));
+        let before = history.with(&thread, |known| known.acknowledged.clone());
+        let (head, found) = match read(saver, &thread).await {
+            Ok(read) => read,
+            Err(Error::Unavailable { .. }) => continue,
+            // It had read what a cancelled wait left on the old primary alone. Nobody acknowledged that.
+            Err(Error::HistoryLost { .. }) => {
+                history.reported.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        history.check(&thread, &before, &found)?;
+        history.reads.fetch_add(1, Ordering::SeqCst);
+        // A few in a row, without a look: with a warm head.
+        let (mut head, mut values) = (head, found);
+        for _ in 0..rng.random_range(1..6) {
+            let value = history.values.fetch_add(1, Ordering::SeqCst) as u64;
+            values.push(value);
+            let step = append(&ids, &thread, head, &values)?;
+            let mut doubtful = false;
+            let outcome = loop {
+                match saver.commit(step.clone()).await {
+                    Err(Error::InDoubt { .. }) => {
+                        doubtful = true;
+                        history.doubts.fetch_add(1, Ordering::SeqCst);
+                    }
+                    // Nothing was written this time; the doubt remains.
+                    Err(Error::Unavailable { .. }) if doubtful => {}
+                    other => break other,
+                }
+            };
+            match outcome {
+                Ok(_) => {
+                    history.with(&thread, |known| known.acknowledged.push(value));
+                    history.progress.fetch_add(1, Ordering::SeqCst);
+                    head = Some(step.checkpoint.id);
+                }
+                Err(Error::Conflict { .. } | Error::Unavailable { .. }) => {
+                    history.with(&thread, |known| known.refused.insert(value));
+                    break;
+                }
+                Err(Error::HistoryLost { .. }) => {
+                    history.reported.fetch_add(1, Ordering::SeqCst);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+type Head = Option<threadkeep::id::CheckpointId>;
+
+async fn read(saver: &PostgresSaver, thread: &str) -> Result<(Head, Vec<u64>)> {
+    let Some(head) = saver.get(&CheckpointSelector::head(&ThreadId::from(thread))).await? else {
+        return Ok((None, Vec::new()));
+    };
+    let value = head.checkpoint.channels.get("values").and_then(|entry| entry.stored.value());
+    let json = value.map(ChannelValue::to_json).transpose()?.unwrap_or_default();
+    let numbers = json.as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64);
+    Ok((Some(head.checkpoint.id), numbers.collect()))
+}
+
+fn append(ids: &IdSource, thread: &str, head: Head, values: &[u64]) -> Result<StepCommit> {
+    let stored = Stored::Value(ChannelValue::from_json(&serde_json::json!(values))?);
+    let entry = ChannelEntry { version: ids.version_after(None), stored };
+    Ok(StepCommit {
+        thread: thread.into(),
+        namespace: "".into(),
+        parent: head,
+        expected_head: head,
+        checkpoint: Checkpoint {
+            id: ids.checkpoint_after(head),
+            channels: [("values".into(), entry)].into(),
+            next: Vec::new(),
+            applied: Vec::new(),
+        },
+        metadata: Metadata::new(Source::Loop, 0),
+        writes: Vec::new(),
+        flush: Flush::Now,
+    })
+}

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use common::{Lcg, Talk, message};
 use serde_json::{Map, json};
@@ -27,7 +27,7 @@ fn note(image: &ThreadImage, text: Option<&str>) -> Rewrite {
         extra.insert("note".into(), json!(long(text)));
     }
     head.metadata.extra = extra.into();
-    Rewrite { remove: Default::default(), put: vec![head] }
+    Rewrite { remove: BTreeSet::default(), put: vec![head] }
 }
 
 #[tokio::test]

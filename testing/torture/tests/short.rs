@@ -68,3 +68,33 @@ async fn registers_keep_through_failovers_what_was_acknowledged() {
     assert!(counts["acknowledged commits"] >= 120, "{counts:?}");
     assert_eq!(counts["cancelled waits with failover"], 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_beside_rewrites_are_right_and_never_call_a_thread_damaged_on_memory() {
+    play("reads beside rewrites", Kind::Memory, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_beside_rewrites_are_right_and_never_call_a_thread_damaged_on_sqlite() {
+    play("reads beside rewrites", Kind::Sqlite, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_beside_rewrites_are_right_and_never_call_a_thread_damaged_on_postgres() {
+    play("reads beside rewrites", Kind::Postgres, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_puts_change_no_state_and_no_revision_comes_back_on_memory() {
+    play("properties", Kind::Memory, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_puts_change_no_state_and_no_revision_comes_back_on_sqlite() {
+    play("properties", Kind::Sqlite, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_puts_change_no_state_and_no_revision_comes_back_on_postgres() {
+    play("properties", Kind::Postgres, 1..3).await;
+}

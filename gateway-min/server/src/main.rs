@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use axum::serve::Listener as _;
 use clap::{Parser, Subcommand};
 use threadkeep::mode::ModeRegister;
 use threadkeep_chat::console::{self, ChatArgs};
@@ -162,7 +163,7 @@ async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated:
     let settings = config.current_async().await.auth.clone();
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
     let app = App::start(config, Arc::new(ModeRegister::new())).await?;
-    let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
+    let listener = http::listen(address).await.with_context(|| {
         format!("cannot listen on {address}; is another gateway running? choose another port with --port")
     })?;
     let address = listener.local_addr()?;

@@ -13,6 +13,7 @@ pub mod fields;
 mod goal;
 mod health;
 mod history;
+mod listen;
 mod metrics;
 mod models;
 mod origins;
@@ -39,6 +40,7 @@ use axum::{Json, middleware};
 use tower::ServiceExt as _;
 use utoipa_axum::router::OpenApiRouter;
 
+pub use self::listen::listen;
 use self::origins::{Guard, Origins};
 use crate::app::App;
 use crate::auth::Reach;

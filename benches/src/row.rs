@@ -283,6 +283,6 @@ mod tests {
         let back = &parse(&format!("{line}\n\n")).unwrap()[0];
         assert_eq!(serde_json::to_string(back).unwrap(), line);
         let newer = line.replacen("\"v\":1", "\"v\":2", 1);
-        assert!(parse(&newer).unwrap_err().to_string().starts_with("line 1: version 2"));
+        assert!(parse(&newer).unwrap_err().to_string().starts_with("line 1: row version 2"));
     }
 }

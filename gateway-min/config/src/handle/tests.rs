@@ -113,7 +113,7 @@ fn an_edit_of_what_is_read_at_start_only_is_told_until_it_is_taken_back() {
     let edit = |content: &str| {
         project.write("config.yaml", content);
         let (_, log) = logged(|| limit(&handle));
-        let told = log.lines().find(|line| line.contains("after a restart"));
+        let told = log.lines().find(|line| line.contains("restart to apply them"));
         told.map(|line| line.split('"').nth(1).unwrap().to_owned())
     };
     for section in [

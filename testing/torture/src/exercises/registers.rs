@@ -201,7 +201,7 @@ async fn progress(
     let goal = history.progress.load(Ordering::SeqCst) + 20;
     let reached = async {
         while history.progress.load(Ordering::SeqCst) < goal
-            && !workers.iter().any(|worker| worker.is_finished())
+            && !workers.iter().any(tokio::task::JoinHandle::is_finished)
         {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

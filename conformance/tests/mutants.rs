@@ -78,7 +78,7 @@ mutants! {
     a_saver_whose_forks_share_a_parents_rows: ReplaysSiblings => "r4_3_forks_and_updates_of_the_past_keep_every_branch",
     a_saver_whose_parallel_tasks_are_sorted: ReplaysById => "r4_1_parallel_steps_reload_as_they_ran",
     a_saver_that_loses_the_title: DropsHeldValues => "r4_4_a_title_written_from_outside_survives",
-    a_saver_that_loses_the_turn_before_delta: IgnoresPlainSeeds => "r8384_a_thread_goes_on_across_a_change_of_mode",
+    a_saver_that_loses_the_turn_before_delta: IgnoresPlainSeeds => "r8384_the_first_write_after_full_mode_is_kept",
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -52,7 +52,7 @@ impl Print {
 }
 
 /// What differs between two snapshots: the content of a `workspace_changes` event. Each list is sorted by path and has
-/// at most `MAX_LISTED` entries.
+/// at most 200 entries.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Changes {
     created: Vec<Change>,

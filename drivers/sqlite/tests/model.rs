@@ -245,11 +245,9 @@ impl World {
         let writes = self.task(choices, task);
         let key = CheckpointKey { thread: self.thread.clone(), namespace: at.0.clone(), id: at.1 };
         self.savers[usize::from(choices.below(5) == 0)].put_writes(&key, &writes).await.unwrap();
-        let tuple = self.model.get_mut(&at).unwrap();
-        match tuple.writes.iter_mut().find(|have| have.task == task) {
-            Some(have) => have.merge(&writes),
-            None => tuple.writes.push(writes),
-        }
+        // What a child has applied is final.
+        let applied = self.model.values().any(|tuple| tuple.has_applied(&key, task));
+        self.model.get_mut(&at).unwrap().put(&writes, || applied);
     }
 
     async fn step(&mut self, bytes: &[u8]) {

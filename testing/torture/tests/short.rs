@@ -51,11 +51,6 @@ async fn a_power_loss_takes_nothing_that_was_flushed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_is_opened_beside_a_process_that_moves_its_log() {
-    play("two processes", Kind::Sqlite, 1..3).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_error_says_of_a_failed_flush_is_true_after_a_restart() {
     let tally = play("failing files", Kind::Sqlite, 1..3).await;
     assert!(tally.counts()["failures"] > 24);

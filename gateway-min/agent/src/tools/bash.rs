@@ -209,9 +209,9 @@ mod tests {
 
     use super::*;
 
-    struct Place(tempfile::TempDir);
+    struct Folder(tempfile::TempDir);
 
-    impl Place {
+    impl Folder {
         fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
@@ -258,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_returns_both_outputs_and_the_exit_code() {
-        let place = Place::new();
+        let place = Folder::new();
         let output = place.run("echo out; echo err >&2").await;
         let mut lines: Vec<&str> = output.content.lines().collect();
         lines.sort_unstable();
@@ -275,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_runs_in_the_directory_and_without_input() {
-        let place = Place::new();
+        let place = Folder::new();
         place.run("echo hello > made.txt; cat").await;
         assert_eq!(std::fs::read_to_string(place.0.path().join("made.txt")).unwrap(), "hello\n");
     }
@@ -285,7 +285,7 @@ mod tests {
         // bash sets the last three itself.
         let known = ["HOME", "LANG", "PATH", "PWD", "SHLVL", "_"];
         assert!(std::env::vars().any(|(name, _)| !known.contains(&name.as_str())), "nothing to hide");
-        let place = Place::new();
+        let place = Folder::new();
         let output = place.run("env").await;
         let names: Vec<&str> =
             output.content.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
@@ -297,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn long_output_keeps_its_beginning_and_end_within_the_limit() {
         let settings = ToolSettings { bash_output_max_chars: 1000, ..ToolSettings::default() };
-        let output = Place::new().run_with(&settings, "echo first; seq 100000; echo last; exit 7").await;
+        let output = Folder::new().run_with(&settings, "echo first; seq 100000; echo last; exit 7").await;
         assert!(output.content.chars().count() <= 1000);
         assert!(output.content.starts_with("first\n1\n2\n"), "{}", output.content);
         assert!(output.content.ends_with("100000\nlast\n[exit code 7]"), "{}", output.content);
@@ -306,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_command_beyond_its_time_is_killed() {
-        let place = Place::new();
+        let place = Folder::new();
         let pipe = place.pipe();
         let settings =
             ToolSettings { bash_command_timeout: Duration::from_millis(300), ..ToolSettings::default() };
@@ -324,7 +324,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_command_leaves_in_the_background_is_killed() {
-        let place = Place::new();
+        let place = Folder::new();
         let pipe = place.pipe();
         // If the background process were not killed, the call would wait for the end of its output.
         let (output, ()) = tokio::join!(place.run("exec 3>pipe; sleep 1000 & echo done"), end_of(pipe));
@@ -333,7 +333,7 @@ mod tests {
 
     #[tokio::test]
     async fn dropping_the_call_kills_the_command_with_all_it_started() {
-        let place = Place::new();
+        let place = Folder::new();
         let pipe = place.pipe();
         let context = place.context();
         let call = tokio::spawn(async move {

@@ -238,9 +238,9 @@ fn replace(content: Vec<u8>, args: &ReplaceArgs) -> Result<(Vec<u8>, usize), Too
 mod tests {
     use super::*;
 
-    struct Place(tempfile::TempDir);
+    struct Folder(tempfile::TempDir);
 
-    impl Place {
+    impl Folder {
         fn new(files: &[(&str, &str)]) -> Self {
             let place = Self(tempfile::tempdir().unwrap());
             for (path, content) in files {
@@ -271,7 +271,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_is_written_into_the_directory_made_for_it_and_read_back() {
-        let place = Place::new(&[]);
+        let place = Folder::new(&[]);
         assert!(!place.context().root.exists());
         let written = place.call(&WriteFile, json!({"path": "notes/a.txt", "content": "h\u{e9}\n"})).await;
         assert_eq!(written.unwrap(), "Wrote 4 bytes to notes/a.txt");
@@ -282,7 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_file_tool_is_confined() {
-        let place = Place::new(&[]);
+        let place = Folder::new(&[]);
         std::fs::write(place.0.path().join("secret"), "x").unwrap();
         for path in ["../../secret", "/etc/passwd"] {
             for result in [
@@ -299,7 +299,7 @@ mod tests {
 
     #[tokio::test]
     async fn lines_can_be_chosen() {
-        let place = Place::new(&[("a", "1\n2\n3\n4"), ("empty", "")]);
+        let place = Folder::new(&[("a", "1\n2\n3\n4"), ("empty", "")]);
         let read = async |args| place.call(&ReadFile::new(1000), args).await;
         assert_eq!(read(json!({"path": "a", "start_line": 2, "end_line": 3})).await.unwrap(), "2\n3\n");
         assert_eq!(read(json!({"path": "a", "start_line": 3})).await.unwrap(), "3\n4");
@@ -312,7 +312,7 @@ mod tests {
     #[tokio::test]
     async fn a_long_file_is_cut_between_lines_and_the_notice_leads_on() {
         let lines: Vec<String> = (1..=100).map(|n| format!("line {n}\n")).collect();
-        let place = Place::new(&[("a", &lines.concat()), ("b", &"x".repeat(1000))]);
+        let place = Folder::new(&[("a", &lines.concat()), ("b", &"x".repeat(1000))]);
         let tool = ReadFile::new(300);
         let (mut next, mut all) = (1, String::new());
         loop {
@@ -335,7 +335,7 @@ mod tests {
 
     #[tokio::test]
     async fn binary_files_are_refused_and_odd_bytes_replaced() {
-        let place = Place::new(&[("binary", "a\0b")]);
+        let place = Folder::new(&[("binary", "a\0b")]);
         std::fs::write(place.context().root.join("latin"), b"caf\xe9").unwrap();
         let tool = ReadFile::new(1000);
         let error = place.call(&tool, json!({"path": "binary"})).await.unwrap_err();
@@ -348,7 +348,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_text_is_replaced_only_where_it_is_meant() {
-        let place = Place::new(&[("a", "one two one")]);
+        let place = Folder::new(&[("a", "one two one")]);
         let edit = async |old: &str, all: Value| {
             let args = json!({"path": "a", "old_str": old, "new_str": "1", "replace_all": all});
             place.call(&StrReplace, args).await

@@ -271,9 +271,9 @@ fn listing(lines: &[String], otherwise: &str) -> ToolOutput {
 mod tests {
     use super::*;
 
-    struct Place(tempfile::TempDir);
+    struct Folder(tempfile::TempDir);
 
-    impl Place {
+    impl Folder {
         fn new(files: &[(&str, &str)]) -> Self {
             let place = Self(tempfile::tempdir().unwrap());
             for (path, content) in files {
@@ -302,21 +302,21 @@ mod tests {
 
     #[tokio::test]
     async fn ls_shows_two_levels_sorted() {
-        let place = Place::new(&[("b.txt", ""), ("a/c/d.txt", ""), ("a/x.txt", "")]);
+        let place = Folder::new(&[("b.txt", ""), ("a/c/d.txt", ""), ("a/x.txt", "")]);
         let ls = Ls::new(1000);
         assert_eq!(place.lines(&ls, json!({})).await, ["a/", "a/c/", "a/x.txt", "b.txt"]);
         assert_eq!(place.lines(&ls, json!({"path": "a"})).await, ["a/c/", "a/c/d.txt", "a/x.txt"]);
         assert_eq!(place.lines(&ls, json!({"path": "b.txt"})).await, ["b.txt"]);
         let error = place.call(&ls, json!({"path": "nothing"})).await.unwrap_err();
         assert!(error.starts_with("cannot list `nothing`"), "{error}");
-        let empty = Place::new(&[]).call(&ls, json!({"path": "."})).await;
+        let empty = Folder::new(&[]).call(&ls, json!({"path": "."})).await;
         assert_eq!(empty.unwrap(), "(the directory is empty)");
     }
 
     #[tokio::test]
     async fn glob_finds_files_below_the_path() {
         let place =
-            Place::new(&[("src/main.rs", ""), ("src/a/b.rs", ""), ("readme.md", ""), ("dir.rs/x", "")]);
+            Folder::new(&[("src/main.rs", ""), ("src/a/b.rs", ""), ("readme.md", ""), ("dir.rs/x", "")]);
         assert_eq!(place.lines(&Glob, json!({"pattern": "*.rs"})).await, ["src/a/b.rs", "src/main.rs"]);
         let below = json!({"pattern": "a/*.rs", "path": "src"});
         assert_eq!(place.lines(&Glob, below).await, ["src/a/b.rs"]);
@@ -328,7 +328,7 @@ mod tests {
     async fn glob_stops_at_its_limit() {
         let names: Vec<String> = (0..=MAX_FILES).map(|n| format!("{n:04}.txt")).collect();
         let files: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
-        let place = Place::new(&files);
+        let place = Folder::new(&files);
         let lines = place.lines(&Glob, json!({"pattern": "*.txt"})).await;
         assert_eq!(lines.len(), MAX_FILES + 1);
         assert_eq!(lines[MAX_FILES], "[stopped after 200 files: use a narrower pattern]");
@@ -338,7 +338,7 @@ mod tests {
 
     #[tokio::test]
     async fn grep_shows_lines_with_their_places() {
-        let place = Place::new(&[
+        let place = Folder::new(&[
             ("a.md", "one\nTwo\nthree two"),
             ("b/c.txt", "two"),
             ("binary", "two\0two"),
@@ -363,7 +363,7 @@ mod tests {
 
     #[tokio::test]
     async fn grep_stops_at_its_limits() {
-        let place = Place::new(&[("a", &"x\n".repeat(MAX_LINES)), ("b", "x")]);
+        let place = Folder::new(&[("a", &"x\n".repeat(MAX_LINES)), ("b", "x")]);
         let lines = place.lines(&Grep, json!({"pattern": "x"})).await;
         assert_eq!(lines.len(), MAX_LINES + 1);
         assert_eq!(lines[MAX_LINES], "[stopped after 100 lines: use a narrower pattern]");
@@ -377,7 +377,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_search_is_confined_and_follows_no_link() {
-        let place = Place::new(&[("in.txt", "needle")]);
+        let place = Folder::new(&[("in.txt", "needle")]);
         std::fs::write(place.0.path().join("out.txt"), "needle").unwrap();
         std::os::unix::fs::symlink(place.0.path(), place.0.path().join("root/link")).unwrap();
         assert_eq!(place.lines(&Ls::new(1000), json!({})).await, ["in.txt", "link"]);

@@ -4,6 +4,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use cap_std::ambient_authority;
+use cap_std::fs::Dir;
+
 /// Copies the directories and files of `from` to `to`, which must not exist; `false` if there is nothing to copy. Links
 /// and special files are skipped: a link may lead outside the directory, or back into `from`. Blocks.
 ///
@@ -13,7 +16,10 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<bool> {
     if !from.try_exists()? {
         return Ok(false);
     }
-    let copied = copy_into(from, to);
+    let copied = fs::create_dir_all(to).and_then(|()| {
+        let open = |path| Dir::open_ambient_dir(path, ambient_authority());
+        copy_into(&open(from)?, &open(to)?)
+    });
     if copied.is_err() {
         // Report the original error, not one of the cleanup.
         let _ = fs::remove_dir_all(to);
@@ -21,15 +27,16 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<bool> {
     copied.map(|()| true)
 }
 
-fn copy_into(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
+/// The handles keep a link that replaces a directory meanwhile from leading the copy elsewhere.
+fn copy_into(from: &Dir, to: &Dir) -> io::Result<()> {
+    for entry in from.entries()? {
         let entry = entry?;
-        let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
+        let (kind, name) = (entry.file_type()?, entry.file_name());
         if kind.is_dir() {
-            copy_into(&entry.path(), &target)?;
+            to.create_dir(&name)?;
+            copy_into(&entry.open_dir()?, &to.open_dir(&name)?)?;
         } else if kind.is_file() {
-            fs::copy(entry.path(), target)?;
+            from.copy(&name, to, &name)?;
         }
     }
     Ok(())

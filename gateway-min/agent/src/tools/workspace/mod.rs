@@ -2,22 +2,24 @@
 //! any path.
 //!
 //! A path must be relative and free of `..`. Its deepest existing part is then resolved, including symbolic links, and
-//! must be inside the directory. Because a link may be created after that (for example by a `bash` command), opened
-//! files are checked again before their content is used, files are never opened through a link as the last component,
-//! and new content first goes to a temporary file whose location is checked before anything is written.
+//! must be inside the directory. A link may be created after that, for example by a `bash` command. So everything is
+//! opened relative to a handle of the directory, and no component can lead out of it (`cap-std`); files are never opened
+//! through a link as the last component, and new content first goes to a temporary file beside its target.
 
 pub(super) mod copy;
 pub(super) mod snapshot;
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::OFlags;
+use cap_fs_ext::{FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, File, FileType, OpenOptions};
 use uuid::Uuid;
 
 use super::ToolError;
@@ -31,24 +33,32 @@ pub(super) const MAX_WALK_ENTRIES: usize = 20_000;
 pub(super) struct Workspace {
     /// Canonical, so that a path inside has it as a prefix.
     root: PathBuf,
+    /// The open directory.
+    dir: Dir,
 }
 
 /// An entry visited by a walk.
-pub(super) struct Entry {
+pub(super) struct Visited {
     /// Its path inside the workspace.
     pub(super) path: PathBuf,
     /// Its depth below the start; 1 for the start's own entries.
     pub(super) depth: usize,
     /// Its own type: a link is not followed.
-    pub(super) kind: fs::FileType,
+    pub(super) kind: FileType,
 }
 
 impl Workspace {
     /// The workspace in `root`, which is created if it does not exist.
     pub(super) fn open(root: &Path) -> Result<Self, ToolError> {
-        let canonical = fs::create_dir_all(root).and_then(|()| root.canonicalize());
-        let root = canonical.map_err(|source| file_error("use", "the working directory", source))?;
-        Ok(Self { root })
+        let opened = fs::create_dir_all(root).and_then(|()| Self::at(root));
+        opened.map_err(|source| file_error("use", "the working directory", source))
+    }
+
+    /// The workspace in an existing directory.
+    fn at(root: &Path) -> io::Result<Self> {
+        let root = root.canonicalize()?;
+        let dir = Dir::open_ambient_dir(&root, ambient_authority())?;
+        Ok(Self { root, dir })
     }
 
     /// The workspace's directory.
@@ -99,15 +109,15 @@ impl Workspace {
 
     /// The content of the file at `path`, a canonical path inside.
     pub(super) fn read_resolved(&self, path: &Path) -> io::Result<Vec<u8>> {
-        // Without O_NONBLOCK, opening a pipe would wait for a writer.
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        let mut options = OpenOptions::new();
+        // Opening a pipe would otherwise wait for a writer.
+        options.read(true).follow(FollowSymlinks::No).nonblock(true);
+        let file = self.dir.open_with(self.below(path), &options).map_err(named)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             let what = if metadata.is_dir() { "it is a directory" } else { "it is not a regular file" };
             return Err(io::Error::other(what));
         }
-        self.check_opened(&file, path)?;
         let too_large = || io::Error::other(format!("it is larger than {MAX_FILE_BYTES} bytes"));
         if metadata.len() > MAX_FILE_BYTES as u64 {
             return Err(too_large());
@@ -146,32 +156,44 @@ impl Workspace {
         if content.len() > MAX_FILE_BYTES {
             return Err(io::Error::other(format!("the content is larger than {MAX_FILE_BYTES} bytes")));
         }
-        let old = match target.symlink_metadata() {
+        let target = self.below(target);
+        let Some(name) = target.file_name() else { return Err(io::Error::other("it is a directory")) };
+        let directory = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => self.open_or_create(parent).map_err(named)?,
+            _ => self.dir.try_clone()?,
+        };
+        let old = match directory.symlink_metadata(name) {
             Ok(old) if old.is_file() => Some(old),
             Ok(old) if old.is_dir() => return Err(io::Error::other("it is a directory")),
             Ok(_) => return Err(io::Error::other("it is not a regular file")),
             Err(_) => None,
         };
-        let directory = target.parent().unwrap_or(&self.root);
-        fs::create_dir_all(directory)?;
         let mut temporary = Temporary::new(directory)?;
-        self.check_opened(&temporary.file, &temporary.path)?;
         temporary.file.write_all(content)?;
         if let Some(old) = old {
             temporary.file.set_permissions(old.permissions())?;
         }
         temporary.file.sync_all()?;
-        temporary.rename(target)
+        temporary.rename(name)
     }
 
-    /// Checks that `file`, opened at `path`, is at `path` and inside the workspace: that no link was inserted since the
-    /// path was resolved.
-    fn check_opened(&self, file: &File, path: &Path) -> io::Result<()> {
-        let moved = || io::Error::other("it was moved or replaced by a link meanwhile");
-        let now = path.canonicalize()?;
-        let (found, opened) = (now.symlink_metadata()?, file.metadata()?);
-        let same = (found.dev(), found.ino()) == (opened.dev(), opened.ino());
-        if same && now.starts_with(&self.root) { Ok(()) } else { Err(moved()) }
+    fn open_or_create(&self, directory: &Path) -> io::Result<Dir> {
+        match self.dir.open_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.dir.create_dir_all(directory)?;
+                self.dir.open_dir(directory)
+            }
+            other => other,
+        }
+    }
+
+    /// A canonical path inside, relative to the open directory.
+    fn below<'a>(&self, path: &'a Path) -> &'a Path {
+        match path.strip_prefix(&self.root) {
+            Ok(rest) if rest.as_os_str().is_empty() => Path::new("."),
+            Ok(rest) => rest,
+            Err(_) => path,
+        }
     }
 
     /// Visits the file at `path`, or the entries of the directory there, in order of their names; descends into a
@@ -180,11 +202,11 @@ impl Workspace {
     pub(super) fn walk(
         &self,
         path: &str,
-        mut visit: impl FnMut(&Entry) -> ControlFlow<(), bool>,
+        mut visit: impl FnMut(&Visited) -> ControlFlow<(), bool>,
     ) -> Result<bool, ToolError> {
         let start = self.resolve(path)?;
-        let mut ahead = match start.symlink_metadata() {
-            Ok(found) if found.is_file() => vec![Entry { path: start, depth: 1, kind: found.file_type() }],
+        let mut ahead = match self.dir.symlink_metadata(self.below(&start)) {
+            Ok(found) if found.is_file() => vec![Visited { path: start, depth: 1, kind: found.file_type() }],
             _ => self.list(&start, 1).map_err(|source| file_error("list", path, source))?,
         };
         let (mut visited, mut complete) = (0, true);
@@ -208,15 +230,16 @@ impl Workspace {
     }
 
     /// The entries of a directory, in reverse order of their names.
-    fn list(&self, directory: &Path, depth: usize) -> io::Result<Vec<Entry>> {
-        if directory.canonicalize()? != directory || !directory.starts_with(&self.root) {
-            return Err(io::Error::other("it was replaced by a link meanwhile"));
-        }
+    fn list(&self, directory: &Path, depth: usize) -> io::Result<Vec<Visited>> {
         let mut entries = Vec::new();
         // One more than will be visited, so that the walk notices that there are more.
-        for entry in fs::read_dir(directory)?.take(MAX_WALK_ENTRIES + 1) {
+        for entry in self.dir.read_dir(self.below(directory)).map_err(named)?.take(MAX_WALK_ENTRIES + 1) {
             let entry = entry?;
-            entries.push(Entry { path: entry.path(), depth, kind: entry.file_type()? });
+            entries.push(Visited {
+                path: directory.join(entry.file_name()),
+                depth,
+                kind: entry.file_type()?,
+            });
         }
         entries.sort_by(|one, other| other.path.cmp(&one.path));
         Ok(entries)
@@ -225,6 +248,15 @@ impl Workspace {
 
 fn file_error(action: &'static str, path: &str, source: io::Error) -> ToolError {
     ToolError::File { action, path: path.to_owned(), source }
+}
+
+/// Says what happened if a path that was resolved inside now leads out of the directory.
+fn named(error: io::Error) -> io::Error {
+    // This error is the library's own, not the system's.
+    if error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
+        return io::Error::other("it was moved or replaced by a link meanwhile");
+    }
+    error
 }
 
 /// Serialises changes of one file. Files share locks, which only costs some waiting.
@@ -239,19 +271,20 @@ fn lock(path: &Path) -> MutexGuard<'static, ()> {
 /// A file that is removed unless it is renamed.
 struct Temporary {
     file: File,
-    path: PathBuf,
+    directory: Dir,
+    name: OsString,
     renamed: bool,
 }
 
 impl Temporary {
-    fn new(directory: &Path) -> io::Result<Self> {
-        let path = directory.join(format!(".{}.tmp", Uuid::new_v4().simple()));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok(Self { file, path, renamed: false })
+    fn new(directory: Dir) -> io::Result<Self> {
+        let name = OsString::from(format!(".{}.tmp", Uuid::new_v4().simple()));
+        let file = directory.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
+        Ok(Self { file, directory, name, renamed: false })
     }
 
-    fn rename(mut self, target: &Path) -> io::Result<()> {
-        fs::rename(&self.path, target)?;
+    fn rename(mut self, name: &OsStr) -> io::Result<()> {
+        self.directory.rename(&self.name, &self.directory, name)?;
         self.renamed = true;
         Ok(())
     }
@@ -260,7 +293,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.renamed {
-            let _ = fs::remove_file(&self.path);
+            let _ = self.directory.remove_file(&self.name);
         }
     }
 }

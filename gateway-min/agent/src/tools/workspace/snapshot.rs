@@ -4,11 +4,10 @@
 //! excluded from the comparison on both sides, so that a bound never makes an untouched file look new or deleted.
 
 use std::collections::BTreeMap;
-use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use cap_std::fs::{Metadata, MetadataExt};
 use serde::Serialize;
 
 use super::{MAX_WALK_ENTRIES, Workspace};
@@ -95,11 +94,10 @@ impl Snapshot {
     }
 
     fn take_within(root: &Path, limits: &Limits) -> io::Result<Self> {
-        let root = match root.canonicalize() {
+        let workspace = match Workspace::at(root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             other => other?,
         };
-        let workspace = Workspace { root };
         let mut snapshot = Self::default();
         let (mut visited, mut hashable) = (0, limits.hashed_total);
         let mut ahead = workspace.list(&workspace.root, 1)?;
@@ -120,7 +118,7 @@ impl Snapshot {
                     _ => snapshot.skipped.push(path),
                 }
             } else if entry.kind.is_file()
-                && let Ok(metadata) = entry.path.symlink_metadata()
+                && let Ok(metadata) = workspace.dir.symlink_metadata(&path)
             {
                 let print = workspace.print(&entry.path, &metadata, &mut hashable);
                 snapshot.files.insert(path, print);
@@ -196,9 +194,9 @@ mod tests {
 
     use super::*;
 
-    struct Place(tempfile::TempDir);
+    struct Folder(tempfile::TempDir);
 
-    impl Place {
+    impl Folder {
         fn with(files: &[(&str, &str)]) -> Self {
             let place = Self(tempfile::tempdir().unwrap());
             for (path, content) in files {
@@ -241,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_was_created_changed_and_deleted_is_listed_by_path_with_sizes() {
-        let place = Place::with(&[("same", "s"), ("a/old", "12"), ("a/gone", "123"), ("b", "1")]);
+        let place = Folder::with(&[("same", "s"), ("a/old", "12"), ("a/gone", "123"), ("b", "1")]);
         let before = place.snapshot();
         place.write("a/old", "1234");
         place.write("z/new", "");
@@ -260,7 +258,7 @@ mod tests {
 
     #[test]
     fn nothing_differs_where_nothing_changed_and_a_missing_directory_has_no_files() {
-        let place = Place::with(&[("a", "1"), ("d/b", "2")]);
+        let place = Folder::with(&[("a", "1"), ("d/b", "2")]);
         let before = place.snapshot();
         place.write("a", "1");
         assert_eq!(before.changes(&place.snapshot()), None, "rewritten with the same content");
@@ -273,7 +271,7 @@ mod tests {
 
     #[test]
     fn content_tells_of_small_files_and_the_time_of_those_that_are_not_hashed() {
-        let place = Place::with(&[("a", "one")]);
+        let place = Folder::with(&[("a", "one")]);
         let (hashed, timed) = (place.snapshot(), place.within(9, 9, 0));
         place.write("a", "two");
         place.same_time("a", &hashed);
@@ -287,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_bound_never_makes_an_untouched_file_look_new_or_deleted() {
-        let place = Place::with(&[("b", "1"), ("c", "1"), ("d", "1")]);
+        let place = Folder::with(&[("b", "1"), ("c", "1"), ("d", "1")]);
         let before = place.within(3, 100, 100);
         place.write("a", "1");
         let after = place.within(3, 100, 100);
@@ -307,14 +305,14 @@ mod tests {
         );
         assert_eq!(bounded.changes(&after), None);
 
-        let nested = Place::with(&[("d/1", ""), ("d/2", ""), ("e", "")]);
+        let nested = Folder::with(&[("d/1", ""), ("d/2", ""), ("e", "")]);
         let bounded = nested.within(100, 3, 100);
         assert_eq!((bounded.files.len(), bounded.end.as_deref()), (2, Some(Path::new("e"))));
     }
 
     #[test]
     fn a_directory_with_too_many_entries_is_left_out_whole() {
-        let place = Place::with(&[("d/1", ""), ("d/2", ""), ("e", "")]);
+        let place = Folder::with(&[("d/1", ""), ("d/2", ""), ("e", "")]);
         let before = place.within(100, 4, 100);
         place.write("d/3", "");
         place.write("d/4", "");
@@ -329,8 +327,8 @@ mod tests {
 
     #[test]
     fn links_are_not_followed_and_do_not_count() {
-        let place = Place::with(&[("a", "1")]);
-        let outside = Place::with(&[("secret", "2")]);
+        let place = Folder::with(&[("a", "1")]);
+        let outside = Folder::with(&[("secret", "2")]);
         let before = place.snapshot();
         std::os::unix::fs::symlink(outside.0.path(), place.0.path().join("link")).unwrap();
         std::os::unix::fs::symlink(outside.0.path().join("secret"), place.0.path().join("file")).unwrap();
@@ -339,7 +337,7 @@ mod tests {
 
     #[test]
     fn long_lists_are_cut_and_say_so() {
-        let place = Place::with(&[]);
+        let place = Folder::with(&[]);
         let before = place.snapshot();
         for n in 0..=MAX_LISTED {
             place.write(&format!("{n:04}"), "");

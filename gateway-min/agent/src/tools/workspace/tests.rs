@@ -3,14 +3,14 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use super::*;
 
 /// A workspace next to a secret that must stay unreachable.
-struct Place {
+struct Folder {
     outside: tempfile::TempDir,
     workspace: Workspace,
 }
 
 const SECRET: &str = "the secret";
 
-impl Place {
+impl Folder {
     fn new() -> Self {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret.txt"), SECRET).unwrap();
@@ -45,7 +45,7 @@ fn refusal(result: Result<impl Sized, ToolError>) -> &'static str {
 
 #[test]
 fn what_is_written_can_be_read_and_directories_are_made() {
-    let place = Place::new();
+    let place = Folder::new();
     place.workspace.write("a/b/c.txt", b"one").unwrap();
     assert_eq!(place.workspace.write("./a/./b/c.txt", b"two").unwrap(), "a/b/c.txt");
     assert_eq!(place.workspace.read("a/b/c.txt").unwrap(), b"two");
@@ -56,7 +56,7 @@ fn what_is_written_can_be_read_and_directories_are_made() {
 
 #[test]
 fn paths_that_lead_out_by_their_text_are_refused() {
-    let place = Place::new();
+    let place = Folder::new();
     let before = place.outside();
     let cases = [
         ("/etc/passwd", "it is absolute"),
@@ -78,7 +78,7 @@ fn paths_that_lead_out_by_their_text_are_refused() {
 
 #[test]
 fn links_that_lead_out_are_refused_wherever_they_stand() {
-    let place = Place::new();
+    let place = Folder::new();
     let before = place.outside();
     symlink(place.outside.path().join("secret.txt"), place.inside("file")).unwrap();
     symlink(place.outside.path().join("elsewhere"), place.inside("dir")).unwrap();
@@ -97,7 +97,7 @@ fn links_that_lead_out_are_refused_wherever_they_stand() {
 
 #[test]
 fn broken_links_are_refused_and_do_not_make_their_target() {
-    let place = Place::new();
+    let place = Folder::new();
     let before = place.outside();
     symlink(place.outside.path().join("made.txt"), place.inside("dangling")).unwrap();
     symlink("loop", place.inside("loop")).unwrap();
@@ -109,7 +109,7 @@ fn broken_links_are_refused_and_do_not_make_their_target() {
 
 #[test]
 fn links_inside_are_followed() {
-    let place = Place::new();
+    let place = Folder::new();
     place.workspace.write("real/a.txt", b"one").unwrap();
     symlink("real", place.inside("link")).unwrap();
     place.workspace.write("link/a.txt", b"two").unwrap();
@@ -118,7 +118,7 @@ fn links_inside_are_followed() {
 
 #[test]
 fn a_link_put_in_the_way_after_the_check_is_noticed() {
-    let place = Place::new();
+    let place = Folder::new();
     place.workspace.write("dir/secret.txt", b"harmless").unwrap();
     let resolved = place.workspace.resolve("dir/secret.txt").unwrap();
     let unmade = place.workspace.resolve("dir/new.txt").unwrap();
@@ -150,7 +150,7 @@ fn a_link_put_in_the_way_after_the_check_is_noticed() {
 
 #[test]
 fn only_regular_files_are_read_and_replaced() {
-    let place = Place::new();
+    let place = Folder::new();
     fs::create_dir(place.inside("dir")).unwrap();
     let pipe = place.inside("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -164,8 +164,8 @@ fn only_regular_files_are_read_and_replaced() {
 
 #[test]
 fn files_beyond_the_size_limit_are_refused() {
-    let place = Place::new();
-    let file = File::create(place.inside("big")).unwrap();
+    let place = Folder::new();
+    let file = fs::File::create(place.inside("big")).unwrap();
     file.set_len(MAX_FILE_BYTES as u64).unwrap();
     assert_eq!(place.workspace.read("big").unwrap().len(), MAX_FILE_BYTES);
     file.set_len(MAX_FILE_BYTES as u64 + 1).unwrap();
@@ -177,15 +177,15 @@ fn files_beyond_the_size_limit_are_refused() {
 
 #[test]
 fn a_failed_write_leaves_the_old_content_and_no_temporary_file() {
-    let place = Place::new();
+    let place = Folder::new();
     place.workspace.write("a.txt", b"old").unwrap();
     let failed = place.workspace.edit("a.txt", |_| Err(ToolError::Failed("no".into())));
     assert!(failed.is_err());
     // A directory at the target makes the final rename fail.
     fs::create_dir(place.inside("full")).unwrap();
     fs::write(place.inside("full/x"), "x").unwrap();
-    let temporary = Temporary::new(place.workspace.root()).unwrap();
-    assert!(temporary.rename(&place.inside("full")).is_err());
+    let temporary = Temporary::new(place.workspace.dir.try_clone().unwrap()).unwrap();
+    assert!(temporary.rename(OsStr::new("full")).is_err());
     let mut names: Vec<_> =
         fs::read_dir(place.workspace.root()).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
@@ -195,7 +195,7 @@ fn a_failed_write_leaves_the_old_content_and_no_temporary_file() {
 
 #[test]
 fn a_replacement_never_shows_a_half_written_file() {
-    let place = Place::new();
+    let place = Folder::new();
     place.workspace.write("a.txt", b"old").unwrap();
     // A reader that has the old file open, here through another name, still sees it whole.
     fs::hard_link(place.inside("a.txt"), place.inside("kept.txt")).unwrap();
@@ -206,7 +206,7 @@ fn a_replacement_never_shows_a_half_written_file() {
 
 #[test]
 fn permissions_survive_a_replacement() {
-    let place = Place::new();
+    let place = Folder::new();
     place.workspace.write("run.sh", b"one").unwrap();
     fs::set_permissions(place.inside("run.sh"), fs::Permissions::from_mode(0o750)).unwrap();
     place.workspace.write("run.sh", b"two").unwrap();
@@ -215,7 +215,7 @@ fn permissions_survive_a_replacement() {
 
 #[test]
 fn edits_of_one_file_do_not_overlap() {
-    let place = Place::new();
+    let place = Folder::new();
     place.workspace.write("count", b"").unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -232,7 +232,7 @@ fn edits_of_one_file_do_not_overlap() {
 
 #[test]
 fn a_walk_is_sorted_follows_no_link_and_can_be_broken_off() {
-    let place = Place::new();
+    let place = Folder::new();
     for path in ["b/2.txt", "b/1.txt", "a.txt", "c/d/e.txt"] {
         place.workspace.write(path, b"").unwrap();
     }

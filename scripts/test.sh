@@ -94,7 +94,7 @@ title() {
     case $1 in
         *Doc-tests*) printf 'examples in the documentation of %s' "${1##* }" ;;
         *)
-            local program=${1##*/deps/}
+            local program=${1##*/}
             program=${program%-*}
             local source=${1#*Running }
             printf '%s (%s)' "$program" "${source%% (*}"

@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// The server behind the store.
+    /// The server that the store uses.
     pub fn watch(&self) -> Option<&Watch> {
         match &self.inner {
             Inner::Postgres(_, watch) => Some(watch),

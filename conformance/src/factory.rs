@@ -22,7 +22,7 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 pub trait Factory: Send + Sync + 'static {
     /// Keeps a store alive while no handle is open: a temporary directory, a database, a shared map. Dropping it
     /// removes the store.
-    type Place: Send + Sync + 'static;
+    type Storage: Send + Sync + 'static;
 
     /// The prefix of each case's name, for example `sqlite`.
     fn name(&self) -> &'static str;
@@ -36,21 +36,21 @@ pub trait Factory: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it cannot be created; the case fails with it.
-    async fn create(&self) -> Result<Self::Place, BoxError>;
+    async fn create(&self) -> Result<Self::Storage, BoxError>;
 
     /// A handle on the store of a place. Several handles may be open at the same time; what one wrote, the others
     /// read.
     ///
     /// # Errors
     /// If it cannot be opened; the case fails with it.
-    async fn open(&self, place: &Self::Place) -> Result<Arc<dyn Saver>, BoxError>;
+    async fn open(&self, place: &Self::Storage) -> Result<Arc<dyn Saver>, BoxError>;
 
     /// Damages the store without going through the saver, so that the suite can check that damage is reported. No
     /// handle is open at that time. Implement it for the claimed kinds of damage.
     ///
     /// # Errors
     /// If the damage is not possible; the case fails with it.
-    async fn damage(&self, place: &Self::Place, damage: &Damage) -> Result<(), BoxError> {
+    async fn damage(&self, place: &Self::Storage, damage: &Damage) -> Result<(), BoxError> {
         let _ = (place, damage);
         Err("this factory cannot damage its stores".into())
     }
@@ -60,7 +60,7 @@ pub trait Factory: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it has none; the case fails with it.
-    fn address(&self, place: &Self::Place) -> Result<String, BoxError> {
+    fn address(&self, place: &Self::Storage) -> Result<String, BoxError> {
         let _ = place;
         Err("this factory has no addresses for its stores".into())
     }
@@ -88,7 +88,7 @@ pub trait Factory: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it cannot be opened; the case fails with it.
-    async fn open_failing(&self, place: &Self::Place, nth: u32) -> Result<Failing, BoxError> {
+    async fn open_failing(&self, place: &Self::Storage, nth: u32) -> Result<Failing, BoxError> {
         let _ = (place, nth);
         Err("this factory cannot let operations fail".into())
     }
@@ -178,7 +178,7 @@ trait AnyStore: Send + Sync {
 
 struct Placed<F: Factory> {
     factory: Arc<F>,
-    place: F::Place,
+    place: F::Storage,
 }
 
 #[async_trait]

@@ -71,7 +71,7 @@ struct Plain {
 
 #[async_trait]
 impl Factory for Plain {
-    type Place = MemorySaver;
+    type Storage = MemorySaver;
 
     fn name(&self) -> &'static str {
         "plain"
@@ -112,7 +112,8 @@ async fn what_is_not_claimed_is_reported_as_such() {
     assert_eq!((&json["passed"], &json["failed"], &json["not_claimed"]), (&1.into(), &0.into(), &13.into()));
     let cases = json["cases"].as_array().expect("a list");
     assert_eq!(cases.len(), 14);
-    let reopened = cases.iter().find(|case| case["name"] == "a_reopened_store_goes_on").expect("it is told");
+    let reopened =
+        cases.iter().find(|case| case["name"] == "a_reopened_store_goes_on").expect("the report has it");
     assert_eq!(
         *reopened,
         json!({

@@ -16,7 +16,7 @@ use crate::id::ThreadId;
 use crate::metadata::Counters;
 use crate::mode::ChannelMode;
 use crate::replay::{Replay, Values};
-use crate::saver::{Place, Rewrite, Saver, ThreadImage};
+use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage};
 
 /// What a conversion changed, or would change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Conversion {
 pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<Rewrite> {
     let lineage = Lineage::new(image);
     let mut replay = Replay::new(&lineage, table);
-    let mut converted: BTreeMap<Place, CheckpointTuple> = BTreeMap::new();
+    let mut converted: BTreeMap<LocalKey, CheckpointTuple> = BTreeMap::new();
     let heads = lineage.heads();
     let mut put = Vec::new();
     for (place, tuple) in &image.checkpoints {

@@ -8,7 +8,7 @@ use crate::checkpoint::{CheckpointTuple, Stored, Write};
 use crate::deletion::Lineage;
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, TaskId};
-use crate::saver::Place;
+use crate::saver::LocalKey;
 use crate::value::ChannelValue;
 
 /// The values of a checkpoint.
@@ -18,7 +18,7 @@ pub(crate) type Values = BTreeMap<ChannelName, ChannelValue>;
 pub(crate) struct Replay<'a> {
     lineage: &'a Lineage<'a>,
     table: &'a ChannelTable,
-    done: HashMap<Place, Values>,
+    done: HashMap<LocalKey, Values>,
 }
 
 impl<'a> Replay<'a> {
@@ -27,7 +27,7 @@ impl<'a> Replay<'a> {
     }
 
     /// The complete values at a checkpoint whose parent was already requested.
-    pub(crate) fn values(&mut self, place: &Place, tuple: &CheckpointTuple) -> Result<Values> {
+    pub(crate) fn values(&mut self, place: &LocalKey, tuple: &CheckpointTuple) -> Result<Values> {
         let mut values = Values::new();
         for (name, entry) in &tuple.checkpoint.channels {
             let value = match &entry.stored {

@@ -16,7 +16,7 @@ use threadkeep::deletion::{
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::metadata::{DURATION_NODE, Source};
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::{Place, Saver, ThreadImage};
+use threadkeep::saver::{LocalKey, Saver, ThreadImage};
 use threadkeep::state::{HistoryQuery, StateAccessor, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::verify::verify_image;
@@ -83,7 +83,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-type States = BTreeMap<Place, Map<String, Json>>;
+type States = BTreeMap<LocalKey, Map<String, Json>>;
 
 struct Run {
     saver: Arc<dyn Saver>,
@@ -174,7 +174,7 @@ impl Run {
                 return None;
             }
         };
-        let gone: BTreeSet<&Place> = planned.removed().collect();
+        let gone: BTreeSet<&LocalKey> = planned.removed().collect();
         assert_eq!(gone, planned.rewrite.remove.iter().collect(), "what is reported is what is removed");
         assert_eq!(planned.verdicts.len(), before.checkpoints.len(), "a verdict for each");
         for place in gone {
@@ -264,12 +264,12 @@ impl Run {
     }
 
     fn judge_retention(before: &ThreadImage, policy: &RetentionPolicy, planned: &DeletionPlan) {
-        let parents: BTreeSet<Place> = before
+        let parents: BTreeSet<LocalKey> = before
             .checkpoints
             .iter()
             .filter_map(|((ns, _), tuple)| Some((ns.clone(), tuple.parent?)))
             .collect();
-        let removed: Vec<&Place> = planned.removed().collect();
+        let removed: Vec<&LocalKey> = planned.removed().collect();
         for place in &removed {
             let tuple = &before.checkpoints[*place];
             let leaf = !parents.contains(*place);

@@ -51,7 +51,7 @@ impl PgBouncer {
         Ok(Self { url, _supervisor: Some(supervisor) })
     }
 
-    /// The URL of a database of the server behind it.
+    /// The URL of a database of its server.
     pub fn url(&self, database: &Database) -> String {
         in_database(&self.url, database.name())
     }

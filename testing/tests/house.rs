@@ -249,7 +249,7 @@ fn each_path_in_the_map_exists() {
         .into_iter()
         .filter(|path| !path.starts_with('/') && !root().join(path).exists())
         .collect();
-    assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there: {missing:?}");
+    assert!(missing.is_empty(), "ARCHITECTURE.md names paths that do not exist: {missing:?}");
 }
 
 #[test]

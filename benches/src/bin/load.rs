@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use threadkeep_benches::case::Mode;
-use threadkeep_benches::load::{Load, Store, gateway_beside, table};
+use threadkeep_benches::load::{Load, StoreKind, gateway_beside, table};
 
 /// Sends turns to a gateway from many clients at once; reports throughput, latency and resources.
 ///
@@ -25,7 +25,7 @@ Examples:
 struct Cli {
     /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR with fsync on.
     #[arg(long, value_delimiter = ',', value_enum, default_value = "sqlite,postgres")]
-    store: Vec<Store>,
+    store: Vec<StoreKind>,
     /// Channel modes: full, or delta:K with a snapshot every K updates.
     #[arg(long, value_delimiter = ',', default_value = "full,delta:10")]
     mode: Vec<Mode>,

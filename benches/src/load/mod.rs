@@ -30,7 +30,7 @@ pub use table::table;
 /// Where the gateway keeps its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Store {
+pub enum StoreKind {
     /// SQLite files; each commit is flushed.
     Sqlite,
     /// A private server that flushes each commit.
@@ -45,7 +45,7 @@ pub struct Load {
     /// Directory for the gateway's state, on the disk to measure.
     pub scratch: PathBuf,
     /// The stores.
-    pub stores: Vec<Store>,
+    pub stores: Vec<StoreKind>,
     /// The modes.
     pub modes: Vec<Mode>,
     /// Threads running at the same time.
@@ -60,7 +60,7 @@ pub struct Row {
     /// The row format's version.
     pub v: u32,
     /// The store.
-    pub store: Store,
+    pub store: StoreKind,
     /// The channel mode.
     pub mode: Mode,
     /// Concurrent threads.
@@ -107,7 +107,7 @@ impl Load {
     /// If a gateway does not start or stop, or a stream did not end properly; the text says which.
     pub async fn run(&self, mut out: impl Write) -> Result<Vec<Row>> {
         ensure!(self.threads > 0 && self.turns > 0, "a load has at least one thread and one turn");
-        let needs_server = self.stores.contains(&Store::Postgres);
+        let needs_server = self.stores.contains(&StoreKind::Postgres);
         let server = needs_server.then(Postgres::start_flushing).transpose();
         let server = server.map_err(anyhow::Error::from_boxed)?;
         let turns = self.threads * (self.turns + 1) * self.stores.len() * self.modes.len();
@@ -130,13 +130,13 @@ impl Load {
 
     async fn case(
         &self,
-        store: Store,
+        store: StoreKind,
         mode: Mode,
         server: Option<&Postgres>,
         bar: &ProgressBar,
     ) -> Result<Row> {
         let database = match (store, server) {
-            (Store::Postgres, Some(server)) => {
+            (StoreKind::Postgres, Some(server)) => {
                 Some(server.database().await.map_err(anyhow::Error::from_boxed)?)
             }
             _ => None,
@@ -155,7 +155,7 @@ impl Load {
     async fn measure(
         &self,
         gateway: &Gateway,
-        store: Store,
+        store: StoreKind,
         mode: Mode,
         url: Option<&str>,
         bar: &ProgressBar,

@@ -49,7 +49,7 @@ impl Runner {
         let mut rows = Vec::new();
         for case in cases {
             bar.set_message(format!("{} {} {} x{}", case.workload, case.backend, case.mode, case.turns));
-            let place = Place::new(&runtime, &self.scratch, server.as_ref(), case)?;
+            let place = Prepared::new(&runtime, &self.scratch, server.as_ref(), case)?;
             let row = self.case(case, &place);
             serde_json::to_writer(&mut out, &row)?;
             out.write_all(b"\n")?;
@@ -67,7 +67,7 @@ impl Runner {
         Ok(rows)
     }
 
-    fn case(&self, case: &Case, place: &Place) -> Row {
+    fn case(&self, case: &Case, place: &Prepared) -> Row {
         let job = |phase| Job {
             case: case.clone(),
             target: place.target.clone(),
@@ -126,14 +126,14 @@ fn take_cold(found: &mut Found, heads: &[Row], backs: &[Row]) {
 }
 
 /// The fresh database of a case; removed on drop.
-struct Place {
+struct Prepared {
     target: String,
     floor: Option<String>,
     directory: TempDir,
     _databases: Vec<Database>,
 }
 
-impl Place {
+impl Prepared {
     fn new(runtime: &Runtime, scratch: &Path, server: Option<&Postgres>, case: &Case) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("threadkeep-bench-").tempdir_in(scratch)?;
         let mut databases = Vec::new();

@@ -18,7 +18,7 @@ struct Files;
 
 #[async_trait]
 impl Factory for Files {
-    type Place = TempDir;
+    type Storage = TempDir;
 
     fn name(&self) -> &'static str {
         NAME

@@ -15,7 +15,7 @@ use threadkeep::checkpoint::{
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, NodeName, TaskId, ThreadId, Version};
 use threadkeep::metadata::Metadata;
 use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Outline, Place, Revision, Rewrite, Saver,
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, LocalKey, Outline, Revision, Rewrite, Saver,
     StepCommit, ThreadImage, fallback,
 };
 use threadkeep::value::{ChannelValue, Codec, Encoded};
@@ -91,7 +91,7 @@ struct Thread {
     id: ThreadId,
     /// Drawn randomly on each write; empty for a thread that does not exist.
     revision: Vec<u8>,
-    checkpoints: BTreeMap<Place, Bytes>,
+    checkpoints: BTreeMap<LocalKey, Bytes>,
 }
 
 impl Thread {

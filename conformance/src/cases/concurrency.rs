@@ -8,7 +8,7 @@ use serde_json::json;
 use threadkeep::Error;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{Namespace, TaskId, ThreadId};
-use threadkeep::saver::{ChannelHistory, Place, Revision, Rewrite, Saver};
+use threadkeep::saver::{ChannelHistory, LocalKey, Revision, Rewrite, Saver};
 use threadkeep::value::ListValue;
 use tokio::sync::Barrier;
 use tokio::task::{JoinSet, yield_now};
@@ -311,7 +311,7 @@ struct Moment {
     path: threadkeep::Result<ChannelHistory>,
     fourth: Option<CheckpointTuple>,
     listed: Vec<CheckpointTuple>,
-    image: BTreeMap<Place, CheckpointTuple>,
+    image: BTreeMap<LocalKey, CheckpointTuple>,
 }
 
 impl Moment {

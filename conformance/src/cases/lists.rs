@@ -101,7 +101,7 @@ async fn list_bases_may_be_old(store: Store) -> Outcome {
     }
     check_eq!(list.base(), Some(version(1)), "the base before the snapshot");
     keep(&*saver, &mut last, 12, &mut list).await?;
-    list.push(message("m13", "behind the second snapshot")?);
+    list.push(message("m13", "after the second snapshot")?);
     keep(&*saver, &mut last, 13, &mut list).await
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{CheckpointId, ThreadId};
-use threadkeep::saver::{Place, Revision, Rewrite, Saver, ThreadImage};
+use threadkeep::saver::{LocalKey, Revision, Rewrite, Saver, ThreadImage};
 use threadkeep::{Error, Result};
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
@@ -49,7 +49,7 @@ pub(super) const CASES: &[Case] = &[
     case!(Durability, a_rewrite_is_there_after_reopening, "deleted checkpoints would come back", needs Durable),
 ];
 
-fn place(key: &CheckpointKey) -> Place {
+fn place(key: &CheckpointKey) -> LocalKey {
     (key.namespace.clone(), key.id)
 }
 
@@ -132,7 +132,7 @@ async fn read_thread_is_everything(store: Store) -> Outcome {
     tree(&*saver).await?;
     Step::first("t2", 1).value("title", plain("another thread")?).commit(&*saver).await?;
     let image = image(&*saver, "t").await?;
-    let listed: BTreeMap<Place, CheckpointTuple> =
+    let listed: BTreeMap<LocalKey, CheckpointTuple> =
         dump(&*saver, "t").await?.into_iter().map(|tuple| (place(&tuple.key()), tuple)).collect();
     check_eq!(image.thread, ThreadId::from("t"), "its thread");
     check_eq!(image.checkpoints.len(), 6, "its checkpoints");
@@ -474,7 +474,7 @@ async fn a_rewrite_that_shuffles_long_lists_reads_back(store: Store) -> Outcome 
         whole.rebase(v);
     }
     rewrite(&*saver, "t", Rewrite { put: put.clone(), ..Rewrite::default() }).await?;
-    let expect = |put: &[CheckpointTuple]| -> BTreeMap<Place, CheckpointTuple> {
+    let expect = |put: &[CheckpointTuple]| -> BTreeMap<LocalKey, CheckpointTuple> {
         put.iter().map(|tuple| (place(&tuple.key()), tuple.clone())).collect()
     };
     check_eq!(image(&*saver, "t").await?.checkpoints, expect(&put), "whole lists");

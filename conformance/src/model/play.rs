@@ -10,7 +10,7 @@ use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Revision, Rewrite, 
 use threadkeep::value::ChannelValue;
 
 use super::naive::{Naive, Refusal, mask};
-use super::program::{How, Op, Place};
+use super::program::{ChainId, How, Op};
 use super::resolve::{CHANNELS, NAMESPACES, Resolved, Values, pick_back};
 use crate::case::{Failure, Outcome, check, check_eq};
 use crate::factory::Store;
@@ -140,7 +140,7 @@ impl World<'_> {
         Ok(())
     }
 
-    async fn rewrite(&mut self, place: Place, back: u8, how: How, stale: bool) -> Outcome {
+    async fn rewrite(&mut self, place: ChainId, back: u8, how: How, stale: bool) -> Outcome {
         let Some(plan) = self.resolve_rewrite(place, back, how) else { return Ok(()) };
         let source = self.saver().read_thread(&self.threads[usize::from(place.thread)]).await?;
         let image = self.saver().read_thread(&plan.thread).await?;

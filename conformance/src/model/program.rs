@@ -10,13 +10,13 @@ pub(super) enum Op {
     /// Runs a superstep: puts the early writes, then commits.
     Commit(Commit),
     /// Puts the writes of a task under a checkpoint, `back` before the head: a new task, or an existing one.
-    Put { place: Place, back: u8, again: Option<u8>, task: u8, writes: Vec<Written> },
+    Put { place: ChainId, back: u8, again: Option<u8>, task: u8, writes: Vec<Written> },
     /// Repeats a commit, or an attempted one, this many commits earlier.
     Repeat(u8),
     /// Deletes a thread.
     Delete { thread: u8 },
     /// Reads a whole thread, and rewrites it around the checkpoint `back` before the head.
-    Rewrite { place: Place, back: u8, how: How, stale: bool },
+    Rewrite { place: ChainId, back: u8, how: How, stale: bool },
     /// Continues with the other of two handles.
     SwitchHandle,
     /// Drops both handles and opens the store again.
@@ -38,14 +38,14 @@ pub(super) enum How {
 
 /// A namespace of a thread.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct ChainId {
     pub(super) thread: u8,
     pub(super) namespace: u8,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Commit {
-    pub(super) place: Place,
+    pub(super) place: ChainId,
     /// How many checkpoints before the head the parent is; an empty namespace gets its first checkpoint.
     pub(super) back: u8,
     pub(super) tasks: Vec<Task>,
@@ -184,9 +184,9 @@ fn put() -> impl Strategy<Value = Op> {
         .prop_map(|(place, back, again, task, writes)| Op::Put { place, back, again, task, writes })
 }
 
-fn place() -> impl Strategy<Value = Place> {
+fn place() -> impl Strategy<Value = ChainId> {
     let some = prop_oneof![8 => Just((0, 0)), 1 => Just((0, 1)), 1 => Just((1, 0)), 1 => Just((1, 1))];
-    some.prop_map(|(thread, namespace)| Place { thread, namespace })
+    some.prop_map(|(thread, namespace)| ChainId { thread, namespace })
 }
 
 fn back() -> impl Strategy<Value = u8> {

@@ -14,7 +14,7 @@ use threadkeep::saver::{Flush, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 
 use super::play::World;
-use super::program::{Change, Commit, Edit, Flaw, How, Kind, Order, Place, Small, Target, When, Written};
+use super::program::{ChainId, Change, Commit, Edit, Flaw, How, Kind, Order, Small, Target, When, Written};
 use crate::kit::scatter;
 
 pub(super) const CHANNELS: [&str; 3] = ["messages", "notes", "title"];
@@ -61,7 +61,7 @@ fn checkpoint_id(n: u16) -> CheckpointId {
 
 impl World<'_> {
     pub(super) fn resolve(&mut self, commit: &Commit) -> Result<Resolved> {
-        let Place { thread, namespace } = commit.place;
+        let ChainId { thread, namespace } = commit.place;
         let attempt = self.attempts.entry((thread, namespace)).or_default();
         *attempt += 1;
         let n = *attempt;
@@ -175,7 +175,7 @@ impl World<'_> {
     /// The row of a [`super::program::Op::Put`], and the checkpoint to put it under.
     pub(super) fn resolve_put(
         &mut self,
-        place: Place,
+        place: ChainId,
         back: u8,
         again: Option<u8>,
         task: u8,
@@ -202,7 +202,7 @@ impl World<'_> {
     }
 
     /// The rewrite of a [`super::program::Op::Rewrite`]; `None` if there is nothing to rewrite.
-    pub(super) fn resolve_rewrite(&self, place: Place, back: u8, how: How) -> Option<Plan> {
+    pub(super) fn resolve_rewrite(&self, place: ChainId, back: u8, how: How) -> Option<Plan> {
         let thread = self.threads[usize::from(place.thread)].clone();
         let namespace = Namespace::new(NAMESPACES[usize::from(place.namespace)]);
         let chain = self.model.chain(&thread, &namespace);
@@ -242,7 +242,7 @@ impl World<'_> {
     }
 
     /// Records an executed rewrite.
-    pub(super) fn accept_rewrite(&mut self, place: Place, plan: Plan) {
+    pub(super) fn accept_rewrite(&mut self, place: ChainId, plan: Plan) {
         for key in &plan.remove {
             self.values.remove(key);
         }

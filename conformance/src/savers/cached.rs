@@ -20,7 +20,7 @@ fn cached(saver: Arc<dyn Saver>) -> Arc<dyn Saver> {
 
 #[async_trait]
 impl<F: Factory> Factory for Cached<F> {
-    type Place = F::Place;
+    type Storage = F::Storage;
 
     fn name(&self) -> &'static str {
         "cached"
@@ -30,19 +30,19 @@ impl<F: Factory> Factory for Cached<F> {
         self.0.claims()
     }
 
-    async fn create(&self) -> Result<F::Place, BoxError> {
+    async fn create(&self) -> Result<F::Storage, BoxError> {
         self.0.create().await
     }
 
-    async fn open(&self, place: &F::Place) -> Result<Arc<dyn Saver>, BoxError> {
+    async fn open(&self, place: &F::Storage) -> Result<Arc<dyn Saver>, BoxError> {
         Ok(cached(self.0.open(place).await?))
     }
 
-    async fn damage(&self, place: &F::Place, damage: &Damage) -> Result<(), BoxError> {
+    async fn damage(&self, place: &F::Storage, damage: &Damage) -> Result<(), BoxError> {
         self.0.damage(place, damage).await
     }
 
-    fn address(&self, place: &F::Place) -> Result<String, BoxError> {
+    fn address(&self, place: &F::Storage) -> Result<String, BoxError> {
         self.0.address(place)
     }
 

@@ -12,7 +12,7 @@ pub struct Memory;
 
 #[async_trait]
 impl Factory for Memory {
-    type Place = MemorySaver;
+    type Storage = MemorySaver;
 
     fn name(&self) -> &'static str {
         "memory"

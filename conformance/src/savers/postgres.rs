@@ -16,7 +16,7 @@ pub struct Postgres {
 
 #[async_trait]
 impl Factory for Postgres {
-    type Place = Database;
+    type Storage = Database;
 
     fn name(&self) -> &'static str {
         if self.pooled { "postgres-pgbouncer" } else { "postgres" }

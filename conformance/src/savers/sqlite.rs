@@ -22,7 +22,7 @@ async fn open(path: &Path) -> Result<Arc<dyn Saver>, BoxError> {
 
 #[async_trait]
 impl Factory for Sqlite {
-    type Place = TempDir;
+    type Storage = TempDir;
 
     fn name(&self) -> &'static str {
         "sqlite"

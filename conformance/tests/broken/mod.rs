@@ -22,7 +22,7 @@ use threadkeep_memory::MemorySaver;
 /// Creates stores with one fault.
 pub(crate) struct Workshop(pub(crate) Fault);
 
-pub(crate) struct Place {
+pub(crate) struct Storage {
     store: MemorySaver,
     shared: Arc<Mutex<Shared>>,
 }
@@ -40,7 +40,7 @@ struct Shared {
 
 #[async_trait]
 impl Factory for Workshop {
-    type Place = Place;
+    type Storage = Storage;
 
     fn name(&self) -> &'static str {
         "broken"
@@ -53,25 +53,25 @@ impl Factory for Workshop {
         }
     }
 
-    async fn create(&self) -> Result<Place, BoxError> {
-        Ok(Place { store: MemorySaver::new(), shared: Arc::default() })
+    async fn create(&self) -> Result<Storage, BoxError> {
+        Ok(Storage { store: MemorySaver::new(), shared: Arc::default() })
     }
 
-    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+    async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
         let alone = matches!(self.0, Fault::SharesNothing | Fault::ForgetsOnReopening);
         let inner = if alone { MemorySaver::new() } else { place.store.clone() };
         Ok(Arc::new(Broken { inner, fault: self.0, shared: place.shared.clone(), failing: None }))
     }
 
     /// The memory saver has one operation per call.
-    async fn open_failing(&self, place: &Place, nth: u32) -> Result<Failing, BoxError> {
+    async fn open_failing(&self, place: &Storage, nth: u32) -> Result<Failing, BoxError> {
         let failed = Arc::new(AtomicBool::new(false));
         let failing = (nth == 0).then(|| failed.clone());
         let (inner, shared) = (place.store.clone(), place.shared.clone());
         Ok(Failing { saver: Arc::new(Broken { inner, fault: self.0, shared, failing }), failed })
     }
 
-    async fn damage(&self, place: &Place, damage: &Damage) -> Result<(), BoxError> {
+    async fn damage(&self, place: &Storage, damage: &Damage) -> Result<(), BoxError> {
         let done = match damage {
             Damage::LoseCheckpoint(key) => place.store.lose_checkpoint(key),
             Damage::LoseWrites(at, task) => place.store.lose_writes(at, *task),

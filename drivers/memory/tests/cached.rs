@@ -16,14 +16,14 @@ struct Cached;
 
 /// A store, and the cache of the process that has it open: its handles share it, and it is dropped with the last of
 /// them.
-struct Place {
+struct Storage {
     saver: MemorySaver,
     cache: Mutex<Weak<MemoryCache>>,
 }
 
 #[async_trait]
 impl Factory for Cached {
-    type Place = Place;
+    type Storage = Storage;
 
     fn name(&self) -> &'static str {
         "cached-memory"
@@ -33,11 +33,11 @@ impl Factory for Cached {
         &[Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink]
     }
 
-    async fn create(&self) -> Result<Place, BoxError> {
-        Ok(Place { saver: MemorySaver::new(), cache: Mutex::default() })
+    async fn create(&self) -> Result<Storage, BoxError> {
+        Ok(Storage { saver: MemorySaver::new(), cache: Mutex::default() })
     }
 
-    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+    async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
         let mut known = place.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = ENTRIES.try_into()?;
         let cache = known.upgrade().unwrap_or_else(|| Arc::new(MemoryCache::new(entries)));
@@ -45,7 +45,7 @@ impl Factory for Cached {
         Ok(Arc::new(CachedSaver::new(Arc::new(place.saver.clone()), cache)))
     }
 
-    async fn damage(&self, place: &Place, damage: &Damage) -> Result<(), BoxError> {
+    async fn damage(&self, place: &Storage, damage: &Damage) -> Result<(), BoxError> {
         let done = match damage {
             Damage::LoseCheckpoint(key) => place.saver.lose_checkpoint(key),
             Damage::LoseWrites(at, task) => place.saver.lose_writes(at, *task),

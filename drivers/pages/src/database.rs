@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use rusqlite::ffi::{self, sqlite3_file, sqlite3_io_methods};
 
 use crate::sum::{self, HEADER, LARGEST};
-use crate::vfs::{self, Methods, State};
+use crate::vfs::{self, Methods, OpenFile};
 
 pub(crate) static METHODS: OnceLock<Methods> = OnceLock::new();
 
@@ -80,7 +80,7 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
     // SAFETY: SQLite calls the methods of an open file with room for `amount` bytes, not shared with anyone.
     let room = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), bytes) };
     // SAFETY: the file has these methods.
-    let state = unsafe { State::of(file) };
+    let state = unsafe { OpenFile::of(file) };
     if let Pages::Sealed(size) = state.pages
         && place >= size as u64
         && bytes < size
@@ -178,7 +178,7 @@ unsafe extern "C" fn write(
     // SAFETY: SQLite calls the methods of an open file with this many bytes, which do not change meanwhile.
     let given = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) };
     // SAFETY: the file has these methods.
-    let state = unsafe { State::of(file) };
+    let state = unsafe { OpenFile::of(file) };
     let Some(write) = state.real.xWrite else { return ffi::SQLITE_IOERR_WRITE };
     if place == 0 && state.pages != Pages::New {
         state.pages.look(given);
@@ -214,7 +214,7 @@ unsafe extern "C" fn map(
     out: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the file has these methods.
-    let state = unsafe { State::of(file) };
+    let state = unsafe { OpenFile::of(file) };
     let Some(map) = state.real.xShmMap else { return ffi::SQLITE_IOERR_SHMMAP };
     // SAFETY: the arguments are SQLite's own.
     let code = unsafe { map(file, region, size, extend, out) };
@@ -229,7 +229,7 @@ unsafe extern "C" fn map(
 /// `xShmUnmap`: the connection no longer reads through the log.
 unsafe extern "C" fn unmap(file: *mut sqlite3_file, delete: c_int) -> c_int {
     // SAFETY: the file has these methods.
-    let state = unsafe { State::of(file) };
+    let state = unsafe { OpenFile::of(file) };
     (state.through_log, state.index) = (false, None);
     let Some(unmap) = state.real.xShmUnmap else { return ffi::SQLITE_IOERR_SHMMAP };
     // SAFETY: the arguments are SQLite's own.

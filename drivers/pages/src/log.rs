@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rusqlite::ffi::{self, sqlite3_file, sqlite3_io_methods};
 
-use crate::vfs::{self, Methods, State};
+use crate::vfs::{self, Methods, OpenFile};
 
 /// Bytes of the header of a log, including the checksum at its end.
 const LOG_HEADER: u64 = 32;
@@ -48,7 +48,7 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
     // SAFETY: SQLite calls the methods of an open file with room for `amount` bytes, not shared with anyone.
     let room = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), bytes) };
     // SAFETY: the file has these methods.
-    let real = unsafe { State::of(file) }.real;
+    let real = unsafe { OpenFile::of(file) }.real;
     // SAFETY: as above.
     let code = unsafe { vfs::read(real, file, room, offset) };
     let (ffi::SQLITE_OK, Some(number)) = (code, frame(bytes, place)) else { return code };
@@ -62,10 +62,10 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
 /// The file is open and has these methods.
 unsafe fn check(file: *mut sqlite3_file, page: &[u8], number: u64, place: u64) -> c_int {
     // SAFETY: guaranteed by the caller.
-    let state = unsafe { State::of(file) };
+    let state = unsafe { OpenFile::of(file) };
     let Some(database) = state.database else { return ffi::SQLITE_OK };
     // SAFETY: SQLite closes a log before its database, and calls the methods of both from one thread at a time.
-    let database = unsafe { State::of(database.as_ptr()) };
+    let database = unsafe { OpenFile::of(database.as_ptr()) };
     let Some(index) = database.index else { return ffi::SQLITE_OK };
     // SAFETY: the index begins with a header of more bytes than this.
     let committed = unsafe { index.add(COMMITTED) };

@@ -7,11 +7,11 @@ use crate::sum::LARGEST;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-struct Place {
+struct Folder {
     dir: tempfile::TempDir,
 }
 
-impl Place {
+impl Folder {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
@@ -53,7 +53,7 @@ fn reopened(path: &Path) -> rusqlite::Result<Vec<(i64, String)>> {
 #[test]
 fn what_was_written_is_read_and_every_page_of_the_file_has_its_checksum() {
     for size in [PAGE, LARGEST] {
-        let place = Place::new();
+        let place = Folder::new();
         let conn = place.fill_pages(size);
         assert!(is_sealed(&conn).unwrap());
         let good = all(&conn).unwrap();
@@ -72,7 +72,7 @@ fn what_was_written_is_read_and_every_page_of_the_file_has_its_checksum() {
 
 #[test]
 fn a_database_without_room_for_checksums_is_not_made() {
-    let place = Place::new();
+    let place = Folder::new();
     let conn = open(place.path(), OpenFlags::default()).unwrap();
     conn.execute_batch("CREATE TABLE t (key INTEGER PRIMARY KEY, text TEXT)").unwrap_err();
     drop(conn);
@@ -83,7 +83,7 @@ fn a_database_without_room_for_checksums_is_not_made() {
 #[test]
 fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
     for size in [PAGE, LARGEST] {
-        let place = Place::new();
+        let place = Folder::new();
         drop(place.fill_pages(size));
         let good = reopened(&place.path()).unwrap();
         let bytes = std::fs::read(place.path()).unwrap();
@@ -113,7 +113,7 @@ fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
 
 #[test]
 fn a_page_in_the_place_of_another_is_damage() {
-    let place = Place::new();
+    let place = Folder::new();
     drop(place.fill());
     let mut bytes = std::fs::read(place.path()).unwrap();
     let (from, to) = (5 * PAGE, 7 * PAGE);
@@ -125,7 +125,7 @@ fn a_page_in_the_place_of_another_is_damage() {
 /// With a log and without, after a rollback, a vacuum and a crash.
 #[test]
 fn checksums_stay_right_whatever_writes() {
-    let place = Place::new();
+    let place = Folder::new();
     let conn = place.fill();
     conn.execute_batch("BEGIN; UPDATE t SET text = 'gone'; ROLLBACK; DELETE FROM t WHERE key % 3 = 0")
         .unwrap();
@@ -153,7 +153,7 @@ fn reopened_for_writing(path: &Path) -> Vec<(i64, String)> {
 
 #[test]
 fn what_another_program_wrote_into_a_sealed_file_is_damage() {
-    let place = Place::new();
+    let place = Folder::new();
     drop(place.fill());
     let other = Connection::open(place.path()).unwrap();
     other.execute_batch("UPDATE t SET text = 'x' WHERE key = 300").unwrap();
@@ -163,7 +163,7 @@ fn what_another_program_wrote_into_a_sealed_file_is_damage() {
 
 #[test]
 fn a_database_without_checksums_is_used_as_it_is() {
-    let place = Place::new();
+    let place = Folder::new();
     let plain = Connection::open(place.path()).unwrap();
     plain
         .execute_batch("CREATE TABLE t (key INTEGER PRIMARY KEY, text TEXT); INSERT INTO t VALUES (1, 'x')")
@@ -188,7 +188,7 @@ struct Moving {
 
 impl Moving {
     fn new(page: usize) -> Self {
-        let place = Place::new();
+        let place = Folder::new();
         drop(place.fill_pages(page));
         let conn = open(place.path(), OpenFlags::default()).unwrap();
         // Changed, added and freed pages, and the first page, which has the size.
@@ -207,7 +207,7 @@ impl Moving {
     /// Checks the content of the database if its file holds these bytes.
     #[track_caller]
     fn opens(&self, database: &[u8], what: &str) {
-        let place = Place::new();
+        let place = Folder::new();
         std::fs::write(place.path(), database).unwrap();
         std::fs::write(place.path().with_file_name("db-wal"), &self.log).unwrap();
         let conn = open(place.path(), OpenFlags::default()).unwrap();
@@ -259,12 +259,12 @@ fn every_sector_may_be_lost_while_the_log_is_moved() {
 
 #[test]
 fn a_half_written_database_without_checksums_opens_too() {
-    let place = Place::new();
+    let place = Folder::new();
     let plain = Connection::open(place.path()).unwrap();
     plain.execute_batch("CREATE TABLE t (key INTEGER PRIMARY KEY, text TEXT)").unwrap();
     plain.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
     plain.execute_batch("INSERT INTO t VALUES (1, 'x'); PRAGMA user_version = 7").unwrap();
-    let copy = Place::new();
+    let copy = Folder::new();
     std::fs::copy(place.path().with_file_name("db-wal"), copy.path().with_file_name("db-wal")).unwrap();
     let mut torn = std::fs::read(place.path()).unwrap();
     torn[..SECTOR].fill(0);
@@ -280,7 +280,7 @@ fn a_half_written_database_without_checksums_opens_too() {
 /// An intact file, opened again and again while another connection writes and moves the log.
 #[test]
 fn opening_while_the_log_is_moved_never_fails() {
-    let place = Place::new();
+    let place = Folder::new();
     let keeper = place.fill();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let patient = |flags| {
@@ -312,7 +312,7 @@ fn opening_while_the_log_is_moved_never_fails() {
 /// The same while the log is created and deleted: the last connection to close deletes it.
 #[test]
 fn opening_while_the_log_is_made_and_deleted_never_fails() {
-    let place = Place::new();
+    let place = Folder::new();
     drop(place.fill());
     std::thread::scope(|scope| {
         for writer in 0..3 {
@@ -341,7 +341,7 @@ fn opening_while_the_log_is_made_and_deleted_never_fails() {
 fn a_changed_byte_in_a_log_that_is_in_use_is_an_error_or_is_not_read() {
     use std::os::unix::fs::FileExt;
     let moving = Moving::new(PAGE);
-    let place = Place::new();
+    let place = Folder::new();
     std::fs::write(place.path(), &moving.before).unwrap();
     let path = place.path().with_file_name("db-wal");
     std::fs::write(&path, &moving.log).unwrap();
@@ -378,7 +378,7 @@ fn a_changed_byte_in_a_log_that_is_in_use_is_an_error_or_is_not_read() {
 /// correct.
 #[test]
 fn a_transaction_that_is_larger_than_the_cache_reads_what_it_wrote() {
-    let place = Place::new();
+    let place = Folder::new();
     let conn = place.fill();
     conn.execute_batch("PRAGMA cache_size = 10; BEGIN").unwrap();
     for round in 0..5 {
@@ -395,7 +395,7 @@ fn a_transaction_that_is_larger_than_the_cache_reads_what_it_wrote() {
 
 #[test]
 fn many_may_open_it_at_once() {
-    let place = Place::new();
+    let place = Folder::new();
     drop(place.fill());
     std::thread::scope(|scope| {
         for writer in 0..4 {

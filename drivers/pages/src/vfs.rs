@@ -2,7 +2,7 @@
 //!
 //! A file of the default VFS begins with a pointer to its methods. After it has opened a database or its write-ahead
 //! log, that pointer is set to a copy of the table in which a few methods are ours; everything else (locks, journals,
-//! flushes) is the default's. Our state of a file is kept after the default's own part of it: see [`State`].
+//! flushes) is the default's. Our state of a file is kept after the default's own part of it: see [`OpenFile`].
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
@@ -36,7 +36,7 @@ unsafe impl Send for Methods {}
 unsafe impl Sync for Methods {}
 
 /// Our state of an open file. It follows the default's file in memory.
-pub(crate) struct State {
+pub(crate) struct OpenFile {
     /// The methods of the default VFS.
     pub(crate) real: &'static sqlite3_io_methods,
     /// Of a database: what is known of its pages.
@@ -50,7 +50,7 @@ pub(crate) struct State {
     pub(crate) database: Option<NonNull<sqlite3_file>>,
 }
 
-impl State {
+impl OpenFile {
     /// Our state of a file.
     ///
     /// # Safety
@@ -64,13 +64,13 @@ impl State {
     }
 }
 
-/// The offset of a file's [`State`].
+/// The offset of a file's [`OpenFile`].
 fn offset() -> usize {
     let own = DEFAULT.get().map_or(0, |&Default(vfs)| {
         // SAFETY: the default VFS existed when we registered, and stays.
         usize::try_from(unsafe { (*vfs).szOsFile }).unwrap_or_default()
     });
-    own.next_multiple_of(align_of::<State>().max(8))
+    own.next_multiple_of(align_of::<OpenFile>().max(8))
 }
 
 /// Registers the VFS, once per process. Returns its name.
@@ -91,7 +91,7 @@ fn add() -> c_int {
     // SAFETY: SQLite returns null or a VFS that stays where it is.
     let Some(copy) = (unsafe { real.as_ref() }) else { return ffi::SQLITE_CANTOPEN };
     DEFAULT.get_or_init(|| Default(real));
-    let Ok(size) = c_int::try_from(offset() + size_of::<State>()) else { return ffi::SQLITE_CANTOPEN };
+    let Ok(size) = c_int::try_from(offset() + size_of::<OpenFile>()) else { return ffi::SQLITE_CANTOPEN };
     let ours =
         sqlite3_vfs { pNext: null_mut(), zName: NAME.as_ptr(), szOsFile: size, xOpen: Some(open), ..*copy };
     // SAFETY: the VFS is never freed, and from here on only SQLite writes to it.
@@ -112,7 +112,7 @@ pub(crate) unsafe fn pages_of(file: *mut sqlite3_file) -> Option<database::Pages
     let table = unsafe { file.as_ref() }?.pMethods;
     let ours = database::METHODS.get().is_some_and(|methods| std::ptr::eq(table, &raw const methods.ours));
     // SAFETY: it has our methods.
-    ours.then(|| unsafe { State::of(file) }.pages)
+    ours.then(|| unsafe { OpenFile::of(file) }.pages)
 }
 
 /// `xOpen`: opens as the default does, and replaces the methods of a database or a log.
@@ -172,11 +172,11 @@ unsafe fn exchange(
     if !std::ptr::eq(methods.real, table) {
         return None;
     }
-    let state = State { real, pages: database::Pages::Unknown, through_log: false, index: None, database };
+    let state = OpenFile { real, pages: database::Pages::Unknown, through_log: false, index: None, database };
     // SAFETY: our VFS asked SQLite for this much more memory than the default.
     let place = unsafe { file.byte_add(offset()) };
     // SAFETY: the memory is ours, large enough and aligned.
-    unsafe { place.cast::<State>().write(state) };
+    unsafe { place.cast::<OpenFile>().write(state) };
     // SAFETY: the file is open; the table stays for good.
     unsafe { (*file).pMethods = &raw const methods.ours };
     Some(())

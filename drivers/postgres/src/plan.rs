@@ -15,7 +15,7 @@ use crate::doubt::Request;
 use crate::draft::{Draft, Drafted};
 use crate::history::History;
 use crate::keys;
-use crate::record::{CheckpointRecord, Entry, Kept, TaskRecord, WriteRecord};
+use crate::record::{CheckpointRecord, Kept, StoredChannel, TaskRecord, WriteRecord};
 use crate::rows::Node;
 use crate::thread::ThreadState;
 
@@ -87,7 +87,7 @@ pub(crate) fn commit(
             }
             stored => kept(&mut draft, &step.namespace, channel, entry.version, stored, parent)?,
         };
-        channels.insert(channel.clone(), Entry { version: entry.version, kept });
+        channels.insert(channel.clone(), StoredChannel { version: entry.version, kept });
     }
     let record = CheckpointRecord {
         parent: step.parent,

@@ -19,7 +19,7 @@ const PAST: u8 = 1;
 
 /// What a checkpoint stores for a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct StoredChannel {
     pub(crate) version: Version,
     pub(crate) kept: Kept,
 }
@@ -64,7 +64,7 @@ pub(crate) struct CheckpointRecord {
     pub(crate) parents: Vec<(String, CheckpointId)>,
     pub(crate) counters: BTreeMap<ChannelName, Counters>,
     pub(crate) extra: Extra,
-    pub(crate) channels: BTreeMap<ChannelName, Entry>,
+    pub(crate) channels: BTreeMap<ChannelName, StoredChannel>,
 }
 
 // The low half of the first byte: the source and the marker.
@@ -255,7 +255,7 @@ impl CheckpointRecord {
             if tag & !(KIND | FORM) != 0 {
                 return Err(Malformed("unknown flags"));
             }
-            channels.insert(channel, Entry { version, kept });
+            channels.insert(channel, StoredChannel { version, kept });
         }
         decoder.finish()?;
         Ok(Self {

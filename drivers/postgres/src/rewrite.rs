@@ -26,7 +26,7 @@ use crate::keys;
 use crate::plan::{described, kept, new_task, seed_of};
 use crate::pool::{Param, Transaction};
 use crate::read::{namespace_of, revision};
-use crate::record::{CheckpointRecord, Entry, Kept, TaskRecord};
+use crate::record::{CheckpointRecord, Kept, StoredChannel, TaskRecord};
 use crate::rows::{Node, Snapshot, ThreadRow, column};
 use crate::store::{Store, known};
 use crate::thread::ThreadState;
@@ -272,7 +272,7 @@ fn put(draft: &mut Draft<'_>, tuple: &CheckpointTuple, parent: Option<&Node>) ->
     let mut channels = BTreeMap::new();
     for (channel, entry) in &tuple.checkpoint.channels {
         let kept = kept(draft, &tuple.namespace, channel, entry.version, &entry.stored, parent)?;
-        channels.insert(channel.clone(), Entry { version: entry.version, kept });
+        channels.insert(channel.clone(), StoredChannel { version: entry.version, kept });
     }
     let record = CheckpointRecord {
         parent: tuple.parent,

@@ -13,7 +13,7 @@ use threadkeep::{Error, Result};
 use threadkeep_layout::{Form, Run, continuation, plain, push_run};
 
 use crate::element::{Elements, Space};
-use crate::record::{Entry, Extra, Kept, Rest, TaskRecord};
+use crate::record::{Extra, Kept, Rest, StoredChannel, TaskRecord};
 use crate::rows::Node;
 
 /// The most recent list of a channel, so that one that continues it need not be rebuilt.
@@ -126,7 +126,7 @@ impl<'a> Values<'a> {
         &mut self,
         namespace: &Namespace,
         channel: &ChannelName,
-        entry: &Entry,
+        entry: &StoredChannel,
     ) -> Result<Stored> {
         let place = Some((namespace, channel, entry.version));
         Ok(match &entry.kept {

@@ -21,7 +21,7 @@ struct Maltreated(Postgres);
 
 #[async_trait]
 impl Factory for Maltreated {
-    type Place = Database;
+    type Storage = Database;
 
     fn name(&self) -> &'static str {
         self.0.name()

@@ -24,7 +24,7 @@ async fn elements(client: &Client) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_is_stored_once_in_a_thread_whoever_writes_it() {
+async fn an_element_is_stored_once_in_a_thread_for_all_its_writers() {
     let database = database().await;
     let client = connect(database.url()).await;
     let savers = [open(database.url()).await, open(database.url()).await];
@@ -45,7 +45,7 @@ async fn an_element_is_stored_once_in_a_thread_whoever_writes_it() {
     full.messages = full.messages.iter().map(|e| Element::from_bytes(e.bytes().clone())).collect();
     let step = full.say(&message(30, 100));
     commit(&open(database.url()).await, &mut full, step).await;
-    assert_eq!(elements(&client).await, 31, "in a list that is told anew");
+    assert_eq!(elements(&client).await, 31, "in a list that is written again");
 
     let mut delta = Talk::delta("u", 10);
     for n in 0..30 {

@@ -1,4 +1,4 @@
-//! The conformance suite on a saver behind the history cache in Redis.
+//! The conformance suite on a saver with a history cache in Redis.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use threadkeep_redis::{RedisCache, Settings};
 
 struct Cached;
 
-struct Place {
+struct Storage {
     saver: MemorySaver,
     settings: Settings,
 }
@@ -21,19 +21,19 @@ struct Place {
 // that filled it.
 #[async_trait]
 impl Factory for Cached {
-    type Place = Place;
+    type Storage = Storage;
 
     fn name(&self) -> &'static str {
         "cached-redis"
     }
 
-    async fn create(&self) -> Result<Place, BoxError> {
+    async fn create(&self) -> Result<Storage, BoxError> {
         let key_prefix = format!("conformance:{}:", uuid::Uuid::new_v4());
         let settings = Settings { key_prefix, ttl_seconds: 600.try_into().ok() };
-        Ok(Place { saver: MemorySaver::new(), settings })
+        Ok(Storage { saver: MemorySaver::new(), settings })
     }
 
-    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+    async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
         let cache = RedisCache::open(threadkeep_testing::redis()?.url(), place.settings.clone())?;
         Ok(Arc::new(CachedSaver::new(Arc::new(place.saver.clone()), Arc::new(cache))))
     }

@@ -10,7 +10,7 @@ use crate::Options;
 use crate::rows::element;
 use crate::rows::pack;
 use crate::rows::record::{CheckpointRecord, decode_floor, decode_tasks, encode_floor, encode_tasks};
-use crate::rows::seal::{Place, seal, unseal};
+use crate::rows::seal::{RowKey, seal, unseal};
 use crate::sql::Db;
 
 /// The body of a row of table `checkpoint`, whose ordinal is in the first two bytes.
@@ -51,7 +51,7 @@ pub fn element(data: &[u8]) {
         };
     }
     let Some((hash, body)) = data.split_first_chunk() else { return };
-    let place = Place::new("element", 7_i64);
+    let place = RowKey::new("element", 7_i64);
     DB.with(|(_, db)| {
         if let Ok(element) = element::decode(db, place, *hash, body, None) {
             assert_eq!(Element::hash_of(element.bytes()), *hash, "the hash of an element");
@@ -65,7 +65,7 @@ pub fn element(data: &[u8]) {
 /// Sealed bytes, as a row holds them and with one bit changed, as an attacker might; the last byte selects the bit.
 pub fn sealed(data: &[u8]) {
     let Some((bit, body)) = data.split_last() else { return };
-    let place = Place::new("checkpoint", 7_i64);
+    let place = RowKey::new("checkpoint", 7_i64);
     assert!(
         unseal(place, b"context", data).is_err() || data.len() >= 4,
         "less than a checksum was taken for one"

@@ -12,7 +12,7 @@ use threadkeep::{Error, Result};
 use crate::config::{Options, Synchronous};
 use crate::error::{GONE, from_sqlite, unavailable};
 use crate::rows::pack::{Packer, Slab};
-use crate::rows::seal::Place;
+use crate::rows::seal::RowKey;
 use crate::schema::APPLICATION_ID;
 
 /// Page cache of a connection, in KiB.
@@ -95,7 +95,7 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if they cannot be unpacked.
-    pub(crate) fn unpack(&self, place: Place, body: &[u8], slab: Option<&mut Slab>) -> Result<Bytes> {
+    pub(crate) fn unpack(&self, place: RowKey, body: &[u8], slab: Option<&mut Slab>) -> Result<Bytes> {
         self.packer.borrow_mut().unpack(self, place, body, slab)
     }
 

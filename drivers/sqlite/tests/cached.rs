@@ -17,14 +17,14 @@ struct Cached;
 
 /// A store, and the cache of the process that has it open: its handles share it, and it is dropped with the last of
 /// them.
-struct Place {
+struct Storage {
     dir: TempDir,
     cache: Mutex<Weak<MemoryCache>>,
 }
 
 #[async_trait]
 impl Factory for Cached {
-    type Place = Place;
+    type Storage = Storage;
 
     fn name(&self) -> &'static str {
         "cached-sqlite"
@@ -34,11 +34,11 @@ impl Factory for Cached {
         &[Claim::Durable]
     }
 
-    async fn create(&self) -> Result<Place, BoxError> {
-        Ok(Place { dir: tempfile::tempdir()?, cache: Mutex::default() })
+    async fn create(&self) -> Result<Storage, BoxError> {
+        Ok(Storage { dir: tempfile::tempdir()?, cache: Mutex::default() })
     }
 
-    async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
+    async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
         // The suite crashes no machine, so a flush per commit would only take time.
         let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
         let saver = SqliteSaver::open_async(place.dir.path().join("checkpoints.db"), options).await?;

@@ -117,7 +117,7 @@ async fn values_are_taken_over_through_any_number_of_steps() {
     assert_eq!(
         entry.stored.value().unwrap().as_list().unwrap().base(),
         talk.version,
-        "it is told what is stored"
+        "the answer says what is stored"
     );
 }
 

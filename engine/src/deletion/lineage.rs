@@ -6,20 +6,20 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored, TaskWrites, Write};
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, Namespace};
-use crate::saver::{Place, ThreadImage};
+use crate::saver::{LocalKey, ThreadImage};
 use crate::value::ChannelValue;
 
 /// The checkpoints of a thread and the links between them.
 #[derive(Debug)]
 pub struct Lineage<'a> {
     image: &'a ThreadImage,
-    children: HashMap<Place, Vec<&'a CheckpointTuple>>,
+    children: HashMap<LocalKey, Vec<&'a CheckpointTuple>>,
 }
 
 impl<'a> Lineage<'a> {
     /// The graph of an image.
     pub fn new(image: &'a ThreadImage) -> Self {
-        let mut children: HashMap<Place, Vec<&CheckpointTuple>> = HashMap::new();
+        let mut children: HashMap<LocalKey, Vec<&CheckpointTuple>> = HashMap::new();
         for ((namespace, _), tuple) in &image.checkpoints {
             if let Some(parent) = tuple.parent {
                 children.entry((namespace.clone(), parent)).or_default().push(tuple);
@@ -34,7 +34,7 @@ impl<'a> Lineage<'a> {
     }
 
     /// A checkpoint.
-    pub fn get(&self, place: &Place) -> Option<&'a CheckpointTuple> {
+    pub fn get(&self, place: &LocalKey) -> Option<&'a CheckpointTuple> {
         self.image.checkpoints.get(place)
     }
 
@@ -44,12 +44,15 @@ impl<'a> Lineage<'a> {
     }
 
     /// The children of a checkpoint, oldest first.
-    pub fn children(&self, place: &Place) -> &[&'a CheckpointTuple] {
+    pub fn children(&self, place: &LocalKey) -> &[&'a CheckpointTuple] {
         self.children.get(place).map_or(&[], Vec::as_slice)
     }
 
     /// A checkpoint and its ancestors, newest first. Ends where a parent is missing.
-    pub fn lineage<'s>(&'s self, place: &Place) -> impl Iterator<Item = &'a CheckpointTuple> + use<'a, 's> {
+    pub fn lineage<'s>(
+        &'s self,
+        place: &LocalKey,
+    ) -> impl Iterator<Item = &'a CheckpointTuple> + use<'a, 's> {
         std::iter::successors(self.get(place), |tuple| self.parent(tuple))
     }
 
@@ -76,10 +79,10 @@ impl<'a> Lineage<'a> {
     /// that stores a value for each channel, or to the root for a channel without one.
     pub fn keep_set<'c>(
         &self,
-        target: &Place,
+        target: &LocalKey,
         channels: impl IntoIterator<Item = &'c ChannelName>,
-    ) -> BTreeSet<Place> {
-        let mut keep: BTreeSet<Place> = self.get(target).into_iter().map(place).collect();
+    ) -> BTreeSet<LocalKey> {
+        let mut keep: BTreeSet<LocalKey> = self.get(target).into_iter().map(place).collect();
         for channel in channels {
             for tuple in self.lineage(target) {
                 keep.insert(place(tuple));
@@ -94,9 +97,9 @@ impl<'a> Lineage<'a> {
 
     /// Everything that must stay so that each of `targets`, and each checkpoint that stays for their sake, can be
     /// replayed.
-    pub fn replay_closure(&self, targets: &BTreeSet<Place>) -> BTreeSet<Place> {
+    pub fn replay_closure(&self, targets: &BTreeSet<LocalKey>) -> BTreeSet<LocalKey> {
         let mut keep = targets.clone();
-        let mut open: Vec<Place> = targets.iter().cloned().collect();
+        let mut open: Vec<LocalKey> = targets.iter().cloned().collect();
         while let Some(place) = open.pop() {
             let Some(tuple) = self.get(&place) else { continue };
             for needed in self.keep_set(&place, sentinels(tuple)) {
@@ -160,7 +163,7 @@ impl<'a> Lineage<'a> {
 }
 
 /// The place of a checkpoint.
-pub(crate) fn place(tuple: &CheckpointTuple) -> Place {
+pub(crate) fn place(tuple: &CheckpointTuple) -> LocalKey {
     (tuple.namespace.clone(), tuple.checkpoint.id)
 }
 

@@ -19,7 +19,7 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::id::ThreadId;
-use crate::saver::{Place, Rewrite, Saver, ThreadImage};
+use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage};
 
 pub use copy::copy_thread;
 pub use lineage::Lineage;
@@ -112,12 +112,12 @@ pub struct DeletionPlan {
     /// The change to store.
     pub rewrite: Rewrite,
     /// Every checkpoint of the thread, newest first (at the same id, by namespace), with its reason to stay or go.
-    pub verdicts: Vec<(Place, Reason)>,
+    pub verdicts: Vec<(LocalKey, Reason)>,
 }
 
 impl DeletionPlan {
     /// The checkpoints to remove, newest first.
-    pub fn removed(&self) -> impl Iterator<Item = &Place> {
+    pub fn removed(&self) -> impl Iterator<Item = &LocalKey> {
         self.verdicts.iter().filter(|(_, reason)| reason.goes()).map(|(place, _)| place)
     }
 }
@@ -162,7 +162,7 @@ pub async fn carry_out(
 }
 
 /// Sorts verdicts: newest first, at the same id by namespace.
-fn in_order(mut verdicts: Vec<(Place, Reason)>) -> Vec<(Place, Reason)> {
+fn in_order(mut verdicts: Vec<(LocalKey, Reason)>) -> Vec<(LocalKey, Reason)> {
     verdicts.sort_by(|((a_ns, a), _), ((b_ns, b), _)| b.cmp(a).then_with(|| a_ns.cmp(b_ns)));
     verdicts
 }

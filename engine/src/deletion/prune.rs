@@ -9,7 +9,7 @@ use super::{DeletionPlan, Reason, carry_out, in_order};
 use crate::channel::ChannelTable;
 use crate::error::Result;
 use crate::id::{CheckpointId, ThreadId};
-use crate::saver::{Place, Saver, ThreadImage};
+use crate::saver::{LocalKey, Saver, ThreadImage};
 
 /// Which checkpoints of each namespace to keep. The head is always kept, unless nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Prune {
 pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> Result<DeletionPlan> {
     let lineage = Lineage::new(image);
     let heads = lineage.heads();
-    let wanted = |place: &Place| {
+    let wanted = |place: &LocalKey| {
         if prune.protect.contains(&place.1) {
             return Some(Reason::Protected);
         }
@@ -78,9 +78,9 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
             Keep::Since(moment) => (place.1.unix_ms() >= moment).then_some(Reason::Kept),
         }
     };
-    let kept: BTreeSet<Place> =
+    let kept: BTreeSet<LocalKey> =
         image.checkpoints.keys().filter(|place| wanted(place).is_some()).cloned().collect();
-    let close = |kept: &BTreeSet<Place>| match prune.boundary {
+    let close = |kept: &BTreeSet<LocalKey>| match prune.boundary {
         Boundary::KeepSet => lineage.replay_closure(kept),
         Boundary::FreshSnapshot => kept.clone(),
     };
@@ -89,7 +89,7 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
     let mut size = prune.batch.unwrap_or(usize::MAX);
     let going = image.checkpoints.len() - closed.len();
     if size < going {
-        let mut oldest: Vec<&Place> =
+        let mut oldest: Vec<&LocalKey> =
             image.checkpoints.keys().filter(|place| !closed.contains(*place)).collect();
         oldest.sort_by_key(|(namespace, id)| (*id, namespace.clone()));
         // Enlarge the batch while everything in it is still needed.
@@ -103,7 +103,7 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
             stays.clone_from(&closed);
         }
     }
-    let verdict = |place: &Place| match wanted(place) {
+    let verdict = |place: &LocalKey| match wanted(place) {
         Some(reason) => reason,
         None if closed.contains(place) => Reason::Replay,
         None if stays.contains(place) => Reason::Cap,

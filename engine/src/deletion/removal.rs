@@ -6,7 +6,7 @@ use super::lineage::{Lineage, place, sentinels};
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::error::{Error, Result};
-use crate::saver::{Place, Rewrite};
+use crate::saver::{LocalKey, Rewrite};
 
 /// The change that removes `remove`. A checkpoint that loses its parent becomes a root, and its changes become
 /// snapshots. Rows that only removed checkpoints applied are removed; pending ones stay.
@@ -15,10 +15,10 @@ use crate::saver::{Place, Rewrite};
 /// [`Error::BrokenLineage`] if a snapshot cannot be created.
 pub(super) fn removal(
     lineage: &Lineage<'_>,
-    remove: BTreeSet<Place>,
+    remove: BTreeSet<LocalKey>,
     table: &ChannelTable,
 ) -> Result<Rewrite> {
-    let mut changed: BTreeMap<Place, CheckpointTuple> = BTreeMap::new();
+    let mut changed: BTreeMap<LocalKey, CheckpointTuple> = BTreeMap::new();
     for (at, tuple) in &lineage.image().checkpoints {
         if remove.contains(at) {
             continue;
@@ -46,7 +46,7 @@ pub(super) fn removal(
 }
 
 fn entry<'c>(
-    changed: &'c mut BTreeMap<Place, CheckpointTuple>,
+    changed: &'c mut BTreeMap<LocalKey, CheckpointTuple>,
     tuple: &CheckpointTuple,
 ) -> &'c mut CheckpointTuple {
     changed.entry(place(tuple)).or_insert_with(|| tuple.clone())
@@ -58,7 +58,7 @@ fn root(
     lineage: &Lineage<'_>,
     tuple: &CheckpointTuple,
     table: &ChannelTable,
-    changed: &mut BTreeMap<Place, CheckpointTuple>,
+    changed: &mut BTreeMap<LocalKey, CheckpointTuple>,
 ) -> Result<()> {
     for channel in sentinels(tuple) {
         let value = lineage.value(tuple, channel, table)?.ok_or_else(|| {

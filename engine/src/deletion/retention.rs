@@ -21,7 +21,7 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::CheckpointTuple;
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, Namespace, ThreadId};
-use crate::saver::{Place, Saver, ThreadImage};
+use crate::saver::{LocalKey, Saver, ThreadImage};
 
 /// What may be deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,11 +91,11 @@ pub fn plan_retention(
     let cap = policy.cap()?;
     let lineage = Lineage::new(image);
     let heads = heads(&lineage);
-    let ancestors: BTreeSet<Place> = heads
+    let ancestors: BTreeSet<LocalKey> = heads
         .iter()
         .flat_map(|(namespace, id)| lineage.lineage(&(namespace.clone(), *id)).map(place))
         .collect();
-    let classify = |at: &Place, tuple: &CheckpointTuple| {
+    let classify = |at: &LocalKey, tuple: &CheckpointTuple| {
         let children = lineage.children(at);
         let link = policy.graft_duration_links && is_link(&lineage, tuple);
         if heads.get(&at.0) == Some(&at.1) {
@@ -131,7 +131,7 @@ pub fn plan_retention(
     }
     let going = |wanted: bool| {
         let links = verdicts.iter().filter(move |(_, r)| r.goes() && (*r == Reason::DurationLink) == wanted);
-        links.map(|(at, _)| at.clone()).collect::<BTreeSet<Place>>()
+        links.map(|(at, _)| at.clone()).collect::<BTreeSet<LocalKey>>()
     };
     let (links, leaves) = (going(true), going(false));
     let grafted;
@@ -142,7 +142,7 @@ pub fn plan_retention(
         let (image, tied) = graft(image, &links);
         grafted = image;
         let mut rewrite = removal(&Lineage::new(&grafted), leaves, table)?;
-        let put: BTreeSet<Place> = rewrite.put.iter().map(place).collect();
+        let put: BTreeSet<LocalKey> = rewrite.put.iter().map(place).collect();
         let more = tied.into_iter().filter(|at| !put.contains(at) && !rewrite.remove.contains(at));
         let more: Vec<_> = more.filter_map(|at| grafted.checkpoints.get(&at).cloned()).collect();
         rewrite.put.extend(more);
@@ -169,7 +169,7 @@ fn is_link(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
 
 /// The thread without these links: the children of each become children of its parent, and the rows under it move
 /// there. Also returns the changed checkpoints.
-fn graft(image: &ThreadImage, links: &BTreeSet<Place>) -> (ThreadImage, BTreeSet<Place>) {
+fn graft(image: &ThreadImage, links: &BTreeSet<LocalKey>) -> (ThreadImage, BTreeSet<LocalKey>) {
     let mut grafted = image.clone();
     let mut changed = BTreeSet::new();
     for at in links {

@@ -8,7 +8,7 @@ use super::{DeletionPlan, Reason, carry_out, in_order};
 use crate::channel::ChannelTable;
 use crate::error::Result;
 use crate::id::ThreadId;
-use crate::saver::{Place, Saver, ThreadImage};
+use crate::saver::{LocalKey, Saver, ThreadImage};
 
 /// The metadata key under which a checkpoint names the run that created it.
 pub const RUN_ID_KEY: &str = "run_id";
@@ -24,7 +24,7 @@ pub fn plan_delete_for_runs(
     table: &ChannelTable,
 ) -> Result<DeletionPlan> {
     let lineage = Lineage::new(image);
-    let mut remove: BTreeSet<Place> = BTreeSet::new();
+    let mut remove: BTreeSet<LocalKey> = BTreeSet::new();
     let mut verdicts = Vec::with_capacity(image.checkpoints.len());
     // Newest first, so that children are decided before their parents.
     for (at, tuple) in image.checkpoints.iter().rev() {

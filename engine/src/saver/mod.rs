@@ -22,7 +22,7 @@ use crate::metadata::Metadata;
 use crate::value::ChannelValue;
 
 pub use doubt::commit;
-pub use rewrite::{Outline, Place, Revision, Rewrite, ThreadImage};
+pub use rewrite::{LocalKey, Outline, Revision, Rewrite, ThreadImage};
 
 /// Which channel values a read loads. Entries that are not loaded are returned as [`Stored::Held`], never as absent.
 /// Only channel values are affected: lineage, metadata and the task writes under a checkpoint are always returned.

@@ -34,7 +34,7 @@ impl fmt::Debug for Revision {
 }
 
 /// The position of a checkpoint in its thread.
-pub type Place = (Namespace, CheckpointId);
+pub type LocalKey = (Namespace, CheckpointId);
 
 /// A whole thread at one point in time.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +44,7 @@ pub struct ThreadImage {
     /// Passed to [`super::Saver::rewrite_thread`] so that it does not overwrite later changes.
     pub revision: Revision,
     /// Every checkpoint with every value and every row under it.
-    pub checkpoints: BTreeMap<Place, CheckpointTuple>,
+    pub checkpoints: BTreeMap<LocalKey, CheckpointTuple>,
 }
 
 impl ThreadImage {
@@ -67,7 +67,7 @@ impl ThreadImage {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rewrite {
     /// Checkpoints to remove, with the rows under them.
-    pub remove: BTreeSet<Place>,
+    pub remove: BTreeSet<LocalKey>,
     /// Checkpoints to store exactly like this, with all rows under them. An existing one is replaced; a new one must be
     /// newer than every checkpoint of its namespace.
     pub put: Vec<CheckpointTuple>,
@@ -106,7 +106,7 @@ impl Rewrite {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] saying which checkpoint prevents the rewrite and why.
-    pub fn check(&self, thread: &ThreadId, mut stored: BTreeMap<Place, Outline>) -> Result<()> {
+    pub fn check(&self, thread: &ThreadId, mut stored: BTreeMap<LocalKey, Outline>) -> Result<()> {
         let mut newest: BTreeMap<Namespace, CheckpointId> = BTreeMap::new();
         for (namespace, id) in stored.keys() {
             newest.entry(namespace.clone()).and_modify(|newest| *newest = (*newest).max(*id)).or_insert(*id);
@@ -115,7 +115,7 @@ impl Rewrite {
             Err(Error::InvalidInput(format!("rewrite of thread {thread}, checkpoint {id}: {why}")))
         };
         let broken = stored.iter().filter(|(place, outline)| gap(&stored, place, outline).is_some());
-        let broken: BTreeSet<Place> = broken.map(|(place, _)| place.clone()).collect();
+        let broken: BTreeSet<LocalKey> = broken.map(|(place, _)| place.clone()).collect();
         for place in &self.remove {
             if stored.remove(place).is_none() {
                 return refuse(place.1, "it is to be removed, but does not exist");
@@ -154,7 +154,11 @@ impl Rewrite {
 }
 
 /// What is missing between a checkpoint and its parent, if anything.
-fn gap(stored: &BTreeMap<Place, Outline>, (namespace, id): &Place, outline: &Outline) -> Option<String> {
+fn gap(
+    stored: &BTreeMap<LocalKey, Outline>,
+    (namespace, id): &LocalKey,
+    outline: &Outline,
+) -> Option<String> {
     let Some(parent) = outline.parent else {
         return (!outline.applied.is_empty()).then(|| "it has no parent, and applied tasks".to_owned());
     };

@@ -88,7 +88,7 @@ impl Warm {
     }
 }
 
-type Place = (ThreadId, Namespace);
+type HeadKey = (ThreadId, Namespace);
 
 /// The current maximum number of cached heads.
 pub(super) type HeadLimit = Arc<dyn Fn() -> usize + Send + Sync>;
@@ -101,7 +101,7 @@ pub(super) struct WarmHeads {
 }
 
 struct Heads {
-    states: LruCache<Place, Warm>,
+    states: LruCache<HeadKey, Warm>,
     bytes: usize,
 }
 
@@ -163,7 +163,7 @@ impl WarmHeads {
 }
 
 impl Heads {
-    fn keep(&mut self, place: Place, warm: Warm, heads: usize, limit: usize) -> Vec<Warm> {
+    fn keep(&mut self, place: HeadKey, warm: Warm, heads: usize, limit: usize) -> Vec<Warm> {
         self.bytes += warm.bytes();
         let mut old: Vec<Warm> = self.states.put(place, warm).into_iter().collect();
         let mut bytes = self.bytes - old.iter().map(Warm::bytes).sum::<usize>();
@@ -177,7 +177,7 @@ impl Heads {
     }
 
     fn forget(&mut self, thread: &ThreadId) -> Vec<Warm> {
-        let gone: Vec<Place> =
+        let gone: Vec<HeadKey> =
             self.states.iter().map(|(place, _)| place).filter(|(of, _)| of == thread).cloned().collect();
         let old: Vec<Warm> = gone.iter().filter_map(|place| self.states.pop(place)).collect();
         self.bytes -= old.iter().map(Warm::bytes).sum::<usize>();
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    fn place(n: usize) -> Place {
+    fn place(n: usize) -> HeadKey {
         (format!("t{n}").as_str().into(), Namespace::root())
     }
 

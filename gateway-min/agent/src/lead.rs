@@ -422,7 +422,7 @@ fn messages_of(writes: &[Write]) -> Result<Vec<Json>, AgentError> {
     Ok(messages)
 }
 
-/// Stamps the run's human messages with its id, over a client's stamp, because turns are told apart by it.
+/// Stamps the run's human messages with its id, over a client's stamp, because it distinguishes turns.
 fn stamp_run(messages: &mut Json, run_id: &str) {
     let stamp = |message: &mut Json| {
         let role = message.get("type").or_else(|| message.get("role")).and_then(Json::as_str);

@@ -21,7 +21,7 @@ pub(crate) fn system(now: DateTime<Utc>, tools: bool) -> String {
     prompt
 }
 
-/// What the model is told about the conversation before its first message. It is not part of the system prompt, because
+/// What the model reads about the conversation before its first message. It is not part of the system prompt, because
 /// it is derived from untrusted text.
 pub(crate) fn summary(text: &str) -> Json {
     message::hidden("summary", format!("Summary of the conversation so far:\n{text}"))

@@ -21,10 +21,10 @@ pub struct ConfigHandle {
 
 struct Shared {
     location: Location,
-    state: Mutex<State>,
+    state: Mutex<Loaded>,
 }
 
-struct State {
+struct Loaded {
     current: Arc<Config>,
     /// The first configuration, whose restart-only sections stay in use.
     first: Arc<Config>,
@@ -48,7 +48,7 @@ impl ConfigHandle {
         let (config, _logged) = Config::build(&location, good.as_ref())?;
         let current = Arc::new(config);
         let first = Arc::clone(&current);
-        let state = State { current, first, last: good.clone(), good, stamp: None, last_error: None };
+        let state = Loaded { current, first, last: good.clone(), good, stamp: None, last_error: None };
         Ok(Self { shared: Arc::new(Shared { location, state: Mutex::new(state) }) })
     }
 
@@ -83,7 +83,7 @@ impl ConfigHandle {
         &self.shared.location.environment
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Loaded> {
         // A panic while the lock was held leaves a complete state, if perhaps not the latest.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,7 +95,7 @@ impl std::fmt::Debug for ConfigHandle {
     }
 }
 
-impl State {
+impl Loaded {
     fn refresh(&mut self, location: &Location) {
         match self.look(location) {
             Ok(Some(read)) => self.take(read, location),

@@ -8,7 +8,7 @@ use threadkeep::channel::{ChannelTable, MESSAGES_CHANNEL};
 use threadkeep::checkpoint::{CheckpointTuple, Stored, Write};
 use threadkeep::deletion::{Lineage, RUN_ID_KEY};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
-use threadkeep::saver::{CheckpointSelector, Load, Place};
+use threadkeep::saver::{CheckpointSelector, Load, LocalKey};
 use threadkeep::value::ChannelValue;
 
 use super::diff;
@@ -133,7 +133,7 @@ struct Line {
 }
 
 impl Line {
-    fn of(lineage: &Lineage<'_>, tuple: &CheckpointTuple, counts: &HashMap<Place, Option<usize>>) -> Self {
+    fn of(lineage: &Lineage<'_>, tuple: &CheckpointTuple, counts: &HashMap<LocalKey, Option<usize>>) -> Self {
         let place = (tuple.namespace.clone(), tuple.checkpoint.id);
         let parent = lineage.parent(tuple);
         let rows = parent.map_or(&[][..], |parent| &parent.writes);
@@ -159,7 +159,7 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
     {
         target.checkpoint(&thread, namespace, None).await?;
     }
-    let wanted = |(ns, _): &&Place| namespace.as_ref().is_none_or(|wanted| ns == wanted);
+    let wanted = |(ns, _): &&LocalKey| namespace.as_ref().is_none_or(|wanted| ns == wanted);
     if asked.graph {
         let namespaces: BTreeSet<&Namespace> =
             image.checkpoints.keys().filter(wanted).map(|(ns, _)| ns).collect();
@@ -168,7 +168,7 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
             if many {
                 out.line(format!("namespace {}", one_line(&namespace_name(namespace))))?;
             }
-            let label = |place: &Place| match lineage.get(place) {
+            let label = |place: &LocalKey| match lineage.get(place) {
                 Some(tuple) => graph_label(tuple, &Line::of(&lineage, tuple, &counts)),
                 None => String::new(),
             };
@@ -178,7 +178,7 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
         }
         return Ok(());
     }
-    let mut places: Vec<&Place> = image.checkpoints.keys().filter(wanted).collect();
+    let mut places: Vec<&LocalKey> = image.checkpoints.keys().filter(wanted).collect();
     places.sort_by(|(a_ns, a), (b_ns, b)| b.cmp(a).then_with(|| a_ns.cmp(b_ns)));
     places.truncate(asked.limit.unwrap_or(usize::MAX));
     let mut table = Columns::new(&[
@@ -285,9 +285,9 @@ fn size(tuple: &CheckpointTuple, parent: Option<&CheckpointTuple>) -> u64 {
 
 /// The number of messages at every checkpoint; `None` where the state cannot be read. Each state is derived from its
 /// parent's.
-fn message_counts(lineage: &Lineage<'_>, table: &ChannelTable) -> HashMap<Place, Option<usize>> {
+fn message_counts(lineage: &Lineage<'_>, table: &ChannelTable) -> HashMap<LocalKey, Option<usize>> {
     let channel = ChannelName::from(MESSAGES_CHANNEL);
-    let mut values: HashMap<Place, Option<ChannelValue>> = HashMap::new();
+    let mut values: HashMap<LocalKey, Option<ChannelValue>> = HashMap::new();
     for (place, tuple) in &lineage.image().checkpoints {
         let entry = tuple.checkpoint.channels.get(&channel);
         let value = match entry.map(|entry| &entry.stored) {
@@ -309,7 +309,7 @@ fn message_counts(lineage: &Lineage<'_>, table: &ChannelTable) -> HashMap<Place,
         };
         values.insert(place.clone(), value);
     }
-    let counted = |(place, value): (Place, Option<ChannelValue>)| {
+    let counted = |(place, value): (LocalKey, Option<ChannelValue>)| {
         let written =
             lineage.get(&place).is_some_and(|tuple| tuple.checkpoint.channels.contains_key(&channel));
         let count = match value {

@@ -8,7 +8,7 @@ use threadkeep::id::CheckpointId;
 use super::checkpoints::At;
 use super::error::Result;
 use super::output::{Columns, Out, bytes, one_line, or_dash, short};
-use super::state::State;
+use super::state::CheckpointState;
 use super::target::Target;
 
 /// The maximum length of a message's text in the output.
@@ -67,7 +67,7 @@ pub(crate) async fn run(
     let mut states = Vec::with_capacity(2);
     for id in [a, b] {
         let id = target.checkpoint(&thread, &namespace, Some(id)).await?;
-        states.push(State::read(target, &thread, &namespace, id).await?.values);
+        states.push(CheckpointState::read(target, &thread, &namespace, id).await?.values);
     }
     let (left, right) = (&states[0], &states[1]);
     let names: BTreeSet<&String> = left.keys().chain(right.keys()).collect();

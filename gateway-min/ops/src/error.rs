@@ -7,7 +7,7 @@ use threadkeep_storage::OpenError;
 
 use super::archive::ArchiveError;
 use threadkeep_config::{ConfigError, KeyError, UpgradeError};
-use threadkeep_records::StoreError;
+use threadkeep_records::RecordsError;
 
 /// The exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(crate) enum OpsError {
     Checkpoints(#[from] threadkeep::Error),
     /// The gateway's own records.
     #[error(transparent)]
-    Records(#[from] StoreError),
+    Records(#[from] RecordsError),
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -34,12 +34,12 @@ Examples:
 }
 
 /// The state at a checkpoint.
-pub(crate) struct State {
+pub(crate) struct CheckpointState {
     pub(crate) tuple: CheckpointTuple,
     pub(crate) values: Map<String, Json>,
 }
 
-impl State {
+impl CheckpointState {
     /// Materializes an existing checkpoint. Unknown channels are shown as stored.
     pub(crate) async fn read(
         target: &Target,
@@ -86,7 +86,8 @@ impl StateCommand {
         let Self::Get { at, checkpoint } = self;
         let (thread, namespace) = at.place();
         let id = target.checkpoint(&thread, &namespace, *checkpoint).await?;
-        let State { tuple, values } = State::read(target, &thread, &namespace, id).await?;
+        let CheckpointState { tuple, values } =
+            CheckpointState::read(target, &thread, &namespace, id).await?;
         if at.json {
             let next: Vec<String> = tuple.checkpoint.next.iter().map(ToString::to_string).collect();
             out.json(&json!({

@@ -16,7 +16,7 @@ use threadkeep_storage::{BackedUp, Existing, SqliteSaver};
 
 use super::error::{OpsError, Result};
 use threadkeep_config::{Config, LoadOptions};
-use threadkeep_records::{Store, ThreadRow};
+use threadkeep_records::{Records, ThreadRow};
 
 /// Threads fetched per page.
 const PAGE: usize = 500;
@@ -108,7 +108,7 @@ impl Target {
     }
 
     /// The gateway's records, if they are there.
-    pub(crate) fn records(&self) -> Option<&Store> {
+    pub(crate) fn records(&self) -> Option<&Records> {
         self.store.records()
     }
 

@@ -12,7 +12,7 @@ use chrono::{DateTime, TimeDelta};
 use sqlx::{Postgres, Sqlite, Transaction};
 
 use super::codec::Clock;
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::postgres::{self, PostgresTarget, Scope, Tables};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
@@ -76,7 +76,7 @@ enum Pools {
 }
 
 impl Db {
-    pub(super) async fn open(path: &Path, clock: Clock) -> Result<Self, StoreError> {
+    pub(super) async fn open(path: &Path, clock: Clock) -> Result<Self, RecordsError> {
         let place = path.display().to_string();
         let not_opened = |cause| not_opened(&place, cause);
         let writer = sqlite::open_writer(path).await.map_err(not_opened)?;
@@ -86,21 +86,21 @@ impl Db {
         Ok(Self::new(Pools::Sqlite { writer, readers }, clock))
     }
 
-    pub(super) async fn open_memory(clock: Clock) -> Result<Self, StoreError> {
+    pub(super) async fn open_memory(clock: Clock) -> Result<Self, RecordsError> {
         let only = sqlite::open_memory().await?;
         sqlite::check_library(&only).await?;
         schema::migrate_sqlite(&only, ":memory:").await?;
         Ok(Self::new(Pools::Sqlite { writer: only.clone(), readers: only }, clock))
     }
 
-    pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, StoreError> {
+    pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
         let pool = target.connect().await.map_err(|cause| not_opened(target.place(), cause))?;
         schema::migrate_postgres(&pool, target).await?;
         Ok(Self::new(Pools::Postgres { pool, tables: target.tables().clone() }, clock))
     }
 
     /// Whether the tables exist.
-    pub(super) async fn is_in_postgres(target: &PostgresTarget) -> Result<bool, StoreError> {
+    pub(super) async fn is_in_postgres(target: &PostgresTarget) -> Result<bool, RecordsError> {
         let pool = target.connect().await.map_err(|cause| not_opened(target.place(), cause))?;
         let there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
             .bind(target.tables().migrations())
@@ -111,7 +111,7 @@ impl Db {
     }
 
     /// How far the database's clock is ahead of this process's; zero if they share a clock.
-    pub(super) async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
+    pub(super) async fn clock_skew(&self) -> Result<TimeDelta, RecordsError> {
         if self.dialect() == Dialect::Sqlite {
             return Ok(TimeDelta::zero());
         }
@@ -168,7 +168,7 @@ impl Db {
         Builder::new(self.dialect(), text)
     }
 
-    pub(super) async fn fetch_optional<T: FromRow>(&self, sql: Sql) -> Result<Option<T>, StoreError> {
+    pub(super) async fn fetch_optional<T: FromRow>(&self, sql: Sql) -> Result<Option<T>, RecordsError> {
         let row = match &self.pools {
             Pools::Sqlite { readers, .. } => {
                 sqlite::prepared(sql).fetch_optional(readers).await?.map(Row::Sqlite)
@@ -180,7 +180,7 @@ impl Db {
         Ok(row.as_ref().map(T::from_row).transpose()?)
     }
 
-    pub(super) async fn fetch_all<T: FromRow>(&self, sql: Sql) -> Result<Vec<T>, StoreError> {
+    pub(super) async fn fetch_all<T: FromRow>(&self, sql: Sql) -> Result<Vec<T>, RecordsError> {
         let rows = match &self.pools {
             Pools::Sqlite { readers, .. } => {
                 read_all(sqlite::prepared(sql).fetch_all(readers).await?, Row::Sqlite)
@@ -195,12 +195,12 @@ impl Db {
     /// Begins a write transaction for a thread, after those requested earlier. Write transactions for one thread run
     /// one after the other, and the repositories rely on it: what one has read of its thread stays valid until it
     /// commits.
-    pub(super) async fn write(&self, thread_id: &str) -> Result<WriteTx, StoreError> {
+    pub(super) async fn write(&self, thread_id: &str) -> Result<WriteTx, RecordsError> {
         self.begin(Scope::Thread(thread_id)).await
     }
 
     /// Begins a write transaction for the thread of a row of `runs`.
-    pub(super) async fn write_of_run(&self, run_id: &str) -> Result<WriteTx, StoreError> {
+    pub(super) async fn write_of_run(&self, run_id: &str) -> Result<WriteTx, RecordsError> {
         let mut thread_id = None;
         if self.dialect() == Dialect::Postgres {
             // A row's thread never changes.
@@ -214,11 +214,11 @@ impl Db {
     }
 
     /// Begins a write transaction for any number of threads.
-    pub(super) async fn write_everywhere(&self) -> Result<WriteTx, StoreError> {
+    pub(super) async fn write_everywhere(&self) -> Result<WriteTx, RecordsError> {
         self.begin(Scope::EveryThread).await
     }
 
-    async fn begin(&self, scope: Scope<'_>) -> Result<WriteTx, StoreError> {
+    async fn begin(&self, scope: Scope<'_>) -> Result<WriteTx, RecordsError> {
         let flush = match self.dialect() {
             Dialect::Sqlite => self.flush,
             Dialect::Postgres => Flush::Now,
@@ -241,10 +241,10 @@ impl Db {
     }
 }
 
-fn not_opened(place: &str, cause: sqlx::Error) -> StoreError {
-    match StoreError::from(cause) {
-        StoreError::Unavailable { cause } => StoreError::Open { place: place.to_owned(), cause },
-        StoreError::Corrupt { detail, .. } => StoreError::Corrupt { place: place.to_owned(), detail },
+fn not_opened(place: &str, cause: sqlx::Error) -> RecordsError {
+    match RecordsError::from(cause) {
+        RecordsError::Unavailable { cause } => RecordsError::Open { place: place.to_owned(), cause },
+        RecordsError::Corrupt { detail, .. } => RecordsError::Corrupt { place: place.to_owned(), detail },
         other => other,
     }
 }
@@ -269,7 +269,7 @@ enum Tx {
 
 impl WriteTx {
     /// Returns the number of changed rows.
-    pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, StoreError> {
+    pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, RecordsError> {
         let changed = match &mut self.tx {
             Tx::Sqlite(tx) => sqlite::prepared(sql).execute(&mut **tx).await?.rows_affected(),
             Tx::Postgres(tx, tables) => {
@@ -280,7 +280,7 @@ impl WriteTx {
         Ok(changed)
     }
 
-    pub(super) async fn fetch_optional<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, StoreError> {
+    pub(super) async fn fetch_optional<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, RecordsError> {
         let row = match &mut self.tx {
             Tx::Sqlite(tx) => sqlite::prepared(sql).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
             Tx::Postgres(tx, tables) => {
@@ -291,7 +291,7 @@ impl WriteTx {
         Ok(row.as_ref().map(T::from_row).transpose()?)
     }
 
-    pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, StoreError> {
+    pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, RecordsError> {
         let rows = match &mut self.tx {
             Tx::Sqlite(tx) => read_all(sqlite::prepared(sql).fetch_all(&mut **tx).await?, Row::Sqlite),
             Tx::Postgres(tx, tables) => {
@@ -304,13 +304,13 @@ impl WriteTx {
 
     /// Makes the changes durable, to the degree of its [`Flush`]. If the future is dropped, the commit may or may not
     /// have happened.
-    pub(super) async fn commit(self) -> Result<(), StoreError> {
+    pub(super) async fn commit(self) -> Result<(), RecordsError> {
         self.statement_done()?;
         let done = match self.tx {
             Tx::Sqlite(tx) => tx.commit().await,
             Tx::Postgres(tx, _) => tx.commit().await,
         };
-        done.map_err(|cause| StoreError::InDoubt { cause })?;
+        done.map_err(|cause| RecordsError::InDoubt { cause })?;
         #[cfg(any(test, feature = "testing"))]
         self.fault.committed()?;
         self.commits.add(self.flush);
@@ -322,7 +322,7 @@ impl WriteTx {
         not(any(test, feature = "testing")),
         expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "the hook is for tests")
     )]
-    fn statement_done(&self) -> Result<(), StoreError> {
+    fn statement_done(&self) -> Result<(), RecordsError> {
         #[cfg(any(test, feature = "testing"))]
         self.fault.statement_done()?;
         Ok(())
@@ -330,14 +330,14 @@ impl WriteTx {
 }
 
 /// Runs `operation` to completion even if the caller's future is dropped.
-pub(super) async fn detached<T, F>(operation: F) -> Result<T, StoreError>
+pub(super) async fn detached<T, F>(operation: F) -> Result<T, RecordsError>
 where
     T: Send + 'static,
-    F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    F: Future<Output = Result<T, RecordsError>> + Send + 'static,
 {
     match tokio::spawn(operation).await {
         Ok(result) => result,
         // The operation panicked or the runtime is shutting down.
-        Err(error) => Err(StoreError::InDoubt { cause: sqlx::Error::Io(error.into()) }),
+        Err(error) => Err(RecordsError::InDoubt { cause: sqlx::Error::Io(error.into()) }),
     }
 }

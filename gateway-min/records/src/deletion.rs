@@ -1,12 +1,12 @@
 //! Deletes a thread: its runs, its events and its row, atomically.
 
-use super::Store;
+use super::Records;
 use super::db::detached;
-use super::error::{Entity, StoreError};
+use super::error::{Entity, RecordsError};
 use super::query::query;
 use super::runs::{Reservation, RunRow, WriterKind};
 
-/// What [`Store::delete_thread`] deleted.
+/// What [`Records::delete_thread`] deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeletedThread {
     /// Whether the thread had a row.
@@ -17,18 +17,18 @@ pub struct DeletedThread {
     pub events: u64,
 }
 
-impl Store {
+impl Records {
     /// Deletes all records of the reserved thread, including the reservation. The work continues if the future is
     /// dropped; after an error nothing is deleted and the thread is released.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if the reservation is not for a deletion, [`StoreError::NotFound`] if it was recovered
+    /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was recovered
     /// in the meantime.
-    pub async fn delete_thread(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {
+    pub async fn delete_thread(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         if reservation.kind() != WriterKind::Delete {
             let problem =
                 format!("deleting a thread needs a 'delete' reservation, not {:?}", reservation.kind());
-            return Err(StoreError::Invalid { field: "reservation", problem });
+            return Err(RecordsError::Invalid { field: "reservation", problem });
         }
         let store = self.clone();
         detached(async move { store.delete_reserved(reservation).await }).await
@@ -37,13 +37,13 @@ impl Store {
     /// Deletes a run that has ended, and its events.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]; [`StoreError::Conflict`] if the run is active.
-    pub async fn delete_run(&self, run_id: &str) -> Result<(), StoreError> {
+    /// [`RecordsError::NotFound`]; [`RecordsError::Conflict`] if the run is active.
+    pub async fn delete_run(&self, run_id: &str) -> Result<(), RecordsError> {
         let mut tx = self.db.write_of_run(run_id).await?;
         let run = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id);
-        let run: RunRow = tx.fetch_optional(run).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        let run: RunRow = tx.fetch_optional(run).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
         if run.status.is_active() {
-            return Err(StoreError::Conflict { thread_id: run.thread_id, holder: run.operation_kind });
+            return Err(RecordsError::Conflict { thread_id: run.thread_id, holder: run.operation_kind });
         }
         let events = query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
         tx.execute(events.bind(&run.thread_id).bind(run_id)).await?;
@@ -54,12 +54,12 @@ impl Store {
         Ok(())
     }
 
-    async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, StoreError> {
+    async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         let thread_id = reservation.thread_id();
         let mut tx = self.db.write(thread_id).await?;
         let own_row = query("DELETE FROM runs WHERE run_id = $1").bind(reservation.row_id());
         if tx.execute(own_row).await? == 0 {
-            return Err(StoreError::NotFound {
+            return Err(RecordsError::NotFound {
                 entity: Entity::Reservation,
                 id: reservation.row_id().to_owned(),
             });

@@ -6,7 +6,7 @@ use super::codec::BadCell;
 use super::runs::OperationKind;
 use super::{postgres, sqlite};
 
-/// The kind of record that a [`StoreError::NotFound`] names.
+/// The kind of record that a [`RecordsError::NotFound`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entity {
     /// A row of `threads_meta`.
@@ -27,10 +27,10 @@ impl fmt::Display for Entity {
     }
 }
 
-/// An error of the store. After every variant but [`StoreError::InDoubt`] nothing has changed.
+/// An error of the store. After every variant but [`RecordsError::InDoubt`] nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StoreError {
+pub enum RecordsError {
     /// The record does not exist (HTTP 404 with this text).
     #[error("{entity} {id} not found")]
     NotFound {
@@ -137,13 +137,13 @@ pub enum StoreError {
     },
 }
 
-impl StoreError {
-    /// Whether this is a [`StoreError::NotFound`].
+impl RecordsError {
+    /// Whether this is a [`RecordsError::NotFound`].
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })
     }
 
-    /// Whether this is a [`StoreError::Conflict`].
+    /// Whether this is a [`RecordsError::Conflict`].
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Conflict { .. })
     }
@@ -172,7 +172,7 @@ fn holder_name(holder: OperationKind) -> &'static str {
     }
 }
 
-impl From<sqlx::Error> for StoreError {
+impl From<sqlx::Error> for RecordsError {
     fn from(cause: sqlx::Error) -> Self {
         let (place, detail) = match &cause {
             sqlx::Error::Decode(source) => match source.downcast_ref::<BadCell>() {

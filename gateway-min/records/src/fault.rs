@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::StoreError;
+use crate::RecordsError;
 
 /// Counts the statements of write transactions, including the commit; fails one if armed.
 #[derive(Clone, Debug, Default)]
@@ -29,16 +29,16 @@ impl Fault {
         left.iter().any(|left| *left > 0)
     }
 
-    pub(crate) fn statement_done(&self) -> Result<(), StoreError> {
+    pub(crate) fn statement_done(&self) -> Result<(), RecordsError> {
         if is_next(&self.statement) {
-            return Err(StoreError::Unavailable { cause: injected() });
+            return Err(RecordsError::Unavailable { cause: injected() });
         }
         Ok(())
     }
 
-    pub(crate) fn committed(&self) -> Result<(), StoreError> {
+    pub(crate) fn committed(&self) -> Result<(), RecordsError> {
         if is_next(&self.answer) {
-            return Err(StoreError::InDoubt { cause: injected() });
+            return Err(RecordsError::InDoubt { cause: injected() });
         }
         Ok(())
     }

@@ -4,10 +4,10 @@
 //!
 //! | Table | Key | Holds | Written by |
 //! |---|---|---|---|
-//! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Store::delete_thread`] |
-//! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Store::delete_thread`] |
-//! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Store::delete_thread`] |
-//! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Store::delete_thread`] |
+//! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Records::delete_thread`] |
+//! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Records::delete_thread`] |
+//! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Records::delete_thread`] |
+//! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Records::delete_thread`] |
 //!
 //! # Who may write to a thread
 //!
@@ -27,8 +27,8 @@
 //! # Transactions
 //!
 //! Every operation is one transaction; write transactions of one thread run one after the other. After an error, a
-//! dropped future or a crash, an operation has either happened completely or not at all. [`StoreError`] says which,
-//! except when a commit itself fails ([`StoreError::InDoubt`]). A caller whose future is dropped does not learn which;
+//! dropped future or a crash, an operation has either happened completely or not at all. [`RecordsError`] says which,
+//! except when a commit itself fails ([`RecordsError::InDoubt`]). A caller whose future is dropped does not learn which;
 //! the methods for which that matters say what to do.
 
 mod codec;
@@ -57,7 +57,7 @@ use chrono::TimeDelta;
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use db::Commits;
 pub use deletion::DeletedThread;
-pub use error::{Entity, StoreError};
+pub use error::{Entity, RecordsError};
 pub use events::{
     EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
     TRACE_CATEGORY,
@@ -80,9 +80,9 @@ use db::Db;
 /// The name of the database file inside `database.sqlite_dir`.
 pub const DATABASE_FILE: &str = "gateway.db";
 
-/// How to open a [`Store`].
+/// How to open a [`Records`].
 #[derive(Clone, Debug)]
-pub struct StoreOptions {
+pub struct RecordsOptions {
     /// The source of the times in the rows.
     pub clock: Clock,
     /// The setting `run_events.backend`.
@@ -95,7 +95,7 @@ pub struct StoreOptions {
     pub lease: Option<Lease>,
 }
 
-impl Default for StoreOptions {
+impl Default for RecordsOptions {
     fn default() -> Self {
         Self {
             clock: Clock::system(),
@@ -109,51 +109,54 @@ impl Default for StoreOptions {
 
 /// The gateway's records. Clones share one database.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct Records {
     db: Db,
     threads: Threads,
     runs: Runs,
     events: Events,
 }
 
-impl Store {
+impl Records {
     /// Opens the database file, creating it and its directory if missing, and upgrades it to this build's schema.
     ///
     /// # Errors
-    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::OldLibrary`], [`StoreError::Corrupt`]. A
+    /// [`RecordsError::Open`], [`RecordsError::NewerSchema`], [`RecordsError::OldLibrary`], [`RecordsError::Corrupt`]. A
     /// database with a newer schema is unchanged.
-    pub async fn open(path: &Path, options: StoreOptions) -> Result<Self, StoreError> {
+    pub async fn open(path: &Path, options: RecordsOptions) -> Result<Self, RecordsError> {
         Ok(Self::new(Db::open(path, options.clock.clone()).await?, &options))
     }
 
     /// Opens a database in memory that ends with the store, for `database.backend: memory`.
-    pub async fn open_memory(options: StoreOptions) -> Result<Self, StoreError> {
+    pub async fn open_memory(options: RecordsOptions) -> Result<Self, RecordsError> {
         Ok(Self::new(Db::open_memory(options.clock.clone()).await?, &options))
     }
 
     /// Opens the tables in a Postgres database, whose schema must exist, and upgrades them to this build's version.
     ///
     /// # Errors
-    /// [`StoreError::Open`], [`StoreError::NewerSchema`], [`StoreError::Corrupt`].
-    pub async fn open_postgres(target: &PostgresTarget, options: StoreOptions) -> Result<Self, StoreError> {
+    /// [`RecordsError::Open`], [`RecordsError::NewerSchema`], [`RecordsError::Corrupt`].
+    pub async fn open_postgres(
+        target: &PostgresTarget,
+        options: RecordsOptions,
+    ) -> Result<Self, RecordsError> {
         Ok(Self::new(Db::open_postgres(target, options.clock.clone()).await?, &options))
     }
 
-    /// Like [`Store::open_postgres`], if a gateway has created the tables.
+    /// Like [`Records::open_postgres`], if a gateway has created the tables.
     ///
     /// # Errors
-    /// See [`Store::open_postgres`].
+    /// See [`Records::open_postgres`].
     pub async fn open_existing_postgres(
         target: &PostgresTarget,
-        options: StoreOptions,
-    ) -> Result<Option<Self>, StoreError> {
+        options: RecordsOptions,
+    ) -> Result<Option<Self>, RecordsError> {
         if !Db::is_in_postgres(target).await? {
             return Ok(None);
         }
         Self::open_postgres(target, options).await.map(Some)
     }
 
-    fn new(db: Db, options: &StoreOptions) -> Self {
+    fn new(db: Db, options: &RecordsOptions) -> Self {
         Self {
             threads: Threads { db: db.clone() },
             runs: Runs {
@@ -174,8 +177,8 @@ impl Store {
     /// How far the database's clock is ahead of this process's. Leases need clocks that agree.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`].
-    pub async fn clock_skew(&self) -> Result<TimeDelta, StoreError> {
+    /// [`RecordsError::Unavailable`].
+    pub async fn clock_skew(&self) -> Result<TimeDelta, RecordsError> {
         self.db.clock_skew().await
     }
 
@@ -218,7 +221,7 @@ impl Store {
     }
 
     /// Waits for running transactions and closes the file. Every later call, on any clone, is
-    /// [`StoreError::Unavailable`].
+    /// [`RecordsError::Unavailable`].
     pub async fn close(&self) {
         self.db.close().await;
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backon::Retryable as _;
 
-use crate::error::StoreError;
+use crate::error::RecordsError;
 
 /// The pause before each further attempt.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
@@ -14,13 +14,13 @@ const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_
 ///
 /// # Errors
 /// That of the last attempt.
-pub async fn persistently<T, F>(write: impl FnMut() -> F) -> Result<T, StoreError>
+pub async fn persistently<T, F>(write: impl FnMut() -> F) -> Result<T, RecordsError>
 where
-    F: Future<Output = Result<T, StoreError>>,
+    F: Future<Output = Result<T, RecordsError>>,
 {
     write
         .retry(RETRY_DELAYS.into_iter())
-        .when(StoreError::is_unavailable)
+        .when(RecordsError::is_unavailable)
         .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
         .await
 }
@@ -36,7 +36,7 @@ mod tests {
         let (start, mut made) = (Instant::now(), Vec::new());
         let result = persistently(|| {
             made.push(start.elapsed().as_millis());
-            let unavailable = StoreError::Unavailable { cause: sqlx::Error::PoolClosed };
+            let unavailable = RecordsError::Unavailable { cause: sqlx::Error::PoolClosed };
             std::future::ready(if made.len() > failures { Ok(()) } else { Err(unavailable) })
         });
         let written = result.await.is_ok();

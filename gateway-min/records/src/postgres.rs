@@ -15,7 +15,7 @@ use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, Postgres};
 use tokio_postgres::config::{Host, SslMode};
 
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::query::{Builder, Sql, Value};
 
 pub(super) type Pool = PgPool;
@@ -44,14 +44,14 @@ impl PostgresTarget {
     /// stronger, and then always verified, against `root_certificates` or the system's.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`]. It does not repeat the address, which contains a password.
+    /// [`RecordsError::Invalid`]. It does not repeat the address, which contains a password.
     pub fn new(
         config: &tokio_postgres::Config,
         root_certificates: Option<&Path>,
         schema: &str,
         connections: u32,
-    ) -> Result<Self, StoreError> {
-        let invalid = |problem: String| StoreError::Invalid { field: "database.postgres_url", problem };
+    ) -> Result<Self, RecordsError> {
+        let invalid = |problem: String| RecordsError::Invalid { field: "database.postgres_url", problem };
         let [host] = config.get_hosts() else {
             return Err(invalid("it must name exactly one host".to_owned()));
         };
@@ -96,8 +96,8 @@ impl PostgresTarget {
 
     /// Parses a URL or a `key=value` address.
     #[cfg(test)]
-    pub(super) fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, StoreError> {
-        let invalid = |problem: String| StoreError::Invalid { field: "database.postgres_url", problem };
+    pub(super) fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, RecordsError> {
+        let invalid = |problem: String| RecordsError::Invalid { field: "database.postgres_url", problem };
         let address =
             threadkeep_postgres::Address::parse(address).map_err(|error| invalid(error.to_string()))?;
         Self::new(&address.config, address.root_certificates.as_deref(), schema, connections)

@@ -4,7 +4,7 @@ use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
 use super::db::Flush;
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::postgres::{self, PostgresTarget, Scope};
 use super::sqlite;
 
@@ -39,9 +39,9 @@ const STEPS: [Step; 6] = [
 /// processes apply them once.
 ///
 /// # Errors
-/// [`StoreError::NewerSchema`] if a newer build wrote the database, [`StoreError::Corrupt`] if an applied migration
+/// [`RecordsError::NewerSchema`] if a newer build wrote the database, [`RecordsError::Corrupt`] if an applied migration
 /// differs from this build's.
-pub(super) async fn migrate_sqlite(writer: &sqlite::Pool, place: &str) -> Result<(), StoreError> {
+pub(super) async fn migrate_sqlite(writer: &sqlite::Pool, place: &str) -> Result<(), RecordsError> {
     apply_sqlite(&STEPS, writer, place).await
 }
 
@@ -49,11 +49,11 @@ pub(super) async fn migrate_sqlite(writer: &sqlite::Pool, place: &str) -> Result
 pub(super) async fn migrate_postgres(
     pool: &postgres::Pool,
     target: &PostgresTarget,
-) -> Result<(), StoreError> {
+) -> Result<(), RecordsError> {
     apply_postgres(&STEPS, pool, target).await
 }
 
-async fn apply_sqlite(steps: &[Step], writer: &sqlite::Pool, place: &str) -> Result<(), StoreError> {
+async fn apply_sqlite(steps: &[Step], writer: &sqlite::Pool, place: &str) -> Result<(), RecordsError> {
     let migrator = migrator(steps, |step| step.sqlite.into_sql_str());
     let mut tx = writer.begin_with(sqlite::begin(Flush::Now)).await?;
     apply(&migrator, &mut *tx, place).await?;
@@ -64,7 +64,7 @@ async fn apply_postgres(
     steps: &[Step],
     pool: &postgres::Pool,
     target: &PostgresTarget,
-) -> Result<(), StoreError> {
+) -> Result<(), RecordsError> {
     let tables = target.tables();
     let mut migrator = migrator(steps, |step| AssertSqlSafe(tables.qualify(step.postgres)).into_sql_str());
     // The migrator's own lock lasts longer than a transaction, which does not work through a pooler.
@@ -84,7 +84,7 @@ async fn is_newest(
     migrator: &Migrator,
     pool: &postgres::Pool,
     tables: &postgres::Tables,
-) -> Result<bool, StoreError> {
+) -> Result<bool, RecordsError> {
     let there = "SELECT to_regclass($1) IS NOT NULL";
     if !sqlx::query_scalar::<_, bool>(there).bind(tables.migrations()).fetch_one(pool).await? {
         return Ok(false);
@@ -102,16 +102,16 @@ fn migrator(steps: &[Step], text: impl Fn(&Step) -> SqlStr) -> Migrator {
     Migrator::with_migrations(migrations.collect())
 }
 
-async fn apply<C: Migrate>(migrator: &Migrator, connection: &mut C, place: &str) -> Result<(), StoreError> {
+async fn apply<C: Migrate>(migrator: &Migrator, connection: &mut C, place: &str) -> Result<(), RecordsError> {
     // Like `run`, whose future is not `Send`.
     match migrator.run_direct(None, connection, false).await {
         Ok(()) => Ok(()),
         Err(MigrateError::VersionMissing(found)) => {
             let supported = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
-            Err(StoreError::NewerSchema { place: place.to_owned(), found, supported })
+            Err(RecordsError::NewerSchema { place: place.to_owned(), found, supported })
         }
         Err(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) => Err(cause.into()),
-        Err(error) => Err(StoreError::Corrupt {
+        Err(error) => Err(RecordsError::Corrupt {
             place: "the record of migrations".to_owned(),
             detail: error.to_string(),
         }),

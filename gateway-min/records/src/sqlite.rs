@@ -11,7 +11,7 @@ use sqlx::sqlite::{
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Sqlite, SqlitePool};
 
 use super::db::Flush;
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::query::{Builder, Sql, Value};
 
 pub(super) type Pool = SqlitePool;
@@ -75,19 +75,19 @@ fn common_options() -> SqliteConnectOptions {
 }
 
 /// Refuses a library with the WAL defect.
-pub(super) async fn check_library(pool: &Pool) -> Result<(), StoreError> {
+pub(super) async fn check_library(pool: &Pool) -> Result<(), RecordsError> {
     let found: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(pool).await?;
     check_version(&found)
 }
 
-fn check_version(found: &str) -> Result<(), StoreError> {
+fn check_version(found: &str) -> Result<(), RecordsError> {
     let mut numbers = found.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
     if (next(), next(), next()) >= OLDEST_LIBRARY {
         return Ok(());
     }
     let (major, minor, patch) = OLDEST_LIBRARY;
-    Err(StoreError::OldLibrary { found: found.to_owned(), required: format!("{major}.{minor}.{patch}") })
+    Err(RecordsError::OldLibrary { found: found.to_owned(), required: format!("{major}.{minor}.{patch}") })
 }
 
 /// Whether SQLite reports that the file is damaged or not a database.

@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::{Number, Value};
 
 use super::codec::{JsonObject, page_offset};
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::query::Builder;
 use super::threads::{ThreadRow, ThreadStatus, Threads};
 
@@ -140,7 +140,7 @@ impl fmt::Display for FilterRejection {
 
 impl Threads {
     /// The threads that match `query`: pinned ones first, then the last updated, then the greatest id.
-    pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, StoreError> {
+    pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, RecordsError> {
         let mut sql = self.db.builder("SELECT * FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
         sql.push(" ORDER BY pinned DESC, updated_at DESC, thread_id DESC LIMIT ")
@@ -150,7 +150,7 @@ impl Threads {
     }
 
     /// How many threads match `query`, ignoring its limit and offset.
-    pub async fn count(&self, query: &ThreadQuery) -> Result<u64, StoreError> {
+    pub async fn count(&self, query: &ThreadQuery) -> Result<u64, RecordsError> {
         let mut sql = self.db.builder("SELECT COUNT(*) FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
         let count: Option<(i64,)> = self.db.fetch_optional(sql.build()).await?;

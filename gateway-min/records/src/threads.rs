@@ -2,7 +2,7 @@
 
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
 use super::db::{Db, WriteTx};
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::query::{FromRow, Row, Sql, query};
 use super::runs::RunStatus;
 use chrono::{DateTime, Utc};
@@ -110,7 +110,7 @@ pub struct CreatedThread {
 }
 
 /// The repository of thread rows. Threads are deleted with everything that belongs to them, by
-/// [`Store::delete_thread`](super::Store::delete_thread).
+/// [`Records::delete_thread`](super::Records::delete_thread).
 ///
 /// Every method is one transaction: a dropped future leaves all of it or nothing.
 #[derive(Clone, Debug)]
@@ -119,9 +119,9 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Creates the row with status `idle`, or returns the existing row unchanged, whoever its owner (see
+    /// Creates the row with status `idle`, or returns the existing row unchanged, whatever its owner (see
     /// [`ThreadRow::visible_to`]).
-    pub async fn create(&self, new: NewThread) -> Result<CreatedThread, StoreError> {
+    pub async fn create(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {
         let now = time_text(self.db.clock.now());
         let mut tx = self.db.write(&new.thread_id).await?;
         let inserted = tx
@@ -150,7 +150,7 @@ impl Threads {
     }
 
     /// The row, if it exists and `owner` may see it (`None` sees all rows).
-    pub async fn get(&self, thread_id: &str, owner: Option<&str>) -> Result<Option<ThreadRow>, StoreError> {
+    pub async fn get(&self, thread_id: &str, owner: Option<&str>) -> Result<Option<ThreadRow>, RecordsError> {
         let row: Option<ThreadRow> = self
             .db
             .fetch_optional(query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
@@ -162,17 +162,17 @@ impl Threads {
     /// [`PINNED_KEY`] does not change `updated_at`.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], also for a thread that `owner` may not see (`None` sees all).
+    /// [`RecordsError::NotFound`], also for a thread that `owner` may not see (`None` sees all).
     pub async fn patch_metadata(
         &self,
         thread_id: &str,
         owner: Option<&str>,
         patch: JsonObject,
-    ) -> Result<ThreadRow, StoreError> {
+    ) -> Result<ThreadRow, RecordsError> {
         let mut tx = self.db.write(thread_id).await?;
         let mut row = self.row(&mut tx, thread_id).await?;
         if !row.visible_to(owner) {
-            return Err(StoreError::thread_not_found(thread_id));
+            return Err(RecordsError::thread_not_found(thread_id));
         }
         if patch.len() != 1 || !patch.contains_key(PINNED_KEY) {
             row.updated_at = self.db.clock.now();
@@ -195,8 +195,8 @@ impl Threads {
     /// Sets the stored status, which follows the thread's newest run and is flushed with that run's record.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`].
-    pub async fn set_status(&self, thread_id: &str, status: ThreadStatus) -> Result<(), StoreError> {
+    /// [`RecordsError::NotFound`].
+    pub async fn set_status(&self, thread_id: &str, status: ThreadStatus) -> Result<(), RecordsError> {
         Self::update(
             &self.db.unflushed(),
             thread_id,
@@ -210,8 +210,8 @@ impl Threads {
     /// Sets or, with `None`, clears the title; see [`DISPLAY_NAME_MAX_CHARS`].
     ///
     /// # Errors
-    /// [`StoreError::NotFound`].
-    pub async fn set_display_name(&self, thread_id: &str, name: Option<&str>) -> Result<(), StoreError> {
+    /// [`RecordsError::NotFound`].
+    pub async fn set_display_name(&self, thread_id: &str, name: Option<&str>) -> Result<(), RecordsError> {
         Self::update(
             &self.db,
             thread_id,
@@ -223,18 +223,18 @@ impl Threads {
     }
 
     /// Runs `sql` with the current time as its last parameter.
-    async fn update(db: &Db, thread_id: &str, sql: Sql) -> Result<(), StoreError> {
+    async fn update(db: &Db, thread_id: &str, sql: Sql) -> Result<(), RecordsError> {
         let mut tx = db.write(thread_id).await?;
         if tx.execute(sql.bind(time_text(db.clock.now()))).await? == 0 {
-            return Err(StoreError::thread_not_found(thread_id));
+            return Err(RecordsError::thread_not_found(thread_id));
         }
         tx.commit().await
     }
 
-    async fn row(&self, tx: &mut WriteTx, thread_id: &str) -> Result<ThreadRow, StoreError> {
+    async fn row(&self, tx: &mut WriteTx, thread_id: &str) -> Result<ThreadRow, RecordsError> {
         tx.fetch_optional(query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
             .await?
-            .ok_or_else(|| StoreError::thread_not_found(thread_id))
+            .ok_or_else(|| RecordsError::thread_not_found(thread_id))
     }
 }
 

@@ -20,10 +20,10 @@ use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};
 use crate::runs::{PROGRESS_EVERY, Runs};
-use crate::store::{Store, StoreError};
 use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
+use threadkeep_records::{Records, RecordsError};
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -53,8 +53,8 @@ impl From<threadkeep::Error> for StartError {
     }
 }
 
-impl From<StoreError> for StartError {
-    fn from(error: StoreError) -> Self {
+impl From<RecordsError> for StartError {
+    fn from(error: RecordsError) -> Self {
         Self::Storage(error.into())
     }
 }
@@ -64,7 +64,7 @@ pub struct App {
     pub(crate) config: ConfigHandle,
     pub(crate) auth: Authenticator,
     pub(crate) agents: Arc<AgentBuilder>,
-    pub(crate) store: Store,
+    pub(crate) store: Records,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) threads: Arc<Threads>,
     pub(crate) streams: Arc<Streams>,
@@ -206,7 +206,7 @@ impl App {
 
 /// Ends the runs that earlier processes left unfinished. Returns the lock of the state directory, if it is needed.
 async fn recover(
-    store: &Store,
+    store: &Records,
     config: &Config,
     ownership: Option<Terms>,
 ) -> Result<Option<Instance>, StartError> {
@@ -228,7 +228,7 @@ async fn recover(
 }
 
 /// Checks that several processes can share the database, as this one may be the first of several.
-async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
+async fn check_sharing(store: &Records, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
     let skew = store.clock_skew().await?.abs();
     // A query may take up to a second on a busy machine.
     if skew > grace.max(TimeDelta::seconds(1)) {
@@ -242,7 +242,7 @@ async fn check_sharing(store: &Store, config: &Config, grace: TimeDelta) -> Resu
     Ok(())
 }
 
-/// The saver behind the configured history cache. Only delta mode has histories to cache.
+/// The saver with the configured history cache. Only delta mode has histories to cache.
 fn with_history_cache(
     saver: Arc<dyn Saver>,
     config: &Config,

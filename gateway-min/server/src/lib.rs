@@ -13,4 +13,3 @@ pub mod telemetry;
 mod threads;
 
 use threadkeep_config as config;
-use threadkeep_records as store;

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn each_database_has_a_prefix_of_its_own_whoever_logs_in() {
+    fn each_database_has_a_prefix_of_its_own_for_every_user() {
         let sqlite =
             |dir: &str| Database { backend: Backend::Sqlite, sqlite_dir: dir.into(), ..Database::default() };
         let in_schema = Database { postgres_schema: Some("s".into()), ..postgres("postgres://h/d") };

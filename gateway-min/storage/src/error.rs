@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use threadkeep_records::StoreError;
+use threadkeep_records::RecordsError;
 use threadkeep_redis::InvalidUrl;
 
 /// An error of opening a store.
@@ -14,7 +14,7 @@ pub enum OpenError {
     Checkpoints(#[from] threadkeep::Error),
     /// The gateway's own records.
     #[error("cannot open the gateway's records: {0}")]
-    Records(#[from] StoreError),
+    Records(#[from] RecordsError),
     /// The history cache's Redis.
     #[error("database.checkpoint_cache.redis_url: {0}")]
     HistoryCache(#[from] InvalidUrl),

@@ -10,7 +10,7 @@ use threadkeep::mode::DEFAULT_SNAPSHOT_FREQUENCY;
 use threadkeep::saver::Saver;
 use threadkeep_config::{Backend, Config, Database, Secret};
 use threadkeep_postgres::PostgresSaver;
-use threadkeep_records::{DATABASE_FILE, Store, StoreError, StoreOptions};
+use threadkeep_records::{DATABASE_FILE, Records, RecordsError, RecordsOptions};
 use threadkeep_sqlite::{Options, SqliteSaver, copy_database};
 
 use crate::cache::{PurgeOnly, redis_cache};
@@ -25,7 +25,7 @@ pub struct Existing {
     name: String,
     checkpoints: Checkpoints,
     saver: Arc<dyn Saver>,
-    records: Option<Store>,
+    records: Option<Records>,
     /// Where the records are if they are a file, which may be there although it cannot be read.
     records_file: Option<PathBuf>,
     frequency: u64,
@@ -91,7 +91,7 @@ impl Existing {
         let checkpoints = Checkpoints::sqlite_at(path, options).await?;
         let file = Some(path.with_file_name(DATABASE_FILE)).filter(|file| file.is_file());
         let records = match &file {
-            Some(file) => readable(Store::open(file, StoreOptions::default()).await.map(Some)),
+            Some(file) => readable(Records::open(file, RecordsOptions::default()).await.map(Some)),
             None => None,
         };
         let opened = Self::new(path.display().to_string(), checkpoints, records, frequency);
@@ -102,7 +102,7 @@ impl Existing {
         let url = postgres::url(database);
         let saver = PostgresSaver::connect(url, postgres::options(database)).await?;
         let records = match postgres::records(database) {
-            Ok(target) => readable(Store::open_existing_postgres(&target, StoreOptions::default()).await),
+            Ok(target) => readable(Records::open_existing_postgres(&target, RecordsOptions::default()).await),
             Err(error) => {
                 tracing::warn!(%error);
                 None
@@ -111,7 +111,7 @@ impl Existing {
         Ok(Self::new(postgres::name(url), Checkpoints::in_postgres(saver), records, frequency))
     }
 
-    fn new(name: String, checkpoints: Checkpoints, records: Option<Store>, frequency: u64) -> Self {
+    fn new(name: String, checkpoints: Checkpoints, records: Option<Records>, frequency: u64) -> Self {
         Self { name, saver: checkpoints.saver(), checkpoints, records, records_file: None, frequency }
     }
 
@@ -131,7 +131,7 @@ impl Existing {
     }
 
     /// The gateway's records, if a gateway has created them and they can be read.
-    pub fn records(&self) -> Option<&Store> {
+    pub fn records(&self) -> Option<&Records> {
         self.records.as_ref()
     }
 
@@ -180,7 +180,7 @@ impl Existing {
 }
 
 /// The records, if they can be read. They only supply names, so a command continues without them.
-fn readable(opened: Result<Option<Store>, StoreError>) -> Option<Store> {
+fn readable(opened: Result<Option<Records>, RecordsError>) -> Option<Records> {
     opened.unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read the gateway's records; threads are shown without names");
         None

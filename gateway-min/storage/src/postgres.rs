@@ -2,7 +2,7 @@
 
 use threadkeep_config::{Database, Secret};
 use threadkeep_postgres::{Address, Options};
-use threadkeep_records::{PostgresTarget, StoreError};
+use threadkeep_records::{PostgresTarget, RecordsError};
 
 /// The default schema of the Postgres tables.
 const SCHEMA: &str = "public";
@@ -22,9 +22,9 @@ pub(crate) fn options(database: &Database) -> Options {
 }
 
 /// The options for the gateway's records: next to the checkpoints, with their own pool.
-pub(crate) fn records(database: &Database) -> Result<PostgresTarget, StoreError> {
+pub(crate) fn records(database: &Database) -> Result<PostgresTarget, RecordsError> {
     let schema = database.postgres_schema.as_deref().unwrap_or(SCHEMA);
-    let address = Address::parse(url(database)).map_err(|error| StoreError::Invalid {
+    let address = Address::parse(url(database)).map_err(|error| RecordsError::Invalid {
         field: "database.postgres_url",
         problem: error.to_string(),
     })?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use threadkeep_config::{Backend, Config, RunEventsBackend};
-use threadkeep_records::{DATABASE_FILE, EventBackend, Lease, Store, StoreOptions};
+use threadkeep_records::{DATABASE_FILE, EventBackend, Lease, Records, RecordsOptions};
 use uuid::Uuid;
 
 use crate::{OpenError, postgres};
@@ -16,9 +16,9 @@ const EVENT_DIRECTORY: &str = "run_events";
 ///
 /// # Errors
 /// [`OpenError::Records`].
-pub async fn open_records(config: &Config) -> Result<Store, OpenError> {
+pub async fn open_records(config: &Config) -> Result<Records, OpenError> {
     let database = &config.database;
-    let options = StoreOptions {
+    let options = RecordsOptions {
         event_backend: match config.run_events.backend {
             RunEventsBackend::Memory => EventBackend::Memory,
             RunEventsBackend::Db => EventBackend::Database,
@@ -27,12 +27,12 @@ pub async fn open_records(config: &Config) -> Result<Store, OpenError> {
         event_directory: config.state_dir.join(EVENT_DIRECTORY),
         max_trace_content: config.run_events.max_trace_content,
         lease: is_shared(config).then(|| lease(config)),
-        ..StoreOptions::default()
+        ..RecordsOptions::default()
     };
     Ok(match database.backend {
-        Backend::Memory => Store::open_memory(options).await?,
-        Backend::Sqlite => Store::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?,
-        Backend::Postgres => Store::open_postgres(&postgres::records(database)?, options).await?,
+        Backend::Memory => Records::open_memory(options).await?,
+        Backend::Sqlite => Records::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?,
+        Backend::Postgres => Records::open_postgres(&postgres::records(database)?, options).await?,
     })
 }
 

@@ -16,7 +16,7 @@ use tokio::process::{ChildStdout, Command};
 use crate::actor::{Actor, accessor};
 use crate::exercise::Turn;
 use crate::exercises::processes;
-use crate::place::{Kind, open_at};
+use crate::storage::{Kind, open_at};
 use crate::witness::{Watch, Witness};
 
 /// The work of a child.

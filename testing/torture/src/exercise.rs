@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::BoxFuture;
 
-use crate::place::Kind;
+use crate::storage::Kind;
 
 /// An exercise: one way of trying to lose or damage what was acknowledged.
 #[derive(Clone, Copy)]

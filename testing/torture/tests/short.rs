@@ -3,7 +3,7 @@
 mod common;
 
 use common::play;
-use threadkeep_torture::place::Kind;
+use threadkeep_torture::storage::Kind;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_process_loses_nothing_that_was_acknowledged() {

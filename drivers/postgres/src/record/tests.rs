@@ -25,14 +25,14 @@ fn id() -> impl Strategy<Value = CheckpointId> {
     any::<[u8; 16]>().prop_map(CheckpointId::from_bytes)
 }
 
-fn entry() -> impl Strategy<Value = Entry> {
+fn entry() -> impl Strategy<Value = StoredChannel> {
     let version = (any::<u64>(), any::<u64>()).prop_map(|(counter, random)| Version { counter, random });
     let kept = prop_oneof![
         id().prop_map(Kept::Sentinel),
         form().prop_map(Kept::Value),
         form().prop_map(Kept::Snapshot)
     ];
-    (version, kept).prop_map(|(version, kept)| Entry { version, kept })
+    (version, kept).prop_map(|(version, kept)| StoredChannel { version, kept })
 }
 
 fn channel() -> impl Strategy<Value = ChannelName> {
@@ -182,7 +182,7 @@ fn forged_lengths_do_not_reserve_memory() {
 fn an_ordinary_step_takes_few_bytes() {
     let version = Version { counter: 2000, random: u64::MAX };
     let manifest = Manifest { chunks: vec![], tail: vec![Run { start: 0, len: 2000 }] };
-    let list = Entry { version, kept: Kept::Value(Form::List(manifest)) };
+    let list = StoredChannel { version, kept: Kept::Value(Form::List(manifest)) };
     let record = CheckpointRecord {
         parent: Some(CheckpointId::from_bytes([1; 16])),
         source: Source::Loop,

@@ -12,10 +12,10 @@ use crate::rows::directory::{self, ChainKey, Scope, ThreadKey};
 use crate::rows::element::{self, Elements, SPACES};
 use crate::rows::names::Names;
 use crate::rows::pack;
-use crate::rows::record::{CheckpointRecord, Entry, NameKey, Ordinal, TaskRecord};
-use crate::rows::seal::{Place, join_key};
+use crate::rows::record::{CheckpointRecord, NameKey, Ordinal, StoredChannel, TaskRecord};
+use crate::rows::seal::{RowKey, join_key};
 use crate::sql::{Db, integer, text};
-use crate::write::commit::Store;
+use crate::write::commit::WriterState;
 
 const INTEGRITY: &str = "PRAGMA integrity_check(100)";
 const CHAINS: &str = "SELECT DISTINCT key >> 32 FROM checkpoint";
@@ -101,7 +101,7 @@ impl Check<'_> {
         self.found.push(Finding { scope, place, what, orphan });
     }
 
-    fn broken(&mut self, scope: Option<(&str, &str)>, place: Place, error: &Error) {
+    fn broken(&mut self, scope: Option<(&str, &str)>, place: RowKey, error: &Error) {
         let reason = match error {
             Error::Corrupt { reason, .. } => reason.clone(),
             other => other.to_string(),
@@ -242,9 +242,9 @@ impl Check<'_> {
         let mut names: HashSet<NameKey> = record.next.iter().copied().collect();
         for (name, entry) in &record.channels {
             names.insert(*name);
-            if let Entry::At(origin) = entry {
+            if let StoredChannel::At(origin) = entry {
                 let holder = all.get(origin).and_then(|(holder, _)| holder.entry(*name));
-                if !matches!(holder, Some(Entry::Own(..))) {
+                if !matches!(holder, Some(StoredChannel::Own(..))) {
                     missing.push(format!("the entry that it holds from ordinal {origin} is missing"));
                 }
             }
@@ -270,7 +270,7 @@ fn contains(runs: &[Run], seq: u32) -> bool {
     behind > 0 && seq < runs[behind - 1].end()
 }
 
-impl Store {
+impl WriterState {
     /// Deletes what nothing refers to.
     pub(crate) fn sweep(&mut self) -> Result<()> {
         self.forget();

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Options;
 use crate::error::unavailable;
 use crate::rows::pack;
-use crate::rows::seal::Place;
+use crate::rows::seal::RowKey;
 use crate::sql::{Db, blob, integer};
 use crate::write::commit::Work;
 use crate::write::writer::{Command, Message};
@@ -85,7 +85,7 @@ fn train(path: &Path, options: &Options) -> Result<Option<Vec<u8>>> {
         samples.clear();
         size = 0;
         db.each(SAMPLE, rusqlite::params![stride, 0, SAMPLES], |row| {
-            let place = Place::new("element", integer(row, 0)?);
+            let place = RowKey::new("element", integer(row, 0)?);
             let mut bytes = db.unpack(place, blob(row, 1)?, None)?.to_vec();
             bytes.truncate(LONGEST);
             if size < PLENTY {

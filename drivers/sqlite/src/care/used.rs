@@ -7,7 +7,7 @@ use threadkeep_layout::{Form, Manifest, NUMBER_LIMIT, Run};
 
 use crate::rows::directory::ThreadKey;
 use crate::rows::element::{self, Elements, SPACES, Space};
-use crate::rows::record::{CheckpointRecord, Entry, Kept, Rest, TaskRecord};
+use crate::rows::record::{CheckpointRecord, Kept, Rest, StoredChannel, TaskRecord};
 use crate::sql::Db;
 
 /// The elements that rows refer to, by space. The checkpoints of a thread mostly refer to the same runs.
@@ -23,7 +23,7 @@ impl Used {
         elements: &mut Elements<'_>,
     ) -> Result<()> {
         for (_, entry) in &record.channels {
-            if let Entry::Own(_, Kept::Value(form) | Kept::Snapshot(form)) = entry {
+            if let StoredChannel::Own(_, Kept::Value(form) | Kept::Snapshot(form)) = entry {
                 self.form(form, elements)?;
             }
         }

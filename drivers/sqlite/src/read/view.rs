@@ -17,7 +17,7 @@ use crate::rows::directory::{ChainKey, Thread, ThreadKey};
 use crate::rows::element::{Elements, Space};
 use crate::rows::extra;
 use crate::rows::names::Names;
-use crate::rows::record::{CheckpointRecord, Entry, Kept, NameKey, Ordinal, TaskRecord};
+use crate::rows::record::{CheckpointRecord, Kept, NameKey, Ordinal, StoredChannel, TaskRecord};
 use crate::rows::value;
 use crate::sql::Db;
 
@@ -45,8 +45,12 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// The entry for it in the checkpoint at `own`.
-    pub(crate) fn entry(&self, own: Ordinal) -> Entry {
-        if self.origin == own { Entry::Own(self.version, self.kept.clone()) } else { Entry::At(self.origin) }
+    pub(crate) fn entry(&self, own: Ordinal) -> StoredChannel {
+        if self.origin == own {
+            StoredChannel::Own(self.version, self.kept.clone())
+        } else {
+            StoredChannel::At(self.origin)
+        }
     }
 }
 
@@ -155,16 +159,22 @@ impl<'a> View<'a> {
         at.record.channels.iter().map(|(name, entry)| self.follow(chain, at, *name, entry)).collect()
     }
 
-    fn follow(&mut self, chain: ChainKey, at: &Read, name: NameKey, entry: &Entry) -> Result<Channel> {
-        let own = |origin, entry: &Entry| match entry {
-            Entry::Own(version, kept) => {
+    fn follow(
+        &mut self,
+        chain: ChainKey,
+        at: &Read,
+        name: NameKey,
+        entry: &StoredChannel,
+    ) -> Result<Channel> {
+        let own = |origin, entry: &StoredChannel| match entry {
+            StoredChannel::Own(version, kept) => {
                 Some(Channel { name, origin, version: *version, kept: kept.clone() })
             }
-            Entry::At(_) => None,
+            StoredChannel::At(_) => None,
         };
         let (origin, found) = match entry {
-            Entry::Own(..) => (at.ordinal, own(at.ordinal, entry)),
-            Entry::At(ordinal) => {
+            StoredChannel::Own(..) => (at.ordinal, own(at.ordinal, entry)),
+            StoredChannel::At(ordinal) => {
                 let holder = self.checkpoint(chain, *ordinal, 0)?;
                 (*ordinal, holder.and_then(|holder| own(*ordinal, holder.record.entry(name)?)))
             }

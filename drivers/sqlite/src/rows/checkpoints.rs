@@ -6,7 +6,7 @@ use threadkeep::id::CheckpointId;
 
 use crate::rows::directory::ChainKey;
 use crate::rows::record::{CheckpointRecord, Ordinal, TaskRecord, decode_tasks, encode_tasks};
-use crate::rows::seal::{Place, join_key, low_half, seal, unseal};
+use crate::rows::seal::{RowKey, join_key, low_half, seal, unseal};
 use crate::sql::{Db, blob, integer, optional_blob};
 
 const NEWEST_UP_TO: &str =
@@ -29,7 +29,7 @@ const TASKS_CONTEXT: &[u8] = b"tasks";
 pub(crate) struct CheckpointRow {
     pub(crate) ordinal: Ordinal,
     pub(crate) id: CheckpointId,
-    place: Place,
+    place: RowKey,
     body: Vec<u8>,
     tasks: Option<Vec<u8>>,
 }
@@ -83,10 +83,10 @@ pub(crate) fn all(db: &Db, chain: ChainKey) -> Result<Vec<CheckpointRow>> {
 pub(crate) fn each(
     db: &Db,
     chain: ChainKey,
-    mut look: impl FnMut(Place, Result<CheckpointRow>),
+    mut look: impl FnMut(RowKey, Result<CheckpointRow>),
 ) -> Result<()> {
     db.each(OLDEST_FIRST, [join_key(chain, 0), join_key(chain, Ordinal::MAX)], |row| {
-        look(Place::new("checkpoint", integer(row, 0)?), checkpoint(row));
+        look(RowKey::new("checkpoint", integer(row, 0)?), checkpoint(row));
         Ok(())
     })
 }
@@ -174,12 +174,12 @@ pub(crate) fn stored_bytes(db: &Db, chain: ChainKey) -> Result<u64> {
 }
 
 /// The table and key of a checkpoint.
-pub(crate) fn place(chain: ChainKey, ordinal: Ordinal) -> Place {
-    Place::new("checkpoint", join_key(chain, ordinal))
+pub(crate) fn place(chain: ChainKey, ordinal: Ordinal) -> RowKey {
+    RowKey::new("checkpoint", join_key(chain, ordinal))
 }
 
 fn checkpoint(row: &Row<'_>) -> Result<CheckpointRow> {
-    let place = Place::new("checkpoint", integer(row, 0)?);
+    let place = RowKey::new("checkpoint", integer(row, 0)?);
     let id = blob(row, 1)?.try_into().map_err(|_| place.corrupt("the id does not have sixteen bytes"))?;
     let id = CheckpointId::from_bytes(id);
     let body = unseal(place, id.as_bytes(), blob(row, 2)?)?.to_vec();

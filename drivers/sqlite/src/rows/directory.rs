@@ -8,7 +8,7 @@ use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::{Error, Result};
 
 use crate::rows::record::{Ordinal, decode_floor, encode_floor};
-use crate::rows::seal::{Place, seal, unseal};
+use crate::rows::seal::{RowKey, seal, unseal};
 use crate::sql::{Db, blob, integer, text};
 
 const FIND: &str =
@@ -120,9 +120,9 @@ pub(crate) struct Scope {
 }
 
 /// Passes every row of the directory to `look`, or what is wrong with it.
-pub(crate) fn each(db: &Db, mut look: impl FnMut(Place, Result<Scope>)) -> Result<()> {
+pub(crate) fn each(db: &Db, mut look: impl FnMut(RowKey, Result<Scope>)) -> Result<()> {
     db.each(ALL, [], |row| {
-        let place = Place::new("scope", integer(row, 0)?);
+        let place = RowKey::new("scope", integer(row, 0)?);
         let scope = checked(row).and_then(|chain| {
             let owner =
                 u32::try_from(integer(row, 1)?).map_err(|_| place.corrupt("the owner is out of range"))?;
@@ -173,7 +173,7 @@ fn add(db: &Db, owner: u32, text: &str) -> Result<Chain> {
 
 fn checked(row: &Row<'_>) -> Result<Chain> {
     let key = integer(row, 0)?;
-    let place = Place::new("scope", key);
+    let place = RowKey::new("scope", key);
     let hash = integer(row, 3)?;
     let owner = u32::try_from(integer(row, 1)?).map_err(|_| place.corrupt("the owner is out of range"))?;
     if hash != hash_of(owner, text(row, 2)?) {
@@ -185,8 +185,8 @@ fn checked(row: &Row<'_>) -> Result<Chain> {
     Ok(Chain { key, floor })
 }
 
-fn place(key: u32) -> Place {
-    Place::new("scope", key)
+fn place(key: u32) -> RowKey {
+    RowKey::new("scope", key)
 }
 
 fn hash_of(owner: u32, text: &str) -> i64 {

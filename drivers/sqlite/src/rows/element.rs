@@ -11,7 +11,7 @@ use threadkeep_layout::{EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, chunk
 
 use crate::rows::directory::ThreadKey;
 use crate::rows::pack::Slab;
-use crate::rows::seal::{Place, join_key, low_half};
+use crate::rows::seal::{RowKey, join_key, low_half};
 use crate::sql::{Db, blob, integer};
 use crate::stats::Counters;
 
@@ -128,12 +128,12 @@ impl Index {
 }
 
 /// The table and key of an element.
-pub(crate) fn place(thread: ThreadKey, space: Space, seq: u32) -> Place {
-    Place::new("element", key_of(thread, space, seq))
+pub(crate) fn place(thread: ThreadKey, space: Space, seq: u32) -> RowKey {
+    RowKey::new("element", key_of(thread, space, seq))
 }
 
 /// The space and sequence number at a place of the table.
-pub(crate) fn space_of(place: Place) -> Option<(Space, u32)> {
+pub(crate) fn space_of(place: RowKey) -> Option<(Space, u32)> {
     let low = low_half(place.key);
     Some((*SPACES.get((low / NUMBER_LIMIT) as usize)?, low % NUMBER_LIMIT))
 }
@@ -142,11 +142,11 @@ pub(crate) fn space_of(place: Place) -> Option<(Space, u32)> {
 pub(crate) fn each(
     db: &Db,
     thread: ThreadKey,
-    mut look: impl FnMut(Place, Result<(Space, u32)>),
+    mut look: impl FnMut(RowKey, Result<(Space, u32)>),
 ) -> Result<()> {
     db.each(RANGE, keys_of(thread), |row| {
         let key = integer(row, 0)?;
-        let place = Place::new("element", key);
+        let place = RowKey::new("element", key);
         let found = located(key, blob(row, 1)?);
         look(
             place,
@@ -287,7 +287,7 @@ impl<'a> Elements<'a> {
                 let (_, seq, hash) = located(key, blob(row, 1)?)?;
                 if let Entry::Vacant(place) = loaded.entry(seq) {
                     self.counters.inspect(|counters| counters.elements_loaded.add(1));
-                    let at = Place::new("element", key);
+                    let at = RowKey::new("element", key);
                     place.insert(decode(self.db, at, hash, blob(row, 2)?, slab.as_mut())?);
                 }
                 Ok(())
@@ -308,7 +308,7 @@ impl EntrySource for Elements<'_> {
 }
 
 fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
-    let place = Place::new("element", key);
+    let place = RowKey::new("element", key);
     let (space, seq) = space_of(place).ok_or_else(|| place.corrupt("the key is out of range"))?;
     let hash = hash.try_into().map_err(|_| place.corrupt("the hash does not have sixteen bytes"))?;
     Ok((space, seq, hash))
@@ -316,7 +316,7 @@ fn located(key: i64, hash: &[u8]) -> Result<(Space, u32, ElementHash)> {
 
 pub(crate) fn decode(
     db: &Db,
-    place: Place,
+    place: RowKey,
     hash: ElementHash,
     body: &[u8],
     slab: Option<&mut Slab>,

@@ -8,7 +8,7 @@ use rusqlite::params;
 use threadkeep::{Error, Result};
 
 use crate::rows::record::NameKey;
-use crate::rows::seal::{Place, checksum};
+use crate::rows::seal::{RowKey, checksum};
 use crate::sql::{Db, blob, integer, text};
 
 const NEWER: &str = "SELECT key, text, sum FROM name WHERE key > ?1 ORDER BY key";
@@ -75,7 +75,7 @@ impl Known {
         db.each(NEWER, [self.last], |row| {
             let number = integer(row, 0)?;
             let key = NameKey::try_from(number)
-                .map_err(|_| Place::new("name", number).corrupt("the key is out of range"))?;
+                .map_err(|_| RowKey::new("name", number).corrupt("the key is out of range"))?;
             let name = text(row, 1)?;
             if blob(row, 2)? != checksum(place(key), name.as_bytes(), b"") {
                 return Err(place(key).corrupt("the checksum does not match"));
@@ -93,6 +93,6 @@ impl Known {
     }
 }
 
-fn place(key: NameKey) -> Place {
-    Place::new("name", key)
+fn place(key: NameKey) -> RowKey {
+    RowKey::new("name", key)
 }

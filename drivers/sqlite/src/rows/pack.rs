@@ -9,7 +9,7 @@ use threadkeep::{Error, Result};
 use threadkeep_layout::{Decoder, Malformed, Packer as Zstd, Unpacker, put_uint};
 
 use crate::error::unavailable;
-use crate::rows::seal::{Place, seal, unseal};
+use crate::rows::seal::{RowKey, seal, unseal};
 use crate::sql::{Db, blob, integer};
 
 const NEWEST: &str = "SELECT key, body FROM dictionary ORDER BY key DESC LIMIT 1";
@@ -80,7 +80,7 @@ impl Packer {
     pub(crate) fn unpack(
         &mut self,
         db: &Db,
-        place: Place,
+        place: RowKey,
         body: &[u8],
         slab: Option<&mut Slab>,
     ) -> Result<Bytes> {
@@ -173,10 +173,10 @@ pub(crate) fn add_dictionary(db: &Db, bytes: &[u8]) -> Result<()> {
 }
 
 /// The dictionaries that are damaged.
-pub(crate) fn broken_dictionaries(db: &Db) -> Result<Vec<(Place, Error)>> {
+pub(crate) fn broken_dictionaries(db: &Db) -> Result<Vec<(RowKey, Error)>> {
     let mut broken = Vec::new();
     db.each(ALL, [], |row| {
-        let place = Place::new("dictionary", integer(row, 0)?);
+        let place = RowKey::new("dictionary", integer(row, 0)?);
         broken.extend(unseal(place, b"", blob(row, 1)?).err().map(|error| (place, error)));
         Ok(())
     })?;
@@ -185,14 +185,14 @@ pub(crate) fn broken_dictionaries(db: &Db) -> Result<Vec<(Place, Error)>> {
 
 fn find(db: &Db, sql: &str, params: impl rusqlite::Params) -> Result<Option<(DictionaryKey, Vec<u8>)>> {
     db.one(sql, params, |row| {
-        let place = Place::new("dictionary", integer(row, 0)?);
+        let place = RowKey::new("dictionary", integer(row, 0)?);
         let number = u32::try_from(place.key).map_err(|_| place.corrupt("the key is out of range"))?;
         Ok((number, unseal(place, b"", blob(row, 1)?)?.to_vec()))
     })
 }
 
-fn place(number: DictionaryKey) -> Place {
-    Place::new("dictionary", number)
+fn place(number: DictionaryKey) -> RowKey {
+    RowKey::new("dictionary", number)
 }
 
 fn failed(error: std::io::Error) -> Error {

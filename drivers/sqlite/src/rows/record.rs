@@ -18,7 +18,7 @@ pub(crate) type Ordinal = u32;
 
 /// What a checkpoint stores for a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum StoredChannel {
     /// What the checkpoint with this ordinal stores for it.
     At(Ordinal),
     /// Stored here.
@@ -63,7 +63,7 @@ pub(crate) struct CheckpointRecord {
     pub(crate) parents: Vec<(String, CheckpointId)>,
     pub(crate) counters: Vec<(NameKey, Counters)>,
     pub(crate) extra: Extra,
-    pub(crate) channels: Vec<(NameKey, Entry)>,
+    pub(crate) channels: Vec<(NameKey, StoredChannel)>,
 }
 
 // The low half of the first byte: the source and the marker.
@@ -215,22 +215,22 @@ impl CheckpointRecord {
     }
 
     /// What this checkpoint stores for a channel.
-    pub(crate) fn entry(&self, channel: NameKey) -> Option<&Entry> {
+    pub(crate) fn entry(&self, channel: NameKey) -> Option<&StoredChannel> {
         self.channels.iter().find(|(name, _)| *name == channel).map(|(_, entry)| entry)
     }
 }
 
-fn put_channels(out: &mut Vec<u8>, channels: &[(NameKey, Entry)]) {
+fn put_channels(out: &mut Vec<u8>, channels: &[(NameKey, StoredChannel)]) {
     put_len(out, channels.len());
     let mut last = None;
     for (channel, entry) in channels {
         put_uint(out, *channel);
         match entry {
-            Entry::At(ordinal) => {
+            StoredChannel::At(ordinal) => {
                 out.push(AT);
                 put_uint(out, *ordinal);
             }
-            Entry::Own(version, kept) => {
+            StoredChannel::Own(version, kept) => {
                 let (kind, form) = match kept {
                     Kept::Sentinel => (SENTINEL, None),
                     Kept::Value(form) => (VALUE, Some(form)),
@@ -251,7 +251,10 @@ fn put_channels(out: &mut Vec<u8>, channels: &[(NameKey, Entry)]) {
     }
 }
 
-fn take_channels(decoder: &mut Decoder<'_>, own: Ordinal) -> Result<Vec<(NameKey, Entry)>, Malformed> {
+fn take_channels(
+    decoder: &mut Decoder<'_>,
+    own: Ordinal,
+) -> Result<Vec<(NameKey, StoredChannel)>, Malformed> {
     let mut channels = Vec::new();
     let mut last = None;
     for _ in 0..decoder.count()? {
@@ -262,7 +265,7 @@ fn take_channels(decoder: &mut Decoder<'_>, own: Ordinal) -> Result<Vec<(NameKey
             if !(1..own).contains(&ordinal) {
                 return Err(Malformed("an entry is taken over from an ordinal out of range"));
             }
-            channels.push((channel, Entry::At(ordinal)));
+            channels.push((channel, StoredChannel::At(ordinal)));
             continue;
         }
         let version = if tag & SAME_VERSION != 0 {
@@ -280,7 +283,7 @@ fn take_channels(decoder: &mut Decoder<'_>, own: Ordinal) -> Result<Vec<(NameKey
         if tag & !(KIND | SAME_VERSION | FORM) != 0 {
             return Err(Malformed("unknown flags"));
         }
-        channels.push((channel, Entry::Own(version, kept)));
+        channels.push((channel, StoredChannel::Own(version, kept)));
     }
     Ok(channels)
 }

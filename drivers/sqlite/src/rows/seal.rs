@@ -6,14 +6,14 @@ use threadkeep::{Error, Result};
 
 /// Identifies one row of the database in errors and checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RowKey {
     /// The table.
     pub(crate) table: &'static str,
     /// The row's integer key.
     pub(crate) key: i64,
 }
 
-impl Place {
+impl RowKey {
     pub(crate) fn new(table: &'static str, key: impl Into<i64>) -> Self {
         Self { table, key: key.into() }
     }
@@ -23,7 +23,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "table {}, key {}", self.table, self.key)
     }
@@ -45,7 +45,7 @@ const SUM: usize = 4;
 
 /// The checksum of a row: the first bytes of a BLAKE3 hash over its place and contents, so that a changed, moved or
 /// swapped row fails.
-pub(crate) fn checksum(place: Place, context: &[u8], body: &[u8]) -> [u8; SUM] {
+pub(crate) fn checksum(place: RowKey, context: &[u8], body: &[u8]) -> [u8; SUM] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(place.table.as_bytes());
     hasher.update(&place.key.to_le_bytes());
@@ -58,7 +58,7 @@ pub(crate) fn checksum(place: Place, context: &[u8], body: &[u8]) -> [u8; SUM] {
 }
 
 /// Appends the checksum to `body`. `context` is the rest of the row.
-pub(crate) fn seal(place: Place, context: &[u8], mut body: Vec<u8>) -> Vec<u8> {
+pub(crate) fn seal(place: RowKey, context: &[u8], mut body: Vec<u8>) -> Vec<u8> {
     let sum = checksum(place, context, &body);
     body.extend_from_slice(&sum);
     body
@@ -68,7 +68,7 @@ pub(crate) fn seal(place: Place, context: &[u8], mut body: Vec<u8>) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the checksum is wrong.
-pub(crate) fn unseal<'a>(place: Place, context: &[u8], stored: &'a [u8]) -> Result<&'a [u8]> {
+pub(crate) fn unseal<'a>(place: RowKey, context: &[u8], stored: &'a [u8]) -> Result<&'a [u8]> {
     match stored.split_last_chunk::<SUM>() {
         Some((body, sum)) if *sum == checksum(place, context, body) => Ok(body),
         _ => Err(place.corrupt("the checksum does not match")),
@@ -86,12 +86,12 @@ mod tests {
         fn a_checksum_depends_on_every_bit_and_on_the_place(
             body in prop::collection::vec(any::<u8>(), 1..40), bit in any::<usize>(), key in any::<i64>(),
         ) {
-            let place = Place::new("checkpoint", key);
+            let place = RowKey::new("checkpoint", key);
             let mut stored = seal(place, b"id", body.clone());
             prop_assert_eq!(unseal(place, b"id", &stored).unwrap(), &body[..]);
             prop_assert!(unseal(place, b"other", &stored).is_err());
-            prop_assert!(unseal(Place::new("scope", key), b"id", &stored).is_err());
-            prop_assert!(unseal(Place::new("checkpoint", key.wrapping_add(1)), b"id", &stored).is_err());
+            prop_assert!(unseal(RowKey::new("scope", key), b"id", &stored).is_err());
+            prop_assert!(unseal(RowKey::new("checkpoint", key.wrapping_add(1)), b"id", &stored).is_err());
             let bit = bit % (stored.len() * 8);
             stored[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(unseal(place, b"id", &stored).is_err());
@@ -100,6 +100,6 @@ mod tests {
 
     #[test]
     fn less_than_a_checksum_is_none() {
-        assert!(unseal(Place::new("name", 1_i64), b"", &[1, 2, 3]).is_err());
+        assert!(unseal(RowKey::new("name", 1_i64), b"", &[1, 2, 3]).is_err());
     }
 }

@@ -158,7 +158,7 @@ async fn every_write_but_a_commit_that_may_wait_flushes_what_came_before() {
 }
 
 #[tokio::test]
-async fn whoever_needs_a_flush_gets_it_beside_others_who_do_not() {
+async fn a_commit_that_needs_a_flush_gets_it_in_a_group_that_needs_none() {
     let store = Opened::new();
     let mut talks: Vec<_> = (0..6).map(|i| Talk::new(&format!("t{i}"))).collect();
     for talk in &mut talks {

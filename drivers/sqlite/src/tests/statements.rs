@@ -441,7 +441,7 @@ async fn a_locked_database_is_unavailable_and_works_again_when_the_lock_is_gone(
 }
 
 #[tokio::test]
-async fn whoever_waited_for_the_same_lock_is_told_at_the_same_time() {
+async fn callers_that_waited_for_the_same_lock_get_the_error_at_the_same_time() {
     let store = Opened::with(Options { busy_timeout: Duration::from_millis(500), ..Options::default() });
     let talks: Vec<_> = (0..4).map(|i| Talk::new(&format!("t{i}"))).collect();
     let lock = store.lock();

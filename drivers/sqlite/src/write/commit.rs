@@ -44,14 +44,14 @@ impl Work {
 }
 
 /// The database as the writer sees it, and what it remembers of it.
-pub(crate) struct Store {
+pub(crate) struct WriterState {
     pub(crate) db: Db,
     pub(crate) names: Names,
     pub(crate) threads: Threads,
     counters: Arc<Counters>,
 }
 
-impl Store {
+impl WriterState {
     pub(crate) fn new(db: Db, counters: Arc<Counters>) -> Self {
         Self { db, names: Names::default(), threads: Threads::default(), counters }
     }

@@ -17,7 +17,7 @@ use crate::rows::directory::{self, Chain, Thread, ThreadKey};
 use crate::rows::element::{self, Elements};
 use crate::rows::record::{CheckpointRecord, NameKey, Ordinal, TaskRecord};
 use crate::sql::Db;
-use crate::write::commit::{Store, places};
+use crate::write::commit::{WriterState, places};
 use crate::write::thread::ThreadState;
 
 /// A chain with all of its rows, oldest first.
@@ -65,7 +65,7 @@ struct Planned {
 /// A chain as it will be stored, by ordinal.
 type Plan = BTreeMap<Ordinal, Planned>;
 
-impl Store {
+impl WriterState {
     pub(crate) fn rewrite(
         &mut self,
         thread: &ThreadId,
@@ -152,7 +152,7 @@ impl Store {
 
 /// A chain during its rewrite, from its oldest checkpoint on.
 struct ChainRewrite<'a> {
-    store: &'a Store,
+    store: &'a WriterState,
     view: View<'a>,
     state: &'a mut ThreadState,
     chain: Chain,

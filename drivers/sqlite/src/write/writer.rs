@@ -24,7 +24,7 @@ use crate::config::{Options, Synchronous};
 use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
 use crate::sql::Db;
 use crate::stats::Counters;
-use crate::write::commit::{Store, Work};
+use crate::write::commit::{Work, WriterState};
 use crate::write::doubt::Doubt;
 
 /// Commands that may wait; further callers wait for a place in the queue.
@@ -64,7 +64,7 @@ pub(crate) fn start(
 ) -> Result<(mpsc::Sender<Message>, JoinHandle<()>)> {
     let (sender, queue) = mpsc::channel(QUEUE);
     let trainer = Trainer::new(path.to_owned(), options.clone(), sender.downgrade());
-    let store = Store::new(db, counters.clone());
+    let store = WriterState::new(db, counters.clone());
     let writer = Writer {
         store,
         counters,
@@ -86,7 +86,7 @@ pub(crate) fn start(
 }
 
 struct Writer {
-    store: Store,
+    store: WriterState,
     counters: Arc<Counters>,
     doubt: Arc<Doubt>,
     queue: mpsc::Receiver<Message>,

@@ -12,12 +12,12 @@ use super::ClientError;
 use threadkeep_config::Config;
 
 /// An open store.
-pub(super) struct Store {
+pub(super) struct SharedStore {
     checkpoints: Checkpoints,
     saver: Arc<dyn Saver>,
 }
 
-impl Store {
+impl SharedStore {
     pub(super) fn saver(&self) -> &Arc<dyn Saver> {
         &self.saver
     }
@@ -29,16 +29,16 @@ static STORES: Mutex<Option<Stores>> = Mutex::const_new(None);
 #[derive(Default)]
 struct Stores {
     /// Kept until the process ends, because its contents exist nowhere else.
-    memory: Option<Arc<Store>>,
+    memory: Option<Arc<SharedStore>>,
     /// Durable stores, each open while a client uses it.
-    durable: HashMap<String, Weak<Store>>,
+    durable: HashMap<String, Weak<SharedStore>>,
 }
 
 /// The store that `config` names, opened by the first client that needs it, with that client's history cache.
 ///
 /// # Errors
 /// [`threadkeep_config::ConfigError::SyncRedisCache`], [`threadkeep_storage::OpenError`].
-pub(super) async fn process_wide(config: &Config) -> Result<Arc<Store>, ClientError> {
+pub(super) async fn process_wide(config: &Config) -> Result<Arc<SharedStore>, ClientError> {
     config.database.checkpoint_cache.check_sync()?;
     // Locked while a store is opened, so that two clients do not open the same one.
     let mut stores = STORES.lock().await;
@@ -62,17 +62,17 @@ pub(super) async fn process_wide(config: &Config) -> Result<Arc<Store>, ClientEr
     Ok(store)
 }
 
-async fn open(config: &Config) -> Result<Store, ClientError> {
+async fn open(config: &Config) -> Result<SharedStore, ClientError> {
     let checkpoints = Checkpoints::open(config).await?;
     let saver = match memory_cache(config) {
         Some(cache) => Arc::new(CachedSaver::new(checkpoints.saver(), Arc::new(cache))),
         None => checkpoints.saver(),
     };
-    Ok(Store { checkpoints, saver })
+    Ok(SharedStore { checkpoints, saver })
 }
 
 /// Releases a store, and closes it if no other client uses it. A client that opens it meanwhile waits.
-pub(super) async fn close(store: Arc<Store>) {
+pub(super) async fn close(store: Arc<SharedStore>) {
     let _opening = STORES.lock().await;
     if let Some(last) = Arc::into_inner(store) {
         last.checkpoints.close().await;

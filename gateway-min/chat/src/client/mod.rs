@@ -54,7 +54,7 @@ pub(crate) use turn::Answer;
 pub use turn::Turn;
 
 use agent::{Core, Guard, thread_id};
-use checkpointer::Store;
+use checkpointer::SharedStore;
 use options::open_config;
 use threadkeep_config::Config;
 
@@ -62,7 +62,7 @@ use threadkeep_config::Config;
 pub struct Client {
     core: Arc<Core>,
     /// The process-wide store, if this client uses it.
-    store: Option<Arc<Store>>,
+    store: Option<Arc<SharedStore>>,
 }
 
 impl fmt::Debug for Client {

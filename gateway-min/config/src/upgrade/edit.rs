@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::outline::{Entry, Mapping, Node, Style, line_start, next_line};
+use super::outline::{Mapping, Node, Pair, Style, line_start, next_line};
 
 /// Changes to a text, applied together.
 pub(super) struct Edits<'a> {
@@ -32,7 +32,7 @@ impl<'a> Edits<'a> {
     }
 
     /// An entry's value as written.
-    pub(super) fn value(&self, entry: &Entry) -> Option<&'a str> {
+    pub(super) fn value(&self, entry: &Pair) -> Option<&'a str> {
         match &entry.value {
             Node::Other(at) => self.text.get(at.clone()).filter(|text| !text.is_empty()),
             Node::Mapping(_) => None,
@@ -40,7 +40,7 @@ impl<'a> Edits<'a> {
     }
 
     /// Replaces an entry's value with another scalar.
-    pub(super) fn set(&mut self, entry: &Entry, value: &str) {
+    pub(super) fn set(&mut self, entry: &Pair, value: &str) {
         match &entry.value {
             Node::Other(at) if !at.is_empty() => self.changes.push((at.clone(), value.to_owned())),
             _ => {
@@ -52,7 +52,7 @@ impl<'a> Edits<'a> {
     }
 
     /// Nests an entry's value one level deeper: `old: v` becomes `outer: {inner: v}`.
-    pub(super) fn nest(&mut self, within: &Mapping, entry: &Entry, outer: &str, inner: &str) {
+    pub(super) fn nest(&mut self, within: &Mapping, entry: &Pair, outer: &str, inner: &str) {
         match within.style {
             Style::Block { indent } => {
                 let new = format!("{outer}:{}{:2$}{inner}", self.newline(), "", indent + 2);
@@ -66,7 +66,7 @@ impl<'a> Edits<'a> {
     }
 
     /// Removes an entry, with its line or its comma.
-    pub(super) fn remove(&mut self, within: &Mapping, entry: &Entry) {
+    pub(super) fn remove(&mut self, within: &Mapping, entry: &Pair) {
         let place = match within.style {
             Style::Block { .. } => line_start(self.text, entry.at.start)..next_line(self.text, entry.end),
             Style::Flow { .. } => {
@@ -184,7 +184,7 @@ impl Example<'_> {
                 }
             }
             Style::Flow { open } => {
-                let json = |entry: &Entry| {
+                let json = |entry: &Pair| {
                     Some((
                         self.values.get_key_value(&entry.key)?.0.as_str(),
                         self.values[&entry.key].to_string(),
@@ -199,7 +199,7 @@ impl Example<'_> {
     }
 
     /// The lines of an entry and the comment above it, without their indentation.
-    fn lines(&self, entry: &Entry) -> Vec<String> {
+    fn lines(&self, entry: &Pair) -> Vec<String> {
         let key_line = line_start(self.text, entry.at.start);
         let indent = entry.at.start - key_line;
         let mut start = key_line;

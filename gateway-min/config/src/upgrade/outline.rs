@@ -8,7 +8,7 @@ use granit_parser::{Event, Parser, ScanError, Span, StructureStyle};
 #[derive(Debug, PartialEq)]
 pub(super) struct Mapping {
     pub(super) style: Style,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<Pair>,
 }
 
 /// How a mapping is written.
@@ -22,7 +22,7 @@ pub(super) enum Style {
 
 /// A key with its value.
 #[derive(Debug, PartialEq)]
-pub(super) struct Entry {
+pub(super) struct Pair {
     pub(super) key: String,
     /// The bytes of the key.
     pub(super) at: Range<usize>,
@@ -40,12 +40,12 @@ pub(super) enum Node {
 }
 
 impl Mapping {
-    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
+    pub(super) fn entry(&self, key: &str) -> Option<&Pair> {
         self.entries.iter().find(|entry| entry.key == key)
     }
 }
 
-impl Entry {
+impl Pair {
     pub(super) fn mapping(&self) -> Option<&Mapping> {
         match &self.value {
             Node::Mapping(mapping) => Some(mapping),
@@ -116,7 +116,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Range<usize>)>> Reader<'a, I> {
     }
 
     fn mapping(&mut self, style: StructureStyle, at: Range<usize>) -> (Node, usize) {
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut entries: Vec<Pair> = Vec::new();
         let mut end = at.end;
         loop {
             match self.events.peek() {
@@ -130,7 +130,7 @@ impl<'a, I: Iterator<Item = (Event<'a>, Range<usize>)>> Reader<'a, I> {
                     self.events.next();
                     let Some((value, value_end)) = self.node() else { break };
                     end = value_end.max(place.end);
-                    entries.push(Entry { key, at: place, value, end });
+                    entries.push(Pair { key, at: place, value, end });
                 }
                 // Configuration keys are scalars; skip any other.
                 Some(_) => {

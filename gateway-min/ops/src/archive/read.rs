@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use threadkeep::metadata::{Counters, Metadata};
-use threadkeep::saver::Place;
+use threadkeep::saver::LocalKey;
 use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 
 use super::ArchiveError;
@@ -275,7 +275,7 @@ impl Reader {
     fn checkpoint(&mut self, line: CheckpointLine) -> Result<(), String> {
         let id: CheckpointId = parsed("id", &line.id)?;
         let namespace = Namespace::from(line.namespace);
-        let place: Place = (namespace.clone(), id);
+        let place: LocalKey = (namespace.clone(), id);
         let last = self.checkpoints.last().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id));
         if last.is_some_and(|last| last >= place) {
             return Err(format!("checkpoint {id} is out of order"));

@@ -5,7 +5,7 @@
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::codec::{Cells, object_text, time_text};
 use crate::db::{Db, WriteTx};
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::query::{FromRow, Row, Sql, query};
 
 impl FromRow for EventRow {
@@ -30,7 +30,7 @@ pub(super) async fn append(
     thread_id: &str,
     run_id: &str,
     events: Vec<PreparedEvent>,
-) -> Result<Vec<i64>, StoreError> {
+) -> Result<Vec<i64>, RecordsError> {
     let mut tx = db.unflushed().write(thread_id).await?;
     let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
     let mut places = Vec::with_capacity(events.len());
@@ -46,7 +46,7 @@ pub(super) async fn append_if_absent(
     thread_id: &str,
     run_id: &str,
     event: PreparedEvent,
-) -> Result<Option<i64>, StoreError> {
+) -> Result<Option<i64>, RecordsError> {
     let mut tx = db.unflushed().write(thread_id).await?;
     let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
     let present: Option<(i64,)> = tx
@@ -71,10 +71,10 @@ pub(super) async fn seed(
     db: &Db,
     thread_id: &str,
     runs: Vec<(String, Vec<PreparedEvent>)>,
-) -> Result<bool, StoreError> {
+) -> Result<bool, RecordsError> {
     let mut tx = db.write(thread_id).await?;
     let owner: Option<Owner> = tx.fetch_optional(thread_owner(thread_id)).await?;
-    let (user_id,) = owner.ok_or_else(|| StoreError::thread_not_found(thread_id))?;
+    let (user_id,) = owner.ok_or_else(|| RecordsError::thread_not_found(thread_id))?;
     let messages: Option<(i64,)> = tx.fetch_optional(messages_of(thread_id)).await?;
     if messages.is_some_and(|(count,)| count > 0) {
         return Ok(false);
@@ -89,7 +89,7 @@ pub(super) async fn seed(
     Ok(true)
 }
 
-pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, RecordsError> {
     let mut sql = db.builder("SELECT * FROM run_events WHERE thread_id = ");
     sql.push_bind(&query.thread_id).push(" AND run_id = ").push_bind(&query.run_id);
     if let Some(event_types) = &query.event_types {
@@ -108,7 +108,7 @@ pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, S
     db.fetch_all(sql.build()).await
 }
 
-pub(super) async fn count_messages(db: &Db, thread_id: &str) -> Result<u64, StoreError> {
+pub(super) async fn count_messages(db: &Db, thread_id: &str) -> Result<u64, RecordsError> {
     let count: Option<(i64,)> = db.fetch_optional(messages_of(thread_id)).await?;
     Ok(count.map_or(0, |(count,)| count.unsigned_abs()))
 }
@@ -127,13 +127,13 @@ struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    async fn of_run(tx: &mut WriteTx, thread_id: &'a str, run_id: &str) -> Result<Self, StoreError> {
+    async fn of_run(tx: &mut WriteTx, thread_id: &'a str, run_id: &str) -> Result<Self, RecordsError> {
         let owner: Option<Owner> = tx.fetch_optional(run_owner(thread_id, run_id)).await?;
-        let (user_id,) = owner.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        let (user_id,) = owner.ok_or_else(|| RecordsError::run_not_found(run_id))?;
         Self::of(tx, thread_id, user_id).await
     }
 
-    async fn of(tx: &mut WriteTx, thread_id: &'a str, user_id: Option<String>) -> Result<Self, StoreError> {
+    async fn of(tx: &mut WriteTx, thread_id: &'a str, user_id: Option<String>) -> Result<Self, RecordsError> {
         let sql = query("SELECT seq FROM run_events WHERE thread_id = $1 ORDER BY seq DESC LIMIT 1");
         let last: Option<(i64,)> = tx.fetch_optional(sql.bind(thread_id)).await?;
         Ok(Self { thread_id, user_id, last_seq: last.map_or(0, |(seq,)| seq) })
@@ -144,7 +144,7 @@ impl<'a> Feed<'a> {
         tx: &mut WriteTx,
         run_id: &str,
         event: &PreparedEvent,
-    ) -> Result<i64, StoreError> {
+    ) -> Result<i64, RecordsError> {
         let seq = self.last_seq + 1;
         tx.execute(
             query(

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::db::Db;
-use crate::error::StoreError;
+use crate::error::RecordsError;
 
 /// The approximate maximum size of the events of all threads: 64 MiB.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
@@ -35,7 +35,7 @@ impl MemoryFeed {
         thread_id: &str,
         run_id: &str,
         events: Vec<PreparedEvent>,
-    ) -> Result<Vec<i64>, StoreError> {
+    ) -> Result<Vec<i64>, RecordsError> {
         let mut feeds = self.0.lock().await;
         let user_id = owner_of_run(db, thread_id, run_id).await?;
         let push = |event| feeds.push(thread_id, run_id, user_id.as_deref(), event);
@@ -48,7 +48,7 @@ impl MemoryFeed {
         thread_id: &str,
         run_id: &str,
         event: PreparedEvent,
-    ) -> Result<Option<i64>, StoreError> {
+    ) -> Result<Option<i64>, RecordsError> {
         let mut feeds = self.0.lock().await;
         let user_id = owner_of_run(db, thread_id, run_id).await?;
         if feeds.rows(thread_id).any(|row| row.run_id == run_id && row.event_type == event.event_type) {
@@ -62,10 +62,10 @@ impl MemoryFeed {
         db: &Db,
         thread_id: &str,
         runs: Vec<(String, Vec<PreparedEvent>)>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool, RecordsError> {
         let mut feeds = self.0.lock().await;
         let owner: Option<Owner> = db.fetch_optional(thread_owner(thread_id)).await?;
-        let (user_id,) = owner.ok_or_else(|| StoreError::thread_not_found(thread_id))?;
+        let (user_id,) = owner.ok_or_else(|| RecordsError::thread_not_found(thread_id))?;
         if feeds.rows(thread_id).any(is_message) {
             return Ok(false);
         }
@@ -104,9 +104,9 @@ impl MemoryFeed {
     }
 }
 
-async fn owner_of_run(db: &Db, thread_id: &str, run_id: &str) -> Result<Option<String>, StoreError> {
+async fn owner_of_run(db: &Db, thread_id: &str, run_id: &str) -> Result<Option<String>, RecordsError> {
     let owner: Option<Owner> = db.fetch_optional(run_owner(thread_id, run_id)).await?;
-    owner.map(|(user_id,)| user_id).ok_or_else(|| StoreError::run_not_found(run_id))
+    owner.map(|(user_id,)| user_id).ok_or_else(|| RecordsError::run_not_found(run_id))
 }
 
 fn is_message(row: &EventRow) -> bool {

@@ -21,7 +21,7 @@ use self::jsonl::JsonlFeed;
 use self::memory::MemoryFeed;
 use super::codec::JsonObject;
 use super::db::Db;
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::query::{Sql, query};
 
 /// The maximum content of an event of the category `trace`, in bytes, unless `run_events.max_trace_content` sets
@@ -45,7 +45,7 @@ pub enum EventBackend {
     Memory,
     /// In the gateway's database.
     Database,
-    /// In files with one JSON document per line, in [`StoreOptions::event_directory`](super::StoreOptions).
+    /// In files with one JSON document per line, in [`RecordsOptions::event_directory`](super::RecordsOptions).
     Jsonl,
 }
 
@@ -171,14 +171,14 @@ impl Events {
     /// Appends `events` of one run, all or none, and returns their positions in the feed.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] if the thread has no such run (any more); [`StoreError::Invalid`] if a type or category
+    /// [`RecordsError::NotFound`] if the thread has no such run (any more); [`RecordsError::Invalid`] if a type or category
     /// is empty or too long.
     pub async fn append(
         &self,
         thread_id: &str,
         run_id: &str,
         events: Vec<NewEvent>,
-    ) -> Result<Vec<i64>, StoreError> {
+    ) -> Result<Vec<i64>, RecordsError> {
         let events = self.prepare(events)?;
         match &self.feed {
             Feed::Memory(feed) => feed.append(&self.db, thread_id, run_id, events).await,
@@ -197,7 +197,7 @@ impl Events {
         thread_id: &str,
         run_id: &str,
         event: NewEvent,
-    ) -> Result<Option<i64>, StoreError> {
+    ) -> Result<Option<i64>, RecordsError> {
         let event = self.prepare_one(event)?;
         match &self.feed {
             Feed::Memory(feed) => feed.append_if_absent(&self.db, thread_id, run_id, event).await,
@@ -210,12 +210,12 @@ impl Events {
     /// a change, if it has messages.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] if the thread has no row; [`StoreError::Invalid`] as in [`Events::append`].
-    pub async fn seed(&self, thread_id: &str, runs: Vec<SeedRun>) -> Result<bool, StoreError> {
+    /// [`RecordsError::NotFound`] if the thread has no row; [`RecordsError::Invalid`] as in [`Events::append`].
+    pub async fn seed(&self, thread_id: &str, runs: Vec<SeedRun>) -> Result<bool, RecordsError> {
         let runs = runs
             .into_iter()
             .map(|run| Ok((run.run_id, self.prepare(run.events)?)))
-            .collect::<Result<Vec<_>, StoreError>>()?;
+            .collect::<Result<Vec<_>, RecordsError>>()?;
         match &self.feed {
             Feed::Memory(feed) => feed.seed(&self.db, thread_id, runs).await,
             Feed::Database => database::seed(&self.db, thread_id, runs).await,
@@ -226,11 +226,11 @@ impl Events {
     /// The events of a run in feed order; empty for an unknown thread or run.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if the limit is outside its range.
-    pub async fn list(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+    /// [`RecordsError::Invalid`] if the limit is outside its range.
+    pub async fn list(&self, query: &EventQuery) -> Result<Vec<EventRow>, RecordsError> {
         if !(1..=EventQuery::MAX_LIMIT).contains(&query.limit) {
             let problem = format!("{} is not between 1 and {}", query.limit, EventQuery::MAX_LIMIT);
-            return Err(StoreError::Invalid { field: "limit", problem });
+            return Err(RecordsError::Invalid { field: "limit", problem });
         }
         match &self.feed {
             Feed::Memory(feed) => Ok(feed.list(query).await),
@@ -240,7 +240,7 @@ impl Events {
     }
 
     /// How many events of the category `message` the thread has; without any, its feed counts as empty.
-    pub async fn count_messages(&self, thread_id: &str) -> Result<u64, StoreError> {
+    pub async fn count_messages(&self, thread_id: &str) -> Result<u64, RecordsError> {
         match &self.feed {
             Feed::Memory(feed) => Ok(feed.count_messages(thread_id).await),
             Feed::Database => database::count_messages(&self.db, thread_id).await,
@@ -274,11 +274,11 @@ impl Events {
         }
     }
 
-    fn prepare(&self, events: Vec<NewEvent>) -> Result<Vec<PreparedEvent>, StoreError> {
+    fn prepare(&self, events: Vec<NewEvent>) -> Result<Vec<PreparedEvent>, RecordsError> {
         events.into_iter().map(|event| self.prepare_one(event)).collect()
     }
 
-    fn prepare_one(&self, mut event: NewEvent) -> Result<PreparedEvent, StoreError> {
+    fn prepare_one(&self, mut event: NewEvent) -> Result<PreparedEvent, RecordsError> {
         check_name("event_type", &event.event_type, EVENT_TYPE_MAX_CHARS)?;
         check_name("category", &event.category, CATEGORY_MAX_CHARS)?;
         if event.category == TRACE_CATEGORY {
@@ -318,12 +318,12 @@ fn thread_owner(thread_id: &str) -> Sql {
     query("SELECT user_id FROM threads_meta WHERE thread_id = $1").bind(thread_id)
 }
 
-fn check_name(field: &'static str, name: &str, max: usize) -> Result<(), StoreError> {
+fn check_name(field: &'static str, name: &str, max: usize) -> Result<(), RecordsError> {
     let chars = name.chars().count();
     if (1..=max).contains(&chars) {
         return Ok(());
     }
-    Err(StoreError::Invalid {
+    Err(RecordsError::Invalid {
         field,
         problem: format!("'{name}' has {chars} characters, but must have 1 to {max}"),
     })

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::codec::{cut, object_text, time_text};
 use crate::db::WriteTx;
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::query::query;
 
 /// The maximum number of runs that wait for one thread.
@@ -58,11 +58,11 @@ impl Runs {
     /// may have been admitted, and then holds its thread until the next recovery.
     ///
     /// # Errors
-    /// * [`StoreError::NotFound`]: the thread has no row; in particular it was deleted meanwhile.
-    /// * [`StoreError::Conflict`]: another operation holds the thread, and `strategy` neither stops it nor waits.
-    /// * [`StoreError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
-    /// * [`StoreError::DuplicateRun`]: the run id is already used.
-    pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, StoreError> {
+    /// * [`RecordsError::NotFound`]: the thread has no row; in particular it was deleted meanwhile.
+    /// * [`RecordsError::Conflict`]: another operation holds the thread, and `strategy` neither stops it nor waits.
+    /// * [`RecordsError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
+    /// * [`RecordsError::DuplicateRun`]: the run id is already used.
+    pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, RecordsError> {
         let mut tx = self.db.write(&run.thread_id).await?;
         if let Some(key) = &run.idempotency_key {
             let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
@@ -72,7 +72,7 @@ impl Runs {
         }
         let thread = query("SELECT thread_id FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
         if tx.fetch_optional::<(String,)>(thread).await?.is_none() {
-            return Err(StoreError::thread_not_found(&run.thread_id));
+            return Err(RecordsError::thread_not_found(&run.thread_id));
         }
 
         let row = RowToInsert {
@@ -94,18 +94,18 @@ impl Runs {
 }
 
 impl Runs {
-    /// The run, if an admission with an [unknown outcome](StoreError::InDoubt) stored it: read after that transaction,
+    /// The run, if an admission with an [unknown outcome](RecordsError::InDoubt) stored it: read after that transaction,
     /// which by then has either happened or never will.
-    pub async fn admitted(&self, run: &NewRun) -> Result<Option<RunRow>, StoreError> {
+    pub async fn admitted(&self, run: &NewRun) -> Result<Option<RunRow>, RecordsError> {
         let mut tx = self.db.write(&run.thread_id).await?;
         tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1").bind(&run.run_id)).await
     }
 }
 
 /// Handles a taken thread: makes the run wait, if its strategy allows it.
-async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
+async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
     let thread_id = &row.run.thread_id;
-    let duplicate = || StoreError::DuplicateRun { run_id: row.run.run_id.clone() };
+    let duplicate = || RecordsError::DuplicateRun { run_id: row.run.run_id.clone() };
     let holder: RunRow =
         tx.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await?.ok_or_else(duplicate)?;
     let action = match row.strategy {
@@ -117,7 +117,7 @@ async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, Store
         MultitaskStrategy::Enqueue | MultitaskStrategy::Reject => None,
     };
     let Some(action) = action.filter(|_| holder.operation_kind == OperationKind::Run) else {
-        return Err(StoreError::Conflict { thread_id: thread_id.clone(), holder: holder.operation_kind });
+        return Err(RecordsError::Conflict { thread_id: thread_id.clone(), holder: holder.operation_kind });
     };
 
     let action = mark_cancelled(tx, &holder, action, row.now).await?;
@@ -139,15 +139,15 @@ async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, Store
 }
 
 /// Queues the run after all that hold the thread or wait for it.
-async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, StoreError> {
+async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
     let thread_id = &row.run.thread_id;
     let waiting = query("SELECT COUNT(*) FROM runs WHERE thread_id = $1 AND waiting").bind(thread_id);
     let waiting: Option<(i64,)> = tx.fetch_optional(waiting).await?;
     if waiting.is_some_and(|(count,)| count >= i64::from(QUEUE_MAX)) {
-        return Err(StoreError::QueueFull { thread_id: thread_id.clone(), waiting: QUEUE_MAX });
+        return Err(RecordsError::QueueFull { thread_id: thread_id.clone(), waiting: QUEUE_MAX });
     }
     let run = insert(tx, &row).await?;
-    run.map(Admission::Queued).ok_or_else(|| StoreError::DuplicateRun { run_id: row.run.run_id.clone() })
+    run.map(Admission::Queued).ok_or_else(|| RecordsError::DuplicateRun { run_id: row.run.run_id.clone() })
 }
 
 /// Requests the cancellation of `run` and returns its action: an earlier request takes precedence.
@@ -156,7 +156,7 @@ pub(super) async fn mark_cancelled(
     run: &RunRow,
     action: CancelAction,
     now: DateTime<Utc>,
-) -> Result<CancelAction, StoreError> {
+) -> Result<CancelAction, RecordsError> {
     if let Some(earlier) = run.cancel_action {
         return Ok(earlier);
     }
@@ -182,7 +182,7 @@ pub(super) struct RowToInsert<'a> {
 }
 
 /// Inserts the row; `None` if a unique index forbids it.
-pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Option<RunRow>, StoreError> {
+pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Option<RunRow>, RecordsError> {
     let run = row.run;
     tx.fetch_optional(
         query(

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::Runs;
 use crate::codec::{Cells, time_text};
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::query::{FromRow, Row, query};
 
 /// How long frames of ended runs are kept if their own process does not remove them.
@@ -41,7 +41,7 @@ impl FromRow for FrameBatch {
 
 impl Runs {
     /// Requests the frames of an active run from the process that owns it.
-    pub async fn follow(&self, run_id: &str) -> Result<(), StoreError> {
+    pub async fn follow(&self, run_id: &str) -> Result<(), RecordsError> {
         let mut tx = self.db.write_of_run(run_id).await?;
         let sql = "UPDATE runs SET followed = TRUE WHERE run_id = $1 AND status IN ('pending', 'running') \
                    AND NOT followed";
@@ -57,7 +57,7 @@ impl Runs {
         run_id: &str,
         batch: &FrameBatch,
         keep_from: u64,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), RecordsError> {
         let seq = |seq: u64| i64::try_from(seq).unwrap_or(i64::MAX);
         let mut tx = self.db.write(thread_id).await?;
         let sql = "INSERT INTO run_frames (run_id, thread_id, first_seq, next_seq, frames, ends, created_at) \
@@ -79,7 +79,12 @@ impl Runs {
 
     /// The frames of a run from this number on, oldest first: at most `batches` batches, the first of which may start
     /// before it.
-    pub async fn frames(&self, run_id: &str, from: u64, batches: u32) -> Result<Vec<FrameBatch>, StoreError> {
+    pub async fn frames(
+        &self,
+        run_id: &str,
+        from: u64,
+        batches: u32,
+    ) -> Result<Vec<FrameBatch>, RecordsError> {
         let mut sql = self.db.builder("SELECT * FROM run_frames WHERE run_id = ");
         sql.push_bind(run_id).push(" AND (ends OR next_seq > ");
         sql.push_bind(i64::try_from(from).unwrap_or(i64::MAX)).push(") ORDER BY next_seq, first_seq LIMIT ");
@@ -88,7 +93,7 @@ impl Runs {
     }
 
     /// Removes the frames of a run that has ended, and abandoned frames of other runs.
-    pub async fn forget_frames(&self, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
+    pub async fn forget_frames(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
         let mut tx = self.db.write(thread_id).await?;
         let sql = "DELETE FROM run_frames WHERE run_id = $1 OR (created_at < $2 AND NOT EXISTS (SELECT 1 FROM runs \
                    WHERE runs.run_id = run_frames.run_id AND runs.status IN ('pending', 'running')))";

@@ -10,7 +10,7 @@ use chrono::TimeDelta;
 
 use super::Runs;
 use crate::codec::{Cells, time_text};
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::query::{FromRow, Row};
 
 /// The terms on which a process owns its rows.
@@ -55,7 +55,7 @@ impl Runs {
 
     /// Renews the leases of these runs and of all reservations held by this process. Rows of others and ended rows are
     /// unchanged.
-    pub async fn renew(&self, run_ids: &[String]) -> Result<(), StoreError> {
+    pub async fn renew(&self, run_ids: &[String]) -> Result<(), RecordsError> {
         let Some(lease) = &self.lease else { return Ok(()) };
         let held: Vec<String> = run_ids.iter().cloned().chain(self.reserved().iter().cloned()).collect();
         if held.is_empty() {
@@ -72,7 +72,7 @@ impl Runs {
     }
 
     /// Which of these runs were cancelled, were ended, or are followed by another process.
-    pub async fn noticed(&self, run_ids: &[String]) -> Result<Vec<Noticed>, StoreError> {
+    pub async fn noticed(&self, run_ids: &[String]) -> Result<Vec<Noticed>, RecordsError> {
         if run_ids.is_empty() {
             return Ok(Vec::new());
         }

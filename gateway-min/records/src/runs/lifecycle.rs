@@ -7,7 +7,7 @@ use super::admission::mark_cancelled;
 use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
 use crate::codec::{cut, object_text, time_text};
 use crate::db::WriteTx;
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::query::{Sql, query};
 use crate::threads::ThreadStatus;
 
@@ -92,10 +92,10 @@ impl Runs {
     /// Moves the run from `pending` to `running`.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`].
-    pub async fn start(&self, run_id: &str) -> Result<StartOutcome, StoreError> {
+    /// [`RecordsError::NotFound`].
+    pub async fn start(&self, run_id: &str) -> Result<StartOutcome, RecordsError> {
         let mut tx = self.db.unflushed().write_of_run(run_id).await?;
-        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
         match (run.status, run.cancel_action) {
             (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
             (RunStatus::Pending, None) if run.waiting => return Ok(StartOutcome::Waiting),
@@ -109,7 +109,7 @@ impl Runs {
     }
 
     /// Stores the run's usage so far; `false`, without a change, if it is not `running`.
-    pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, StoreError> {
+    pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, RecordsError> {
         let mut tx = self.db.unflushed().write_of_run(run_id).await?;
         let sql = bind_totals(
             query(concat!(
@@ -132,7 +132,7 @@ impl Runs {
         &self,
         run_id: &str,
         action: CancelAction,
-    ) -> Result<CancelOutcome, StoreError> {
+    ) -> Result<CancelOutcome, RecordsError> {
         let mut tx = self.db.write_of_run(run_id).await?;
         let Some(run) = run(&mut tx, run_id).await? else { return Ok(CancelOutcome::NotFound) };
         match run.decided_status.unwrap_or(run.reported_status()) {
@@ -150,11 +150,11 @@ impl Runs {
     /// no accepted cancellation is lost to a run that was just finishing; a decided run accepts no cancellation.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
-    pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, StoreError> {
+    /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
+    pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, RecordsError> {
         check_end(end)?;
         let mut tx = self.db.write_of_run(run_id).await?;
-        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
         match run.cancel_action {
             _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),
             Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
@@ -182,12 +182,12 @@ impl Runs {
     /// before.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]; [`StoreError::Invalid`] if `end.status` is an active one.
-    pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, StoreError> {
+    /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
+    pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, RecordsError> {
         check_end(end)?;
         let now = time_text(self.db.clock.now());
         let mut tx = self.db.write_of_run(run_id).await?;
-        let run = run(&mut tx, run_id).await?.ok_or_else(|| StoreError::run_not_found(run_id))?;
+        let run = run(&mut tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
         match run.cancel_action {
             _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
             Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
@@ -217,15 +217,15 @@ impl Runs {
     }
 }
 
-fn check_end(end: &RunEnd) -> Result<(), StoreError> {
+fn check_end(end: &RunEnd) -> Result<(), RecordsError> {
     if end.status.is_active() {
         let problem = format!("a run cannot end as '{}'", end.status);
-        return Err(StoreError::Invalid { field: "status", problem });
+        return Err(RecordsError::Invalid { field: "status", problem });
     }
     Ok(())
 }
 
-async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, StoreError> {
+async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
     tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id))
         .await
 }
@@ -235,7 +235,7 @@ pub(super) async fn promote_waiting(
     tx: &mut WriteTx,
     thread_id: &str,
     now: &str,
-) -> Result<Option<String>, StoreError> {
+) -> Result<Option<String>, RecordsError> {
     let sql = "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE run_id = \
                (SELECT run_id FROM runs WHERE thread_id = $1 AND waiting ORDER BY admission_seq LIMIT 1) \
                AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND status IN ('pending', 'running') \

@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use super::codec::{Cells, JsonObject, name_enum, page_offset};
 use super::db::Db;
-use super::error::StoreError;
+use super::error::RecordsError;
 use super::query::{FromRow, Row, query};
 
 /// The maximum length of [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`] in characters; longer
@@ -290,18 +290,22 @@ pub struct Runs {
 
 impl Runs {
     /// The run with this id; reservations are not found.
-    pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, StoreError> {
+    pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
         let sql = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
         self.db.fetch_optional(sql.bind(run_id)).await
     }
 
     /// The run admitted with this key; see [`NewRun::idempotency_key`].
-    pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, StoreError> {
+    pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, RecordsError> {
         self.db.fetch_optional(query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
     }
 
     /// The thread's runs, last admitted first, without reservations.
-    pub async fn list_by_thread(&self, thread_id: &str, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
+    pub async fn list_by_thread(
+        &self,
+        thread_id: &str,
+        query: &RunQuery,
+    ) -> Result<Vec<RunRow>, RecordsError> {
         let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
         sql.push_bind(thread_id);
         match query.status {
@@ -324,7 +328,7 @@ impl Runs {
     }
 
     /// The runs that are pending or running and not cancelled, first admitted first; of one thread, or all.
-    pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, StoreError> {
+    pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, RecordsError> {
         let mut sql = self.db.builder(
             "SELECT * FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
              AND cancel_action IS NULL",
@@ -337,13 +341,13 @@ impl Runs {
     }
 
     /// Whether a run waits for the thread.
-    pub async fn is_waited_for(&self, thread_id: &str) -> Result<bool, StoreError> {
+    pub async fn is_waited_for(&self, thread_id: &str) -> Result<bool, RecordsError> {
         let sql = query("SELECT run_id FROM runs WHERE thread_id = $1 AND waiting LIMIT 1").bind(thread_id);
         Ok(self.db.fetch_optional::<(String,)>(sql).await?.is_some())
     }
 
     /// The run or reservation that holds the thread; a waiting run does not count.
-    pub async fn active_for_thread(&self, thread_id: &str) -> Result<Option<RunRow>, StoreError> {
+    pub async fn active_for_thread(&self, thread_id: &str) -> Result<Option<RunRow>, RecordsError> {
         self.db.fetch_optional(query(SELECT_HOLDER).bind(thread_id)).await
     }
 }

@@ -5,7 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use super::lifecycle::promote_waiting;
 use super::{RunRow, Runs};
 use crate::codec::time_text;
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::query::query;
 use crate::threads::ThreadStatus;
 
@@ -51,7 +51,7 @@ impl Runs {
         &self,
         now: DateTime<Utc>,
         grace: TimeDelta,
-    ) -> Result<Recovered, StoreError> {
+    ) -> Result<Recovered, RecordsError> {
         self.recover(now, DEAD_AT_START, time_text(now - grace), LEASE_EXPIRED_ERROR).await
     }
 
@@ -61,7 +61,7 @@ impl Runs {
         &self,
         now: DateTime<Utc>,
         grace: TimeDelta,
-    ) -> Result<Recovered, StoreError> {
+    ) -> Result<Recovered, RecordsError> {
         let sql = "SELECT run_id FROM runs WHERE status IN ('pending', 'running') AND lease_expires_at < $1 LIMIT 1";
         let found: Option<(String,)> =
             self.db.fetch_optional(query(sql).bind(time_text(now - grace))).await?;
@@ -73,7 +73,7 @@ impl Runs {
 
     /// The same for the operations of one process that is known to be gone, whatever their leases; the error of its
     /// runs is [`RECOVERY_ERROR`].
-    pub async fn recover_owner(&self, now: DateTime<Utc>, owner: &str) -> Result<Recovered, StoreError> {
+    pub async fn recover_owner(&self, now: DateTime<Utc>, owner: &str) -> Result<Recovered, RecordsError> {
         self.recover(now, OWNED, owner.to_owned(), RECOVERY_ERROR).await
     }
 
@@ -83,7 +83,7 @@ impl Runs {
         dead: &'static str,
         parameter: String,
         error_of_leased: &'static str,
-    ) -> Result<Recovered, StoreError> {
+    ) -> Result<Recovered, RecordsError> {
         let now = time_text(now);
         let mut tx = self.db.write_everywhere().await?;
         let sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ").with(dead);

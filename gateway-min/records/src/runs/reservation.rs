@@ -7,7 +7,7 @@ use super::lifecycle::promote_waiting;
 use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
 use crate::codec::time_text;
 use crate::db::detached;
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::query::query;
 
 /// The writers other than runs that hold a thread.
@@ -61,7 +61,7 @@ impl Reservation {
 
     /// Releases the thread, to the first waiting run if there is one. After an error, or if the future is dropped,
     /// another attempt is made in the background.
-    pub async fn release(mut self) -> Result<(), StoreError> {
+    pub async fn release(mut self) -> Result<(), RecordsError> {
         delete_row(&self.runs, &self.row_id).await?;
         self.held = false;
         Ok(())
@@ -94,7 +94,7 @@ impl Drop for Reservation {
     }
 }
 
-async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), StoreError> {
+async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), RecordsError> {
     let mut tx = runs.db.write_of_run(row_id).await?;
     let sql = "DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run' RETURNING thread_id";
     let freed: Option<(String,)> = tx.fetch_optional(query(sql).bind(row_id)).await?;
@@ -109,14 +109,14 @@ impl Runs {
     /// point; a reservation that was already created is released.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`]: a run or another writer holds the thread.
-    pub async fn reserve(&self, thread_id: &str, kind: WriterKind) -> Result<Reservation, StoreError> {
+    /// [`RecordsError::Conflict`]: a run or another writer holds the thread.
+    pub async fn reserve(&self, thread_id: &str, kind: WriterKind) -> Result<Reservation, RecordsError> {
         let (runs, thread_id) = (self.clone(), thread_id.to_owned());
         detached(async move { reserve(runs, thread_id, kind).await }).await
     }
 }
 
-async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Reservation, StoreError> {
+async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Reservation, RecordsError> {
     let row_id = Uuid::new_v4().to_string();
     let run = NewRun { run_id: row_id.clone(), thread_id: thread_id.clone(), ..NewRun::default() };
     let row = RowToInsert {
@@ -132,8 +132,8 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
     if insert(&mut tx, &row).await?.is_none() {
         let holder: Option<RunRow> = tx.fetch_optional(query(SELECT_HOLDER).bind(&thread_id)).await?;
         return Err(match holder {
-            Some(holder) => StoreError::Conflict { thread_id, holder: holder.operation_kind },
-            None => StoreError::DuplicateRun { run_id: row_id },
+            Some(holder) => RecordsError::Conflict { thread_id, holder: holder.operation_kind },
+            None => RecordsError::DuplicateRun { run_id: row_id },
         });
     }
     let reservation = Reservation { runs, thread_id, row_id, kind, held: true };
@@ -142,7 +142,7 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
     match tx.commit().await {
         Ok(()) => Ok(reservation),
         // Dropping it releases it, in case the commit happened.
-        Err(error @ StoreError::InDoubt { .. }) => Err(error),
+        Err(error @ RecordsError::InDoubt { .. }) => Err(error),
         Err(error) => {
             reservation.forget();
             Err(error)

@@ -76,7 +76,7 @@ async fn reject_names_what_holds_the_thread() {
     let before = dump(store).await;
     let error = store.runs().admit(new_run("t", "r2"), Reject).await.unwrap_err();
     assert!(
-        matches!(&error, StoreError::Conflict { thread_id, holder: OperationKind::Run } if thread_id == "t")
+        matches!(&error, RecordsError::Conflict { thread_id, holder: OperationKind::Run } if thread_id == "t")
     );
     assert_eq!(error.to_string(), "Thread t already has an active run");
     assert_eq!(dump(store).await, before);
@@ -89,7 +89,10 @@ async fn reject_names_what_holds_the_thread() {
         for strategy in [Reject, Interrupt, Rollback] {
             let before = dump(store).await;
             let error = store.runs().admit(new_run("t", "r2"), strategy).await.unwrap_err();
-            assert!(matches!(error, StoreError::Conflict { holder, .. } if holder == kind.into()), "{error}");
+            assert!(
+                matches!(error, RecordsError::Conflict { holder, .. } if holder == kind.into()),
+                "{error}"
+            );
             assert_eq!(error.to_string(), "Thread t already has an active checkpoint write");
             assert_eq!(dump(store).await, before);
         }
@@ -120,7 +123,7 @@ async fn taken_run_id_is_an_error_and_changes_nothing() {
     let before = dump(store).await;
     // On a thread that is taken, with the cancellation of its holder undone; and on a free one.
     let waiting = store.runs().admit(new_run("t1", "r2"), Interrupt).await.unwrap_err();
-    assert!(matches!(waiting, StoreError::DuplicateRun { ref run_id } if run_id == "r2"), "{waiting}");
+    assert!(matches!(waiting, RecordsError::DuplicateRun { ref run_id } if run_id == "r2"), "{waiting}");
     assert_eq!(dump(store).await, before);
     store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
     let free = store.runs().admit(new_run("t1", "r2"), Reject).await.unwrap_err();
@@ -280,7 +283,7 @@ async fn admit_together(
     fixture: &Fixture,
     count: usize,
     strategy: MultitaskStrategy,
-) -> Vec<Result<Admission, StoreError>> {
+) -> Vec<Result<Admission, RecordsError>> {
     let second = fixture.reopen(EventBackend::Memory).await;
     let barrier = Arc::new(Barrier::new(count));
     let tasks = (0..count).map(|i| {
@@ -360,7 +363,7 @@ async fn takeover_racing_with_the_end_gets_the_thread_either_way() {
 }
 
 /// Admits runs that wait in the queue.
-async fn enqueue(store: &Store, thread_id: &str, run_ids: &[&str]) {
+async fn enqueue(store: &Records, thread_id: &str, run_ids: &[&str]) {
     for run_id in run_ids {
         let admission = store.runs().admit(new_run(thread_id, run_id), Enqueue).await.unwrap();
         let Admission::Queued(row) = admission else { panic!("{admission:?}") };
@@ -368,7 +371,7 @@ async fn enqueue(store: &Store, thread_id: &str, run_ids: &[&str]) {
     }
 }
 
-async fn finish(store: &Store, run_id: &str) -> Option<String> {
+async fn finish(store: &Records, run_id: &str) -> Option<String> {
     match store.runs().finish(run_id, &end(RunStatus::Interrupted)).await.unwrap() {
         FinishOutcome::Finished { promoted } => promoted,
         other => panic!("{other:?}"),
@@ -453,7 +456,7 @@ async fn a_run_waits_for_other_writers_too_but_not_for_a_deletion() {
     }
     let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
     let refused = store.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err();
-    assert!(matches!(refused, StoreError::Conflict { holder: OperationKind::Delete, .. }), "{refused}");
+    assert!(matches!(refused, RecordsError::Conflict { holder: OperationKind::Delete, .. }), "{refused}");
     store.delete_thread(reservation).await.unwrap();
     assert!(store.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err().is_not_found());
 }

@@ -6,7 +6,7 @@ use tokio::sync::Barrier;
 use super::support::*;
 use crate::*;
 
-async fn full_thread(store: &Store, thread_id: &str) {
+async fn full_thread(store: &Records, thread_id: &str) {
     create_thread(store, thread_id).await;
     for n in 0..2 {
         let run_id = format!("{thread_id}-r{n}");
@@ -17,7 +17,7 @@ async fn full_thread(store: &Store, thread_id: &str) {
     }
 }
 
-async fn events(store: &Store, thread_id: &str, run_id: &str) -> usize {
+async fn events(store: &Records, thread_id: &str, run_id: &str) -> usize {
     store.events().list(&EventQuery::new(thread_id, run_id)).await.unwrap().len()
 }
 
@@ -65,14 +65,14 @@ async fn deletion_needs_its_own_reservation() {
     let before = dump(store).await;
     let reservation = store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
     let error = store.delete_thread(reservation).await.unwrap_err();
-    assert!(matches!(error, StoreError::Invalid { field: "reservation", .. }), "{error}");
+    assert!(matches!(error, RecordsError::Invalid { field: "reservation", .. }), "{error}");
     until_free(store, "t").await;
     assert_eq!(dump(store).await, before);
 
     let stale = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
     store.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
     let error = store.delete_thread(stale).await.unwrap_err();
-    assert!(matches!(error, StoreError::NotFound { entity: Entity::Reservation, .. }), "{error}");
+    assert!(matches!(error, RecordsError::NotFound { entity: Entity::Reservation, .. }), "{error}");
     assert_eq!(dump(store).await, before);
 }
 
@@ -110,7 +110,7 @@ async fn events_racing_with_the_deletion_leave_nothing() {
             store.delete_thread(reservation).await.unwrap();
             let appended = appending.await.unwrap();
             assert!(
-                appended.as_ref().map_or_else(StoreError::is_not_found, |seqs| seqs == &[5]),
+                appended.as_ref().map_or_else(RecordsError::is_not_found, |seqs| seqs == &[5]),
                 "{appended:?}"
             );
             assert_eq!(events(store, "t", "t-r1").await, 0);

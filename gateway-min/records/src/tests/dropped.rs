@@ -32,15 +32,15 @@ impl<F: Future> Future for DropAfter<F> {
     }
 }
 
-async fn open() -> (Store, TestClock) {
+async fn open() -> (Records, TestClock) {
     let clock = TestClock::new();
     (lone(options(&clock, EventBackend::Database)).await, clock)
 }
 
 /// Drops `operation` after 0, 1, 2, ... waits until it completes, each time on a new store.
 async fn dropped_everywhere(
-    prepare: impl AsyncFn(&Store),
-    operation: impl AsyncFn(&Store) -> Result<(), StoreError>,
+    prepare: impl AsyncFn(&Records),
+    operation: impl AsyncFn(&Records) -> Result<(), RecordsError>,
 ) {
     let (finished, clock) = open().await;
     prepare(&finished).await;
@@ -74,7 +74,7 @@ async fn dropped_everywhere(
     assert!(dropped > 0, "the operation never waited");
 }
 
-async fn thread_and_run(store: &Store) {
+async fn thread_and_run(store: &Records) {
     create_thread(store, "t").await;
     start(store, "t", "r").await;
 }

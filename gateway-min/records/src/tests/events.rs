@@ -29,7 +29,7 @@ fn message(n: u32) -> NewEvent {
     NewEvent::new("llm.ai.response", MESSAGE_CATEGORY, json!({ "n": n }))
 }
 
-async fn seqs(store: &Store, query: &EventQuery) -> Vec<i64> {
+async fn seqs(store: &Records, query: &EventQuery) -> Vec<i64> {
     store.events().list(query).await.unwrap().into_iter().map(|row| row.seq).collect()
 }
 
@@ -297,7 +297,7 @@ async fn names_have_limits_and_a_bad_one_spoils_the_batch() {
             (named("x", &"é".repeat(17)), "category"),
         ] {
             let error = events.append("t", "r", vec![event("x"), bad]).await.unwrap_err();
-            assert!(matches!(error, StoreError::Invalid { field: f, .. } if f == field), "{error}");
+            assert!(matches!(error, RecordsError::Invalid { field: f, .. } if f == field), "{error}");
         }
         assert_eq!(seqs(&fixture.store, &EventQuery::new("t", "r")).await, [0; 0]);
         let longest = named(&"é".repeat(32), &"é".repeat(16));
@@ -346,7 +346,7 @@ async fn long_trace_content_is_cut() {
 #[tokio::test]
 async fn trace_limit_is_a_setting() {
     let clock = TestClock::new();
-    let options = StoreOptions { max_trace_content: 3, ..options(&clock, EventBackend::Database) };
+    let options = RecordsOptions { max_trace_content: 3, ..options(&clock, EventBackend::Database) };
     let store = lone(options).await;
     create_thread(&store, "t").await;
     admit(&store, "t", "r").await;

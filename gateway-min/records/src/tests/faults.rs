@@ -10,9 +10,9 @@ use crate::*;
 /// Makes the 1st, 2nd, ... statement of `operation` fail until it succeeds, and checks after each failure that all rows
 /// are unchanged. `statements` is their number including the commit, so that the test fails if it stops reaching one.
 async fn every_statement_fails_once<T: std::fmt::Debug>(
-    store: &Store,
+    store: &Records,
     statements: usize,
-    operation: impl AsyncFn() -> Result<T, StoreError>,
+    operation: impl AsyncFn() -> Result<T, RecordsError>,
 ) {
     let before = dump(store).await;
     for k in 1..=statements {

@@ -20,7 +20,7 @@ async fn waits(db: &Db) -> bool {
 #[tokio::test]
 async fn a_transaction_waits_for_the_disk_unless_it_is_told_not_to() {
     let fixture = fixture().await;
-    let store = fixture.place.try_open(StoreOptions::default()).await.unwrap();
+    let store = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
     // The setting is per transaction, independent of the previous one on this connection.
     for _ in 0..2 {
         assert!(waits(&store.db).await);
@@ -34,7 +34,7 @@ async fn a_transaction_waits_for_the_disk_unless_it_is_told_not_to() {
 #[tokio::test]
 async fn of_a_run_its_admission_and_how_it_ends_wait_for_the_disk() {
     let fixture = fixture_with(EventBackend::Database).await;
-    let options = StoreOptions { event_backend: EventBackend::Database, ..StoreOptions::default() };
+    let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
     let store = fixture.place.try_open(options).await.unwrap();
     let commits = store.commits();
     // Checks the number of commits, and of those that waited.

@@ -8,7 +8,7 @@ use crate::*;
 
 const GRACE: TimeDelta = TimeDelta::seconds(10);
 
-async fn expired(store: &Store, clock: &TestClock) -> Recovered {
+async fn expired(store: &Records, clock: &TestClock) -> Recovered {
     store.runs().recover_expired(clock.now(), GRACE).await.unwrap()
 }
 

@@ -144,7 +144,7 @@ async fn pending_and_running_are_no_ends() {
     let before = dump(&fixture.store).await;
     for status in [RunStatus::Pending, RunStatus::Running] {
         let error = fixture.store.runs().finish("r", &end(status)).await.unwrap_err();
-        assert!(matches!(error, StoreError::Invalid { field: "status", .. }), "{error}");
+        assert!(matches!(error, RecordsError::Invalid { field: "status", .. }), "{error}");
     }
     assert_eq!(dump(&fixture.store).await, before);
 }

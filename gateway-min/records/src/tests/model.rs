@@ -75,7 +75,7 @@ impl Model {
         self.holder.as_ref().map(|_| OperationKind::Run).or(reserved)
     }
 
-    async fn apply(&mut self, store: &Store, thread_id: &str, step: Step) {
+    async fn apply(&mut self, store: &Records, thread_id: &str, step: Step) {
         match step {
             Step::Admit(strategy) => self.admit(store, thread_id, strategy).await,
             Step::Start(back) => self.start(store, &self.run_id(thread_id, back)).await,
@@ -85,7 +85,7 @@ impl Model {
                 let result = store.runs().reserve(thread_id, kind).await;
                 match (result, self.holding()) {
                     (Ok(reservation), None) => self.reservation = Some(reservation),
-                    (Err(StoreError::Conflict { holder, .. }), Some(expected)) => {
+                    (Err(RecordsError::Conflict { holder, .. }), Some(expected)) => {
                         assert_eq!(holder, expected);
                     }
                     (result, holder) => panic!("{result:?} where {holder:?} holds the thread"),
@@ -110,7 +110,7 @@ impl Model {
         }
     }
 
-    async fn admit(&mut self, store: &Store, thread_id: &str, strategy: MultitaskStrategy) {
+    async fn admit(&mut self, store: &Records, thread_id: &str, strategy: MultitaskStrategy) {
         self.admitted += 1;
         let run_id = self.run_id(thread_id, 0);
         let result = store.runs().admit(new_run(thread_id, &run_id), strategy).await;
@@ -146,10 +146,10 @@ impl Model {
                 self.waiting.push(run_id.clone());
                 self.runs.insert(run_id, (RunStatus::Pending, None));
             }
-            (Err(StoreError::Conflict { holder: OperationKind::Run, .. }), Some(_), None) => {
+            (Err(RecordsError::Conflict { holder: OperationKind::Run, .. }), Some(_), None) => {
                 assert_eq!(strategy, Reject);
             }
-            (Err(StoreError::Conflict { holder, .. }), None, _) => {
+            (Err(RecordsError::Conflict { holder, .. }), None, _) => {
                 assert_eq!(self.holding(), Some(holder));
                 assert!(holder == OperationKind::Delete || strategy != Enqueue);
             }
@@ -157,7 +157,7 @@ impl Model {
         }
     }
 
-    async fn start(&mut self, store: &Store, run_id: &str) {
+    async fn start(&mut self, store: &Records, run_id: &str) {
         let result = store.runs().start(run_id).await;
         match (self.runs.get_mut(run_id), result) {
             (None, Err(error)) => assert!(error.is_not_found()),
@@ -176,7 +176,7 @@ impl Model {
         }
     }
 
-    async fn cancel(&mut self, store: &Store, run_id: &str, action: CancelAction) {
+    async fn cancel(&mut self, store: &Records, run_id: &str, action: CancelAction) {
         let outcome = store.runs().request_cancel(run_id, action).await.unwrap();
         let expected = match self.runs.get_mut(run_id) {
             None => CancelOutcome::NotFound,
@@ -193,7 +193,7 @@ impl Model {
         assert_eq!(outcome, expected);
     }
 
-    async fn finish(&mut self, store: &Store, run_id: &str, status: RunStatus) {
+    async fn finish(&mut self, store: &Records, run_id: &str, status: RunStatus) {
         let result = store.runs().finish(run_id, &end(status)).await;
         match (self.runs.get(run_id).copied(), result) {
             (None, Err(error)) => assert!(error.is_not_found()),
@@ -225,7 +225,7 @@ impl Model {
         recovered
     }
 
-    async fn check(&self, store: &Store, thread_id: &str) {
+    async fn check(&self, store: &Records, thread_id: &str) {
         let active = store.runs().active_for_thread(thread_id).await.unwrap();
         assert!(self.holder.is_none() || self.reservation.is_none(), "the model lets two hold one thread");
         assert_eq!(active.as_ref().map(|row| row.operation_kind), self.holding());

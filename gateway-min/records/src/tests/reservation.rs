@@ -64,7 +64,7 @@ async fn failed_release_is_repeated_in_the_background() {
         let reservation = fixture.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
         fixture.store.db.fault.arm(statement);
         let error = reservation.release().await.unwrap_err();
-        assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+        assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}");
         until_free(&fixture.store, "t").await;
     }
 }
@@ -78,5 +78,5 @@ async fn of_parallel_reservations_one_succeeds() {
     });
     let results = futures::future::try_join_all(tasks).await.unwrap();
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
-    assert!(results.iter().filter_map(|result| result.as_ref().err()).all(StoreError::is_conflict));
+    assert!(results.iter().filter_map(|result| result.as_ref().err()).all(RecordsError::is_conflict));
 }

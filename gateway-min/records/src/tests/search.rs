@@ -12,11 +12,11 @@ fn filter(metadata: Value) -> ThreadQuery {
     ThreadQuery { metadata: MetadataFilter::parse(&object(metadata)).unwrap(), ..query() }
 }
 
-async fn ids(store: &Store, query: &ThreadQuery) -> Vec<String> {
+async fn ids(store: &Records, query: &ThreadQuery) -> Vec<String> {
     store.threads().search(query).await.unwrap().into_iter().map(|row| row.thread_id).collect()
 }
 
-async fn create(store: &Store, thread_id: &str, metadata: Value) {
+async fn create(store: &Records, thread_id: &str, metadata: Value) {
     let new =
         NewThread { thread_id: thread_id.to_owned(), metadata: object(metadata), ..NewThread::default() };
     assert!(store.threads().create(new).await.unwrap().created);
@@ -222,7 +222,7 @@ proptest! {
     fn filter_finds_exactly_the_equal_values(values in prop::collection::vec(scalar(), 1..12)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let store = lone(StoreOptions::default()).await;
+            let store = lone(RecordsOptions::default()).await;
             for (i, value) in values.iter().enumerate() {
                 create(&store, &format!("{i:02}"), json!({ "k": value })).await;
             }

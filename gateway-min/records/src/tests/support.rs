@@ -45,12 +45,12 @@ impl TestClock {
 }
 
 /// The location of a store.
-pub(super) enum Place {
+pub(super) enum Location {
     File { path: PathBuf, _directory: TempDir },
     Schema { url: String, name: String, directory: TempDir },
 }
 
-impl Place {
+impl Location {
     /// A new SQLite file.
     pub(super) fn file() -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -70,17 +70,17 @@ impl Place {
     }
 
     /// Opens it as another process would.
-    pub(super) async fn open(&self, options: StoreOptions) -> Store {
+    pub(super) async fn open(&self, options: RecordsOptions) -> Records {
         let store = self.try_open(options).await.unwrap();
         store.db.stop_flushing();
         store
     }
 
-    pub(super) async fn try_open(&self, options: StoreOptions) -> Result<Store, StoreError> {
-        let options = StoreOptions { event_directory: self.event_directory(), ..options };
+    pub(super) async fn try_open(&self, options: RecordsOptions) -> Result<Records, RecordsError> {
+        let options = RecordsOptions { event_directory: self.event_directory(), ..options };
         match self {
-            Self::File { path, .. } => Store::open(path, options).await,
-            Self::Schema { .. } => Store::open_postgres(&self.target(), options).await,
+            Self::File { path, .. } => Records::open(path, options).await,
+            Self::Schema { .. } => Records::open_postgres(&self.target(), options).await,
         }
     }
 
@@ -118,34 +118,34 @@ impl Place {
 
 /// A store in its own location, with a clock that stands still.
 pub(super) struct Fixture {
-    pub(super) store: Store,
+    pub(super) store: Records,
     pub(super) clock: TestClock,
-    pub(super) place: Place,
+    pub(super) place: Location,
 }
 
 impl Fixture {
-    pub(super) async fn in_place(place: Place, event_backend: EventBackend) -> Self {
+    pub(super) async fn in_place(place: Location, event_backend: EventBackend) -> Self {
         let clock = TestClock::new();
         let store = place.open(options(&clock, event_backend)).await;
         Self { store, clock, place }
     }
 
     /// Opens the same location as a process that owns its rows under this name, for 30 seconds at a time.
-    pub(super) async fn owner(&self, name: &str) -> Store {
+    pub(super) async fn owner(&self, name: &str) -> Records {
         let lease = Lease { owner: name.to_owned(), length: chrono::TimeDelta::seconds(30) };
         self.place
-            .open(StoreOptions { lease: Some(lease), ..options(&self.clock, EventBackend::Database) })
+            .open(RecordsOptions { lease: Some(lease), ..options(&self.clock, EventBackend::Database) })
             .await
     }
 
     /// Opens the same location as another process would.
-    pub(super) async fn reopen(&self, event_backend: EventBackend) -> Store {
+    pub(super) async fn reopen(&self, event_backend: EventBackend) -> Records {
         self.place.open(options(&self.clock, event_backend)).await
     }
 }
 
-pub(super) fn options(clock: &TestClock, event_backend: EventBackend) -> StoreOptions {
-    StoreOptions { clock: clock.clock(), event_backend, ..StoreOptions::default() }
+pub(super) fn options(clock: &TestClock, event_backend: EventBackend) -> RecordsOptions {
+    RecordsOptions { clock: clock.clock(), event_backend, ..RecordsOptions::default() }
 }
 
 pub(super) fn object(value: Value) -> JsonObject {
@@ -155,7 +155,7 @@ pub(super) fn object(value: Value) -> JsonObject {
     }
 }
 
-pub(super) async fn create_thread(store: &Store, thread_id: &str) {
+pub(super) async fn create_thread(store: &Records, thread_id: &str) {
     let new = NewThread { thread_id: thread_id.to_owned(), ..NewThread::default() };
     assert!(store.threads().create(new).await.unwrap().created);
 }
@@ -170,7 +170,7 @@ pub(super) fn new_run(thread_id: &str, run_id: &str) -> NewRun {
 }
 
 /// Admits a run that gets its thread.
-pub(super) async fn admit(store: &Store, thread_id: &str, run_id: &str) -> RunRow {
+pub(super) async fn admit(store: &Records, thread_id: &str, run_id: &str) -> RunRow {
     match store.runs().admit(new_run(thread_id, run_id), MultitaskStrategy::Reject).await.unwrap() {
         Admission::Admitted(row) => row,
         other => panic!("not admitted: {other:?}"),
@@ -178,14 +178,14 @@ pub(super) async fn admit(store: &Store, thread_id: &str, run_id: &str) -> RunRo
 }
 
 /// Admits a run that gets its thread, and starts it.
-pub(super) async fn start(store: &Store, thread_id: &str, run_id: &str) {
+pub(super) async fn start(store: &Records, thread_id: &str, run_id: &str) {
     admit(store, thread_id, run_id).await;
     assert_eq!(store.runs().start(run_id).await.unwrap(), StartOutcome::Started);
 }
 
 /// Admits a run that waits.
 pub(super) async fn wait(
-    store: &Store,
+    store: &Records,
     thread_id: &str,
     run_id: &str,
     strategy: MultitaskStrategy,
@@ -199,20 +199,20 @@ pub(super) fn end(status: RunStatus) -> RunEnd {
     RunEnd { status, error: None, stop_reason: None, totals: RunTotals::default() }
 }
 
-pub(super) async fn run(store: &Store, run_id: &str) -> RunRow {
+pub(super) async fn run(store: &Records, run_id: &str) -> RunRow {
     store.runs().get(run_id).await.unwrap().unwrap()
 }
 
-pub(super) async fn thread(store: &Store, thread_id: &str) -> ThreadRow {
+pub(super) async fn thread(store: &Records, thread_id: &str) -> ThreadRow {
     store.threads().get(thread_id, None).await.unwrap().unwrap()
 }
 
-pub(super) async fn holder(store: &Store, thread_id: &str) -> Option<String> {
+pub(super) async fn holder(store: &Records, thread_id: &str) -> Option<String> {
     store.runs().active_for_thread(thread_id).await.unwrap().map(|row| row.run_id)
 }
 
 /// Waits until nothing holds the thread any more, for releases in the background.
-pub(super) async fn until_free(store: &Store, thread_id: &str) {
+pub(super) async fn until_free(store: &Records, thread_id: &str) {
     soon(async {
         while holder(store, thread_id).await.is_some() {
             tokio::task::yield_now().await;
@@ -227,14 +227,14 @@ pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// Runs any SQL in a write transaction.
-pub(super) async fn sql(store: &Store, sql: &'static str) {
+pub(super) async fn sql(store: &Records, sql: &'static str) {
     let mut tx = store.db.write_everywhere().await.unwrap();
     tx.execute(query::query(sql)).await.unwrap();
     tx.commit().await.unwrap();
 }
 
 /// All rows of all tables as text, after all running transactions.
-pub(super) async fn dump(store: &Store) -> Vec<String> {
+pub(super) async fn dump(store: &Records) -> Vec<String> {
     let mut tx = store.db.write_everywhere().await.unwrap();
     let mut rows: Vec<(String,)> = Vec::new();
     for (columns, table) in [

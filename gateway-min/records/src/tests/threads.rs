@@ -39,7 +39,7 @@ async fn created_thread_reads_back() {
 #[tokio::test]
 async fn times_are_whole_microseconds() {
     let nanos = chrono::DateTime::from_timestamp(1_767_323_045, 123_456_789).unwrap();
-    let options = StoreOptions { clock: Clock::from_fn(move || nanos), ..StoreOptions::default() };
+    let options = RecordsOptions { clock: Clock::from_fn(move || nanos), ..RecordsOptions::default() };
     let store = lone(options).await;
     create_thread(&store, "t").await;
     let patched = store.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.unwrap();

@@ -26,9 +26,9 @@ use super::schema::{ErrorBody, Gated};
 use super::threads::{Thread, absent, existing};
 use crate::app::App;
 use crate::runs::admission::seed_runs;
-use crate::store::{DISPLAY_NAME_MAX_CHARS, NewThread, ThreadRow, WriterKind};
 use crate::threads::branch::{self, TurnEnd};
 use crate::threads::lineage::{self, Base};
+use threadkeep_records::{DISPLAY_NAME_MAX_CHARS, NewThread, ThreadRow, WriterKind};
 
 const FIND_FAILED: &str = "Failed to find branch checkpoint";
 const INSPECT_FAILED: &str = "Failed to inspect checkpoint history";

@@ -24,7 +24,7 @@ use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
 use crate::app::App;
 use crate::config::{Config, ContextSize};
-use crate::store::WriterKind;
+use threadkeep_records::WriterKind;
 
 const FAILED: &str = "Failed to compact thread context.";
 const BUSY: &str = "Thread has a run in flight. Compact after the run finishes.";

@@ -20,7 +20,7 @@ use super::schema::ErrorBody;
 use super::threads::{absent, has_checkpoint};
 use crate::app::App;
 use crate::auth::Principal;
-use crate::store::{Reservation, WriterKind};
+use threadkeep_records::{Reservation, WriterKind};
 
 const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
 const DELETE_FAILED: &str = "Failed to delete thread";

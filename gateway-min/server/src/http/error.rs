@@ -12,7 +12,7 @@ use threadkeep::Error;
 use threadkeep::id::ThreadId;
 
 use super::fields::Problems;
-use crate::store::StoreError;
+use threadkeep_records::RecordsError;
 
 /// The maximum size of a request body. The reference names no limit; this one leaves room for a conversation with
 /// images, and keeps a stray upload from filling the memory.
@@ -160,7 +160,7 @@ impl<T, E> OrApiError<T, E> for Result<T, E> {
 /// Whether the error means that the database is unavailable.
 fn is_unavailable(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(Error::Unavailable { .. } | Error::InDoubt { .. }))
-        || error.downcast_ref().is_some_and(StoreError::is_unavailable)
+        || error.downcast_ref().is_some_and(RecordsError::is_unavailable)
 }
 
 impl From<Problems> for ApiError {
@@ -320,14 +320,14 @@ mod tests {
         assert_eq!((status, body.as_str()), (503, r#"{"detail":"Failed to get thread state"}"#));
         assert!(log.contains("connection refused"), "{log}");
         for away in [
-            StoreError::Unavailable { cause: sqlx::Error::PoolTimedOut },
-            StoreError::InDoubt { cause: sqlx::Error::PoolTimedOut },
+            RecordsError::Unavailable { cause: sqlx::Error::PoolTimedOut },
+            RecordsError::InDoubt { cause: sqlx::Error::PoolTimedOut },
         ] {
             let response = ApiError::internal("Failed to create run", &away).into_response();
             assert_eq!(response.status(), 503);
             assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         }
-        let other = StoreError::DuplicateRun { run_id: "r".into() };
+        let other = RecordsError::DuplicateRun { run_id: "r".into() };
         assert_eq!(ApiError::internal("Failed to create run", &other).status(), 500);
     }
 

@@ -16,7 +16,7 @@ use super::extract::{ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::store::{EventQuery, EventRow};
+use threadkeep_records::{EventQuery, EventRow};
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use threadkeep::id::ThreadId;
 
 use super::error::ApiError;
-use crate::store::{StoreError, WriterKind};
 use crate::threads::{Refused, Threads};
+use threadkeep_records::{RecordsError, WriterKind};
 
 /// Runs `work` while no other writer, in this process or another, writes to the thread: under a reservation in the
 /// database, and after the last write of a run that has just ended.
@@ -33,6 +33,6 @@ pub(crate) async fn exclusively<T: Send + 'static>(
 }
 
 /// The response to a failed reservation.
-pub(crate) fn refused(error: &StoreError, busy: impl Into<String>, failed: &'static str) -> ApiError {
+pub(crate) fn refused(error: &RecordsError, busy: impl Into<String>, failed: &'static str) -> ApiError {
     if error.is_conflict() { ApiError::conflict(busy) } else { ApiError::internal(failed, error) }
 }

@@ -21,7 +21,7 @@ use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::store::{NewThread, WriterKind};
+use threadkeep_records::{NewThread, WriterKind};
 
 const READ_FAILED: &str = "Failed to read the goal";
 const WRITE_FAILED: &str = "Failed to write the goal";

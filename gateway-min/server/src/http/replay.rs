@@ -26,8 +26,8 @@ use super::threads::existing;
 use super::turns;
 use crate::app::App;
 use crate::runs::admission::{EDIT, REPLAY_KIND};
-use crate::store::{RunRow, RunStatus};
 use crate::threads::lineage::{self, Base};
+use threadkeep_records::{RunRow, RunStatus};
 
 const READ_FAILED: &str = "Failed to read latest checkpoint";
 const INSPECT_FAILED: &str = "Failed to inspect checkpoint history";

@@ -16,7 +16,7 @@ use super::fields::{Fields, Flaw, FromFields, Pattern};
 use super::runs::run_of;
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::store::{CancelAction, RunRow, RunStatus, StoreError};
+use threadkeep_records::{CancelAction, RecordsError, RunRow, RunStatus};
 
 const CANCEL_FAILED: &str = "Failed to cancel runs";
 const DELETE_FAILED: &str = "Failed to delete run";
@@ -80,7 +80,7 @@ async fn cancel_many(
     Caller(caller): Caller,
     ApiJson(body): ApiJson<CancelMany>,
 ) -> Result<StatusCode, ApiError> {
-    let failed = |error: StoreError| ApiError::internal(CANCEL_FAILED, &error);
+    let failed = |error: RecordsError| ApiError::internal(CANCEL_FAILED, &error);
     if let Some(thread_id) = &body.thread_id {
         check_thread(&app, &caller, thread_id).await?;
     }
@@ -125,7 +125,7 @@ async fn delete_run(
     }
     match app.store.delete_run(&path.run_id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),
-        Err(StoreError::Conflict { .. }) => {
+        Err(RecordsError::Conflict { .. }) => {
             Err(ApiError::conflict(format!("Run {} is active. Cancel it first.", path.run_id)))
         }
         Err(error) if error.is_not_found() => {

@@ -22,11 +22,11 @@ use super::run_body::{RunBody, RunLimits};
 use super::sse;
 use crate::app::App;
 use crate::auth::Principal;
-use crate::runs::admission::{CreateError, Created, Place};
+use crate::runs::admission::{CreateError, Created, OnThread};
 use crate::runs::request::OnDisconnect;
 use crate::runs::resume::ResumeError;
-use crate::store::{CancelAction, CancelOutcome, RunQuery, RunRow, RunStatus, StoreError, ThreadRow};
 use crate::streams::bridge::Subscription;
+use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
 
 /// The maximum number of runs in a list.
 const LIST_MAX: i64 = 100;
@@ -103,7 +103,7 @@ async fn start(
     app: &Arc<App>,
     caller: &Principal,
     thread: &ThreadId,
-    place: Place<'_>,
+    place: OnThread<'_>,
     body: RunBody,
     follow: Follow,
     idempotency_key: Option<String>,
@@ -149,7 +149,7 @@ fn idempotency_key(
 fn refused(error: CreateError) -> ApiError {
     let text = error.to_string();
     match error {
-        CreateError::CheckpointNotFound(_) | CreateError::Store(StoreError::NotFound { .. }) => {
+        CreateError::CheckpointNotFound(_) | CreateError::Records(RecordsError::NotFound { .. }) => {
             ApiError::not_found(text)
         }
         CreateError::Resume(ResumeError::NoAnswer(_)) => ApiError::bad_request(text),
@@ -162,9 +162,9 @@ fn refused(error: CreateError) -> ApiError {
         }
         CreateError::HeadUnreadable(cause) => ApiError::internal("Failed to read the thread's head", &cause),
         CreateError::Stopping => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text),
-        CreateError::Store(StoreError::Conflict { .. } | StoreError::QueueFull { .. })
+        CreateError::Records(RecordsError::Conflict { .. } | RecordsError::QueueFull { .. })
         | CreateError::Resume(ResumeError::NothingWaits(_)) => ApiError::conflict(text),
-        CreateError::Store(cause) => ApiError::internal("Failed to create run", &cause),
+        CreateError::Records(cause) => ApiError::internal("Failed to create run", &cause),
     }
 }
 
@@ -231,7 +231,7 @@ async fn create(
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
     let key = idempotency_key(&headers, &caller, &thread_id)?;
-    let created = start(&app, &caller, &thread_id, Place::Existing, body, Follow::No, key).await?;
+    let created = start(&app, &caller, &thread_id, OnThread::Existing, body, Follow::No, key).await?;
     Ok(created_record(&thread_id, &created))
 }
 
@@ -248,7 +248,7 @@ async fn stream(
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
     let key = idempotency_key(&headers, &caller, &thread_id)?;
-    let created = start(&app, &caller, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
+    let created = start(&app, &caller, &thread_id, OnThread::Existing, body, Follow::Yes, key).await?;
     Ok(sse::response(created.stream, &thread_id, &created.run.run_id))
 }
 
@@ -264,7 +264,7 @@ async fn wait(
 ) -> Result<Response, ApiError> {
     existing(&app, &thread_id).await?;
     let key = idempotency_key(&headers, &caller, &thread_id)?;
-    let created = start(&app, &caller, &thread_id, Place::Existing, body, Follow::Yes, key).await?;
+    let created = start(&app, &caller, &thread_id, OnThread::Existing, body, Follow::Yes, key).await?;
     finished(&app, &thread_id, &created.run.run_id, created.stream).await
 }
 
@@ -277,7 +277,7 @@ async fn create_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&app, &caller, &body).await?;
-    let created = start(&app, &caller, &thread, Place::Visible(&caller), body, Follow::No, None).await?;
+    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::No, None).await?;
     Ok(created_record(&thread, &created))
 }
 
@@ -290,7 +290,7 @@ async fn stream_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&app, &caller, &body).await?;
-    let created = start(&app, &caller, &thread, Place::Visible(&caller), body, Follow::Yes, None).await?;
+    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::Yes, None).await?;
     Ok(sse::response(created.stream, &thread, &created.run.run_id))
 }
 
@@ -303,7 +303,7 @@ async fn wait_stateless(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&app, &caller, &body).await?;
-    let created = start(&app, &caller, &thread, Place::Visible(&caller), body, Follow::Yes, None).await?;
+    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::Yes, None).await?;
     finished(&app, &thread, &created.run.run_id, created.stream).await
 }
 

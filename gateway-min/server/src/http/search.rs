@@ -17,7 +17,7 @@ use super::schema::ErrorBody;
 use super::threads::Thread;
 use crate::app::App;
 use crate::auth::Principal;
-use crate::store::{FilterProblem, MetadataFilter, ThreadQuery, ThreadRow, ThreadStatus};
+use threadkeep_records::{FilterProblem, MetadataFilter, ThreadQuery, ThreadRow, ThreadStatus};
 
 const SEARCH_FAILED: &str = "Failed to search threads";
 /// The maximum number of threads in a response.

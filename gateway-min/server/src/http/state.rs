@@ -27,7 +27,7 @@ use super::run_body::{SERVER_OWNED, selector};
 use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
 use crate::app::App;
-use crate::store::WriterKind;
+use threadkeep_records::WriterKind;
 
 const GET_FAILED: &str = "Failed to get thread state";
 const UPDATE_FAILED: &str = "Failed to update thread state";

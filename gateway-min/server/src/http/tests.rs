@@ -24,7 +24,7 @@ use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
 use crate::config::{ConfigHandle, Environment, LoadOptions};
-use crate::store::{
+use threadkeep_records::{
     MultitaskStrategy, NewEvent, NewRun, NewThread, RunEnd, RunStatus, RunTotals, ThreadStatus, WriterKind,
 };
 

@@ -32,7 +32,9 @@ use super::fields::{Fields, FromFields, Pattern};
 use super::schema::{ErrorBody, Gated};
 use crate::app::App;
 use crate::auth::Principal;
-use crate::store::{NewThread, OperationKind, PINNED_KEY, StoreError, ThreadRow, ThreadStatus, WriterKind};
+use threadkeep_records::{
+    NewThread, OperationKind, PINNED_KEY, RecordsError, ThreadRow, ThreadStatus, WriterKind,
+};
 
 const CREATE_FAILED: &str = "Failed to create thread";
 const GET_FAILED: &str = "Failed to get thread";
@@ -199,7 +201,8 @@ async fn create_thread(
         metadata: body.metadata,
         ..NewThread::default()
     };
-    let busy = StoreError::Conflict { thread_id: thread.to_string(), holder: OperationKind::CheckpointWrite };
+    let busy =
+        RecordsError::Conflict { thread_id: thread.to_string(), holder: OperationKind::CheckpointWrite };
     let work = create(Arc::clone(&app), thread.clone(), new, raise, caller.clone());
     let created = exclusively(
         &app.threads,
@@ -301,7 +304,7 @@ async fn get_thread(
 
 /// Whether a run is active on the thread, from its admission to its last write.
 async fn is_busy(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
-    let failed = |error: StoreError| ApiError::internal(GET_FAILED, &error);
+    let failed = |error: RecordsError| ApiError::internal(GET_FAILED, &error);
     let holder = app.store.runs().active_for_thread(thread.as_str()).await.map_err(failed)?;
     if holder.is_some_and(|holder| holder.operation_kind == OperationKind::Run) {
         return Ok(true);

@@ -18,8 +18,8 @@ use super::extract::{ApiPath, ApiQuery, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::store::{RunQuery, RunRow, RunStatus};
 use crate::threads::lineage::messages_only;
+use threadkeep_records::{RunQuery, RunRow, RunStatus};
 
 const FAILED: &str = "Failed to read token usage";
 

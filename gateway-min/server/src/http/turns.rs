@@ -18,7 +18,7 @@ use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::history::HISTORY_FAILED;
 use crate::app::App;
-use crate::store::{RunQuery, WriterKind};
+use threadkeep_records::{RunQuery, WriterKind};
 
 /// The field of a message, and the key of a human message's `additional_kwargs`, that names its run.
 const RUN_ID: &str = "run_id";

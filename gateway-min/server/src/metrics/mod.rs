@@ -20,7 +20,7 @@ use threadkeep_storage::{FileSize, SqliteSaver};
 pub(crate) use cache::MeteredCache;
 pub(crate) use saver::MeteredSaver;
 
-use crate::store::{Commits, RunStatus};
+use threadkeep_records::{Commits, RunStatus};
 
 /// The content type of [`Metrics::rendered`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

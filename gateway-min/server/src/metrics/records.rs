@@ -7,7 +7,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use crate::store::Commits;
+use threadkeep_records::Commits;
 
 /// The counters of a store.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use super::request::{OnDisconnect, Resume, RunInput, RunRequest};
 use super::resume::{self, ResumeError};
 use super::worker::{self, RunSpec};
 use crate::auth::Principal;
-use crate::store::{
-    Admission, Entity, NewEvent, NewRun, NewThread, RunRow, SeedRun, StoreError, persistently,
-};
 use crate::streams::bridge::Subscription;
+use threadkeep_records::{
+    Admission, Entity, NewEvent, NewRun, NewThread, RecordsError, RunRow, SeedRun, persistently,
+};
 
 /// The key of a run's metadata that says how it repeats a turn, and its value for an edited question.
 pub(crate) const REPLAY_KIND: &str = "replay_kind";
@@ -47,12 +47,12 @@ pub(crate) enum CreateError {
     Stopping,
     /// The records refused the run: another operation holds the thread, or the store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Records(#[from] RecordsError),
 }
 
 /// On which threads a run may be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place<'a> {
+pub(crate) enum OnThread<'a> {
     /// On a thread that has a row.
     Existing,
     /// On any thread that this caller may see; a missing row is created with the run.
@@ -74,7 +74,7 @@ impl Runs {
     pub(crate) async fn create(
         self: &Arc<Self>,
         thread_id: &str,
-        place: Place<'_>,
+        place: OnThread<'_>,
         request: RunRequest,
         owner: Option<&str>,
         idempotency_key: Option<String>,
@@ -94,7 +94,7 @@ impl Runs {
             self.check_resume(thread_id, request.checkpoint.as_ref(), resume).await?;
         }
         self.seed_feed(thread_id).await?;
-        if let Place::Visible(caller) = place {
+        if let OnThread::Visible(caller) = place {
             let row = NewThread {
                 thread_id: thread_id.to_owned(),
                 user_id: owner.map(str::to_owned),
@@ -103,7 +103,7 @@ impl Runs {
             // Another request may have taken the id first.
             if !self.store.threads().create(row).await?.row.visible_to(caller.sees()) {
                 let id = thread_id.to_owned();
-                return Err(StoreError::NotFound { entity: Entity::Thread, id }.into());
+                return Err(RecordsError::NotFound { entity: Entity::Thread, id }.into());
             }
         }
         let run_id = Uuid::new_v4().to_string();
@@ -140,7 +140,7 @@ impl Runs {
         let admitted = self.store.runs().admit(new.clone(), request.options.multitask_strategy).await;
         let run = match admitted {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
-            Err(error @ StoreError::InDoubt { .. }) => {
+            Err(error @ RecordsError::InDoubt { .. }) => {
                 let Some(run) = self.settle(&new).await else {
                     publisher.end();
                     return Err(error.into());

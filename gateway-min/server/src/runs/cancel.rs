@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Runs;
-use crate::store::{CancelAction, CancelOutcome, StoreError};
+use threadkeep_records::{CancelAction, CancelOutcome, RecordsError};
 
 /// How often the row of another process's run is polled.
 const POLL: Duration = Duration::from_millis(250);
@@ -15,11 +15,11 @@ impl Runs {
         &self,
         run_id: &str,
         action: CancelAction,
-    ) -> Result<CancelOutcome, StoreError> {
+    ) -> Result<CancelOutcome, RecordsError> {
         let request = || self.store.runs().request_cancel(run_id, action);
         let outcome = match request().await {
             // The cancellation is recorded, now or before; the task must be notified either way.
-            Err(StoreError::InDoubt { .. }) => request().await?,
+            Err(RecordsError::InDoubt { .. }) => request().await?,
             outcome => outcome?,
         };
         if matches!(outcome, CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted)

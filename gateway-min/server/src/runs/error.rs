@@ -4,7 +4,7 @@ use threadkeep::id::CheckpointId;
 use threadkeep_agent::AgentError;
 
 use super::resume::ResumeError;
-use crate::store::StoreError;
+use threadkeep_records::RecordsError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub(super) enum RunError {
     TakenOver,
     /// The run's row could not be read.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Records(#[from] RecordsError),
     /// The thread does not wait for the value that the run resumes with.
     #[error(transparent)]
     Resume(ResumeError),
@@ -52,7 +52,7 @@ impl RunError {
         match self {
             Self::Agent(error) => error.class_name(),
             Self::NotMaterialized { .. } | Self::TakenOver => "RuntimeError",
-            Self::Store(_) => "RunStoreError",
+            Self::Records(_) => "RunStoreError",
             Self::Resume(_) => "ValueError",
         }
     }

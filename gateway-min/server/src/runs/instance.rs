@@ -24,19 +24,19 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 #[derive(Debug)]
 pub(crate) struct Instance {
     file: File,
-    place: Place,
+    place: FileIdentity,
 }
 
 /// The content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     owner: String,
-    place: Place,
+    place: FileIdentity,
 }
 
 /// A file, in one boot of the system.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct FileIdentity {
     boot: String,
     device: u64,
     inode: u64,
@@ -52,7 +52,7 @@ impl Instance {
         let path = state_dir.join(FILE);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Self { place: Place::of(&file)?, file })),
+            Ok(()) => Ok(Some(Self { place: FileIdentity::of(&file)?, file })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
@@ -72,7 +72,7 @@ impl Instance {
     /// # Errors
     /// The operating system's.
     pub(crate) fn sign(&mut self, owner: &str) -> io::Result<()> {
-        let note = Note { owner: owner.to_owned(), place: Place::of(&self.file)? };
+        let note = Note { owner: owner.to_owned(), place: FileIdentity::of(&self.file)? };
         self.file.set_len(0)?;
         self.file.rewind()?;
         self.file.write_all(&serde_json::to_vec(&note)?)?;
@@ -80,7 +80,7 @@ impl Instance {
     }
 }
 
-impl Place {
+impl FileIdentity {
     #[cfg(unix)]
     fn of(file: &File) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt as _;

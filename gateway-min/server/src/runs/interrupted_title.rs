@@ -57,9 +57,9 @@ mod tests {
     use super::super::request::{RunInput, RunRequest};
     use super::super::tests::{Gateway, ask};
     use super::*;
-    use crate::store::{CancelAction, RunStatus};
     use threadkeep_agent::duration::RunNotes;
     use threadkeep_agent::model::scripted::gate;
+    use threadkeep_records::{CancelAction, RunStatus};
 
     fn script(gate: &str) -> Json {
         let waits = "until [ -e go ]; do sleep 0.01; done; echo slow";

@@ -9,14 +9,14 @@ use threadkeep_agent::tools::Changes;
 use threadkeep_agent::tools::loop_detection::Verdict;
 
 use super::delivery::Delivery;
-use crate::store::{NewEvent, Store, StoreError, persistently};
+use threadkeep_records::{NewEvent, Records, RecordsError, persistently};
 
 /// How many events are buffered before they are written.
 const BATCH: usize = 20;
 
 /// Collects the events of one run.
 pub(crate) struct Journal {
-    store: Store,
+    store: Records,
     thread_id: String,
     run_id: String,
     pending: Vec<NewEvent>,
@@ -25,7 +25,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    pub(crate) fn new(store: Store, thread_id: &str, run_id: &str) -> Self {
+    pub(crate) fn new(store: Records, thread_id: &str, run_id: &str) -> Self {
         Self {
             store,
             thread_id: thread_id.to_owned(),
@@ -36,11 +36,11 @@ impl Journal {
         }
     }
 
-    pub(crate) async fn start(&mut self) -> Result<(), StoreError> {
+    pub(crate) async fn start(&mut self) -> Result<(), RecordsError> {
         self.add(NewEvent::new("run.start", "trace", json!({ "run_id": self.run_id }))).await
     }
 
-    pub(crate) async fn human_input(&mut self, message: &Json) -> Result<(), StoreError> {
+    pub(crate) async fn human_input(&mut self, message: &Json) -> Result<(), RecordsError> {
         self.add(NewEvent::new("llm.human.input", "message", message.clone())).await
     }
 
@@ -49,7 +49,7 @@ impl Journal {
         message: &Json,
         caller: &str,
         latency: Duration,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), RecordsError> {
         let mut event = NewEvent::new("llm.ai.response", "message", message.clone());
         event.metadata.insert("caller".to_owned(), json!(caller));
         event.metadata.insert("usage".to_owned(), message["usage_metadata"].clone());
@@ -59,7 +59,7 @@ impl Journal {
         self.add(event).await
     }
 
-    pub(crate) async fn tool_result(&mut self, message: &Json) -> Result<(), StoreError> {
+    pub(crate) async fn tool_result(&mut self, message: &Json) -> Result<(), RecordsError> {
         self.add(NewEvent::new("llm.tool.result", "message", message.clone())).await
     }
 
@@ -140,12 +140,12 @@ impl Journal {
         self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
     }
 
-    async fn add(&mut self, event: NewEvent) -> Result<(), StoreError> {
+    async fn add(&mut self, event: NewEvent) -> Result<(), RecordsError> {
         self.hold(event);
         if self.pending.len() >= BATCH { self.flush().await } else { Ok(()) }
     }
 
-    async fn flush(&mut self) -> Result<(), StoreError> {
+    async fn flush(&mut self) -> Result<(), RecordsError> {
         if self.pending.is_empty() {
             return Ok(());
         }

@@ -29,14 +29,14 @@ use self::control::LocalRuns;
 pub(crate) use self::progress::EVERY as PROGRESS_EVERY;
 use crate::config::ConfigHandle;
 use crate::metrics::Metrics;
-use crate::store::Store;
 use crate::streams::Streams;
 use crate::threads::Threads;
+use threadkeep_records::Records;
 
 /// The runs of this process, and what it knows of those of others.
 pub(crate) struct Runs {
     config: ConfigHandle,
-    store: Store,
+    store: Records,
     threads: Arc<Threads>,
     streams: Arc<Streams>,
     agents: Arc<AgentBuilder>,
@@ -50,7 +50,7 @@ pub(crate) struct Runs {
 impl Runs {
     pub(crate) fn new(
         config: ConfigHandle,
-        store: Store,
+        store: Records,
         threads: Arc<Threads>,
         streams: Arc<Streams>,
         agents: Arc<AgentBuilder>,

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::Runs;
 use super::instance::Instance;
 use crate::config::Config;
-use crate::store::{Noticed, RunRow, Store, StoreError};
+use threadkeep_records::{Noticed, Records, RecordsError, RunRow};
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere.
 const LOOK: Duration = Duration::from_millis(500);
@@ -51,9 +51,9 @@ impl Terms {
 /// # Errors
 /// The store's.
 pub(crate) async fn take_over(
-    store: &Store,
+    store: &Records,
     state_dir: &Path,
-) -> Result<(Option<Instance>, Vec<RunRow>), StoreError> {
+) -> Result<(Option<Instance>, Vec<RunRow>), RecordsError> {
     let Some(owner) = store.runs().owner().map(str::to_owned) else { return Ok((None, Vec::new())) };
     let place = state_dir.to_owned();
     let entered = task::spawn_blocking(move || {
@@ -125,13 +125,13 @@ async fn look(runs: Weak<Runs>) {
 }
 
 impl Runs {
-    async fn renew(&self) -> Result<(), StoreError> {
+    async fn renew(&self) -> Result<(), RecordsError> {
         self.store.runs().renew(&self.local.ids()).await
     }
 
     /// Stops runs of this process that were cancelled or ended elsewhere, and forwards those that other processes
     /// follow.
-    pub(super) async fn notice(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(super) async fn notice(self: &Arc<Self>) -> Result<(), RecordsError> {
         for Noticed { run_id, thread_id, stopped, followed } in
             self.store.runs().noticed(&self.local.ids()).await?
         {
@@ -157,7 +157,7 @@ impl Runs {
     }
 
     /// Ends what dead processes left.
-    async fn recover_expired(&self, grace: Duration) -> Result<(), StoreError> {
+    async fn recover_expired(&self, grace: Duration) -> Result<(), RecordsError> {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let recovered = self.store.runs().recover_expired(Utc::now(), grace).await?;
         for run in &recovered.runs {

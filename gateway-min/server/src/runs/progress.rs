@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use crate::store::{RunTotals, StoreError};
+use threadkeep_records::{RecordsError, RunTotals};
 
 /// How often the row is updated.
 pub(crate) const EVERY: Duration = Duration::from_secs(5);
@@ -19,7 +19,7 @@ pub(crate) async fn report<F>(
     mut push: impl FnMut(RunTotals) -> F,
 ) -> Infallible
 where
-    F: Future<Output = Result<(), StoreError>>,
+    F: Future<Output = Result<(), RecordsError>>,
 {
     let mut ticks = interval_at(Instant::now() + every, every);
     // After a slow push, wait the whole interval again.
@@ -48,8 +48,8 @@ mod tests {
     use super::super::tests::{Gateway, ask};
     use super::*;
     use crate::app::Parts;
-    use crate::store::RunStatus;
     use threadkeep_agent::model::scripted::gate;
+    use threadkeep_records::RunStatus;
 
     fn totals(tokens: i64) -> RunTotals {
         RunTotals { total_tokens: tokens, ..RunTotals::default() }
@@ -81,7 +81,7 @@ mod tests {
             async move {
                 seen.0.lock().unwrap().push((start.elapsed().as_secs(), totals.total_tokens));
                 sleep(takes).await;
-                if fails { Err(StoreError::Unavailable { cause: sqlx::Error::PoolClosed }) } else { Ok(()) }
+                if fails { Err(RecordsError::Unavailable { cause: sqlx::Error::PoolClosed }) } else { Ok(()) }
             }
         };
         tokio::select! {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep_agent::Interrupts;
 
-use crate::store::MultitaskStrategy;
+use threadkeep_records::MultitaskStrategy;
 
 /// A run to start, complete and validated.
 #[derive(Clone)]

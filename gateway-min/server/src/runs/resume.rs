@@ -94,8 +94,8 @@ mod tests {
     use super::super::request::{RunInput, RunOptions, RunRequest, StreamMode};
     use super::super::tests::{Gateway, ask, options};
     use super::*;
-    use crate::store::RunStatus;
     use threadkeep_agent::Interrupts;
+    use threadkeep_records::RunStatus;
 
     fn resuming(value: Json) -> RunRequest {
         let input = RunInput::Resume(Resume { messages: None, value });

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep_agent::Tokens;
 use tokio::sync::watch;
 
-use crate::store::RunTotals;
+use threadkeep_records::RunTotals;
 
 /// Adds up the usage of model calls.
 #[derive(Debug, Default)]

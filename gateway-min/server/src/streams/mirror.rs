@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 
 use super::Streams;
 use super::bridge::{Event, EventId, Frame};
-use crate::store::{FrameBatch, StoreError, persistently};
+use threadkeep_records::{FrameBatch, RecordsError, persistently};
 
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -38,7 +38,7 @@ pub(super) async fn mirror(streams: Arc<Streams>, thread_id: String, run_id: Str
     });
 }
 
-async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
+async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
     let mut stream = streams.bridge.subscribe(run_id, None);
     let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
     loop {

@@ -10,12 +10,12 @@ use chrono::Utc;
 use tokio_util::task::TaskTracker;
 
 use self::bridge::{Publisher, StreamBridge, Subscription};
-use crate::store::{RunRow, Store};
 use crate::threads::Threads;
+use threadkeep_records::{Records, RunRow};
 
 /// The streams of runs.
 pub(crate) struct Streams {
-    store: Store,
+    store: Records,
     threads: Arc<Threads>,
     bridge: StreamBridge,
     /// Relays streams to other processes.
@@ -24,7 +24,7 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(crate) fn new(
-        store: Store,
+        store: Records,
         threads: Arc<Threads>,
         bridge: StreamBridge,
         background: TaskTracker,

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::Streams;
 use super::bridge::Publisher;
 use super::mirror::decode;
-use crate::store::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RunRow, RunStatus, StoreError};
+use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RecordsError, RunRow, RunStatus};
 
 /// How often the database is polled for the state of a run.
 const POLL: Duration = Duration::from_millis(250);
@@ -70,7 +70,7 @@ async fn look(
     run_id: &str,
     next_seq: &mut u64,
     publisher: &Publisher,
-) -> Result<Seen, StoreError> {
+) -> Result<Seen, RecordsError> {
     // Read the row first: if the run has ended by then, its frames may be complete.
     let row = streams.store.runs().get(run_id).await?;
     loop {
@@ -127,7 +127,7 @@ async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
         event_types: Some(vec!["run.error".to_owned()]),
         ..EventQuery::new(&row.thread_id, &row.run_id)
     };
-    let told: Result<Vec<_>, StoreError> = streams.store.events().list(&query).await;
+    let told: Result<Vec<_>, RecordsError> = streams.store.events().list(&query).await;
     let name = told.ok().and_then(|mut told| told.pop()).map(|mut event| event.content["name"].take());
     match name {
         // The answer already shows the model's failure.

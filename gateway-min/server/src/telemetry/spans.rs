@@ -9,7 +9,7 @@ use threadkeep_agent::{TRACE_FAILED as FAILED, TRACE_TARGET as TARGET};
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
-use crate::store::RunStatus;
+use threadkeep_records::RunStatus;
 
 /// The method of a request that is none of the known ones.
 const OTHER: &str = "_OTHER";

@@ -15,11 +15,11 @@ use tokio_util::task::TaskTracker;
 
 use self::locks::ThreadLocks;
 use crate::config::ConfigHandle;
-use crate::store::{Store, StoreError, WriterKind};
+use threadkeep_records::{Records, RecordsError, WriterKind};
 
 /// The threads of this process's stores.
 pub(crate) struct Threads {
-    store: Store,
+    store: Records,
     config: ConfigHandle,
     accessor: StateAccessor,
     modes: Arc<ModeRegister>,
@@ -33,7 +33,7 @@ pub(crate) struct Threads {
 pub(crate) enum Refused {
     /// Another writer holds the thread, or the records are unavailable.
     #[error(transparent)]
-    Reservation(StoreError),
+    Reservation(RecordsError),
     /// The writer's task died.
     #[error(transparent)]
     Died(#[from] JoinError),
@@ -42,7 +42,7 @@ pub(crate) enum Refused {
 impl Threads {
     /// Threads whose state `accessor` reads and writes. `modes` holds what was frozen at the start.
     pub(crate) fn new(
-        store: Store,
+        store: Records,
         config: ConfigHandle,
         accessor: StateAccessor,
         modes: Arc<ModeRegister>,

@@ -493,7 +493,7 @@ async fn a_stream_and_a_wait_end_when_their_key_is_revoked_and_those_of_others_g
         };
         let (status, rest) = tokio::time::timeout(Duration::from_mins(1), ending).await.expect("they go on");
         assert_eq!(status, 401);
-        assert_eq!(rest, [], "{mode}: it breaks off, and nothing more is told");
+        assert_eq!(rest, [], "{mode}: the stream ends, and nothing follows");
         for thread in ["left", "waits"] {
             let run = ann.get(&format!("/api/threads/{thread}/runs")).await.ok()[0]["run_id"].clone();
             let place = format!("/api/threads/{thread}/runs/{}", run.as_str().unwrap());

@@ -223,7 +223,7 @@ async fn the_feed_that_a_restart_emptied_is_filled_from_the_head_by_the_next_run
             assert_eq!(events("checkpoint-seed-t-0").await, [say(1, "one"), say(2, "You said: one")]);
             assert_eq!(events("checkpoint-seed-t-1").await, [say(3, "two"), say(4, "You said: two")]);
             let own = events(&run).await;
-            assert_eq!((&own[0].0, &own[1]), (&json!(5), &say(6, "three")), "{mode}: behind them");
+            assert_eq!((&own[0].0, &own[1]), (&json!(5), &say(6, "three")), "{mode}: after them");
             gateway.ask("t", "four").await;
             assert_eq!(events("checkpoint-seed-t-0").await.len(), 2, "once");
             let runs = gateway.get("/api/threads/t/runs").await.ok();

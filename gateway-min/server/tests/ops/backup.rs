@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use threadkeep::saver::Saver as _;
-use threadkeep_records::{NewThread, Store as Records, StoreOptions};
+use threadkeep_records::{NewThread, Records, RecordsOptions};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use super::store::{MODES, OTHER, Store, TALK, threadkeep, turn_of};
@@ -14,7 +14,7 @@ async fn a_backup_under_a_writer_is_restored_as_described() {
     for mode in MODES {
         let store = Store::new(mode).await;
         let path = store.path().with_file_name("gateway.db");
-        let records = Records::open(&path, StoreOptions::default()).await.unwrap();
+        let records = Records::open(&path, RecordsOptions::default()).await.unwrap();
         let thread = NewThread {
             thread_id: TALK.to_owned(),
             display_name: Some("A talk".to_owned()),
@@ -68,7 +68,7 @@ async fn length(saver: &SqliteSaver, thread: &str) -> usize {
 #[tokio::test]
 async fn a_backup_replaces_no_file_and_leaves_none_after_an_error() {
     let store = Store::new(MODES[0]).await;
-    Records::open(&store.path().with_file_name("gateway.db"), StoreOptions::default())
+    Records::open(&store.path().with_file_name("gateway.db"), RecordsOptions::default())
         .await
         .unwrap()
         .close()

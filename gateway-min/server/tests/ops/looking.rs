@@ -3,14 +3,14 @@
 use insta::assert_snapshot;
 use serde_json::Value as Json;
 use threadkeep::mode::ChannelMode;
-use threadkeep_records::{NewThread, Store as Records, StoreOptions};
+use threadkeep_records::{NewThread, Records, RecordsOptions};
 
 use super::store::{MODES, OTHER, Store, TALK};
 
 /// The gateway's record of the thread, next to the checkpoints.
 async fn noted(store: &Store) {
     let path = store.path().with_file_name("gateway.db");
-    let records = Records::open(&path, StoreOptions::default()).await.unwrap();
+    let records = Records::open(&path, RecordsOptions::default()).await.unwrap();
     let new = NewThread {
         thread_id: TALK.to_owned(),
         display_name: Some("Tables".to_owned()),

@@ -1,7 +1,7 @@
 //! Exporting threads to files and importing them.
 
 use threadkeep_ops::archive;
-use threadkeep_records::{NewThread, Store as Records, StoreOptions};
+use threadkeep_records::{NewThread, Records, RecordsOptions};
 
 use super::store::{MODES, Store, TALK};
 
@@ -62,7 +62,7 @@ async fn the_record_of_the_gateway_travels_with_the_thread() {
     let (store, elsewhere) = (Store::new(MODES[1]).await, Store::new(MODES[1]).await);
     let open = |store: &Store| {
         let path = store.path().with_file_name("gateway.db");
-        async move { Records::open(&path, StoreOptions::default()).await.unwrap() }
+        async move { Records::open(&path, RecordsOptions::default()).await.unwrap() }
     };
     let records = open(&store).await;
     let new = NewThread {

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 use threadkeep_benches::case::Mode;
-use threadkeep_benches::load::{Load, Row, Store, table};
+use threadkeep_benches::load::{Load, Row, StoreKind, table};
 
 fn load(gateway: PathBuf, scratch: &TempDir) -> Load {
     Load {
         gateway,
         scratch: scratch.path().to_owned(),
-        stores: vec![Store::Sqlite, Store::Postgres],
+        stores: vec![StoreKind::Sqlite, StoreKind::Postgres],
         modes: vec![Mode::Full, Mode::Delta(2)],
         threads: 4,
         turns: 2,
@@ -23,10 +23,10 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
     let rows = load(env!("CARGO_BIN_EXE_threadkeep").into(), &scratch).run(&mut out).await.unwrap();
     let cases: Vec<_> = rows.iter().map(|row| (row.store, row.mode, row.threads, row.turns_done)).collect();
     let expected = [
-        (Store::Sqlite, Mode::Full, 4, 8),
-        (Store::Sqlite, Mode::Delta(2), 4, 8),
-        (Store::Postgres, Mode::Full, 4, 8),
-        (Store::Postgres, Mode::Delta(2), 4, 8),
+        (StoreKind::Sqlite, Mode::Full, 4, 8),
+        (StoreKind::Sqlite, Mode::Delta(2), 4, 8),
+        (StoreKind::Postgres, Mode::Full, 4, 8),
+        (StoreKind::Postgres, Mode::Delta(2), 4, 8),
     ];
     assert_eq!(cases, expected);
     for row in &rows {
@@ -34,7 +34,7 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
         assert!(0.0 < row.first_frame_p50_ms && row.first_frame_p50_ms <= row.first_frame_p99_ms, "{row:?}");
         assert!(row.first_frame_p99_ms <= row.turn_p99_ms && row.turn_p50_ms <= row.turn_p99_ms, "{row:?}");
         assert!(row.rss_end > 0 && row.rss_end <= row.rss_peak, "{row:?}");
-        let sqlite = row.store == Store::Sqlite;
+        let sqlite = row.store == StoreKind::Sqlite;
         assert_eq!(
             (row.checkpoint_flushes.is_some(), row.server_cpu_ms.is_some()),
             (sqlite, !sqlite),
@@ -55,7 +55,7 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
 async fn a_gateway_that_does_not_start_is_an_error_that_says_so() {
     let scratch = TempDir::new().unwrap();
     let mut load = load("/bin/false".into(), &scratch);
-    load.stores = vec![Store::Sqlite];
+    load.stores = vec![StoreKind::Sqlite];
     let error = load.run(std::io::sink()).await.unwrap_err();
     assert_eq!(format!("{error:#}"), "sqlite, full: the gateway ended: it printed nothing");
 }

@@ -23,7 +23,7 @@ use threadkeep::verify::verify;
 
 use crate::actor::{accessor, say, table, texts};
 use crate::exercise::Turn;
-use crate::place::Place;
+use crate::storage::Storage;
 
 /// What it tries, in one line.
 pub const ABOUT: &str =
@@ -34,7 +34,7 @@ pub const ABOUT: &str =
 /// # Errors
 /// What reads differently than before.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let place = Place::new(turn.saver).await?;
+    let place = Storage::new(turn.saver).await?;
     let saver = place.open().await?;
     let mut rng = StdRng::seed_from_u64(turn.seed);
     for n in 0..20 * turn.effort {

@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 
 use crate::actor::{accessor, say, table, texts};
 use crate::exercise::Turn;
-use crate::place::{Kind, PATIENCE, Place, open_at};
+use crate::storage::{Kind, PATIENCE, Storage, open_at};
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "an answer is lost, and somebody else acts before the retry";
@@ -67,7 +67,7 @@ const THIRDS: [Third; 6] =
 /// # Errors
 /// The first thread that reads as if either had acted twice, or not at all.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let place = Place::new(turn.saver).await?;
+    let place = Storage::new(turn.saver).await?;
     let saver = place.open().await?;
     let proxy = match turn.saver {
         Kind::Postgres => Some(Proxy::before(&place.address()).await),

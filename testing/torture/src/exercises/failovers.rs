@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::actor::{accessor, say, texts};
 use crate::exercise::Turn;
-use crate::place::{Kind, PATIENCE, open_at, postgres_options};
+use crate::storage::{Kind, PATIENCE, open_at, postgres_options};
 
 /// What it tries, in a line.
 pub const ABOUT: &str =

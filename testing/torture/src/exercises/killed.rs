@@ -14,7 +14,7 @@ use threadkeep_memory::MemorySaver;
 use crate::actor::{Actor, accessor, book_of, compare, read_back, say};
 use crate::child::{Child, Work, number};
 use crate::exercise::Turn;
-use crate::place::Place;
+use crate::storage::Storage;
 use crate::witness::Witness;
 
 /// What it tries, in one line.
@@ -25,7 +25,7 @@ pub const ABOUT: &str = "kill -9 of a committing process";
 /// # Errors
 /// What was lost.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let place = Place::new(turn.saver).await?;
+    let place = Storage::new(turn.saver).await?;
     // So that the child dies at work and not at its start.
     drop(place.open().await?);
     let mut child = Child::start(&turn, Work::Act, &place.address(), turn.seed)?;

@@ -16,7 +16,7 @@ pub mod storms;
 use futures::future::BoxFuture;
 
 use crate::exercise::{Exercise, Turn};
-use crate::place::Kind;
+use crate::storage::Kind;
 
 type Run = fn(Turn) -> BoxFuture<'static, anyhow::Result<()>>;
 

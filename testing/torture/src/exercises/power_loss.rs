@@ -20,7 +20,7 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 use crate::actor::{Actor, Book, accessor, book_of, compare, read_back, say};
 use crate::disk::{self, Disk};
 use crate::exercise::{Tally, Turn};
-use crate::place::{scratch, sqlite_options};
+use crate::storage::{scratch, sqlite_options};
 use crate::trace::{Event, Recorder};
 use crate::vfs;
 use crate::witness::Witness;

@@ -19,7 +19,7 @@ use threadkeep_sqlite::SqliteSaver;
 use crate::actor::{accessor, say, texts};
 use crate::child::{self, Child, Work};
 use crate::exercise::Turn;
-use crate::place::{Kind, PATIENCE, Place, sqlite_options};
+use crate::storage::{Kind, PATIENCE, Storage, sqlite_options};
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "two processes on one store; opens beside constant checkpoints";
@@ -82,7 +82,7 @@ fn checkpoint(db: &Connection) -> rusqlite::Result<i64> {
 /// # Errors
 /// What was lost, or the error that a healthy store gave.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let place = Place::new(turn.saver).await?;
+    let place = Storage::new(turn.saver).await?;
     let saver = place.open().await?;
     let ours = accessor(&saver, ChannelMode::Delta, turn.seed)?;
     say_for_sure(&ours, "first").await?;

@@ -6,7 +6,7 @@ use threadkeep_conformance::savers::{Memory, Postgres, Sqlite};
 use threadkeep_conformance::{Settings, run as suite};
 
 use crate::exercise::Turn;
-use crate::place::Kind;
+use crate::storage::Kind;
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "random programs of saver calls; after each call every read equals the naive model's";

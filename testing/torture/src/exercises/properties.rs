@@ -15,7 +15,7 @@ use threadkeep::value::ChannelValue;
 
 use crate::actor::{Actor, read_back};
 use crate::exercise::Turn;
-use crate::place::Place;
+use crate::storage::Storage;
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "late puts to applied tasks change no state; no revision comes back";
@@ -28,7 +28,7 @@ const NOTES: [&str; 3] = ["first first first first first", "SECOND SECOND SECOND
 /// # Errors
 /// What repeated, or what changed.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let place = Place::new(turn.saver).await?;
+    let place = Storage::new(turn.saver).await?;
     let saver = place.open().await?;
     let mut actor = Actor::new(saver.clone(), turn.seed)?;
     let mut rng = StdRng::seed_from_u64(turn.seed ^ 0x9e7);

@@ -25,7 +25,7 @@ use threadkeep::verify::verify;
 
 use crate::actor::{accessor, table, texts};
 use crate::exercise::Turn;
-use crate::place::Place;
+use crate::storage::Storage;
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "reads beside prune, retention, delete-for-runs, convert, copy and delete";
@@ -40,7 +40,7 @@ type Known = Arc<Mutex<BTreeMap<CheckpointId, Vec<String>>>>;
 /// # Errors
 /// The first error or wrong answer.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let place = Place::new(turn.saver).await?;
+    let place = Storage::new(turn.saver).await?;
     let known = Known::default();
     let done = Arc::new(AtomicBool::new(false));
     let rewriter = place.open().await?;

@@ -23,7 +23,7 @@ use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Cluster, Replication};
 
 use crate::exercise::{Tally, Turn};
-use crate::place::PATIENCE;
+use crate::storage::PATIENCE;
 
 /// What it tries, in a line.
 pub const ABOUT: &str = "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; two savers append and read";

@@ -22,7 +22,7 @@ use threadkeep_sqlite::SqliteSaver;
 use crate::actor::{accessor, say, texts};
 use crate::disk::{self, Disk};
 use crate::exercise::Turn;
-use crate::place::{scratch, sqlite_options};
+use crate::storage::{scratch, sqlite_options};
 use crate::trace::{Operation, Recorder, Verdict};
 use crate::vfs;
 

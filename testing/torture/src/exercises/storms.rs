@@ -17,7 +17,7 @@ use tokio::sync::Barrier;
 
 use crate::actor::{accessor, say, texts};
 use crate::exercise::Turn;
-use crate::place::{Kind, Place};
+use crate::storage::{Kind, Storage};
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "a thread is made while others delete it, then written to and read";
@@ -27,7 +27,7 @@ pub const ABOUT: &str = "a thread is made while others delete it, then written t
 /// # Errors
 /// The first state between before and after.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let place = Place::new(turn.saver).await?;
+    let place = Storage::new(turn.saver).await?;
     let handles = [place.open().await?, place.open().await?, place.open().await?];
     let mut rng = StdRng::seed_from_u64(turn.seed);
     for round in 0..50 * turn.effort {
@@ -38,7 +38,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
 
 async fn storm(
     turn: &Turn,
-    place: &Place,
+    place: &Storage,
     handles: &[Arc<dyn Saver>; 3],
     rng: &mut StdRng,
     round: u32,

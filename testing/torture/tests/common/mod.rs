@@ -11,7 +11,7 @@
 use std::path::PathBuf;
 
 use threadkeep_torture::exercises::ALL;
-use threadkeep_torture::place::Kind;
+use threadkeep_torture::storage::Kind;
 use threadkeep_torture::{Tally, Turn};
 
 /// Runs an exercise with these seeds; returns its counts.

@@ -27,13 +27,16 @@ fn form() -> impl Strategy<Value = Form> {
     ]
 }
 
-fn entry() -> impl Strategy<Value = Entry> {
+fn entry() -> impl Strategy<Value = StoredChannel> {
     let version = (any::<u64>(), 0..3_u64).prop_map(|(counter, random)| Version { counter, random });
     let kept =
         prop_oneof![Just(Kept::Sentinel), form().prop_map(Kept::Value), form().prop_map(Kept::Snapshot),];
     // A small choice of versions, so that some repeat.
     let version = prop_oneof![Just(Version { counter: 7, random: 7 }), version];
-    prop_oneof![(1..OWN).prop_map(Entry::At), (version, kept).prop_map(|(v, k)| Entry::Own(v, k))]
+    prop_oneof![
+        (1..OWN).prop_map(StoredChannel::At),
+        (version, kept).prop_map(|(v, k)| StoredChannel::Own(v, k))
+    ]
 }
 
 fn checkpoint() -> impl Strategy<Value = CheckpointRecord> {
@@ -154,7 +157,10 @@ fn an_ordinary_step_takes_few_bytes() {
         parents: vec![],
         counters: vec![],
         extra: Extra { rest: Rest::Shared(9), maps: vec![] },
-        channels: vec![(1, Entry::Own(version, Kept::Value(Form::List(manifest)))), (2, Entry::At(7))],
+        channels: vec![
+            (1, StoredChannel::Own(version, Kept::Value(Form::List(manifest)))),
+            (2, StoredChannel::At(7)),
+        ],
     };
     assert_eq!(record.encode(2000).len(), 29);
 }

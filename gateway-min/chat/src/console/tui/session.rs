@@ -10,7 +10,7 @@ use super::state::{Action, Effect};
 use crate::client::{Client, ClientError, Event, Turn, TurnOptions};
 use crate::console::{text_of, threads};
 use threadkeep_config::Config;
-use threadkeep_records::{NewThread, Store, StoreError};
+use threadkeep_records::{NewThread, Records, RecordsError};
 
 /// The owner of threads created by the terminal UI.
 const USER: &str = "default";
@@ -26,7 +26,7 @@ struct Row {
 pub(super) struct Session {
     client: Client,
     /// The gateway's records, through which its search finds threads.
-    records: Store,
+    records: Records,
     thread: Option<String>,
     /// `None` until it is read.
     row: Option<Row>,
@@ -120,7 +120,7 @@ impl Session {
     }
 
     /// Adds the thread to the gateway's records, with its title.
-    async fn enter(&mut self, title: Option<&str>) -> Result<(), StoreError> {
+    async fn enter(&mut self, title: Option<&str>) -> Result<(), RecordsError> {
         let Some(thread) = &self.thread else { return Ok(()) };
         let known = if let Some(row) = self.row.take() {
             row.title

@@ -5,7 +5,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Wri
 use std::path::{Path, PathBuf};
 
 use super::{Event, Line};
-use crate::error::StoreError;
+use crate::error::RecordsError;
 use crate::events::PreparedEvent;
 use threadkeep_files as files;
 
@@ -31,7 +31,7 @@ struct End {
 
 impl FeedFile {
     /// Locks the file of a thread, creating it if missing.
-    pub(super) fn hold(path: PathBuf, thread_id: String) -> Result<Self, StoreError> {
+    pub(super) fn hold(path: PathBuf, thread_id: String) -> Result<Self, RecordsError> {
         loop {
             let file = open(&path).map_err(unavailable)?;
             file.lock().map_err(unavailable)?;
@@ -47,7 +47,7 @@ impl FeedFile {
         mut self,
         runs: Vec<(String, Vec<PreparedEvent>)>,
         user_id: Option<String>,
-    ) -> Result<Vec<i64>, StoreError> {
+    ) -> Result<Vec<i64>, RecordsError> {
         let end = self.end()?;
         let mut lines: Vec<Event> = Vec::new();
         for (run_id, events) in runs {
@@ -76,7 +76,7 @@ impl FeedFile {
     }
 
     /// Keeps the events for which `keep` returns true, and the last number.
-    pub(super) fn retain(mut self, keep: impl Fn(&Event) -> bool) -> Result<(), StoreError> {
+    pub(super) fn retain(mut self, keep: impl Fn(&Event) -> bool) -> Result<(), RecordsError> {
         let last = self.end()?.seq;
         self.file.seek(SeekFrom::Start(0)).map_err(unavailable)?;
         let file = self.file.try_clone().map_err(unavailable)?;
@@ -92,18 +92,18 @@ impl FeedFile {
     }
 
     /// Removes the file. A writer that waits for its lock creates a new one.
-    pub(super) fn remove(self) -> Result<(), StoreError> {
+    pub(super) fn remove(self) -> Result<(), RecordsError> {
         fs::remove_file(&self.path).map_err(unavailable)?;
         files::sync_directory(&self.path).map_err(unavailable)
     }
 
     /// Removes the file if it is empty.
-    pub(super) fn remove_if_empty(self) -> Result<(), StoreError> {
+    pub(super) fn remove_if_empty(self) -> Result<(), RecordsError> {
         if self.file.metadata().map_err(unavailable)?.len() == 0 { self.remove() } else { Ok(()) }
     }
 
     /// Writes `text` after the complete appends, over the rest of an interrupted one.
-    fn write(&mut self, at: u64, text: &[u8]) -> Result<(), StoreError> {
+    fn write(&mut self, at: u64, text: &[u8]) -> Result<(), RecordsError> {
         let written = self.file.set_len(at).and_then(|()| {
             self.file.seek(SeekFrom::Start(at))?;
             self.file.write_all(text)?;
@@ -115,13 +115,13 @@ impl FeedFile {
             // A partial write must not become visible.
             match self.file.set_len(at).and_then(|()| self.file.sync_data()) {
                 Ok(()) => unavailable(error),
-                Err(_) => StoreError::InDoubt { cause: sqlx::Error::Io(error) },
+                Err(_) => RecordsError::InDoubt { cause: sqlx::Error::Io(error) },
             }
         })
     }
 
     /// The end of the complete appends, found by reading backwards, so that the file's length does not matter.
-    fn end(&mut self) -> Result<End, StoreError> {
+    fn end(&mut self) -> Result<End, RecordsError> {
         let len = self.file.metadata().map_err(unavailable)?.len();
         let mut size = TAIL.min(len);
         loop {
@@ -145,8 +145,8 @@ impl FeedFile {
         }
     }
 
-    fn damaged(&self, detail: String) -> StoreError {
-        StoreError::Corrupt { place: self.path.display().to_string(), detail }
+    fn damaged(&self, detail: String) -> RecordsError {
+        RecordsError::Corrupt { place: self.path.display().to_string(), detail }
     }
 }
 
@@ -181,7 +181,7 @@ pub(super) fn select(
     thread_id: &str,
     limit: usize,
     wanted: impl Fn(&Event) -> bool,
-) -> Result<Vec<Event>, StoreError> {
+) -> Result<Vec<Event>, RecordsError> {
     let mut reader = BufReader::new(file);
     let (mut selected, mut call, mut last) = (Vec::new(), Vec::new(), 0);
     let mut line = Vec::new();
@@ -192,7 +192,7 @@ pub(super) fn select(
         if line.pop() != Some(b'\n') || line.contains(&0) {
             break;
         }
-        let damaged = |detail: String| StoreError::Corrupt {
+        let damaged = |detail: String| RecordsError::Corrupt {
             place: format!("{}, line {number}", path.display()),
             detail,
         };
@@ -219,7 +219,7 @@ pub(super) fn select(
     Ok(selected)
 }
 
-fn write_line(text: &mut Vec<u8>, line: &Line) -> Result<(), StoreError> {
+fn write_line(text: &mut Vec<u8>, line: &Line) -> Result<(), RecordsError> {
     serde_json::to_writer(&mut *text, line).map_err(|error| unavailable(error.into()))?;
     text.push(b'\n');
     Ok(())
@@ -262,8 +262,8 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-pub(super) fn unavailable(error: io::Error) -> StoreError {
-    StoreError::Unavailable { cause: sqlx::Error::Io(error) }
+pub(super) fn unavailable(error: io::Error) -> RecordsError {
+    RecordsError::Unavailable { cause: sqlx::Error::Io(error) }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use self::file::FeedFile;
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::codec::JsonObject;
 use crate::db::Db;
-use crate::error::StoreError;
+use crate::error::RecordsError;
 
 /// How many tasks of this process append concurrently; those of one thread wait for each other here, without blocking a
 /// runtime thread on the file's lock.
@@ -112,7 +112,7 @@ impl JsonlFeed {
         thread_id: &str,
         run_id: &str,
         events: Vec<PreparedEvent>,
-    ) -> Result<Vec<i64>, StoreError> {
+    ) -> Result<Vec<i64>, RecordsError> {
         let held = self.hold(thread_id).await?;
         let user_id = match owner_of_run(db, thread_id, run_id).await {
             Ok(user_id) => user_id,
@@ -127,7 +127,7 @@ impl JsonlFeed {
         thread_id: &str,
         run_id: &str,
         event: PreparedEvent,
-    ) -> Result<Option<i64>, StoreError> {
+    ) -> Result<Option<i64>, RecordsError> {
         let held = self.hold(thread_id).await?;
         let user_id = match owner_of_run(db, thread_id, run_id).await {
             Ok(user_id) => user_id,
@@ -147,11 +147,11 @@ impl JsonlFeed {
         db: &Db,
         thread_id: &str,
         runs: Vec<(String, Vec<PreparedEvent>)>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool, RecordsError> {
         let held = self.hold(thread_id).await?;
         let owner: Result<Option<Owner>, _> = db.fetch_optional(thread_owner(thread_id)).await;
         let user_id =
-            match owner.and_then(|owner| owner.ok_or_else(|| StoreError::thread_not_found(thread_id))) {
+            match owner.and_then(|owner| owner.ok_or_else(|| RecordsError::thread_not_found(thread_id))) {
                 Ok((user_id,)) => user_id,
                 Err(error) => return Err(held.let_go(error).await),
             };
@@ -161,7 +161,7 @@ impl JsonlFeed {
         held.append(runs, user_id).await.map(|_| true)
     }
 
-    pub(super) async fn list(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+    pub(super) async fn list(&self, query: &EventQuery) -> Result<Vec<EventRow>, RecordsError> {
         let EventQuery { run_id, event_types, task_id, after_seq, limit, thread_id } = query.clone();
         let wanted = move |event: &Event| {
             event.run_id == run_id
@@ -176,13 +176,13 @@ impl JsonlFeed {
         Ok(events.into_iter().map(EventRow::from).collect())
     }
 
-    pub(super) async fn count_messages(&self, thread_id: &str) -> Result<u64, StoreError> {
+    pub(super) async fn count_messages(&self, thread_id: &str) -> Result<u64, RecordsError> {
         let messages = self.select(thread_id, usize::MAX, is_message).await?.len();
         Ok(messages.try_into().unwrap_or(u64::MAX))
     }
 
     /// Removes the file of a thread; returns how many events it had.
-    pub(super) async fn forget_thread(&self, thread_id: &str) -> Result<u64, StoreError> {
+    pub(super) async fn forget_thread(&self, thread_id: &str) -> Result<u64, RecordsError> {
         if !self.exists(thread_id).await {
             return Ok(0);
         }
@@ -194,7 +194,7 @@ impl JsonlFeed {
     }
 
     /// Removes the events of one run. The others keep their numbers, and no number is assigned again.
-    pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) -> Result<(), StoreError> {
+    pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
         if !self.exists(thread_id).await {
             return Ok(());
         }
@@ -203,7 +203,7 @@ impl JsonlFeed {
         blocking(move || held.file.retain(|event| event.run_id != run_id)).await
     }
 
-    async fn hold(&self, thread_id: &str) -> Result<Held, StoreError> {
+    async fn hold(&self, thread_id: &str) -> Result<Held, RecordsError> {
         let path = self.path(thread_id);
         let stripe = usize::from(blake3::hash(thread_id.as_bytes()).as_bytes()[0]) % STRIPES;
         let stripe = Arc::clone(&self.stripes[stripe]).lock_owned().await;
@@ -221,7 +221,7 @@ impl JsonlFeed {
         thread_id: &str,
         limit: usize,
         wanted: impl Fn(&Event) -> bool + Send + 'static,
-    ) -> Result<Vec<Event>, StoreError> {
+    ) -> Result<Vec<Event>, RecordsError> {
         let (path, thread_id) = (self.path(thread_id), thread_id.to_owned());
         blocking(move || {
             let file = match File::open(&path) {
@@ -252,12 +252,12 @@ impl Held {
         self,
         runs: Vec<(String, Vec<PreparedEvent>)>,
         user_id: Option<String>,
-    ) -> Result<Vec<i64>, StoreError> {
+    ) -> Result<Vec<i64>, RecordsError> {
         blocking(move || self.file.append(runs, user_id)).await
     }
 
     /// Releases the file after `error`; one that was created for nothing is removed.
-    async fn let_go(self, error: StoreError) -> StoreError {
+    async fn let_go(self, error: RecordsError) -> RecordsError {
         match blocking(move || self.file.remove_if_empty()).await {
             Ok(()) => error,
             Err(other) => {
@@ -268,9 +268,9 @@ impl Held {
     }
 }
 
-async fn owner_of_run(db: &Db, thread_id: &str, run_id: &str) -> Result<Option<String>, StoreError> {
+async fn owner_of_run(db: &Db, thread_id: &str, run_id: &str) -> Result<Option<String>, RecordsError> {
     let owner: Option<Owner> = db.fetch_optional(run_owner(thread_id, run_id)).await?;
-    owner.map(|(user_id,)| user_id).ok_or_else(|| StoreError::run_not_found(run_id))
+    owner.map(|(user_id,)| user_id).ok_or_else(|| RecordsError::run_not_found(run_id))
 }
 
 fn is_message(event: &Event) -> bool {
@@ -279,10 +279,10 @@ fn is_message(event: &Event) -> bool {
 
 /// Runs blocking work off the reactor, to completion even if the caller's future is dropped.
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, StoreError> {
+    work: impl FnOnce() -> Result<T, RecordsError> + Send + 'static,
+) -> Result<T, RecordsError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(StoreError::InDoubt { cause: sqlx::Error::Io(error.into()) }),
+        Err(error) => Err(RecordsError::InDoubt { cause: sqlx::Error::Io(error.into()) }),
     }
 }

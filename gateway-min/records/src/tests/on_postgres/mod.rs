@@ -31,18 +31,18 @@ mod threads;
 
 mod support {
     pub(super) use crate::tests::support::*;
-    use crate::{EventBackend, Store, StoreOptions};
+    use crate::{EventBackend, Records, RecordsOptions};
 
     pub(super) async fn fixture() -> Fixture {
         fixture_with(EventBackend::Memory).await
     }
 
     pub(super) async fn fixture_with(event_backend: EventBackend) -> Fixture {
-        Fixture::in_place(Place::schema().await, event_backend).await
+        Fixture::in_place(Location::schema().await, event_backend).await
     }
 
     /// A store in its own schema.
-    pub(super) async fn lone(options: StoreOptions) -> Store {
-        Place::schema().await.open(options).await
+    pub(super) async fn lone(options: RecordsOptions) -> Records {
+        Location::schema().await.open(options).await
     }
 }

@@ -11,7 +11,7 @@ async fn rows_outlive_the_process_that_wrote_them() {
     let before = dump(&fixture.store).await;
     fixture.store.close().await;
     let closed = fixture.store.threads().get("t", None).await.unwrap_err();
-    assert!(matches!(closed, StoreError::Unavailable { .. }), "{closed}");
+    assert!(matches!(closed, RecordsError::Unavailable { .. }), "{closed}");
 
     let reopened = fixture.reopen(EventBackend::Database).await;
     assert_eq!(dump(&reopened).await, before);
@@ -21,13 +21,13 @@ async fn rows_outlive_the_process_that_wrote_them() {
 async fn newer_schema_and_changed_migration_are_refused() {
     let fixture = fixture().await;
     let place = fixture.place.describe();
-    let open = || fixture.place.try_open(StoreOptions::default());
+    let open = || fixture.place.try_open(RecordsOptions::default());
     fixture
         .place
         .execute("UPDATE {s}.threadkeep_gateway_migrations SET checksum = 'x' WHERE version = 2")
         .await;
     let error = open().await.unwrap_err();
-    assert!(matches!(error, StoreError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
+    assert!(matches!(error, RecordsError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
     fixture
         .place
         .execute(
@@ -36,7 +36,7 @@ async fn newer_schema_and_changed_migration_are_refused() {
         )
         .await;
     let error = open().await.unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 99, .. }), "{error}");
+    assert!(matches!(error, RecordsError::NewerSchema { found: 99, .. }), "{error}");
     assert!(error.to_string().contains(&place), "{error}");
 }
 
@@ -44,15 +44,15 @@ async fn newer_schema_and_changed_migration_are_refused() {
 async fn a_server_that_cannot_be_reached_is_named_without_the_password() {
     for address in ["postgres://u:hunter2@127.0.0.1:1/d", "postgres://u:hunter2@no-such-host.invalid/d"] {
         let target = PostgresTarget::parse(address, "public", 1).unwrap();
-        let error = Store::open_postgres(&target, StoreOptions::default()).await.unwrap_err();
-        assert!(matches!(error, StoreError::Open { .. }), "{error}");
+        let error = Records::open_postgres(&target, RecordsOptions::default()).await.unwrap_err();
+        assert!(matches!(error, RecordsError::Open { .. }), "{error}");
         let text = format!("{error} {error:?}");
         assert!(text.contains("d on ") && !text.contains("hunter2"), "{text}");
     }
     let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
     let wrong = database.url().replacen("threadkeep:", "threadkeep:hunter2", 1);
     let target = PostgresTarget::parse(&wrong, "public", 1).unwrap();
-    let error = Store::open_postgres(&target, StoreOptions::default()).await.unwrap_err();
+    let error = Records::open_postgres(&target, RecordsOptions::default()).await.unwrap_err();
     let text = format!("{error} {error:?}");
     assert!(text.contains("password authentication failed") && !text.contains("hunter2"), "{text}");
 }
@@ -64,7 +64,7 @@ async fn a_connection_with_tls_trusts_only_who_it_was_told_to() {
     let certificate = server.certificate().unwrap().display().to_string();
     let open = async |options: &str| {
         let target = PostgresTarget::parse(&format!("{}{options}", database.url()), "public", 1).unwrap();
-        Store::open_postgres(&target, StoreOptions::default()).await
+        Records::open_postgres(&target, RecordsOptions::default()).await
     };
     let store = open(&format!("?sslmode=require&sslrootcert={certificate}")).await.unwrap();
     // A superuser may read its own session.
@@ -72,7 +72,7 @@ async fn a_connection_with_tls_trusts_only_who_it_was_told_to() {
     let session: Option<(String,)> = store.db.fetch_optional(query::query(sql)).await.unwrap();
     assert!(session.unwrap().0.starts_with("TLSv1."));
     let untrusted = open("?sslmode=require").await.unwrap_err();
-    assert!(matches!(untrusted, StoreError::Open { .. }), "{untrusted}");
+    assert!(matches!(untrusted, RecordsError::Open { .. }), "{untrusted}");
 }
 
 /// Postgres text cannot contain one.
@@ -107,10 +107,10 @@ async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
 
 #[tokio::test]
 async fn the_clocks_of_process_and_database_are_compared() {
-    let store = lone(StoreOptions::default()).await;
+    let store = lone(RecordsOptions::default()).await;
     assert!(store.clock_skew().await.unwrap().abs() < chrono::TimeDelta::minutes(1));
     let late = Clock::from_fn(|| chrono::Utc::now() - chrono::TimeDelta::hours(1));
-    let store = lone(StoreOptions { clock: late, ..StoreOptions::default() }).await;
+    let store = lone(RecordsOptions { clock: late, ..RecordsOptions::default() }).await;
     let skew = store.clock_skew().await.unwrap() - chrono::TimeDelta::hours(1);
     assert!(skew.abs() < chrono::TimeDelta::minutes(1), "{skew}");
 }
@@ -128,7 +128,7 @@ async fn a_process_that_stands_still_does_not_hold_up_the_others_for_long() {
         loop {
             match second.threads().set_status("t", ThreadStatus::Error).await {
                 Ok(()) => break,
-                Err(error) => assert!(matches!(error, StoreError::Unavailable { .. }), "{error}"),
+                Err(error) => assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}"),
             }
         }
     });

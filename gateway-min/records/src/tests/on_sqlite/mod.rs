@@ -31,18 +31,18 @@ mod threads;
 
 mod support {
     pub(super) use crate::tests::support::*;
-    use crate::{EventBackend, Store, StoreOptions};
+    use crate::{EventBackend, Records, RecordsOptions};
 
     pub(super) async fn fixture() -> Fixture {
         fixture_with(EventBackend::Memory).await
     }
 
     pub(super) async fn fixture_with(event_backend: EventBackend) -> Fixture {
-        Fixture::in_place(Place::file(), event_backend).await
+        Fixture::in_place(Location::file(), event_backend).await
     }
 
     /// A store in its own file.
-    pub(super) async fn lone(options: StoreOptions) -> Store {
-        Store::open_memory(options).await.unwrap()
+    pub(super) async fn lone(options: RecordsOptions) -> Records {
+        Records::open_memory(options).await.unwrap()
     }
 }

@@ -7,7 +7,7 @@ async fn open_creates_the_directory_and_the_file() {
     let path = directory.path().join("a/b").join(DATABASE_FILE);
     let opened = path.clone();
     // In its own task, because the future may move to another thread.
-    let opening = tokio::spawn(async move { Store::open(&opened, StoreOptions::default()).await });
+    let opening = tokio::spawn(async move { Records::open(&opened, RecordsOptions::default()).await });
     let store = opening.await.unwrap().unwrap();
     create_thread(&store, "t").await;
     store.close().await;
@@ -34,15 +34,16 @@ async fn closed_store_is_unavailable() {
     let clone = fixture.store.clone();
     fixture.store.close().await;
     let read = clone.threads().get("t", None).await.unwrap_err();
-    assert!(matches!(read, StoreError::Unavailable { .. }), "{read}");
+    assert!(matches!(read, RecordsError::Unavailable { .. }), "{read}");
     let write = clone.runs().reserve("t", WriterKind::Delete).await.unwrap_err();
-    assert!(matches!(write, StoreError::Unavailable { .. }), "{write}");
+    assert!(matches!(write, RecordsError::Unavailable { .. }), "{write}");
 }
 
 #[tokio::test]
 async fn writing_connection_is_durable_and_checks_foreign_keys() {
     let directory = tempfile::tempdir().unwrap();
-    let store = Store::open(&directory.path().join(DATABASE_FILE), StoreOptions::default()).await.unwrap();
+    let store =
+        Records::open(&directory.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
     for (pragma, expected) in [
         ("SELECT journal_mode FROM pragma_journal_mode", "wal"),
         ("SELECT CAST(synchronous AS TEXT) FROM pragma_synchronous", "2"),
@@ -82,7 +83,7 @@ async fn opening_again_changes_nothing() {
     let schema = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
     let before: Vec<(String,)> = fixture.store.db.fetch_all(query::query(schema)).await.unwrap();
     fixture.store.close().await;
-    let again = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap();
+    let again = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap();
     let after: Vec<(String,)> = again.db.fetch_all(query::query(schema)).await.unwrap();
     assert_eq!(after, before);
     assert_eq!(thread(&again, "t").await.thread_id, "t");
@@ -100,8 +101,8 @@ async fn newer_schema_is_refused_and_left_alone() {
     fixture.store.close().await;
     let before = std::fs::read(fixture.place.path()).unwrap();
 
-    let error = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 7, supported: 6, .. }), "{error}");
+    let error = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::NewerSchema { found: 7, supported: 6, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&fixture.place.path().display().to_string()) && text.contains("newer"), "{text}");
     assert_eq!(std::fs::read(fixture.place.path()).unwrap(), before);
@@ -112,8 +113,8 @@ async fn changed_migration_is_refused() {
     let fixture = fixture().await;
     sql(&fixture.store, "UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 2").await;
     fixture.store.close().await;
-    let error = Store::open(fixture.place.path(), StoreOptions::default()).await.unwrap_err();
-    assert!(matches!(error, StoreError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
+    let error = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
 }
 
 #[tokio::test]
@@ -122,8 +123,8 @@ async fn file_that_is_no_database_is_refused() {
     let path = directory.path().join(DATABASE_FILE);
     let garbage = "not a database ".repeat(1000);
     std::fs::write(&path, &garbage).unwrap();
-    let error = Store::open(&path, StoreOptions::default()).await.unwrap_err();
-    assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+    let error = Records::open(&path, RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::Corrupt { .. }), "{error}");
     assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), garbage);
 }
@@ -134,16 +135,16 @@ async fn path_that_cannot_be_opened_is_named() {
     let blocked = directory.path().join("file");
     std::fs::write(&blocked, "").unwrap();
     for path in [directory.path().to_owned(), blocked.join(DATABASE_FILE)] {
-        let error = Store::open(&path, StoreOptions::default()).await.unwrap_err();
-        assert!(matches!(error, StoreError::Open { .. }), "{error}");
+        let error = Records::open(&path, RecordsOptions::default()).await.unwrap_err();
+        assert!(matches!(error, RecordsError::Open { .. }), "{error}");
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     }
 }
 
 #[tokio::test]
 async fn memory_store_keeps_its_rows_and_is_private() {
-    let first = Store::open_memory(StoreOptions::default()).await.unwrap();
-    let second = Store::open_memory(StoreOptions::default()).await.unwrap();
+    let first = Records::open_memory(RecordsOptions::default()).await.unwrap();
+    let second = Records::open_memory(RecordsOptions::default()).await.unwrap();
     create_thread(&first, "t").await;
     start(&first, "t", "r").await;
     assert_eq!(holder(&first, "t").await.as_deref(), Some("r"));
@@ -161,7 +162,7 @@ async fn damaged_cell_is_named_and_not_shown() {
     ] {
         sql(&fixture.store, damage).await;
         let error = fixture.store.threads().get("t1", None).await.unwrap_err();
-        assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+        assert!(matches!(error, RecordsError::Corrupt { .. }), "{error}");
         let text = format!("{error} {error:?}");
         assert!(text.contains(&format!("threads_meta.{column} of row t1")), "{text}");
         assert!(!text.contains("secret"), "{text}");
@@ -189,6 +190,6 @@ async fn damaged_cell_of_a_lookup_is_damage_too() {
     sql(&fixture.store, "UPDATE runs SET user_id = x'736563726574'").await;
     let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
     let error = fixture.store.events().append("t", "r", vec![event]).await.unwrap_err();
-    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+    assert!(matches!(error, RecordsError::Corrupt { .. }), "{error:?}");
     assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
 }

@@ -11,8 +11,8 @@ fn is_send(_: impl Future + Send) {}
 async fn every_future_is_send() {
     let fixture = fixture().await;
     let store = &fixture.store;
-    is_send(Store::open(fixture.place.path(), StoreOptions::default()));
-    is_send(Store::open_memory(StoreOptions::default()));
+    is_send(Records::open(fixture.place.path(), RecordsOptions::default()));
+    is_send(Records::open_memory(RecordsOptions::default()));
     is_send(store.close());
 
     let threads = store.threads();

@@ -5,8 +5,8 @@ use threadkeep_agent::Interrupts;
 use super::*;
 use crate::http::fields::Problems;
 use crate::runs::request::{OnDisconnect, RunConfig, Secrets, StreamMode};
-use crate::store::MultitaskStrategy;
 use threadkeep::checkpoint::CheckpointKey;
+use threadkeep_records::MultitaskStrategy;
 
 const LIMITS: RunLimits = RunLimits { max_recursion_limit: 1000, internal_caller: false };
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";

@@ -13,7 +13,7 @@ use tower::ServiceExt as _;
 
 use super::{Gateway, MODES, ask, everywhere, from, gated};
 use crate::runs::admission::{EDIT, REPLAY_KIND};
-use crate::store::{CancelAction, RunStatus};
+use threadkeep_records::{CancelAction, RunStatus};
 
 /// A turn of another process, which took the gateway's run for lost.
 async fn turn_elsewhere(gateway: &Gateway, text: &str) -> StateSnapshot {

@@ -20,14 +20,14 @@ use threadkeep_agent::Interrupts;
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_testing::Database;
 
-use super::admission::{CreateError, Created, Place};
+use super::admission::{CreateError, Created, OnThread};
 use super::request::{OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode};
 use crate::app::{App, Parts};
 use crate::config::{ConfigHandle, Environment, LoadOptions};
-use crate::store::{
+use crate::streams::bridge::Frame;
+use threadkeep_records::{
     CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
 };
-use crate::streams::bridge::Frame;
 
 pub(super) struct Gateway {
     pub(super) app: Arc<App>,
@@ -93,7 +93,7 @@ impl Gateway {
     }
 
     pub(super) async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
-        self.app.runs.create("t", Place::Existing, request, None, None).await
+        self.app.runs.create("t", OnThread::Existing, request, None, None).await
     }
 
     /// Runs to the end; returns the frames by name, and the row.
@@ -536,7 +536,7 @@ async fn an_enqueued_run_waits_for_a_writer_that_is_no_run_and_cannot_be_overtak
     for mode in MODES {
         let gateway = Gateway::start(mode, &script()).await;
         let runs = gateway.app.store.runs();
-        let reservation = runs.reserve("t", crate::store::WriterKind::CheckpointWrite).await.unwrap();
+        let reservation = runs.reserve("t", threadkeep_records::WriterKind::CheckpointWrite).await.unwrap();
         let queued =
             RunOptions { multitask_strategy: MultitaskStrategy::Enqueue, ..options([StreamMode::Values]) };
         let created = gateway.create(RunRequest { options: queued, ..ask("hello") }).await.unwrap();

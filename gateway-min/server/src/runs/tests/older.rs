@@ -7,9 +7,9 @@ use threadkeep::state::{StateSnapshot, Update};
 use threadkeep_agent::model::scripted::gate;
 
 use super::{Gateway, MODES, ask, from, gated, kinds, script};
-use crate::runs::admission::Place;
+use crate::runs::admission::OnThread;
 use crate::runs::request::RunRequest;
-use crate::store::{CancelAction, RunStatus};
+use threadkeep_records::{CancelAction, RunStatus};
 
 #[tokio::test]
 async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in_full_mode() {
@@ -101,7 +101,7 @@ async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
         format!("Checkpoint {id} not found")
     );
     let error =
-        gateway.app.runs.create("nowhere", Place::Existing, ask("x"), None, None).await.err().unwrap();
+        gateway.app.runs.create("nowhere", OnThread::Existing, ask("x"), None, None).await.err().unwrap();
     assert_eq!(error.to_string(), "Thread nowhere not found");
     assert!(gateway.history().await.is_empty());
     assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);

@@ -4,8 +4,10 @@ use chrono::{DateTime, Utc};
 use threadkeep::state::StateAccessor;
 
 use super::{Outcome, Worker, restoring};
-use crate::store::{CancelAction, DecideOutcome, FinishOutcome, RunEnd, RunStatus, StoreError, persistently};
 use crate::telemetry::spans;
+use threadkeep_records::{
+    CancelAction, DecideOutcome, FinishOutcome, RecordsError, RunEnd, RunStatus, persistently,
+};
 
 /// The error of a run that its user rolled back.
 const ROLLED_BACK: &str = "Rolled back by user";
@@ -34,7 +36,7 @@ impl Worker<'_> {
         accessor: Option<&StateAccessor>,
         outcome: Outcome,
         started: DateTime<Utc>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), RecordsError> {
         let mut end = match outcome {
             Outcome::Cancelled => self.cancelled(accessor).await?,
             Outcome::Failed { name, message } => {
@@ -78,7 +80,7 @@ impl Worker<'_> {
 
     /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state
     /// before it.
-    async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<End, StoreError> {
+    async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<End, RecordsError> {
         // A run that another process has ended has nothing to restore.
         let row = self.runs.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
         let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
@@ -118,7 +120,7 @@ impl Worker<'_> {
     }
 
     /// A run that was cancelled before it started writes no checkpoint and shows only its end.
-    pub(super) async fn never_started(&mut self, action: CancelAction) -> Result<(), StoreError> {
+    pub(super) async fn never_started(&mut self, action: CancelAction) -> Result<(), RecordsError> {
         let end = match action {
             CancelAction::Rollback => {
                 End { error: Some(ROLLED_BACK.to_owned()), ..End::new(RunStatus::Error) }
@@ -131,7 +133,7 @@ impl Worker<'_> {
     }
 
     /// Ends the run's row, after everything else is written, and wakes the run that waited for it.
-    async fn end_row(&self, end: &End) -> Result<(), StoreError> {
+    async fn end_row(&self, end: &End) -> Result<(), RecordsError> {
         let status = end.status;
         let end = self.row_end(end);
         let outcome = persistently(|| self.runs.store.runs().finish(&self.spec.run_id, &end)).await?;
@@ -148,7 +150,7 @@ impl Worker<'_> {
     }
 
     /// Stores how the run will end; no later cancellation changes it.
-    async fn decide(&self, end: &End) -> Result<DecideOutcome, StoreError> {
+    async fn decide(&self, end: &End) -> Result<DecideOutcome, RecordsError> {
         let end = self.row_end(end);
         persistently(|| self.runs.store.runs().decide(&self.spec.run_id, &end)).await
     }

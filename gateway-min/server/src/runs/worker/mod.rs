@@ -22,12 +22,12 @@ use super::journal::Journal;
 use super::report::Reporter;
 use super::request::RunInput;
 use super::usage::UsageLedger;
-use crate::store::{
-    CancelAction, RunEnd, RunStatus, RunTotals, Store, StoreError, ThreadStatus, persistently,
-};
 use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
+use threadkeep_records::{
+    CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, ThreadStatus, persistently,
+};
 
 /// The error of a run whose task panicked, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
@@ -89,7 +89,7 @@ pub(crate) fn start(
 }
 
 /// Ends a run whose task panicked or could not write its records, unless it has ended.
-async fn bury(store: &Store, run_id: &str) {
+async fn bury(store: &Records, run_id: &str) {
     let end = RunEnd {
         status: RunStatus::Error,
         error: Some(DIED.to_owned()),
@@ -153,7 +153,7 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    async fn live(&mut self) -> Result<(), StoreError> {
+    async fn live(&mut self) -> Result<(), RecordsError> {
         if let Some(action) = self.await_turn().await? {
             return self.never_started(action).await;
         }
@@ -191,11 +191,11 @@ fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{MultitaskStrategy, NewRun, NewThread, StoreOptions};
+    use threadkeep_records::{MultitaskStrategy, NewRun, NewThread, RecordsOptions};
 
     #[tokio::test]
     async fn a_run_whose_task_died_ends_in_error_and_frees_its_thread() {
-        let store = Store::open_memory(StoreOptions::default()).await.unwrap();
+        let store = Records::open_memory(RecordsOptions::default()).await.unwrap();
         store.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
         let run = |id: &str| NewRun { run_id: id.into(), thread_id: "t".into(), ..NewRun::default() };
         store.runs().admit(run("r"), MultitaskStrategy::Reject).await.unwrap();

@@ -12,7 +12,7 @@ use threadkeep_agent::tools::Snapshot;
 use super::Worker;
 use super::conclude::End;
 use crate::runs::interrupted_title;
-use crate::store::RunStatus;
+use threadkeep_records::RunStatus;
 
 impl Worker<'_> {
     /// The thread's current files. A failure only costs the summary of their changes.

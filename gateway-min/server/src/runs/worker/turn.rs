@@ -4,20 +4,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Worker;
-use crate::store::{CancelAction, RunStatus, StartOutcome, StoreError, persistently};
+use threadkeep_records::{CancelAction, RecordsError, RunStatus, StartOutcome, persistently};
 
 /// How often a waiting run checks whether it still waits.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Worker<'_> {
     /// Waits until the run holds the thread. Returns the action if it is cancelled first.
-    pub(super) async fn await_turn(&mut self) -> Result<Option<CancelAction>, StoreError> {
+    pub(super) async fn await_turn(&mut self) -> Result<Option<CancelAction>, RecordsError> {
         let in_doubt = AtomicBool::new(false);
         loop {
             let promoted = self.guard.control.promoted.notified();
             let started = persistently(|| async {
                 let started = self.runs.store.runs().start(&self.spec.run_id).await;
-                in_doubt.fetch_or(matches!(started, Err(StoreError::InDoubt { .. })), Ordering::Relaxed);
+                in_doubt.fetch_or(matches!(started, Err(RecordsError::InDoubt { .. })), Ordering::Relaxed);
                 started
             });
             match started.await? {
@@ -43,7 +43,7 @@ impl Worker<'_> {
 
     /// Polls the row of the waiting run until it no longer waits: the predecessor may be another process's run or
     /// another writer, whose end is not announced.
-    async fn row_changed(&self) -> Result<(), StoreError> {
+    async fn row_changed(&self) -> Result<(), RecordsError> {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let row = self.runs.store.runs().get(&self.spec.run_id).await?;

@@ -278,11 +278,11 @@ struct Run {
     abandoned: CancellationToken,
     /// The bridge's count of subscriptions.
     followers: Arc<AtomicUsize>,
-    state: Mutex<State>,
+    state: Mutex<Buffer>,
 }
 
 #[derive(Default)]
-struct State {
+struct Buffer {
     events: VecDeque<Event>,
     /// The `seq` of the next event.
     next_seq: u64,
@@ -299,14 +299,14 @@ impl fmt::Debug for Run {
 }
 
 /// What a cursor points to.
-enum Place {
+enum Found {
     Event(Event),
     /// Before the buffer, whose first and last ids these are.
     Behind(EventId, EventId),
     End,
 }
 
-impl State {
+impl Buffer {
     /// The `seq` of the oldest kept event, or of the next one if there is none.
     fn first_seq(&self) -> u64 {
         self.next_seq - self.events.len() as u64
@@ -343,7 +343,7 @@ impl Run {
         self.keep(state, event);
     }
 
-    fn keep(&self, mut state: MutexGuard<'_, State>, event: Event) {
+    fn keep(&self, mut state: MutexGuard<'_, Buffer>, event: Event) {
         state.next_seq = event.id.seq + 1;
         state.events.push_back(event);
         if state.events.len() > self.capacity {
@@ -383,15 +383,15 @@ impl Run {
         (key, last, last.map_or(first, |id| id.seq + 1))
     }
 
-    fn poll(&self, subscriber: u64, cursor: u64, cx: &Context<'_>) -> Poll<Place> {
+    fn poll(&self, subscriber: u64, cursor: u64, cx: &Context<'_>) -> Poll<Found> {
         let mut state = lock(&self.state);
         let event = cursor
             .checked_sub(state.first_seq())
             .map(|index| usize::try_from(index).ok().and_then(|index| state.events.get(index)).cloned());
         match (event, state.events.front(), state.events.back()) {
-            (Some(Some(event)), ..) => Poll::Ready(Place::Event(event)),
-            (None, Some(earliest), Some(latest)) => Poll::Ready(Place::Behind(earliest.id, latest.id)),
-            _ if state.ended => Poll::Ready(Place::End),
+            (Some(Some(event)), ..) => Poll::Ready(Found::Event(event)),
+            (None, Some(earliest), Some(latest)) => Poll::Ready(Found::Behind(earliest.id, latest.id)),
+            _ if state.ended => Poll::Ready(Found::End),
             _ => {
                 state.wait(subscriber, cx.waker());
                 Poll::Pending
@@ -418,7 +418,7 @@ impl Run {
 }
 
 /// Wakes all subscribers, after releasing the lock: a waker may run code that takes it.
-fn wake(mut state: MutexGuard<'_, State>) {
+fn wake(mut state: MutexGuard<'_, Buffer>) {
     let waiting = std::mem::take(&mut state.waiting);
     drop(state);
     for (_, waker) in waiting {

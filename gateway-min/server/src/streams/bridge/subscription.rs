@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::Stream;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::{EventId, Frame, Gap, Place, Run};
+use super::{EventId, Found, Frame, Gap, Run};
 
 /// How long a subscriber waits for an event before it gets a [`Frame::Heartbeat`].
 pub const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -58,16 +58,16 @@ impl Subscription {
     fn poll_frame(&mut self, cx: &Context<'_>) -> Poll<Frame> {
         let Some(run) = &self.run else { return Poll::Ready(Frame::End) };
         Poll::Ready(match ready!(run.poll(self.key, self.cursor, cx)) {
-            Place::Event(event) => {
+            Found::Event(event) => {
                 self.heartbeat = None;
                 self.cursor = event.id.seq + 1;
                 self.last = Some(event.id);
                 Frame::Event(event)
             }
-            Place::Behind(earliest, latest) => {
+            Found::Behind(earliest, latest) => {
                 Frame::Gap(Gap { run_id: Arc::clone(&run.id), requested: self.last, earliest, latest })
             }
-            Place::End => Frame::End,
+            Found::End => Frame::End,
         })
     }
 

@@ -26,12 +26,12 @@ impl Feed {
         self.0.path().join("t.jsonl")
     }
 
-    fn append(&self, run: &str, texts: &[&str]) -> Result<Vec<i64>, StoreError> {
+    fn append(&self, run: &str, texts: &[&str]) -> Result<Vec<i64>, RecordsError> {
         let events = texts.iter().map(|text| event(text)).collect();
         FeedFile::hold(self.path(), "t".to_owned())?.append(vec![(run.to_owned(), events)], None)
     }
 
-    fn read(&self) -> Result<Vec<(i64, String)>, StoreError> {
+    fn read(&self) -> Result<Vec<(i64, String)>, RecordsError> {
         let events = select(File::open(self.path()).unwrap(), &self.path(), "t", usize::MAX, |_| true)?;
         Ok(events
             .into_iter()
@@ -105,7 +105,7 @@ fn what_is_damaged_is_an_error_and_stays_as_it_is() {
     ] {
         fs::write(feed.path(), &damaged).unwrap();
         match feed.read() {
-            Err(StoreError::Corrupt { place, .. }) => {
+            Err(RecordsError::Corrupt { place, .. }) => {
                 assert!(place.ends_with(&format!("t.jsonl, line {line}")), "{place}");
             }
             other => panic!("{damaged}: {other:?}"),
@@ -113,7 +113,7 @@ fn what_is_damaged_is_an_error_and_stays_as_it_is() {
         assert_eq!(fs::read_to_string(feed.path()).unwrap(), damaged);
     }
     fs::write(feed.path(), format!("{text}nonsense\n")).unwrap();
-    assert!(matches!(feed.append("r", &["x"]), Err(StoreError::Corrupt { .. })));
+    assert!(matches!(feed.append("r", &["x"]), Err(RecordsError::Corrupt { .. })));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use tower::ServiceExt as _;
 use self::saver::{Fault, Faults, FaultySaver};
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
-use crate::store::{CancelAction, RunRow, RunStatus};
+use threadkeep_records::{CancelAction, RunRow, RunStatus};
 
 fn script(gate: &str) -> Json {
     json!({"rules": [

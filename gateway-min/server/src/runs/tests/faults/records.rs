@@ -4,9 +4,9 @@ use threadkeep_agent::model::scripted::gate;
 
 use super::super::{On, ask, everywhere, options};
 use super::{faulty, goes_on, said};
-use crate::runs::admission::Place;
+use crate::runs::admission::OnThread;
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
-use crate::store::{CancelAction, MultitaskStrategy, RunStatus};
+use threadkeep_records::{CancelAction, MultitaskStrategy, RunStatus};
 
 /// Whichever of a run's record writes fails at first, or loses its response, the run ends and releases its thread.
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
                 let row = gateway.row(run_id).await;
                 assert!(!row.status.is_active(), "{name}");
                 let thread = store.threads().get("t", None).await.unwrap().unwrap();
-                assert_ne!(thread.status, crate::store::ThreadStatus::Running, "{name}");
+                assert_ne!(thread.status, threadkeep_records::ThreadStatus::Running, "{name}");
             } else {
                 assert!(told, "{name}: a stored run is worked on");
                 assert_eq!(left, 2, "a run that was not admitted writes nothing");
@@ -63,7 +63,7 @@ async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
             let options = RunOptions { multitask_strategy: strategy, ..options([StreamMode::Values]) };
             let request = RunRequest { options, ..ask(text) };
             let key = Some(format!("key of {text}"));
-            gateway.app.runs.create("t", Place::Existing, request, None, key).await.unwrap().run.run_id
+            gateway.app.runs.create("t", OnThread::Existing, request, None, key).await.unwrap().run.run_id
         };
         gateway.app.store.doubt_commit(1);
         let first = ask("wait", MultitaskStrategy::Reject).await;

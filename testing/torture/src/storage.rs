@@ -51,7 +51,7 @@ pub fn scratch() -> std::io::Result<TempDir> {
 }
 
 /// A store.
-pub struct Place {
+pub struct Storage {
     kind: Kind,
     memory: MemorySaver,
     directory: TempDir,
@@ -59,7 +59,7 @@ pub struct Place {
     _unflushed: Option<Recording>,
 }
 
-impl Place {
+impl Storage {
     /// An empty store. SQLite flushes nothing there.
     ///
     /// # Errors

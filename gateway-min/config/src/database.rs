@@ -255,7 +255,7 @@ impl CheckpointGraphCache {
     /// Reads the section from the database section; never refuses it.
     fn read(database: &Node<'_>) -> Self {
         // A scratch report, because problems are only warnings here.
-        let scratch = Report::default();
+        let scratch = database.scratch();
         let read = database
             .reporting_to(&scratch)
             .section("checkpoint_graph_cache")

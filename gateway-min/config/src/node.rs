@@ -6,10 +6,11 @@
 //! string.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
@@ -26,6 +27,8 @@ pub(super) struct Report {
     problems: RefCell<Vec<Problem>>,
     warnings: RefCell<Vec<String>>,
     from_environment: FromEnvironment,
+    /// The dotted paths of all settings that were looked for, set or not.
+    asked: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl Report {
@@ -47,6 +50,18 @@ impl Report {
         if !problems.contains(&problem) {
             problems.push(problem);
         }
+    }
+
+    fn ask(&self, path: String) {
+        self.asked.borrow_mut().insert(path);
+    }
+
+    /// The keys that were looked for in the mapping at `path`; none if the mapping was taken as it is.
+    pub(super) fn asked_of(&self, path: &str) -> BTreeSet<String> {
+        let start = format!("{path}.");
+        let asked = self.asked.borrow();
+        let below = asked.range(start.clone()..).take_while(|asked| asked.starts_with(&start));
+        below.filter_map(|asked| asked[start.len()..].split(['.', '[']).next().map(str::to_owned)).collect()
     }
 
     /// The warnings, or all problems as one error.
@@ -95,6 +110,11 @@ impl<'a> Node<'a> {
         Self { path: path.to_owned(), map: Some(map), report }
     }
 
+    /// An empty report for [`Self::reporting_to`]. What it is asked for counts for this mapping's report too.
+    pub(super) fn scratch(&self) -> Report {
+        Report { asked: Rc::clone(&self.report.asked), ..Report::default() }
+    }
+
     /// The same mapping, reporting its problems to another report.
     pub(super) fn reporting_to<'b>(&self, report: &'b Report) -> Node<'b>
     where
@@ -105,11 +125,13 @@ impl<'a> Node<'a> {
 
     /// Whether the key is present, even if null.
     pub(super) fn has(&self, key: &str) -> bool {
+        self.report.ask(joined(&self.path, key));
         self.map.is_some_and(|map| map.contains_key(key))
     }
 
     /// The value of a key that is neither missing nor null.
     pub(super) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.report.ask(joined(&self.path, key));
         self.map?.get(key).filter(|value| !value.is_null())
     }
 
@@ -148,9 +170,12 @@ impl<'a> Node<'a> {
     pub(super) fn named(&self, key: &str) -> Vec<(&'a str, Node<'a>)> {
         let section = self.section(key);
         let entries = section.map.into_iter().flatten();
-        entries
-            .map(|(name, value)| (name.as_str(), section.child(joined(&section.path, name), Some(value))))
-            .collect()
+        let entries = entries.map(|(name, value)| {
+            let path = joined(&section.path, name);
+            self.report.ask(path.clone());
+            (name.as_str(), section.child(path, Some(value)))
+        });
+        entries.collect()
     }
 
     fn child(&self, path: String, value: Option<&'a Value>) -> Node<'a> {
@@ -319,6 +344,7 @@ impl<'a> Node<'a> {
     /// Every key of this mapping except the known ones.
     pub(super) fn rest(&self, known: &[&str]) -> FreeForm {
         let entries = self.map.into_iter().flatten().filter(|(key, _)| !known.contains(&key.as_str()));
+        let entries = entries.inspect(|(key, _)| self.report.ask(joined(&self.path, key)));
         entries.map(|(key, value)| (key.clone(), value.clone())).collect::<Map<_, _>>().into()
     }
 

@@ -1,5 +1,5 @@
-//! Settings without an effect: those that no feature reads yet, and unknown top-level keys. Both cause warnings at
-//! load, because an operator who sets one expects an effect.
+//! Settings without an effect: those that no feature reads yet, and unknown keys. Both cause warnings at load, because
+//! an operator who sets one expects an effect.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value};
 
 use super::SECTIONS;
+use super::interpolate::{indexed, joined};
 use super::node::Report;
 use super::upgrade::EXAMPLE;
 use super::version::EXAMPLE_FILE;
@@ -40,6 +41,9 @@ pub const UNREAD: [&str; 22] = [
     "agent_storage",
 ];
 
+/// How alike an unknown key and a known one must be for the warning to suggest it; 1 is equal.
+const ALIKE: f64 = 0.85;
+
 /// The example file, which shows every default.
 static DEFAULTS: LazyLock<Map<String, Value>> =
     LazyLock::new(|| yaml::parse(EXAMPLE, Path::new(EXAMPLE_FILE)).unwrap_or_default());
@@ -51,7 +55,24 @@ pub fn no_effect_warning(path: &str) -> String {
 
 /// The warning for an unknown top-level key.
 pub fn unknown_section_warning(key: &str) -> String {
-    format!("`{key}` has no effect: no section of the configuration has this name")
+    let nearest = suggestion(key, SECTIONS);
+    format!("`{key}` has no effect: no section of the configuration has this name{nearest}")
+}
+
+/// The warning for an unknown key of the mapping at `path`, which knows the keys `known`.
+fn unknown_setting_warning<'a>(path: &str, key: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let nearest = suggestion(key, known);
+    format!("`{}` has no effect: `{path}` has no such setting{nearest}", joined(path, key))
+}
+
+/// The known key that a misspelt one probably means.
+fn suggestion<'a>(key: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let likeness = |known: &'a str| (strsim::jaro_winkler(key, known), known);
+    let best = known.into_iter().map(likeness).max_by(|(one, _), (other, _)| one.total_cmp(other));
+    match best {
+        Some((likeness, best)) if likeness >= ALIKE => format!("; did you mean `{best}`?"),
+        _ => String::new(),
+    }
 }
 
 /// Warns about each setting in the file that has no effect. Setting a default value is fine.
@@ -65,6 +86,31 @@ pub(super) fn warn(sections: &Map<String, Value>, report: &Report) {
     }
     for key in sections.keys().filter(|key| !SECTIONS.contains(&key.as_str())) {
         report.warn(unknown_section_warning(key));
+    }
+    for (key, value) in sections.iter().filter(|(key, _)| SECTIONS.contains(&key.as_str())) {
+        warn_of_unknown(value, key, report);
+    }
+}
+
+/// Warns about each key that nobody looked for, in mappings whose keys were looked for one by one.
+fn warn_of_unknown(value: &Value, path: &str, report: &Report) {
+    match value {
+        Value::Object(map) => {
+            let known = report.asked_of(path);
+            for (key, value) in map.iter().filter(|_| !known.is_empty()) {
+                if known.contains(key) {
+                    warn_of_unknown(value, &joined(path, key), report);
+                } else {
+                    report.warn(unknown_setting_warning(path, key, known.iter().map(String::as_str)));
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                warn_of_unknown(item, &indexed(path, index), report);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -149,6 +195,50 @@ mod tests {
     #[test]
     fn a_section_of_no_such_name_is_a_warning() {
         assert_eq!(warnings("sumarization: {enabled: true}"), [unknown_section_warning("sumarization")]);
+        assert_eq!(
+            unknown_section_warning("sumarization"),
+            "`sumarization` has no effect: no section of the configuration has this name; did you mean `summarization`?"
+        );
+        assert!(unknown_section_warning("zzz").ends_with("has this name"));
+    }
+
+    #[test]
+    fn a_setting_of_no_such_name_is_a_warning_that_suggests_one() {
+        for (yaml, warning) in [
+            (
+                "stream_bridge: {queue_maxsiz: 3}",
+                "`stream_bridge.queue_maxsiz` has no effect: `stream_bridge` has no such setting; did you mean \
+                 `queue_maxsize`?",
+            ),
+            (
+                "database: {backend: memory, checkpoint_delta: {frequency_of_snapshots: 3}}",
+                "`database.checkpoint_delta.frequency_of_snapshots` has no effect: `database.checkpoint_delta` has \
+                 no such setting",
+            ),
+            (
+                "summarization: {trigger: [{type: messages, value: 5, valeu: 6}]}",
+                "`summarization.trigger[0].valeu` has no effect: `summarization.trigger[0]` has no such setting; did \
+                 you mean `value`?",
+            ),
+        ] {
+            assert_eq!(warnings(yaml), [warning], "{yaml}");
+        }
+    }
+
+    /// Models take keys of their providers, and names are chosen by the operator.
+    #[test]
+    fn keys_that_are_passed_on_and_names_are_no_unknown_settings() {
+        for yaml in [
+            "models: [{name: a, use: openai, model: x, extra_body: {anything: {at: all}}, temperature: 1}]",
+            "loop_detection: {tool_freq_overrides: {my_tool: {warn: 3, hard_limit: 9}}}",
+        ] {
+            assert_eq!(warnings(yaml), Vec::<String>::new(), "{yaml}");
+        }
+    }
+
+    #[test]
+    fn every_setting_of_the_example_is_known() {
+        assert_eq!(warnings(EXAMPLE), Vec::<String>::new());
     }
 
     /// It means that agents have no tools, which is not implemented.

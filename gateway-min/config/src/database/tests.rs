@@ -151,14 +151,20 @@ fn a_flat_cadence_of_zero_or_less_is_an_error_on_the_nested_key() {
 }
 
 #[test]
-fn unknown_keys_are_ignored() {
+fn unknown_keys_are_ignored_with_a_warning() {
     let with = load("database: {backend: memory, no_such_key: 5, checkpoint_delta: {other: 1}}\n").unwrap();
     let without = database("database: {backend: memory}\n");
     assert_eq!(
         Database { sqlite_dir: PathBuf::new(), ..with.config.database },
         Database { sqlite_dir: PathBuf::new(), ..without }
     );
-    assert!(with.warnings.is_empty());
+    assert_eq!(
+        with.warnings,
+        [
+            "`database.checkpoint_delta.other` has no effect: `database.checkpoint_delta` has no such setting",
+            "`database.no_such_key` has no effect: `database` has no such setting",
+        ]
+    );
     assert!(with.config.extra.is_empty());
 }
 

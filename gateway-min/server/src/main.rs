@@ -15,6 +15,7 @@ use threadkeep_chat::console::{self, ChatArgs};
 use threadkeep_config::{Auth, ConfigHandle, KeyFile, LoadOptions};
 use threadkeep_gateway::app::App;
 use threadkeep_gateway::auth;
+use threadkeep_gateway::directory::DirectoryLock;
 use threadkeep_gateway::http;
 use threadkeep_gateway::telemetry::{self, Traces};
 use threadkeep_ops::OpsCommand;
@@ -160,13 +161,18 @@ fn start_telemetry(
 
 async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated: bool) -> anyhow::Result<()> {
     raise_open_files();
-    let settings = config.current_async().await.auth.clone();
+    let current = config.current_async().await;
+    let settings = current.auth.clone();
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
+    let mut directory = tokio::task::spawn_blocking(move || DirectoryLock::take(&current)).await??;
     let app = App::start(config, Arc::new(ModeRegister::new())).await?;
     let listener = http::listen(address).await.with_context(|| {
         format!("cannot listen on {address}; is another gateway running? choose another port with --port")
     })?;
     let address = listener.local_addr()?;
+    if let Some(directory) = &mut directory {
+        directory.serves_at(address);
+    }
     if settings.enabled {
         warn_without_keys(&settings).await?;
     } else if !address.ip().is_loopback() {

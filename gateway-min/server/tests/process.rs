@@ -247,6 +247,26 @@ fn a_start_that_cannot_work_says_why_and_exits_with_one() {
 }
 
 #[test]
+fn a_second_gateway_on_the_same_sqlite_files_is_refused_and_one_after_a_kill_is_not() {
+    let dir = configured("full");
+    let mut first = Gateway::start(dir.path());
+    let output = refused(dir.path(), &[]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let named =
+        format!("another gateway (process {}, {}) serves the SQLite stores in", first.child.id(), first.base);
+    assert!(said.contains(&named), "{said}");
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    let second = Gateway::start(dir.path());
+
+    // With leases, both may serve.
+    drop(second);
+    let dir = configured_with(json!({"backend": "sqlite"}), json!({"heartbeat_enabled": true}));
+    let (_one, _two) = (Gateway::start(dir.path()), Gateway::start(dir.path()));
+}
+
+#[test]
 fn a_wrong_command_line_exits_with_two() {
     let dir = configured("full");
     assert_eq!(refused(dir.path(), &["--nonsense"]).status.code(), Some(2));

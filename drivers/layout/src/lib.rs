@@ -6,6 +6,7 @@ mod form;
 mod list;
 mod manifest;
 mod pack;
+mod row;
 
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
 pub use entries::{EntrySource, Numbers, Objects, draft_entries, entry, runs_of};
@@ -16,3 +17,7 @@ pub use manifest::{
     take_runs,
 };
 pub use pack::{Packer, Unpacker};
+pub use row::{
+    Heading, Rest, RestKind, bits_of, first_byte, put_counters, put_parents, put_version, put_write,
+    take_counters, take_parents, take_plain_start, take_version, take_write,
+};

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use threadkeep::id::{ChannelName, CheckpointId, NodeName, TaskId, Version};
 use threadkeep::metadata::{Counters, Source};
+pub(crate) use threadkeep_layout::Rest;
 use threadkeep_layout::{
-    Decoder, FORM, Form, Malformed, Run, form_bits, put_bytes, put_form, put_int, put_len, put_runs,
-    put_uint, take_form, take_runs,
+    Decoder, FORM, Form, Heading, Malformed, RestKind, Run, bits_of, first_byte, form_bits, put_bytes,
+    put_counters, put_form, put_int, put_len, put_parents, put_runs, put_uint, put_version, put_write,
+    take_counters, take_form, take_parents, take_plain_start, take_runs, take_version, take_write,
 };
 
 use crate::element::Space;
 
-/// The version of all encodings, in the high half of their first byte.
-const FORM_VERSION: u8 = 1;
 /// The flag of a thread's body that describes its past.
 const PAST: u8 = 1;
 
@@ -43,15 +43,6 @@ pub(crate) struct Extra {
     pub(crate) maps: Vec<(String, Vec<Run>)>,
 }
 
-/// An object: none, its bytes, or the structure element that holds it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum Rest {
-    #[default]
-    Empty,
-    Inline(Bytes),
-    Shared(u32),
-}
-
 /// A checkpoint, with values as [`Form`]s.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CheckpointRecord {
@@ -67,26 +58,11 @@ pub(crate) struct CheckpointRecord {
     pub(crate) channels: BTreeMap<ChannelName, StoredChannel>,
 }
 
-// The low half of the first byte: the source and the marker.
-const SOURCE: u8 = 3;
-const DELTA_MARKER: u8 = 1 << 2;
-
-// The second byte: how `rest` is stored, and which optional fields are present.
-const REST: u8 = 3;
-const REST_INLINE: u8 = 1;
-const REST_SHARED: u8 = 2;
-const HAS_MAPS: u8 = 1 << 2;
-const HAS_PARENTS: u8 = 1 << 3;
-const HAS_COUNTERS: u8 = 1 << 4;
-const KNOWN_FLAGS: u8 = REST | HAS_MAPS | HAS_PARENTS | HAS_COUNTERS;
-
 // The byte of an entry: its kind, and the form of its value.
 const KIND: u8 = 3;
 const SENTINEL: u8 = 1;
 const VALUE: u8 = 2;
 const SNAPSHOT: u8 = 3;
-// The byte of a write holds the form too.
-const OVERWRITE: u8 = 1;
 
 impl CheckpointRecord {
     /// The names that the body refers to by number, in order.
@@ -113,26 +89,18 @@ impl CheckpointRecord {
 
     /// The bytes of the body.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let source = match self.source {
-            Source::Input => 0,
-            Source::Loop => 1,
-            Source::Update => 2,
-            Source::Fork => 3,
+        let heading = Heading {
+            source: self.source,
+            delta_marker: self.delta_marker,
+            rest: self.extra.rest.kind(),
+            maps: !self.extra.maps.is_empty(),
+            parents: !self.parents.is_empty(),
+            counters: !self.counters.is_empty(),
         };
-        let marker = if self.delta_marker { DELTA_MARKER } else { 0 };
-        let flag = |is: bool, flag| if is { flag } else { 0 };
-        let rest = match &self.extra.rest {
-            Rest::Empty => 0,
-            Rest::Inline(_) => REST_INLINE,
-            Rest::Shared(_) => REST_SHARED,
-        };
-        let flags = rest
-            | flag(!self.extra.maps.is_empty(), HAS_MAPS)
-            | flag(!self.parents.is_empty(), HAS_PARENTS)
-            | flag(!self.counters.is_empty(), HAS_COUNTERS);
         let names: BTreeMap<&ChannelName, u64> = self.names().into_iter().zip(0..).collect();
         let number = |name| names.get(name).copied().unwrap_or_default();
-        let mut out = vec![FORM_VERSION << 4 | marker | source, flags];
+        let mut out = Vec::new();
+        heading.put(&mut out);
         put_int(&mut out, self.step);
         put_len(&mut out, self.next.len());
         for node in &self.next {
@@ -142,26 +110,21 @@ impl CheckpointRecord {
         for task in &self.applied {
             out.extend_from_slice(task.as_bytes());
         }
-        if flags & HAS_PARENTS != 0 {
-            put_len(&mut out, self.parents.len());
-            for (namespace, id) in &self.parents {
-                put_bytes(&mut out, namespace.as_bytes());
-                out.extend_from_slice(id.as_bytes());
-            }
+        if heading.parents {
+            put_parents(&mut out, &self.parents);
         }
-        if flags & HAS_COUNTERS != 0 {
+        if heading.counters {
             put_len(&mut out, self.counters.len());
             for (channel, counters) in &self.counters {
                 put_uint(&mut out, number(channel));
-                put_uint(&mut out, counters.updates);
-                put_uint(&mut out, counters.supersteps);
+                put_counters(&mut out, *counters);
             }
         }
         // A shared one is named in a column of the row.
         if let Rest::Inline(bytes) = &self.extra.rest {
             put_bytes(&mut out, bytes);
         }
-        if flags & HAS_MAPS != 0 {
+        if heading.maps {
             put_len(&mut out, self.extra.maps.len());
             for (key, runs) in &self.extra.maps {
                 put_bytes(&mut out, key.as_bytes());
@@ -177,8 +140,7 @@ impl CheckpointRecord {
                 Kept::Snapshot(form) => SNAPSHOT | form_bits(form),
             };
             out.push(tag);
-            put_uint(&mut out, entry.version.counter);
-            out.extend_from_slice(&entry.version.random.to_le_bytes());
+            put_version(&mut out, entry.version);
             match &entry.kept {
                 Kept::Sentinel(seed) => out.extend_from_slice(seed.as_bytes()),
                 Kept::Value(form) | Kept::Snapshot(form) => put_form(&mut out, form),
@@ -195,47 +157,31 @@ impl CheckpointRecord {
         extra: Option<u32>,
     ) -> Result<Self, Malformed> {
         let mut decoder = Decoder::new(bytes);
-        let first = known_version(decoder.byte()?)?;
-        let flags = decoder.byte()?;
-        if first & !(DELTA_MARKER | SOURCE) != 0 || flags & !KNOWN_FLAGS != 0 {
-            return Err(Malformed("unknown flags"));
-        }
-        let source = match first & SOURCE {
-            0 => Source::Input,
-            1 => Source::Loop,
-            2 => Source::Update,
-            _ => Source::Fork,
-        };
+        let heading = Heading::take(&mut decoder)?;
         let step = decoder.int()?;
         let next =
             (0..decoder.count()?).map(|_| decoder.text().map(NodeName::from)).collect::<Result<_, _>>()?;
         let applied = (0..decoder.count()?)
             .map(|_| decoder.array().map(TaskId::from_bytes))
             .collect::<Result<_, _>>()?;
-        let mut parents = Vec::new();
-        if flags & HAS_PARENTS != 0 {
-            for _ in 0..decoder.count()? {
-                let namespace = decoder.text()?.to_owned();
-                parents.push((namespace, CheckpointId::from_bytes(decoder.array()?)));
-            }
-        }
+        let parents = if heading.parents { take_parents(&mut decoder)? } else { Vec::new() };
         let name =
             |number: u32| names.get(number as usize).cloned().ok_or(Malformed("a channel has no name"));
         let mut counters = BTreeMap::new();
-        if flags & HAS_COUNTERS != 0 {
+        if heading.counters {
             for _ in 0..decoder.count()? {
                 let channel = name(decoder.u32()?)?;
-                counters.insert(channel, Counters { updates: decoder.uint()?, supersteps: decoder.uint()? });
+                counters.insert(channel, take_counters(&mut decoder)?);
             }
         }
-        let rest = match (flags & REST, extra) {
-            (0, None) => Rest::Empty,
-            (REST_INLINE, None) => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
-            (REST_SHARED, Some(n)) => Rest::Shared(n),
+        let rest = match (heading.rest, extra) {
+            (RestKind::Empty, None) => Rest::Empty,
+            (RestKind::Inline, None) => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
+            (RestKind::Shared, Some(n)) => Rest::Shared(n),
             _ => return Err(Malformed("unknown form of metadata")),
         };
         let mut maps = Vec::new();
-        if flags & HAS_MAPS != 0 {
+        if heading.maps {
             for _ in 0..decoder.count()? {
                 let key = decoder.text()?.to_owned();
                 maps.push((key, take_runs(&mut decoder)?));
@@ -245,7 +191,7 @@ impl CheckpointRecord {
         for _ in 0..decoder.count()? {
             let channel = name(decoder.u32()?)?;
             let tag = decoder.byte()?;
-            let version = Version { counter: decoder.uint()?, random: u64::from_le_bytes(decoder.array()?) };
+            let version = take_version(&mut decoder)?;
             let kept = match tag & KIND {
                 SENTINEL if tag == SENTINEL => Kept::Sentinel(CheckpointId::from_bytes(decoder.array()?)),
                 VALUE => Kept::Value(take_form(&mut decoder, tag)?),
@@ -260,9 +206,9 @@ impl CheckpointRecord {
         decoder.finish()?;
         Ok(Self {
             parent,
-            source,
+            source: heading.source,
             step,
-            delta_marker: first & DELTA_MARKER != 0,
+            delta_marker: heading.delta_marker,
             next,
             applied,
             parents,
@@ -283,7 +229,7 @@ impl CheckpointRecord {
 
 /// The bytes of the element that lists the names of channels.
 pub(crate) fn encode_names<'a>(names: impl ExactSizeIterator<Item = &'a ChannelName>) -> Vec<u8> {
-    let mut out = vec![FORM_VERSION << 4];
+    let mut out = vec![first_byte(0)];
     put_len(&mut out, names.len());
     for name in names {
         put_bytes(&mut out, name.as_str().as_bytes());
@@ -294,9 +240,7 @@ pub(crate) fn encode_names<'a>(names: impl ExactSizeIterator<Item = &'a ChannelN
 /// Reads what [`encode_names`] wrote.
 pub(crate) fn decode_names(bytes: &[u8]) -> Result<Vec<ChannelName>, Malformed> {
     let mut decoder = Decoder::new(bytes);
-    if known_version(decoder.byte()?)? != 0 {
-        return Err(Malformed("unknown flags"));
-    }
+    take_plain_start(&mut decoder)?;
     let names =
         (0..decoder.count()?).map(|_| decoder.text().map(ChannelName::from)).collect::<Result<_, _>>()?;
     decoder.finish()?;
@@ -323,7 +267,7 @@ pub(crate) struct WriteRecord {
 
 /// The bytes of the tasks of a checkpoint.
 pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
-    let mut out = vec![FORM_VERSION << 4];
+    let mut out = vec![first_byte(0)];
     put_len(&mut out, tasks.len());
     for task in tasks {
         out.extend_from_slice(task.task.as_bytes());
@@ -332,8 +276,7 @@ pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
         put_len(&mut out, task.writes.len());
         for write in &task.writes {
             put_bytes(&mut out, write.channel.as_str().as_bytes());
-            out.push(form_bits(&write.value) | if write.overwrite { OVERWRITE } else { 0 });
-            put_form(&mut out, &write.value);
+            put_write(&mut out, write.overwrite, &write.value);
         }
     }
     out
@@ -342,9 +285,7 @@ pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
 /// Reads what [`encode_tasks`] wrote.
 pub(crate) fn decode_tasks(bytes: &[u8]) -> Result<Vec<TaskRecord>, Malformed> {
     let mut decoder = Decoder::new(bytes);
-    if known_version(decoder.byte()?)? != 0 {
-        return Err(Malformed("unknown flags"));
-    }
+    take_plain_start(&mut decoder)?;
     let mut tasks = Vec::new();
     for _ in 0..decoder.count()? {
         let task = TaskId::from_bytes(decoder.array()?);
@@ -353,12 +294,8 @@ pub(crate) fn decode_tasks(bytes: &[u8]) -> Result<Vec<TaskRecord>, Malformed> {
         let mut writes = Vec::new();
         for _ in 0..decoder.count()? {
             let channel = decoder.text()?.into();
-            let tag = decoder.byte()?;
-            if tag & !(OVERWRITE | FORM) != 0 {
-                return Err(Malformed("unknown flags"));
-            }
-            let value = take_form(&mut decoder, tag)?;
-            writes.push(WriteRecord { channel, overwrite: tag & OVERWRITE != 0, value });
+            let (overwrite, value) = take_write(&mut decoder)?;
+            writes.push(WriteRecord { channel, overwrite, value });
         }
         tasks.push(TaskRecord { task, node, index, writes });
     }
@@ -378,7 +315,7 @@ pub(crate) struct ThreadBody {
 impl ThreadBody {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let flags = if self.past.is_some() { PAST } else { 0 };
-        let mut out = vec![FORM_VERSION << 4 | flags];
+        let mut out = vec![first_byte(flags)];
         for number in self.next {
             put_uint(&mut out, number);
         }
@@ -394,7 +331,7 @@ impl ThreadBody {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut decoder = Decoder::new(bytes);
-        let flags = known_version(decoder.byte()?)?;
+        let flags = bits_of(decoder.byte()?)?;
         let next = [decoder.u32()?, decoder.u32()?, decoder.u32()?];
         let past = match flags {
             0 => None,
@@ -423,10 +360,6 @@ pub(crate) fn needs(record: &CheckpointRecord, tasks: &[TaskRecord]) -> Vec<i64>
     let entries = entries.map(|run| Space::Entries.bounds(*run));
     let all: BTreeSet<[i64; 2]> = chunks.chain(entries).collect();
     all.into_iter().flatten().collect()
-}
-
-fn known_version(first: u8) -> Result<u8, Malformed> {
-    if first >> 4 == FORM_VERSION { Ok(first & 0x0f) } else { Err(Malformed("unknown version of the row")) }
 }
 
 #[cfg(test)]

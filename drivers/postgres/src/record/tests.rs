@@ -131,7 +131,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), names in 0..5_usize) {
         let names = vec![ChannelName::from("c"); names];
-        for first in [bytes[0], FORM_VERSION << 4] {
+        for first in [bytes[0], first_byte(0)] {
             bytes[0] = first;
             let _ = CheckpointRecord::decode(&bytes, None, &names, None);
             let _ = decode_tasks(&bytes);
@@ -172,7 +172,7 @@ proptest! {
 
 #[test]
 fn forged_lengths_do_not_reserve_memory() {
-    let mut bytes = vec![FORM_VERSION << 4, 0, 0];
+    let mut bytes = vec![first_byte(0), 0, 0];
     put_uint(&mut bytes, u64::MAX);
     let decoded = CheckpointRecord::decode(&bytes, None, &[], None);
     assert_eq!(decoded, Err(Malformed("a count is larger than the row")));

@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use threadkeep::id::{CheckpointId, TaskId, Version};
 use threadkeep::metadata::{Counters, Source};
+pub(crate) use threadkeep_layout::Rest;
 use threadkeep_layout::{
-    Decoder, FORM, Form, Malformed, Manifest, form_bits, put_bytes, put_form, put_int, put_len, put_runs,
-    put_uint, take_form, take_number, take_runs,
+    Decoder, FORM, Form, Heading, Malformed, Manifest, RestKind, first_byte, form_bits, put_bytes,
+    put_counters, put_form, put_int, put_len, put_parents, put_runs, put_uint, put_version, put_write,
+    take_counters, take_form, take_number, take_parents, take_plain_start, take_runs, take_version,
+    take_write,
 };
-
-/// The version of all encodings, in the high half of their first byte.
-const FORM_VERSION: u8 = 1;
 
 /// The number of an interned channel or node name.
 pub(crate) type NameKey = u32;
@@ -42,15 +42,6 @@ pub(crate) struct Extra {
     pub(crate) maps: Vec<(String, Manifest)>,
 }
 
-/// An object: none, its bytes, or the metadata element that holds it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum Rest {
-    #[default]
-    Empty,
-    Inline(Bytes),
-    Shared(u32),
-}
-
 /// The body of a row of table `checkpoint`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CheckpointRecord {
@@ -66,19 +57,6 @@ pub(crate) struct CheckpointRecord {
     pub(crate) channels: Vec<(NameKey, StoredChannel)>,
 }
 
-// The low half of the first byte: the source and the marker.
-const SOURCE: u8 = 3;
-const DELTA_MARKER: u8 = 1 << 2;
-
-// The second byte: how `rest` is stored, and which optional fields are present.
-const REST: u8 = 3;
-const REST_INLINE: u8 = 1;
-const REST_SHARED: u8 = 2;
-const HAS_MAPS: u8 = 1 << 2;
-const HAS_PARENTS: u8 = 1 << 3;
-const HAS_COUNTERS: u8 = 1 << 4;
-const KNOWN_FLAGS: u8 = REST | HAS_MAPS | HAS_PARENTS | HAS_COUNTERS;
-
 // The byte of an entry: its kind, whether its version equals the previous one, and the form of its value.
 const KIND: u8 = 3;
 const AT: u8 = 0;
@@ -86,47 +64,32 @@ const SENTINEL: u8 = 1;
 const VALUE: u8 = 2;
 const SNAPSHOT: u8 = 3;
 const SAME_VERSION: u8 = 1 << 2;
-// The byte of a write holds the form too.
-const OVERWRITE: u8 = 1;
 
 impl CheckpointRecord {
     /// The bytes of the record of checkpoint `own`.
     pub(crate) fn encode(&self, own: Ordinal) -> Vec<u8> {
-        let source = match self.source {
-            Source::Input => 0,
-            Source::Loop => 1,
-            Source::Update => 2,
-            Source::Fork => 3,
+        let heading = Heading {
+            source: self.source,
+            delta_marker: self.delta_marker,
+            rest: self.extra.rest.kind(),
+            maps: !self.extra.maps.is_empty(),
+            parents: !self.parents.is_empty(),
+            counters: !self.counters.is_empty(),
         };
-        let marker = if self.delta_marker { DELTA_MARKER } else { 0 };
-        let flag = |is: bool, flag| if is { flag } else { 0 };
-        let rest = match &self.extra.rest {
-            Rest::Empty => 0,
-            Rest::Inline(_) => REST_INLINE,
-            Rest::Shared(_) => REST_SHARED,
-        };
-        let flags = rest
-            | flag(!self.extra.maps.is_empty(), HAS_MAPS)
-            | flag(!self.parents.is_empty(), HAS_PARENTS)
-            | flag(!self.counters.is_empty(), HAS_COUNTERS);
-        let mut out = vec![FORM_VERSION << 4 | marker | source, flags];
+        let mut out = Vec::new();
+        heading.put(&mut out);
         put_uint(&mut out, self.parent.map_or(0, |parent| own - parent + 1));
         put_int(&mut out, self.step);
         put_numbers(&mut out, &self.next);
         put_numbers(&mut out, &self.applied);
-        if flags & HAS_PARENTS != 0 {
-            put_len(&mut out, self.parents.len());
-            for (namespace, id) in &self.parents {
-                put_bytes(&mut out, namespace.as_bytes());
-                out.extend_from_slice(id.as_bytes());
-            }
+        if heading.parents {
+            put_parents(&mut out, &self.parents);
         }
-        if flags & HAS_COUNTERS != 0 {
+        if heading.counters {
             put_len(&mut out, self.counters.len());
             for (channel, counters) in &self.counters {
                 put_uint(&mut out, *channel);
-                put_uint(&mut out, counters.updates);
-                put_uint(&mut out, counters.supersteps);
+                put_counters(&mut out, *counters);
             }
         }
         match &self.extra.rest {
@@ -134,7 +97,7 @@ impl CheckpointRecord {
             Rest::Inline(bytes) => put_bytes(&mut out, bytes),
             Rest::Shared(seq) => put_uint(&mut out, *seq),
         }
-        if flags & HAS_MAPS != 0 {
+        if heading.maps {
             put_len(&mut out, self.extra.maps.len());
             for (key, manifest) in &self.extra.maps {
                 put_bytes(&mut out, key.as_bytes());
@@ -149,17 +112,7 @@ impl CheckpointRecord {
     /// Reads the record of checkpoint `own`.
     pub(crate) fn decode(own: Ordinal, bytes: &[u8]) -> Result<Self, Malformed> {
         let mut decoder = Decoder::new(bytes);
-        let first = known_version(decoder.byte()?)?;
-        let flags = decoder.byte()?;
-        if first & !(DELTA_MARKER | SOURCE) != 0 || flags & !KNOWN_FLAGS != 0 {
-            return Err(Malformed("unknown flags"));
-        }
-        let source = match first & SOURCE {
-            0 => Source::Input,
-            1 => Source::Loop,
-            2 => Source::Update,
-            _ => Source::Fork,
-        };
+        let heading = Heading::take(&mut decoder)?;
         let parent = match decoder.u32()? {
             0 => None,
             distance => Some(
@@ -171,28 +124,21 @@ impl CheckpointRecord {
         let step = decoder.int()?;
         let next = take_numbers(&mut decoder)?;
         let applied = take_numbers(&mut decoder)?;
-        let mut parents = Vec::new();
-        if flags & HAS_PARENTS != 0 {
-            for _ in 0..decoder.count()? {
-                let namespace = decoder.text()?.to_owned();
-                parents.push((namespace, CheckpointId::from_bytes(decoder.array()?)));
-            }
-        }
+        let parents = if heading.parents { take_parents(&mut decoder)? } else { Vec::new() };
         let mut counters = Vec::new();
-        if flags & HAS_COUNTERS != 0 {
+        if heading.counters {
             for _ in 0..decoder.count()? {
                 let channel = decoder.u32()?;
-                counters.push((channel, Counters { updates: decoder.uint()?, supersteps: decoder.uint()? }));
+                counters.push((channel, take_counters(&mut decoder)?));
             }
         }
-        let rest = match flags & REST {
-            0 => Rest::Empty,
-            REST_INLINE => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
-            REST_SHARED => Rest::Shared(take_number(&mut decoder)?),
-            _ => return Err(Malformed("unknown form of metadata")),
+        let rest = match heading.rest {
+            RestKind::Empty => Rest::Empty,
+            RestKind::Inline => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
+            RestKind::Shared => Rest::Shared(take_number(&mut decoder)?),
         };
         let mut maps = Vec::new();
-        if flags & HAS_MAPS != 0 {
+        if heading.maps {
             for _ in 0..decoder.count()? {
                 let key = decoder.text()?.to_owned();
                 maps.push((key, take_manifest(&mut decoder)?));
@@ -202,9 +148,9 @@ impl CheckpointRecord {
         decoder.finish()?;
         Ok(Self {
             parent,
-            source,
+            source: heading.source,
             step,
-            delta_marker: first & DELTA_MARKER != 0,
+            delta_marker: heading.delta_marker,
             next,
             applied,
             parents,
@@ -239,8 +185,7 @@ fn put_channels(out: &mut Vec<u8>, channels: &[(NameKey, StoredChannel)]) {
                 let same = if last == Some(version) { SAME_VERSION } else { 0 };
                 out.push(kind | same | form.map_or(0, form_bits));
                 if same == 0 {
-                    put_uint(out, version.counter);
-                    out.extend_from_slice(&version.random.to_le_bytes());
+                    put_version(out, *version);
                 }
                 if let Some(form) = form {
                     put_form(out, form);
@@ -271,7 +216,7 @@ fn take_channels(
         let version = if tag & SAME_VERSION != 0 {
             last.ok_or(Malformed("no version to repeat"))?
         } else {
-            Version { counter: decoder.uint()?, random: u64::from_le_bytes(decoder.array()?) }
+            take_version(decoder)?
         };
         last = Some(version);
         let kept = match tag & KIND {
@@ -308,7 +253,7 @@ pub(crate) struct WriteRecord {
 
 /// The bytes of the tasks of a checkpoint.
 pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
-    let mut out = vec![FORM_VERSION << 4];
+    let mut out = vec![first_byte(0)];
     put_len(&mut out, tasks.len());
     for task in tasks {
         task.put(&mut out);
@@ -319,9 +264,7 @@ pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
 /// Reads what [`encode_tasks`] wrote.
 pub(crate) fn decode_tasks(bytes: &[u8]) -> Result<Vec<TaskRecord>, Malformed> {
     let mut decoder = Decoder::new(bytes);
-    if known_version(decoder.byte()?)? != 0 {
-        return Err(Malformed("unknown flags"));
-    }
+    take_plain_start(&mut decoder)?;
     let mut tasks = Vec::new();
     for _ in 0..decoder.count()? {
         tasks.push(TaskRecord::take(&mut decoder)?);
@@ -338,8 +281,7 @@ impl TaskRecord {
         put_len(out, self.writes.len());
         for write in &self.writes {
             put_uint(out, write.channel);
-            out.push(form_bits(&write.value) | if write.overwrite { OVERWRITE } else { 0 });
-            put_form(out, &write.value);
+            put_write(out, write.overwrite, &write.value);
         }
     }
 
@@ -349,12 +291,8 @@ impl TaskRecord {
         let mut writes = Vec::new();
         for _ in 0..decoder.count()? {
             let channel = decoder.u32()?;
-            let tag = decoder.byte()?;
-            if tag & !(OVERWRITE | FORM) != 0 {
-                return Err(Malformed("unknown flags"));
-            }
-            let value = take_form(decoder, tag)?;
-            writes.push(WriteRecord { channel, overwrite: tag & OVERWRITE != 0, value });
+            let (overwrite, value) = take_write(decoder)?;
+            writes.push(WriteRecord { channel, overwrite, value });
         }
         Ok(Self { task, node, index, writes })
     }
@@ -362,7 +300,7 @@ impl TaskRecord {
 
 /// The body of a row of table `scope`: of a chain the greatest ordinal ever deleted, of a thread its rewrite count.
 pub(crate) fn encode_floor(floor: Ordinal) -> Vec<u8> {
-    let mut out = vec![FORM_VERSION << 4];
+    let mut out = vec![first_byte(0)];
     put_uint(&mut out, floor);
     out
 }
@@ -370,16 +308,10 @@ pub(crate) fn encode_floor(floor: Ordinal) -> Vec<u8> {
 /// Reads what [`encode_floor`] wrote.
 pub(crate) fn decode_floor(bytes: &[u8]) -> Result<Ordinal, Malformed> {
     let mut decoder = Decoder::new(bytes);
-    if known_version(decoder.byte()?)? != 0 {
-        return Err(Malformed("unknown flags"));
-    }
+    take_plain_start(&mut decoder)?;
     let floor = decoder.u32()?;
     decoder.finish()?;
     Ok(floor)
-}
-
-fn known_version(first: u8) -> Result<u8, Malformed> {
-    if first >> 4 == FORM_VERSION { Ok(first & 0x0f) } else { Err(Malformed("unknown version of the row")) }
 }
 
 fn put_numbers(out: &mut Vec<u8>, numbers: &[u32]) {

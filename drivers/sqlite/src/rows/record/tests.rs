@@ -114,7 +114,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), own in any::<u32>()) {
-        for first in [bytes[0], FORM_VERSION << 4] {
+        for first in [bytes[0], first_byte(0)] {
             bytes[0] = first;
             let _ = CheckpointRecord::decode(own, &bytes);
             let _ = decode_tasks(&bytes);
@@ -138,7 +138,7 @@ proptest! {
 
 #[test]
 fn forged_lengths_do_not_reserve_memory() {
-    let mut bytes = vec![FORM_VERSION << 4, 0, 0, 0];
+    let mut bytes = vec![first_byte(0), 0, 0, 0];
     put_uint(&mut bytes, u64::MAX);
     assert_eq!(CheckpointRecord::decode(5, &bytes), Err(Malformed("a count is larger than the row")));
 }

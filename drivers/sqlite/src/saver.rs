@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use threadkeep::Result;
@@ -14,21 +13,19 @@ use threadkeep::saver::{
     Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
-use tokio::sync::{mpsc, oneshot};
 
 use crate::care::backup;
 use crate::care::check::{self, Finding};
 use crate::care::space::{self, FileSize, Vacuum};
 use crate::config::Options;
-use crate::error::{CLOSED, LOST, SAVER, in_doubt, unavailable};
+use crate::error::{SAVER, unavailable};
 use crate::read::pool::Readers;
 use crate::read::queries;
 use crate::rows::directory;
 use crate::sql::Db;
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
-use crate::write::doubt::Doubt;
-use crate::write::writer::{self, Command, Message};
+use crate::write::turn::Turns;
 
 /// A store of checkpoints in an SQLite database.
 ///
@@ -41,10 +38,8 @@ pub struct SqliteSaver {
     path: PathBuf,
     options: Options,
     readers: Readers,
-    queue: mpsc::Sender<Message>,
-    writer: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) writer: Turns,
     counters: Arc<Counters>,
-    doubt: Arc<Doubt>,
 }
 
 impl fmt::Debug for SqliteSaver {
@@ -66,10 +61,8 @@ impl SqliteSaver {
         let db = Db::writer(path, options)?;
         let counters = Arc::<Counters>::default();
         let readers = Readers::open(path, options, counters.clone())?;
-        let doubt = Arc::<Doubt>::default();
-        let (queue, thread) = writer::start(db, (path, options), (counters.clone(), doubt.clone()))?;
-        let (path, writer) = (path.to_owned(), Mutex::new(Some(thread)));
-        Ok(Self { path, options: options.clone(), readers, queue, writer, counters, doubt })
+        let writer = Turns::start(db, (path, options), counters.clone())?;
+        Ok(Self { path: path.to_owned(), options: options.clone(), readers, writer, counters })
     }
 
     /// [`Self::open`] on a blocking thread.
@@ -83,16 +76,7 @@ impl SqliteSaver {
     /// later calls return [`threadkeep::Error::Unavailable`]. Closing twice is harmless.
     pub async fn close(&self) {
         self.readers.close().await;
-        let (reply, closed) = oneshot::channel();
-        if self.queue.send(Message::Close(reply)).await.is_ok() {
-            // An error means that the writer has ended for another reason.
-            let _ = closed.await;
-        }
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(writer) = writer {
-            // It has answered, so this takes no time; it only fails if the thread panicked.
-            let _ = tokio::task::spawn_blocking(move || writer.join()).await;
-        }
+        self.writer.close().await;
     }
 
     /// The size of the database.
@@ -126,7 +110,7 @@ impl SqliteSaver {
     /// # Errors
     /// As a commit: [`threadkeep::Error::Unavailable`], [`threadkeep::Error::InDoubt`]. Stored data never changes.
     pub async fn vacuum(&self, pages: u32) -> Result<FileSize> {
-        self.give_back(Vacuum::Pages(pages)).await
+        self.writer.vacuum(Vacuum::Pages(pages)).await
     }
 
     /// Rewrites the database without free pages, so that [`Self::vacuum`] can return pages from then on. Holds the
@@ -136,13 +120,7 @@ impl SqliteSaver {
     /// # Errors
     /// As [`Self::vacuum`].
     pub async fn vacuum_fully(&self) -> Result<FileSize> {
-        self.give_back(Vacuum::Fully).await
-    }
-
-    async fn give_back(&self, vacuum: Vacuum) -> Result<FileSize> {
-        let (reply, outcome) = oneshot::channel();
-        self.queue.send(Message::Vacuum(vacuum, reply)).await.map_err(|_| unavailable(CLOSED))?;
-        outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
+        self.writer.vacuum(Vacuum::Fully).await
     }
 
     /// Copies the store into a new file at `to`, readable only by the user, while others read and write. The copy holds
@@ -161,7 +139,7 @@ impl SqliteSaver {
 
     /// The number of operations that wait for the writer.
     pub fn queued(&self) -> usize {
-        self.queue.max_capacity() - self.queue.capacity()
+        self.writer.queued()
     }
 
     /// The counts since the store was opened.
@@ -189,16 +167,7 @@ impl SqliteSaver {
     }
 
     pub(crate) async fn write(&self, work: Work) -> Result<()> {
-        let (reply, outcome) = oneshot::channel();
-        let command = Message::Work(Command { work, reply });
-        if let Err(mpsc::error::SendError(refused)) = self.queue.send(command).await {
-            let error = unavailable(CLOSED);
-            return Err(match refused {
-                Message::Work(command) => self.doubt.error(&command.work, error),
-                _ => error,
-            });
-        }
-        outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
+        self.writer.write(work).await
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use rusqlite::types::ValueRef;
@@ -38,6 +39,7 @@ pub(crate) struct FailedCommit {
 pub(crate) struct Db {
     conn: Connection,
     store: Arc<str>,
+    busy_timeout: Duration,
     /// The log and its index, by name and inode.
     beside: Vec<(PathBuf, u64)>,
     packer: RefCell<Packer>,
@@ -73,6 +75,7 @@ impl Db {
         let db = Self {
             conn,
             store,
+            busy_timeout: options.busy_timeout,
             beside: Vec::new(),
             packer: RefCell::new(Packer::new(options.compression)),
             #[cfg(test)]
@@ -153,6 +156,19 @@ impl Db {
             Ok(())
         })?;
         Ok(found)
+    }
+
+    /// Runs a statement unless another connection holds the lock that it needs; returns whether it was run.
+    pub(crate) fn at_once(&self, sql: &str) -> Result<bool> {
+        let impatient = |pause| self.conn.busy_timeout(pause).map_err(|error| self.error(&error));
+        impatient(Duration::ZERO)?;
+        let done = self.run(sql, || self.conn.prepare_cached(sql)?.execute([]));
+        impatient(self.busy_timeout)?;
+        match done {
+            Ok(_) => Ok(true),
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(false),
+            Err(error) => Err(self.error(&error)),
+        }
     }
 
     /// Sets what later transactions wait for, and whether they may move the log into the file: a failure to flush the

@@ -13,6 +13,8 @@ pub struct Stats {
     pub commands: u64,
     /// Committed transactions. Fewer than commands: those that wait are committed together.
     pub transactions: u64,
+    /// Transactions that their caller carried out itself, because nobody else wrote.
+    pub in_place: u64,
     /// Transactions that waited until they were on disk.
     pub flushes: u64,
     /// Commands in committed transactions.
@@ -50,6 +52,7 @@ impl Counter {
 pub(crate) struct Counters {
     pub(crate) commands: Counter,
     pub(crate) committed: Counter,
+    pub(crate) in_place: Counter,
     pub(crate) flushes: Counter,
     transaction_sizes: [Counter; SIZES],
     pub(crate) elements_examined: Counter,
@@ -70,6 +73,7 @@ impl Counters {
         Stats {
             commands: self.commands.get(),
             transactions: self.transaction_sizes.iter().map(Counter::get).sum(),
+            in_place: self.in_place.get(),
             flushes: self.flushes.get(),
             committed: self.committed.get(),
             transaction_sizes: std::array::from_fn(|size| self.transaction_sizes[size].get()),

@@ -13,13 +13,12 @@ use threadkeep::saver::{CheckpointSelector, ListQuery, Saver};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 const DATABASE: &str = "THREADKEEP_TEST_CRASH_DB";
-const TEST: &str = "what_was_acknowledged_survives_a_kill";
-const THREADS: usize = 4;
 
-/// Commits for ever, and prints what was acknowledged.
-async fn commit_until_killed(path: &str) {
+/// Commits to this many threads for ever, and prints what was acknowledged. The commits of a single thread are carried
+/// out in place, except those after writes of a task.
+async fn commit_until_killed(path: &str, threads: usize) {
     let saver = SqliteSaver::open(path, &Options::default()).unwrap();
-    let talks = (0..THREADS).map(async |i| {
+    let talks = (0..threads).map(async |i| {
         let mut talk = Talk::new(&format!("t{i}"));
         if let Some(head) = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap() {
             talk.resume(&head);
@@ -40,10 +39,11 @@ async fn commit_until_killed(path: &str) {
     futures::future::join_all(talks).await;
 }
 
-/// Runs the child until it has acknowledged `count` commits, kills it, and returns everything that it acknowledged.
-fn killed_after(count: usize, database: &Path) -> Vec<(String, String)> {
+/// Runs `test` as a child until it has acknowledged `count` commits, kills it, and returns everything that it
+/// acknowledged.
+fn killed_after(count: usize, test: &str, database: &Path) -> Vec<(String, String)> {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([TEST, "--exact", "--nocapture"])
+        .args([test, "--exact", "--nocapture"])
         .env(DATABASE, database)
         .stdout(Stdio::piped())
         .spawn()
@@ -66,17 +66,26 @@ fn killed_after(count: usize, database: &Path) -> Vec<(String, String)> {
     acknowledged
 }
 
-/// The child process is this test again, with the database in its environment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_survives_a_kill() {
+    survives_a_kill("what_was_acknowledged_survives_a_kill", 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_committed_in_place_survives_a_kill() {
+    survives_a_kill("what_was_committed_in_place_survives_a_kill", 1).await;
+}
+
+/// The child process is the test again, with the database in its environment.
+async fn survives_a_kill(test: &str, threads: usize) {
     if let Ok(path) = std::env::var(DATABASE) {
-        return commit_until_killed(&path).await;
+        return commit_until_killed(&path, threads).await;
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let mut acknowledged: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for round in 0..6 {
-        for (thread, id) in killed_after(5 + 23 * round, &path) {
+        for (thread, id) in killed_after(5 + 23 * round, test, &path) {
             acknowledged.entry(thread).or_default().push(id);
         }
         let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
@@ -95,5 +104,5 @@ async fn what_was_acknowledged_survives_a_kill() {
         let verdict: String = conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
         assert_eq!(verdict, "ok");
     }
-    assert_eq!(acknowledged.len(), THREADS);
+    assert_eq!(acknowledged.len(), threads);
 }

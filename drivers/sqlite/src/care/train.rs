@@ -11,7 +11,7 @@ use crate::rows::pack;
 use crate::rows::seal::RowKey;
 use crate::sql::{Db, blob, integer};
 use crate::write::commit::Work;
-use crate::write::writer::{Command, Message};
+use crate::write::turn::{Command, Message};
 
 /// Elements of all kinds, spread over threads and lengths: each one whose number has this remainder.
 const SAMPLE: &str = "SELECT key, body FROM element WHERE key % ?1 = ?2 LIMIT ?3";

@@ -15,6 +15,8 @@ pub(crate) enum How {
     NoRoom,
     /// It rolled the whole transaction back, as SQLite may do when the disk is full.
     RolledBack,
+    /// Its caller panics.
+    Panic,
 }
 
 /// The failures of one connection.
@@ -94,6 +96,7 @@ impl Faults {
             Some(How::Done) => {
                 run()?;
             }
+            Some(How::Panic) => panic!("arranged by the test"),
             Some(How::RolledBack) => {
                 if !conn.is_autocommit() {
                     conn.execute_batch("ROLLBACK")?;

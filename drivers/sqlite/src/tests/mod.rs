@@ -3,5 +3,6 @@
 #[path = "../../tests/common/mod.rs"]
 pub(crate) mod common;
 pub(crate) mod faults;
+mod place;
 mod power;
 mod statements;

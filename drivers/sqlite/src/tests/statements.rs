@@ -17,7 +17,7 @@ use crate::{Options, SqliteSaver};
 
 pub(super) struct Opened {
     pub(super) dir: TempDir,
-    options: Options,
+    pub(super) options: Options,
     pub(super) saver: SqliteSaver,
 }
 
@@ -42,14 +42,14 @@ impl Opened {
     }
 
     /// Holds the write lock of the database.
-    fn lock(&self) -> rusqlite::Connection {
+    pub(super) fn lock(&self) -> rusqlite::Connection {
         let conn =
             threadkeep_pages::open(self.dir.path().join("db"), rusqlite::OpenFlags::default()).unwrap();
         conn.execute_batch("BEGIN IMMEDIATE").unwrap();
         conn
     }
 
-    async fn say(&self, talk: &mut Talk, number: usize) {
+    pub(super) async fn say(&self, talk: &mut Talk, number: usize) {
         let step = talk.say(&message(number, 300));
         self.saver.commit(step.clone()).await.unwrap();
         talk.accept(&step);
@@ -104,6 +104,13 @@ async fn call(saver: &SqliteSaver, talk: &Talk, call: Call) -> Result<()> {
     }
 }
 
+/// Runs a test where commits go through the writer's thread, and where they are carried out in place.
+fn in_both(test: impl AsyncFn()) {
+    use tokio::runtime::Builder;
+    Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(test());
+}
+
 /// Fails every statement of `what` once, in the way `how`. Each time the store is as before, and the same call then
 /// succeeds; ends at the first number without a statement. Covers the transaction's own statements too, except COMMIT,
 /// which has its own tests.
@@ -152,21 +159,25 @@ async fn fail_every_statement(how: How, what: impl Fn(&Talk) -> Call) {
     }
 }
 
-#[tokio::test]
-async fn a_commit_with_a_failing_statement_never_happened() {
-    for how in [How::NotDone, How::Done, How::RolledBack] {
-        fail_every_statement(how, |talk| Call::Commit(Box::new(rich(talk, 9)))).await;
-    }
+#[test]
+fn a_commit_with_a_failing_statement_never_happened() {
+    in_both(async || {
+        for how in [How::NotDone, How::Done, How::RolledBack] {
+            fail_every_statement(how, |talk| Call::Commit(Box::new(rich(talk, 9)))).await;
+        }
+    });
 }
 
-#[tokio::test]
-async fn a_commit_that_waits_for_a_flush_with_a_failing_statement_never_happened() {
-    for how in [How::NotDone, How::Done, How::RolledBack] {
-        fail_every_statement(how, |talk| {
-            Call::Commit(Box::new(StepCommit { flush: Flush::WithNext, ..rich(talk, 9) }))
-        })
-        .await;
-    }
+#[test]
+fn a_commit_that_waits_for_a_flush_with_a_failing_statement_never_happened() {
+    in_both(async || {
+        for how in [How::NotDone, How::Done, How::RolledBack] {
+            fail_every_statement(how, |talk| {
+                Call::Commit(Box::new(StepCommit { flush: Flush::WithNext, ..rich(talk, 9) }))
+            })
+            .await;
+        }
+    });
 }
 
 /// A failed flush flushes nothing; a repeated one does, and stored data is readable throughout.

@@ -1,7 +1,8 @@
-//! Writing: the thread that commits the queue, the writing methods of the contract, and what they remember.
+//! Writing: who runs the writer, its transactions, the writing methods of the contract, and what they remember.
 
 pub(crate) mod commit;
 pub(crate) mod doubt;
 pub(crate) mod rewrite;
 mod thread;
+pub(crate) mod turn;
 pub(crate) mod writer;

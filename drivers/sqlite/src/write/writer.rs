@@ -1,4 +1,4 @@
-//! The writer: one thread per open store that executes the queued commands, as many as possible in one transaction.
+//! The writer: executes commands, as many as possible in one transaction. The module `turn` decides who runs it.
 //!
 //! Commands queued before the last one has been executed are committed together, with one flush. A refused command has
 //! changed nothing and does not affect the others. One that fails after it has changed something rolls the transaction
@@ -10,25 +10,23 @@
 //! ones too. A transaction that changes nothing would flush nothing; it writes a page if a caller waits for something
 //! unflushed.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
+use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::Flush;
 use threadkeep::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::care::space::{self, FileSize, Vacuum};
 use crate::care::train::Trainer;
-use crate::config::{Options, Synchronous};
-use crate::error::{CANNOT_START, FULL, POISONED, in_doubt, unavailable};
+use crate::config::Synchronous;
+use crate::error::{FULL, POISONED, in_doubt, unavailable};
 use crate::sql::Db;
 use crate::stats::Counters;
 use crate::write::commit::{Work, WriterState};
 use crate::write::doubt::Doubt;
+use crate::write::turn::{Command, Message};
 
-/// Commands that may wait; further callers wait for a place in the queue.
-const QUEUE: usize = 1024;
 /// The most commands in one transaction, so that the first one does not wait long for its flush.
 const BATCH: usize = 256;
 /// Consecutive transactions that may be left unflushed, so that the log does not grow for ever.
@@ -37,59 +35,14 @@ const LEFT: u32 = 256;
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const ROLLBACK: &str = "ROLLBACK";
 
-/// A request to the writer.
-pub(crate) enum Message {
-    /// Execute a command, then answer.
-    Work(Command),
-    /// Return free space, then answer what is left.
-    Vacuum(Vacuum, oneshot::Sender<Result<FileSize>>),
-    /// Finish the queue, close the database, and answer.
-    Close(oneshot::Sender<()>),
-}
+/// The result of a command, and where it goes.
+pub(crate) type Answer = (oneshot::Sender<Result<()>>, Result<()>);
 
-/// A command and its reply channel.
-pub(crate) struct Command {
-    pub(crate) work: Work,
-    pub(crate) reply: oneshot::Sender<Result<()>>,
-}
-
-/// Starts the thread that writes through `db`.
-///
-/// # Errors
-/// [`Error::Unavailable`] if the system cannot start another thread.
-pub(crate) fn start(
-    db: Db,
-    (path, options): (&Path, &Options),
-    (counters, doubt): (Arc<Counters>, Arc<Doubt>),
-) -> Result<(mpsc::Sender<Message>, JoinHandle<()>)> {
-    let (sender, queue) = mpsc::channel(QUEUE);
-    let trainer = Trainer::new(path.to_owned(), options.clone(), sender.downgrade());
-    let store = WriterState::new(db, counters.clone());
-    let writer = Writer {
-        store,
-        counters,
-        doubt,
-        queue,
-        trainer,
-        synchronous: options.synchronous,
-        flush: None,
-        left: 0,
-        unflushed: true,
-        poisoned: false,
-        seen: None,
-    };
-    let thread = std::thread::Builder::new()
-        .name("threadkeep-sqlite".to_owned())
-        .spawn(move || writer.run())
-        .map_err(|error| unavailable(format!("{CANNOT_START}: {error}")))?;
-    Ok((sender, thread))
-}
-
-struct Writer {
+/// The writer of a store.
+pub(crate) struct Writer {
     store: WriterState,
     counters: Arc<Counters>,
     doubt: Arc<Doubt>,
-    queue: mpsc::Receiver<Message>,
     trainer: Trainer,
     /// What a flushed transaction waits for.
     synchronous: Synchronous,
@@ -103,72 +56,116 @@ struct Writer {
     poisoned: bool,
     /// The data version at the last transaction.
     seen: Option<i64>,
+    /// The checkpoint that the last transaction committed, if that was all it did.
+    last: Option<(ThreadId, Namespace, CheckpointId)>,
 }
 
 impl Writer {
-    /// Works until it is closed or all senders are gone.
-    fn run(mut self) {
-        let mut next = None;
-        let closing = loop {
-            match next.take().or_else(|| self.queue.blocking_recv()) {
-                Some(Message::Work(first)) => next = self.batch(first),
-                // The caller may have stopped waiting.
-                Some(Message::Vacuum(vacuum, reply)) => drop(reply.send(self.vacuum(vacuum))),
-                Some(Message::Close(reply)) => break Some(reply),
-                None => break None,
-            }
-        };
+    pub(crate) fn new(
+        db: Db,
+        synchronous: Synchronous,
+        trainer: Trainer,
+        (counters, doubt): (Arc<Counters>, Arc<Doubt>),
+    ) -> Self {
+        Self {
+            store: WriterState::new(db, counters.clone()),
+            counters,
+            doubt,
+            trainer,
+            synchronous,
+            flush: None,
+            left: 0,
+            unflushed: true,
+            poisoned: false,
+            seen: None,
+            last: None,
+        }
+    }
+
+    /// Moves the log into the database file and closes it.
+    pub(crate) fn close(self) {
         if !self.poisoned
             && let Err(error) = self.store.db.checkpoint_wal()
         {
             tracing::warn!(%error, "the write-ahead log was not emptied; the next opening does it");
         }
-        drop(self.store);
-        if let Some(reply) = closing {
-            // The caller may have stopped waiting.
-            let _ = reply.send(());
-        }
     }
 
-    /// Executes `first` and whatever else is queued and can share its transaction. Returns the message that ended the
-    /// batch, if any.
-    fn batch(&mut self, first: Command) -> Option<Message> {
-        let flush = if self.left < LEFT { first.work.flush() } else { Flush::Now };
-        let mut batch = Batch { flush, commands: vec![(first, None)], behind: None };
+    /// Executes `first` and whatever else is queued and can share its transaction. Returns the answers, to be sent when
+    /// the writer is free again, and the message that ended the batch, if any.
+    pub(crate) fn batch(
+        &mut self,
+        first: Command,
+        queue: &mut mpsc::Receiver<Message>,
+    ) -> (Vec<Answer>, Option<Message>) {
+        let flush = self.flush_of(&first.work);
+        let mut batch = Batch::new(flush, first.work);
+        batch.queue = Some(queue);
+        batch.replies.push(first.reply);
         let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin(flush) };
         if begun.is_err() {
             // They all fail at once: none has to wait for the same lock again.
-            while batch.takes_one_more(&mut self.queue) {}
+            while batch.takes_one_more() {}
         }
-        let outcome = begun.and_then(|()| self.transaction(&mut batch));
+        let results = self.carry_out(&mut batch, begun);
+        (batch.replies.into_iter().zip(results).collect(), batch.behind)
+    }
+
+    /// Executes one command without waiting for other writers of the file. Returns the command if one of them holds the
+    /// lock.
+    pub(crate) fn alone(&mut self, work: Work) -> Result<Result<()>, Work> {
+        let flush = self.flush_of(&work);
+        let begun = if self.poisoned { Err(unavailable(POISONED)) } else { self.begin_at_once(flush) };
+        let begun = match begun {
+            Ok(false) => return Err(work),
+            begun => begun.map(|_| ()),
+        };
+        let results = self.carry_out(&mut Batch::new(flush, work), begun);
+        if matches!(results[..], [Ok(())]) {
+            self.counters.in_place.add(1);
+        }
+        Ok(results.into_iter().next().unwrap_or(Ok(())))
+    }
+
+    /// Whether `work` commits onto the checkpoint that the last transaction committed, and nothing else. Then its caller
+    /// knew the outcome of that transaction: it is alone, and nothing can share its flush.
+    pub(crate) fn goes_on(&self, work: &Work) -> bool {
+        let (Work::Commit(step), Some((thread, namespace, head))) = (work, &self.last) else { return false };
+        step.expected_head == Some(*head) && step.thread == *thread && step.namespace == *namespace
+    }
+
+    fn flush_of(&self, work: &Work) -> Flush {
+        if self.left < LEFT { work.flush() } else { Flush::Now }
+    }
+
+    /// Executes the commands of a batch, if its transaction could be begun. Returns each command's result.
+    fn carry_out(&mut self, batch: &mut Batch<'_>, begun: Result<()>) -> Vec<Result<()>> {
+        self.last = None;
+        let outcome = begun.and_then(|()| self.transaction(batch));
         self.counters.commands.add(batch.commands.len() as u64);
-        if outcome.is_ok() {
-            self.trainer.look(&self.store.db, self.counters.bytes_stored.get());
-        }
+        let works = batch.commands.iter().map(|(work, _)| work);
         match outcome {
             Ok(results) => {
-                for ((command, _), result) in batch.commands.into_iter().zip(results) {
-                    let result = result.map_err(|error| self.doubt.error(&command.work, error));
-                    // The caller may have stopped waiting.
-                    let _ = command.reply.send(result);
+                self.trainer.look(&self.store.db, self.counters.bytes_stored.get());
+                if let ([(Work::Commit(step), _)], [Ok(())]) = (&batch.commands[..], &results[..]) {
+                    self.last = Some((step.thread.clone(), step.namespace.clone(), step.checkpoint.id));
                 }
+                let results = works.zip(results);
+                results.map(|(work, result)| result.map_err(|error| self.doubt.error(work, error))).collect()
             }
             Err(error) => {
                 tracing::warn!(%error, commands = batch.commands.len(), "a transaction failed");
-                for (command, _) in batch.commands {
-                    let error = self.doubt.error(&command.work, error.clone());
-                    let _ = command.reply.send(Err(error));
-                }
+                works.map(|work| Err(self.doubt.error(work, error.clone()))).collect()
             }
         }
-        batch.behind
     }
 
     /// Returns free space.
-    fn vacuum(&mut self, vacuum: Vacuum) -> Result<FileSize> {
+    pub(crate) fn vacuum(&mut self, vacuum: Vacuum) -> Result<FileSize> {
         if self.poisoned {
             return Err(unavailable(POISONED));
         }
+        self.last = None;
         match vacuum {
             Vacuum::Pages(pages) => {
                 self.begin(Flush::Now)?;
@@ -190,8 +187,22 @@ impl Writer {
     /// Takes the write lock for a transaction that is flushed now, or may be later.
     fn begin(&mut self, flush: Flush) -> Result<()> {
         self.set_flush(flush)?;
-        let db = &self.store.db;
-        let seen = db.execute(BEGIN, []).and_then(|_| db.data_version()).inspect_err(|_| self.roll_back());
+        let begun = self.store.db.execute(BEGIN, []).map(|_| ());
+        self.begun(begun)
+    }
+
+    /// [`Self::begin`], unless another connection holds the lock. Returns whether it began.
+    fn begin_at_once(&mut self, flush: Flush) -> Result<bool> {
+        self.set_flush(flush)?;
+        match self.store.db.at_once(BEGIN) {
+            Ok(false) => Ok(false),
+            begun => self.begun(begun.map(|_| ())).map(|()| true),
+        }
+    }
+
+    /// Looks, in the transaction that has just begun, whether others have written.
+    fn begun(&mut self, begun: Result<()>) -> Result<()> {
+        let seen = begun.and_then(|()| self.store.db.data_version()).inspect_err(|_| self.roll_back());
         let seen = Some(seen?);
         if self.seen != seen {
             self.store.forget();
@@ -215,7 +226,7 @@ impl Writer {
 
     /// Executes the commands in the open transaction and commits it. Returns each command's result, or the error that
     /// affected all of them.
-    fn transaction(&mut self, batch: &mut Batch) -> Result<Vec<Result<()>>> {
+    fn transaction(&mut self, batch: &mut Batch<'_>) -> Result<Vec<Result<()>>> {
         let (results, mut changed) = loop {
             match self.attempt(batch) {
                 Attempt::Done { results, changed } => break (results, changed),
@@ -243,7 +254,7 @@ impl Writer {
         }
         self.commit().inspect_err(|error| {
             if matches!(error, Error::InDoubt { .. }) {
-                self.doubt.add(batch.commands.iter().map(|(command, _)| &command.work));
+                self.doubt.add(batch.commands.iter().map(|(work, _)| work));
             }
         })?;
         if changed {
@@ -263,15 +274,15 @@ impl Writer {
 
     /// Executes the commands that have not failed yet, in the open transaction. Commands that arrive meanwhile join it:
     /// with many writers that is most of them, and each flush serves more.
-    fn attempt(&mut self, batch: &mut Batch) -> Attempt {
+    fn attempt(&mut self, batch: &mut Batch<'_>) -> Attempt {
         let mut results = Vec::with_capacity(batch.commands.len());
         let mut changed = false;
-        while results.len() < batch.commands.len() || batch.takes_one_more(&mut self.queue) {
+        while results.len() < batch.commands.len() || batch.takes_one_more() {
             let place = results.len();
             let before = self.store.db.rows_written();
             let result = match &batch.commands[place] {
                 (_, Some(failed)) => Err(failed.clone()),
-                (command, None) => self.store.apply(&command.work),
+                (work, None) => self.store.apply(work),
             };
             let wrote = self.store.db.rows_written() != before;
             match result {
@@ -317,25 +328,37 @@ impl Writer {
 }
 
 /// The commands that share a transaction.
-struct Batch {
+struct Batch<'q> {
     /// What all of them wait for.
     flush: Flush,
     /// Each with its error if it failed half way.
-    commands: Vec<(Command, Option<Error>)>,
+    commands: Vec<(Work, Option<Error>)>,
+    /// Where their results go; none for a command that is alone.
+    replies: Vec<oneshot::Sender<Result<()>>>,
+    /// Where more come from.
+    queue: Option<&'q mut mpsc::Receiver<Message>>,
     /// The message after them, which cannot join.
     behind: Option<Message>,
 }
 
-impl Batch {
+impl Batch<'_> {
+    fn new(flush: Flush, first: Work) -> Self {
+        Self { flush, commands: vec![(first, None)], replies: Vec::new(), queue: None, behind: None }
+    }
+
     /// Takes the next command from the queue, if there is one that can join. The flush setting of a transaction is
     /// fixed when it begins, so an unflushed one cannot take a command that needs a flush.
-    fn takes_one_more(&mut self, queue: &mut mpsc::Receiver<Message>) -> bool {
+    fn takes_one_more(&mut self) -> bool {
+        let Some(queue) = &mut self.queue else { return false };
         if self.behind.is_some() || self.commands.len() >= BATCH {
             return false;
         }
         match queue.try_recv() {
-            Ok(Message::Work(command)) if self.flush == Flush::Now || command.work.flush() == self.flush => {
-                self.commands.push((command, None));
+            Ok(Message::Work(Command { work, reply }))
+                if self.flush == Flush::Now || work.flush() == self.flush =>
+            {
+                self.commands.push((work, None));
+                self.replies.push(reply);
                 true
             }
             other => {

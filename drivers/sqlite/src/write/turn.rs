@@ -1,0 +1,187 @@
+//! Whose turn it is to run the writer: its thread, which executes the queue, or a caller that commits alone.
+//!
+//! A commit that goes through the queue wakes the writer's thread, and is woken by it, which takes half as long as the
+//! flush. A caller that commits onto the checkpoint that it has just committed has nobody to share a flush with. So it
+//! runs the writer itself ([`Writer::alone`]) if
+//!
+//! * the writer is idle and nothing waits in the queue, so that nobody is overtaken;
+//! * the calling thread does not run other tasks: a worker of a runtime must not wait for a disk;
+//! * no other program holds the lock of the database: only the writer's thread waits for it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use threadkeep::Result;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::care::space::{FileSize, Vacuum};
+use crate::care::train::Trainer;
+use crate::config::Options;
+use crate::error::{CANNOT_START, CLOSED, LOST, in_doubt, unavailable};
+use crate::sql::Db;
+use crate::stats::Counters;
+use crate::write::commit::Work;
+use crate::write::doubt::Doubt;
+use crate::write::writer::Writer;
+
+/// Commands that may wait; further callers wait for a place in the queue.
+const QUEUE: usize = 1024;
+
+/// A request to the writer's thread.
+pub(crate) enum Message {
+    /// Execute a command, then answer.
+    Work(Command),
+    /// Return free space, then answer what is left.
+    Vacuum(Vacuum, oneshot::Sender<Result<FileSize>>),
+    /// Finish the queue, close the database, and answer.
+    Close(oneshot::Sender<()>),
+}
+
+/// A command and its reply channel.
+pub(crate) struct Command {
+    pub(crate) work: Work,
+    pub(crate) reply: oneshot::Sender<Result<()>>,
+}
+
+/// The way to the writer.
+pub(crate) struct Turns {
+    queue: mpsc::Sender<Message>,
+    seat: Arc<Seat>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    doubt: Arc<Doubt>,
+}
+
+/// The writer, for one at a time.
+struct Seat {
+    /// None once it is closed. Poisoned if a panic interrupted it: then nobody uses it any more.
+    writer: Mutex<Option<Writer>>,
+    /// The thread has taken a message from the queue and wants the writer, or has it.
+    wanted: AtomicBool,
+}
+
+impl Turns {
+    /// Starts the thread that writes through `db`.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::Unavailable`] if the system cannot start another thread.
+    pub(crate) fn start(db: Db, (path, options): (&Path, &Options), counters: Arc<Counters>) -> Result<Self> {
+        let (queue, messages) = mpsc::channel(QUEUE);
+        let trainer = Trainer::new(path.to_owned(), options.clone(), queue.downgrade());
+        let doubt = Arc::<Doubt>::default();
+        let writer = Writer::new(db, options.synchronous, trainer, (counters, doubt.clone()));
+        let seat = Arc::new(Seat { writer: Mutex::new(Some(writer)), wanted: AtomicBool::new(false) });
+        let thread = std::thread::Builder::new().name("threadkeep-sqlite".to_owned());
+        let run = seat.clone();
+        let thread = thread
+            .spawn(move || run.run(messages))
+            .map_err(|error| unavailable(format!("{CANNOT_START}: {error}")))?;
+        Ok(Self { queue, seat, thread: Mutex::new(Some(thread)), doubt })
+    }
+
+    /// Executes a command.
+    pub(crate) async fn write(&self, work: Work) -> Result<()> {
+        let work = match self.in_place(work) {
+            Ok(result) => {
+                // What else this task waits for gets its turn, as it would while the thread does the work.
+                tokio::task::yield_now().await;
+                return result;
+            }
+            Err(work) => work,
+        };
+        let (reply, outcome) = oneshot::channel();
+        let command = Message::Work(Command { work, reply });
+        if let Err(mpsc::error::SendError(refused)) = self.queue.send(command).await {
+            let error = unavailable(CLOSED);
+            return Err(match refused {
+                Message::Work(command) => self.doubt.error(&command.work, error),
+                _ => error,
+            });
+        }
+        outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
+    }
+
+    /// Executes a command on the calling thread, or returns it if that is not its turn.
+    fn in_place(&self, work: Work) -> Result<Result<()>, Work> {
+        if !matches!(work, Work::Commit(_)) || tokio::runtime::worker_index().is_some() || !self.is_idle() {
+            return Err(work);
+        }
+        match self.seat.writer.try_lock().as_deref_mut() {
+            Ok(Some(writer)) if writer.goes_on(&work) => writer.alone(work),
+            _ => Err(work),
+        }
+    }
+
+    /// Whether the thread has nothing to do.
+    fn is_idle(&self) -> bool {
+        self.queued() == 0 && !self.seat.wanted.load(Ordering::Acquire)
+    }
+
+    /// The thread wants the writer, until it has had it.
+    #[cfg(test)]
+    pub(crate) fn wants(&self) {
+        self.seat.wanted.store(true, Ordering::Release);
+    }
+
+    /// The number of messages that wait for the thread.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.max_capacity() - self.queue.capacity()
+    }
+
+    /// Returns free space.
+    pub(crate) async fn vacuum(&self, vacuum: Vacuum) -> Result<FileSize> {
+        let (reply, outcome) = oneshot::channel();
+        self.queue.send(Message::Vacuum(vacuum, reply)).await.map_err(|_| unavailable(CLOSED))?;
+        outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
+    }
+
+    /// Finishes the queue and closes the database.
+    pub(crate) async fn close(&self) {
+        let (reply, closed) = oneshot::channel();
+        if self.queue.send(Message::Close(reply)).await.is_ok() {
+            // An error means that the writer has ended for another reason.
+            let _ = closed.await;
+        }
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // It has answered, so this takes no time; it only fails if the thread panicked.
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+}
+
+impl Seat {
+    /// Executes the queue until it is closed or all senders are gone.
+    fn run(&self, mut queue: mpsc::Receiver<Message>) {
+        let mut next = None;
+        let closing = loop {
+            let Some(message) = next.take().or_else(|| queue.blocking_recv()) else { break None };
+            self.wanted.store(true, Ordering::Release);
+            // A panic in the middle of a transaction: what waits is answered as lost.
+            let Ok(mut seat) = self.writer.lock() else { return };
+            let Some(writer) = seat.as_mut() else { return };
+            let mut answers = Vec::new();
+            match message {
+                Message::Work(first) => (answers, next) = writer.batch(first, &mut queue),
+                // The caller may have stopped waiting.
+                Message::Vacuum(vacuum, reply) => drop(reply.send(writer.vacuum(vacuum))),
+                Message::Close(reply) => break Some(reply),
+            }
+            drop(seat);
+            self.wanted.store(next.is_some(), Ordering::Release);
+            // Only now: a caller that goes on alone finds the writer free.
+            for (reply, result) in answers {
+                // The caller may have stopped waiting.
+                let _ = reply.send(result);
+            }
+        };
+        if let Some(writer) = self.writer.lock().ok().and_then(|mut seat| seat.take()) {
+            writer.close();
+        }
+        if let Some(reply) = closing {
+            // The caller may have stopped waiting.
+            let _ = reply.send(());
+        }
+    }
+}

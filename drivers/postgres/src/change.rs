@@ -1,10 +1,11 @@
-//! A change of a thread: one call of the function `threadkeep_write`, which stores all of it or nothing.
+//! A change of a thread: one call of the function `threadkeep_write`, which stores all of it or nothing. The usual commit
+//! has a function of its own: see [`Step`].
 
 use futures::future::try_join;
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::{Error, Result};
+use tokio_postgres::Client;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use crate::draft::Drafted;
@@ -16,6 +17,7 @@ use crate::pool::Param;
 use crate::record::needs;
 use crate::rows::{Node, ThreadRow, column, head_sum};
 use crate::sql::Sql;
+use crate::step::Step;
 
 /// What a rewrite removes.
 #[derive(Debug, Default)]
@@ -30,33 +32,42 @@ pub(crate) struct Removal {
     pub(crate) headless: Vec<Vec<u8>>,
 }
 
-/// What is written, as the arguments of the function. Nothing is written unless the thread is unchanged.
+/// What is written. Nothing is written unless the thread is unchanged.
 pub(crate) struct Change {
     thread: Uuid,
     name: Vec<u8>,
-    /// Its epoch, revision and nonce before; none if it did not exist.
-    from: (Option<i64>, Option<i64>, Option<Uuid>),
+    /// Its mark before; none if it did not exist.
+    from: Option<Mark>,
     to: Mark,
-    flushed: bool,
     body: Vec<u8>,
     seqs: Vec<i64>,
     hashes: Vec<Uuid>,
     sizes: Vec<Option<i32>>,
     elements: Vec<Vec<u8>>,
-    ns: Vec<Vec<u8>>,
-    ids: Vec<Uuid>,
-    parents: Vec<Option<Uuid>>,
-    seeds: Vec<Option<Uuid>>,
-    names: Vec<i32>,
-    extras: Vec<Option<i32>>,
-    needs: Vec<Option<String>>,
-    bodies: Vec<Vec<u8>>,
-    tasks: Vec<Option<Vec<u8>>>,
-    head_ns: Vec<Vec<u8>>,
-    heads: Vec<Uuid>,
-    head_names: Vec<Vec<u8>>,
-    head_sums: Vec<Vec<u8>>,
+    rows: Vec<Row>,
+    heads: Vec<Head>,
     removal: Option<Removal>,
+}
+
+/// A row of a checkpoint.
+struct Row {
+    ns: Vec<u8>,
+    id: Uuid,
+    parent: Option<Uuid>,
+    seed: Option<Uuid>,
+    names: i32,
+    extra: Option<i32>,
+    needs: Option<Vec<i64>>,
+    body: Vec<u8>,
+    tasks: Option<Vec<u8>>,
+}
+
+/// The newest checkpoint of a namespace.
+struct Head {
+    ns: Vec<u8>,
+    name: Vec<u8>,
+    id: Uuid,
+    sum: Vec<u8>,
 }
 
 impl Change {
@@ -75,27 +86,15 @@ impl Change {
         Ok(Self {
             thread: keys::of_thread(thread),
             name: thread.as_str().into(),
-            from: (from.map(|from| from.epoch), from.map(|from| from.revision), from.map(|from| from.nonce)),
+            from,
             to: to.mark,
-            flushed: to.mark.is_flushed(),
             body: ThreadRow { history: to.clone(), next: drafted.next }.body(thread),
             seqs: elements.iter().map(|(seq, _)| *seq).collect(),
             hashes: elements.iter().map(|(_, element)| Uuid::from_bytes(*element.hash())).collect(),
             sizes,
             elements: bodies,
-            ns: Vec::new(),
-            ids: Vec::new(),
-            parents: Vec::new(),
-            seeds: Vec::new(),
-            names: Vec::new(),
-            extras: Vec::new(),
-            needs: Vec::new(),
-            bodies: Vec::new(),
-            tasks: Vec::new(),
-            head_ns: Vec::new(),
+            rows: Vec::new(),
             heads: Vec::new(),
-            head_names: Vec::new(),
-            head_sums: Vec::new(),
             removal: None,
         })
     }
@@ -105,29 +104,60 @@ impl Change {
         let ns = keys::of_namespace(namespace);
         let (body, tasks) = node.bodies(self.thread, &ns, names);
         let needs = needs(&node.record, &node.tasks);
-        let needs = (!needs.is_empty()).then(|| {
-            let numbers: Vec<_> = needs.iter().map(i64::to_string).collect();
-            format!("{{{}}}", numbers.join(","))
+        self.rows.push(Row {
+            ns,
+            id: keys::uuid(node.id),
+            parent: node.record.parent.map(keys::uuid),
+            seed: node.record.seed().map(keys::uuid),
+            // Numbers end far below the limit of either type.
+            names: names.cast_signed(),
+            extra: node.record.extra_element().map(u32::cast_signed),
+            needs: (!needs.is_empty()).then_some(needs),
+            body,
+            tasks,
         });
-        self.ns.push(ns);
-        self.ids.push(keys::uuid(node.id));
-        self.parents.push(node.record.parent.map(keys::uuid));
-        self.seeds.push(node.record.seed().map(keys::uuid));
-        // Numbers end far below the limit of either type.
-        self.names.push(names.cast_signed());
-        self.extras.push(node.record.extra_element().map(u32::cast_signed));
-        self.needs.push(needs);
-        self.bodies.push(body);
-        self.tasks.push(tasks);
     }
 
     /// Makes a checkpoint the newest of its namespace.
     pub(crate) fn head(&mut self, namespace: &Namespace, head: Uuid) {
         let (ns, name) = (keys::of_namespace(namespace), namespace.as_str().as_bytes());
-        self.head_sums.push(head_sum(self.thread, &ns, name, head));
-        self.head_ns.push(ns);
-        self.heads.push(head);
-        self.head_names.push(name.to_vec());
+        let sum = head_sum(self.thread, &ns, name, head);
+        self.heads.push(Head { ns, name: name.to_vec(), id: head, sum });
+    }
+
+    /// A change that commits one checkpoint, and maybe adds tasks to its parent, in a namespace that has a head.
+    ///
+    /// # Errors
+    /// The change itself if it is another one.
+    pub(crate) fn into_step(mut self: Box<Self>) -> Result<Box<Step>, Box<Self>> {
+        let Some(from) = self.from.filter(|_| self.removal.is_none()) else { return Err(self) };
+        let ([head], [.., new]) = (&mut self.heads[..], &mut self.rows[..]) else { return Err(self) };
+        let (head_sum, id) = (std::mem::take(&mut head.sum), new.id);
+        let mut step = Box::new(Step {
+            thread: self.thread,
+            from,
+            to: self.to,
+            body: self.body,
+            seqs: self.seqs,
+            hashes: self.hashes,
+            sizes: self.sizes,
+            elements: self.elements,
+            ns: std::mem::take(&mut new.ns),
+            id,
+            parent: new.parent,
+            tasks: None,
+            parent_needs: None,
+            seed: new.seed,
+            names: new.names,
+            extra: new.extra,
+            needs: new.needs.take(),
+            row: std::mem::take(&mut new.body),
+            head_sum,
+        });
+        if let [parent, _] = &mut self.rows[..] {
+            (step.tasks, step.parent_needs) = (parent.tasks.take(), parent.needs.take());
+        }
+        Ok(step)
     }
 
     /// Also removes rows. Only an existing thread has any.
@@ -135,42 +165,46 @@ impl Change {
         self.removal = Some(removal);
     }
 
-    /// The arguments of [`Sql::write`].
-    pub(crate) fn params(&self) -> Vec<Param<'_>> {
-        vec![
+    /// Writes it. Returns whether the thread was as expected.
+    pub(crate) async fn write(&self, sql: &Sql, client: &Client) -> Result<bool, Trouble> {
+        let rows = Columns::of(&self.rows);
+        let heads = &self.heads;
+        let head_ns: Vec<_> = heads.iter().map(|head| &head.ns[..]).collect();
+        let head_ids: Vec<_> = heads.iter().map(|head| head.id).collect();
+        let head_names: Vec<_> = heads.iter().map(|head| &head.name[..]).collect();
+        let head_sums: Vec<_> = heads.iter().map(|head| &head.sum[..]).collect();
+        let from = self.from;
+        let (epoch, revision) = (from.map(|from| from.epoch), from.map(|from| from.revision));
+        let (nonce, flushed) = (from.map(|from| from.nonce), self.to.is_flushed());
+        let params: [Param<'_>; 27] = [
             (&self.thread, Type::UUID),
             (&self.name, Type::BYTEA),
-            (&self.from.0, Type::INT8),
-            (&self.from.1, Type::INT8),
-            (&self.from.2, Type::UUID),
+            (&epoch, Type::INT8),
+            (&revision, Type::INT8),
+            (&nonce, Type::UUID),
             (&self.to.epoch, Type::INT8),
             (&self.to.revision, Type::INT8),
             (&self.to.nonce, Type::UUID),
             (&self.body, Type::BYTEA),
-            (&self.flushed, Type::BOOL),
+            (&flushed, Type::BOOL),
             (&self.seqs, Type::INT8_ARRAY),
             (&self.hashes, Type::UUID_ARRAY),
             (&self.sizes, Type::INT4_ARRAY),
             (&self.elements, Type::BYTEA_ARRAY),
-            (&self.ns, Type::BYTEA_ARRAY),
-            (&self.ids, Type::UUID_ARRAY),
-            (&self.parents, Type::UUID_ARRAY),
-            (&self.seeds, Type::UUID_ARRAY),
-            (&self.names, Type::INT4_ARRAY),
-            (&self.extras, Type::INT4_ARRAY),
-            (&self.needs, Type::TEXT_ARRAY),
-            (&self.bodies, Type::BYTEA_ARRAY),
-            (&self.tasks, Type::BYTEA_ARRAY),
-            (&self.head_ns, Type::BYTEA_ARRAY),
-            (&self.heads, Type::UUID_ARRAY),
-            (&self.head_names, Type::BYTEA_ARRAY),
-            (&self.head_sums, Type::BYTEA_ARRAY),
-        ]
-    }
-
-    /// Writes it inside a transaction that has locked the thread. Returns whether the thread was as expected.
-    pub(crate) async fn write_in(&self, sql: &Sql, client: &Client) -> Result<bool, Trouble> {
-        let params = self.params();
+            (&rows.ns, Type::BYTEA_ARRAY),
+            (&rows.ids, Type::UUID_ARRAY),
+            (&rows.parents, Type::UUID_ARRAY),
+            (&rows.seeds, Type::UUID_ARRAY),
+            (&rows.names, Type::INT4_ARRAY),
+            (&rows.extras, Type::INT4_ARRAY),
+            (&rows.needs, Type::TEXT_ARRAY),
+            (&rows.bodies, Type::BYTEA_ARRAY),
+            (&rows.tasks, Type::BYTEA_ARRAY),
+            (&head_ns, Type::BYTEA_ARRAY),
+            (&head_ids, Type::UUID_ARRAY),
+            (&head_names, Type::BYTEA_ARRAY),
+            (&head_sums, Type::BYTEA_ARRAY),
+        ];
         let write = client.query_typed(&sql.write, &params);
         let rows = match &self.removal {
             None => write.await?,
@@ -189,14 +223,48 @@ impl Change {
                 try_join(write, client.query_typed(&sql.remove, &params)).await?.0
             }
         };
-        Ok(won(&rows)?)
+        Ok(won(&rows, 1)?[0])
     }
 }
 
-/// The function's answer.
-pub(crate) fn won(rows: &[Row]) -> Result<bool> {
+/// The columns of rows of checkpoints.
+struct Columns<'a> {
+    ns: Vec<&'a [u8]>,
+    ids: Vec<Uuid>,
+    parents: Vec<Option<Uuid>>,
+    seeds: Vec<Option<Uuid>>,
+    names: Vec<i32>,
+    extras: Vec<Option<i32>>,
+    /// Texts: an array of arrays would have to be rectangular.
+    needs: Vec<Option<String>>,
+    bodies: Vec<&'a [u8]>,
+    tasks: Vec<Option<&'a [u8]>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(rows: &'a [Row]) -> Self {
+        let text = |needs: &Vec<i64>| {
+            let numbers: Vec<_> = needs.iter().map(i64::to_string).collect();
+            format!("{{{}}}", numbers.join(","))
+        };
+        Self {
+            ns: rows.iter().map(|row| &row.ns[..]).collect(),
+            ids: rows.iter().map(|row| row.id).collect(),
+            parents: rows.iter().map(|row| row.parent).collect(),
+            seeds: rows.iter().map(|row| row.seed).collect(),
+            names: rows.iter().map(|row| row.names).collect(),
+            extras: rows.iter().map(|row| row.extra).collect(),
+            needs: rows.iter().map(|row| row.needs.as_ref().map(text)).collect(),
+            bodies: rows.iter().map(|row| &row.body[..]).collect(),
+            tasks: rows.iter().map(|row| row.tasks.as_deref()).collect(),
+        }
+    }
+}
+
+/// The answers of a statement that calls a writing function this many times.
+pub(crate) fn won(rows: &[tokio_postgres::Row], calls: usize) -> Result<Vec<bool>> {
     match rows {
-        [row] => column(row, 0),
+        [row] if row.len() == calls => (0..calls).map(|call| column(row, call)).collect(),
         _ => Err(Error::corrupt("an answer of the database", format!("{} rows of one", rows.len()))),
     }
 }

@@ -17,16 +17,49 @@ const CHANGE: &str = "
     bodies bytea[], tasks_of bytea[],
     head_namespaces bytea[], heads uuid[], head_names bytea[], head_sums bytea[]";
 
+/// The arguments of the same function in version 3 of the format.
+const CHANGE_3: &str = "
+    of_thread uuid, called bytea, old_epoch bigint, old_revision bigint,
+    new_epoch bigint, new_revision bigint, new_body bytea, flushed boolean,
+    seqs bigint[], hashes uuid[], sizes int[], elements bytea[],
+    namespaces bytea[], ids uuid[], parents uuid[], seeds uuid[], name_lists int[], extras int[], needed text[],
+    bodies bytea[], tasks_of bytea[],
+    head_namespaces bytea[], heads uuid[], head_names bytea[], head_sums bytea[]";
+
+/// What [`crate::step::Step::add`] gives.
+const STEP: &str = "
+    of_thread uuid, old_epoch bigint, old_revision bigint, old_nonce uuid, new_revision bigint, new_nonce uuid,
+    new_body bytea, flushed boolean, waits boolean,
+    seqs bigint[], hashes uuid[], sizes int[], elements bytea[],
+    namespace bytea, checkpoint uuid, parent_id uuid, parent_tasks bytea, parent_needs bigint[],
+    seed_id uuid, name_list int, extra_part int, needed bigint[], new_row bytea, head_sum bytea";
+
 /// The columns that all statements on a thread return. All rows are of one snapshot: that of the calling statement.
 const ROWS: &str = "TABLE (
     kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
 ) STABLE";
 
+/// Creates the function that version 5 of the format adds.
+pub(crate) fn create_commit(schema: &str) -> String {
+    let commit = include_str!("commit.sql").replace("{s}", schema);
+    function(schema, "commit", STEP, "boolean VOLATILE", &commit)
+}
+
 /// Creates the functions of version 4 of the format.
 pub(crate) fn create(schema: &str) -> String {
     let write = include_str!("write.sql").replace("{s}", schema);
+    function(schema, "write", CHANGE, "boolean VOLATILE", &write) + &reads(schema)
+}
+
+/// Creates the functions of version 3. Its threads had no nonce.
+pub(crate) fn create_3(schema: &str) -> String {
+    let write = include_str!("schema/write_3.sql").replace("{s}", schema);
+    let reads = reads(schema).replace("t.nonce AS k1", "NULL::uuid AS k1");
+    function(schema, "write", CHANGE_3, "boolean VOLATILE", &write) + &reads
+}
+
+fn reads(schema: &str) -> String {
     let functions = [
-        function(schema, "write", CHANGE, "boolean VOLATILE", &write),
         function(schema, "head", "uuid, bytea", ROWS, &query(&head(schema))),
         function(schema, "by_id", "uuid, bytea, uuid", ROWS, &query(&by_id(schema))),
         function(schema, "lineage", "uuid, bytea, uuid, uuid", ROWS, &query(&lineage(schema))),

@@ -22,6 +22,13 @@ use crate::thread::ThreadState;
 /// A write that is ready to be sent.
 pub(crate) struct Planned {
     pub(crate) change: Change,
+    /// Whether it commits onto the head of a namespace.
+    pub(crate) goes_on: bool,
+    pub(crate) after: After,
+}
+
+/// What is known once it was written.
+pub(crate) struct After {
     drafted: Drafted,
     pub(crate) to: History,
     /// Whether it creates the thread.
@@ -29,7 +36,7 @@ pub(crate) struct Planned {
     head: Option<(Namespace, Arc<Node>)>,
 }
 
-impl Planned {
+impl After {
     /// The request to the server.
     pub(crate) fn request(&self) -> Request {
         Request::Write { to: self.to.moment(), creates: self.creates }
@@ -112,7 +119,8 @@ pub(crate) fn commit(
     change.put(&step.namespace, &node, names);
     change.head(&step.namespace, keys::uuid(node.id));
     let head = Some((step.namespace.clone(), Arc::new(node)));
-    Ok(Planned { change, drafted, to, creates: state.history.is_none(), head })
+    let after = After { drafted, to, creates: state.history.is_none(), head };
+    Ok(Planned { change, goes_on: found.is_some(), after })
 }
 
 /// The writes of a task under `node`. None if nothing changes.
@@ -135,7 +143,8 @@ pub(crate) fn put_writes(
     let mut change = Change::new(&at.thread, Some(from.mark), &to, &drafted)?;
     change.put(&at.namespace, &node, names);
     let head = is_head.then(|| (at.namespace.clone(), Arc::new(node)));
-    Ok(Some(Planned { change, drafted, to, creates: false, head }))
+    let after = After { drafted, to, creates: false, head };
+    Ok(Some(Planned { change, goes_on: false, after }))
 }
 
 /// How a checkpoint's entry for a channel is stored; not for [`Stored::Held`], which the parent knows.

@@ -26,7 +26,20 @@ use crate::error::{CLOSED, SILENT, Trouble, unavailable};
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// A connection that statements share. Its first user opens it.
-type Lane = OnceCell<Object>;
+#[derive(Default)]
+struct Lane {
+    object: OnceCell<Object>,
+    /// Somebody stopped waiting for a statement on it, behind which all others would wait: nobody else uses it.
+    abandoned: AtomicBool,
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let (Some(object), true) = (self.object.take(), *self.abandoned.get_mut()) {
+            drop(Object::take(object));
+        }
+    }
+}
 
 /// The connections of a saver.
 pub(crate) struct Connections {
@@ -102,21 +115,24 @@ impl Connections {
     /// A connection that other statements may be using.
     pub(crate) async fn shared(&self) -> Result<Shared, Trouble> {
         let lane = self.lane();
-        lane.get_or_try_init(|| self.own()).await?;
-        Ok(Shared(lane))
+        lane.object.get_or_try_init(|| self.own()).await?;
+        Ok(Shared { lane, waits: AtomicBool::new(false) })
     }
 
     fn lane(&self) -> Arc<Lane> {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut usable = Vec::with_capacity(lanes.len());
         lanes.retain(|lane| {
-            let lane = lane.upgrade().filter(|lane| lane.get().is_none_or(|client| !client.is_closed()));
+            let lane = lane.upgrade().filter(|lane| {
+                let closed = lane.object.get().is_some_and(|client| client.is_closed());
+                !closed && !lane.abandoned.load(Ordering::Relaxed)
+            });
             let keep = lane.is_some();
             usable.extend(lane);
             keep
         });
         if usable.len() < self.width {
-            let lane = Arc::new(Lane::new());
+            let lane = Arc::<Lane>::default();
             lanes.push(Arc::downgrade(&lane));
             return lane;
         }
@@ -150,20 +166,42 @@ impl Connections {
     }
 }
 
-/// A shared connection, held while a statement runs on it.
-pub(crate) struct Shared(Arc<Lane>);
+/// A shared connection, held while statements run on it.
+pub(crate) struct Shared {
+    lane: Arc<Lane>,
+    /// A statement may be under way.
+    waits: AtomicBool,
+}
 
 impl Shared {
     /// Runs one statement.
     pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
-        Ok(self.client()?.query_typed(statement, params).await?)
+        let rows = self.client()?.query_typed(statement, params).await;
+        self.answered();
+        Ok(rows?)
     }
 
-    /// The connection.
+    /// The connection. Its user says when everything was answered; if it is dropped before, nobody else gets it.
     pub(crate) fn client(&self) -> Result<&Client, Trouble> {
-        match self.0.get() {
-            Some(object) => Ok(object),
+        match self.lane.object.get() {
+            Some(object) => {
+                self.waits.store(true, Ordering::Relaxed);
+                Ok(object)
+            }
             None => Err(unavailable(CLOSED).into()),
+        }
+    }
+
+    /// Nothing is under way any more.
+    pub(crate) fn answered(&self) {
+        self.waits.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if *self.waits.get_mut() {
+            self.lane.abandoned.store(true, Ordering::Relaxed);
         }
     }
 }

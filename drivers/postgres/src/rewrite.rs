@@ -97,7 +97,7 @@ impl Store {
                 }
             };
             asked.note(Request::Write { to: to.moment(), creates: found.is_none() });
-            if transaction.commit(change.write_in(&self.sql, client)).await? {
+            if transaction.commit(change.write(&self.sql, client)).await? {
                 slot.acknowledged(to.moment());
                 return Ok(());
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use futures::FutureExt;
@@ -16,6 +16,7 @@ use threadkeep::saver::{
 
 use crate::applied::{Applied, ROUNDS, is_stored};
 use crate::config::{Options, Target};
+use crate::convoy::Convoys;
 use crate::doubt::Asked;
 use crate::error::{BUSY, SAVER, unavailable};
 use crate::keys;
@@ -32,7 +33,7 @@ use crate::thread::Threads;
 /// each commit checks that its head is still the one that the caller saw.
 pub struct PostgresSaver {
     schema: String,
-    store: Store,
+    pub(crate) store: Store,
 }
 
 impl fmt::Debug for PostgresSaver {
@@ -55,9 +56,11 @@ impl PostgresSaver {
     pub async fn connect(address: &str, options: Options) -> Result<Self> {
         let quoted = options.quoted_schema()?;
         let target = Target::parse(address, options.patience)?;
+        let connections = Arc::new(Connections::new(target, &options)?);
         let store = Store {
             sql: Sql::new(&quoted),
-            connections: Connections::new(target, &options)?,
+            convoys: Convoys::new(&quoted, connections.clone()),
+            connections,
             threads: Threads::default(),
             patience: options.patience,
         };

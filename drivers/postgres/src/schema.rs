@@ -1,6 +1,6 @@
 //! The tables, their migrations, and the check that a database has them.
 //!
-//! # Format, version 4
+//! # Format, version 5
 //!
 //! | table | key | holds |
 //! |---|---|---|
@@ -72,7 +72,7 @@ use crate::error::{NOT_SET_UP, Trouble, unavailable};
 use crate::function;
 
 /// The newest format that this driver reads, and the format that it writes.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 
 /// Server settings with which the saver cannot keep its promises, and their consequences.
 const RISKS: [(&str, &str); 5] = [
@@ -120,9 +120,6 @@ ALTER TABLE {s}.threadkeep_element ADD COLUMN size int;
 ALTER TABLE {s}.threadkeep_element ALTER COLUMN body SET STORAGE EXTERNAL;
 ";
 
-/// The functions of version 3. {s} is the schema, {q} the same in a literal.
-const FUNCTIONS_3: &str = include_str!("schema/functions_3.sql");
-
 const MARKS: &str = "
 ALTER TABLE {s}.threadkeep_thread ADD COLUMN nonce uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000';
 CREATE TABLE {s}.threadkeep_grave (
@@ -131,6 +128,20 @@ CREATE TABLE {s}.threadkeep_grave (
 );
 CREATE INDEX threadkeep_grave_at ON {s}.threadkeep_grave (at);
 ";
+
+/// Roles that may call the function for every write may call the one for the usual commit. {s} is the schema in a
+/// literal.
+const RIGHT_TO_COMMIT: &str = "
+DECLARE r record;
+BEGIN
+    FOR r IN
+        SELECT a.privilege_type, a.grantee FROM pg_proc p, aclexplode(p.proacl) a
+        WHERE p.oid = '{s}.threadkeep_write({o})'::regprocedure
+    LOOP
+        EXECUTE 'GRANT ' || r.privilege_type || ' ON FUNCTION {s}.threadkeep_commit TO '
+            || CASE r.grantee WHEN 0 THEN 'PUBLIC' ELSE r.grantee::regrole::text END;
+    END LOOP;
+END";
 
 /// Roles with rights on the old table and function get them on the new ones. {s} is the schema in a literal.
 const RIGHTS: &str = "
@@ -169,12 +180,20 @@ fn marks(schema: &str) -> String {
     .concat()
 }
 
+/// The function for the usual commit.
+fn usual_commit(schema: &str) -> String {
+    let in_literal = |text: &str| text.replace('\'', "''");
+    let rights = RIGHT_TO_COMMIT.replace("{s}", &in_literal(schema)).replace("{o}", WRITE_4);
+    [function::create_commit(schema), format!("DO '{}';\n", in_literal(&rights))].concat()
+}
+
 /// The migration from each version to the next; the first one creates the tables.
 const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
     |schema| TABLES.replace("{s}", schema),
     |schema| PACKED_ELEMENTS.replace("{s}", schema),
-    |schema| FUNCTIONS_3.replace("{s}", schema).replace("{q}", &schema.replace('\'', "''")),
+    function::create_3,
     marks,
+    usual_commit,
 ];
 
 /// Creates the tables in the database at `address`, or migrates them to the newest format. Run it once, as the role
@@ -323,7 +342,7 @@ mod tests {
         let expected = shape(&fresh).await;
         assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
         assert!(expected.len() > 25, "{expected:?}");
-        assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 4);
+        assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 5);
         for version in 0..=FORMAT_VERSION {
             let old = database().await;
             migrate(old.url(), &options, version).await.unwrap();
@@ -341,7 +360,16 @@ mod tests {
             blake3::hash(migration("s").as_bytes()).to_hex()[..16].to_owned()
         };
         let found: Vec<_> = MIGRATIONS.iter().map(hash).collect();
-        assert_eq!(found, ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53", "b496f8f8fcba77d3"]);
+        assert_eq!(
+            found,
+            [
+                "86909961b440b6fc",
+                "2051a18c0d595085",
+                "629fe3b5ffa63a53",
+                "b496f8f8fcba77d3",
+                "5b85ac3b2b085522"
+            ]
+        );
     }
 
     #[tokio::test]

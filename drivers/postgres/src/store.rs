@@ -1,5 +1,6 @@
 //! The database as the saver sees it: attempts and retries.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, join};
@@ -9,7 +10,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
-use crate::change::won;
+use crate::convoy::Convoys;
 use crate::doubt::{Asked, Fate, Request};
 use crate::element::SPACES;
 use crate::error::{BUSY, OVERTAKEN, SILENT, Trouble, in_doubt, unavailable};
@@ -30,7 +31,8 @@ const ROUNDS: usize = 8;
 /// A database.
 pub(crate) struct Store {
     pub(crate) sql: Sql,
-    pub(crate) connections: Connections,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) convoys: Arc<Convoys>,
     pub(crate) threads: Threads,
     pub(crate) patience: Duration,
 }
@@ -205,12 +207,22 @@ impl Store {
         // What is not put back, because an attempt failed or its future was dropped, is forgotten.
         let mut state = held.take().unwrap_or_else(ThreadState::absent);
         if let Some(planned) = quick(&state).filter(|_| !again) {
-            let client = self.connections.shared().await?;
-            asked.note(planned.request());
-            let rows = client.query(&self.sql.write, &planned.change.params()).await?;
-            if won(&rows)? {
-                slot.acknowledged(planned.to.moment());
-                planned.note(&mut state);
+            let Planned { change, goes_on, after } = planned;
+            asked.note(after.request());
+            let change = Box::new(change);
+            let step = if goes_on { change.into_step() } else { Err(change) };
+            let written = match step {
+                Ok(step) => self.convoys.commit(step).await?,
+                Err(change) => {
+                    let client = self.connections.shared().await?;
+                    let written = change.write(&self.sql, client.client()?).await;
+                    client.answered();
+                    written?
+                }
+            };
+            if written {
+                slot.acknowledged(after.to.moment());
+                after.note(&mut state);
                 held.put(state);
                 return Ok(());
             }
@@ -265,17 +277,17 @@ impl Store {
                     return Err(error.into());
                 }
             };
-            let request = planned.request();
+            let request = planned.after.request();
             asked.note(request);
             let creates_again = again && matches!(request, Request::Write { creates: true, .. });
             let written = if creates_again {
                 self.create_again(&transaction, &wanted, asked, &planned).await?
             } else {
-                transaction.commit(planned.change.write_in(&self.sql, client)).await?
+                transaction.commit(planned.change.write(&self.sql, client)).await?
             };
             if written {
-                slot.acknowledged(planned.to.moment());
-                planned.note(&mut state);
+                slot.acknowledged(planned.after.to.moment());
+                planned.after.note(&mut state);
                 held.put(state);
                 return Ok(());
             }
@@ -294,7 +306,7 @@ impl Store {
         planned: &Planned,
     ) -> Result<bool, Trouble> {
         let client = transaction.client()?;
-        let written = planned.change.write_in(&self.sql, client).await?;
+        let written = planned.change.write(&self.sql, client).await?;
         if self.is_buried(client, wanted.thread, asked.lives()).await? {
             // The next round finds the grave.
             transaction.roll_back().await?;
@@ -313,14 +325,18 @@ impl Store {
         let client = self.connections.shared().await?;
         let rows = client.query(&self.sql.lock, &[(&key, Type::UUID)]).await?;
         let found = rows.first().map(|row| ThreadRow::of(thread, row)).transpose()?.map(|row| row.history);
-        self.agree(client.client()?, thread, &known, found.as_ref()).await?;
+        let agreed = self.agree(client.client()?, thread, &known, found.as_ref()).await;
+        client.answered();
+        agreed?;
         let Some(newest) = known.newest() else { return Ok(()) };
         let gone = match found.as_ref().map(|found| found.since(&newest)) {
-            Some(Since::Contained | Since::TooLongAgo) => false,
             Some(Since::Missing) => true,
-            None | Some(Since::AnotherLife) => {
-                known.is_unflushed() && !self.is_buried(client.client()?, thread, vec![newest.life]).await?
+            None | Some(Since::AnotherLife) if known.is_unflushed() => {
+                let buried = self.is_buried(client.client()?, thread, vec![newest.life]).await;
+                client.answered();
+                !buried?
             }
+            _ => false,
         };
         if gone {
             // There is nothing left to flush.

@@ -273,6 +273,8 @@ async fn a_write_of_which_one_statement_fails_leaves_nothing_and_can_be_repeated
         let claim = &["INSERT", "UPDATE", "DELETE"];
         let [thread, element, checkpoint, head]: [&[&str]; 4] = match kind {
             "first commit" => [&["INSERT"]; 4],
+            // Onto a head that the saver knows: that row exists.
+            "commit" => [&["UPDATE"], &["INSERT"], both, &["UPDATE"]],
             "delete_thread" => [claim, &["DELETE"], &["DELETE"], &["DELETE"]],
             "put_writes" => [&["UPDATE"], &[], both, &[]],
             "rewrite_thread" => [&["UPDATE"], &[], &["INSERT", "DELETE"], both],

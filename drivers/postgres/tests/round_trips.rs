@@ -66,9 +66,15 @@ async fn what_is_asked_all_the_time_is_not_planned_anew() {
         talk.accept(&step);
     }
     saver.put_writes(&talk.key(), &talk.task(talk.messages.last().unwrap())).await.unwrap();
-    let arguments: Vec<_> = (1..=27).map(|n| format!("${n}")).collect();
-    let write = format!("SELECT \"public\".threadkeep_write({})", arguments.join(", "));
-    assert_eq!(proxy.statements(), vec![write; 21]);
+    let call = |function: &str, arguments: usize| {
+        let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
+        format!("SELECT \"public\".threadkeep_{function}({})", arguments.join(", "))
+    };
+    // The first commit creates the thread; the last call puts writes.
+    let (write, commit) = (call("write", 27), call("commit", 24));
+    let mut expected = vec![commit; 21];
+    (expected[0], expected[20]) = (write.clone(), write);
+    assert_eq!(proxy.statements(), expected);
     saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap();
     saver.get(&CheckpointSelector::at(&talk.key())).await.unwrap();
     saver.delta_history(&talk.key(), &[MESSAGES.into()].into(), None).await.unwrap();

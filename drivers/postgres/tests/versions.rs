@@ -13,10 +13,21 @@ use threadkeep_testing::postgres;
 
 const STORE: &str = include_str!("fixtures/version_3.sql");
 
-/// The functions of version 3.
-fn functions() -> String {
-    include_str!("../src/schema/functions_3.sql").replace("{s}", "public").replace("{q}", "public")
-}
+/// Functions with the names, arguments and results of those of version 3.
+const FUNCTIONS: &str = "
+CREATE FUNCTION threadkeep_write(uuid, bytea, bigint, bigint, bigint, bigint, bytea, boolean, bigint[], uuid[], int[],
+    bytea[], bytea[], uuid[], uuid[], uuid[], int[], int[], text[], bytea[], bytea[], bytea[], uuid[], bytea[], bytea[])
+    RETURNS boolean LANGUAGE sql AS 'SELECT true';
+CREATE FUNCTION threadkeep_head(uuid, bytea) RETURNS TABLE (
+    kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
+) LANGUAGE plpgsql AS 'BEGIN END';
+CREATE FUNCTION threadkeep_by_id(uuid, bytea, uuid) RETURNS TABLE (
+    kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
+) LANGUAGE plpgsql AS 'BEGIN END';
+CREATE FUNCTION threadkeep_lineage(uuid, bytea, uuid, uuid) RETURNS TABLE (
+    kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
+) LANGUAGE plpgsql AS 'BEGIN END';
+";
 
 fn refused<T: std::fmt::Debug>(done: Result<T, Error>) {
     match done {
@@ -34,7 +45,7 @@ async fn an_older_store_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
         let client = connect(database.url()).await;
         client.batch_execute(STORE).await.unwrap();
         if version == 3 {
-            client.batch_execute(&functions()).await.unwrap();
+            client.batch_execute(FUNCTIONS).await.unwrap();
         }
         client.batch_execute(&format!("UPDATE threadkeep_format SET version = {version}")).await.unwrap();
         refused(PostgresSaver::connect(database.url(), Options::default()).await);
@@ -84,7 +95,7 @@ async fn rights_are_carried_over_to_what_is_new() {
     let database = postgres().unwrap().database().await.unwrap();
     let owner = connect(database.url()).await;
     owner.batch_execute(STORE).await.unwrap();
-    owner.batch_execute(&functions()).await.unwrap();
+    owner.batch_execute(FUNCTIONS).await.unwrap();
     let role = format!("{}_older", database.name());
     let functions = "threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage";
     owner

@@ -1,0 +1,99 @@
+//! The usual commit: one checkpoint onto a thread that has its namespace. It is one call of the function
+//! `threadkeep_commit`, which takes a fraction of the server's time that any [`Change`](crate::change::Change) takes, and
+//! several of them, of different threads, are one statement.
+
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use crate::history::Mark;
+use crate::pool::Param;
+
+/// The most commits in one statement.
+pub(crate) const MOST: usize = 16;
+/// The number of arguments of the function.
+const ARGUMENTS: usize = 24;
+
+/// A commit, as the arguments of the function.
+pub(crate) struct Step {
+    pub(crate) thread: Uuid,
+    pub(crate) from: Mark,
+    pub(crate) to: Mark,
+    pub(crate) body: Vec<u8>,
+    pub(crate) seqs: Vec<i64>,
+    pub(crate) hashes: Vec<Uuid>,
+    pub(crate) sizes: Vec<Option<i32>>,
+    pub(crate) elements: Vec<Vec<u8>>,
+    pub(crate) ns: Vec<u8>,
+    pub(crate) id: Uuid,
+    pub(crate) parent: Option<Uuid>,
+    /// The parent's tasks and what is needed to read them, if there are more than before.
+    pub(crate) tasks: Option<Vec<u8>>,
+    pub(crate) parent_needs: Option<Vec<i64>>,
+    pub(crate) seed: Option<Uuid>,
+    pub(crate) names: i32,
+    pub(crate) extra: Option<i32>,
+    pub(crate) needs: Option<Vec<i64>>,
+    pub(crate) row: Vec<u8>,
+    pub(crate) head_sum: Vec<u8>,
+}
+
+/// How the commits of a statement are carried out.
+pub(crate) struct How {
+    /// On the disk before they are acknowledged.
+    pub(crate) flushed: bool,
+    /// Each waits for a lock that somebody else holds on its thread.
+    pub(crate) waits: bool,
+}
+
+impl Step {
+    /// Adds its arguments.
+    pub(crate) fn add<'a>(&'a self, params: &mut Vec<Param<'a>>, how: &'a How) {
+        params.extend::<[Param<'a>; ARGUMENTS]>([
+            (&self.thread, Type::UUID),
+            (&self.from.epoch, Type::INT8),
+            (&self.from.revision, Type::INT8),
+            (&self.from.nonce, Type::UUID),
+            (&self.to.revision, Type::INT8),
+            (&self.to.nonce, Type::UUID),
+            (&self.body, Type::BYTEA),
+            (&how.flushed, Type::BOOL),
+            (&how.waits, Type::BOOL),
+            (&self.seqs, Type::INT8_ARRAY),
+            (&self.hashes, Type::UUID_ARRAY),
+            (&self.sizes, Type::INT4_ARRAY),
+            (&self.elements, Type::BYTEA_ARRAY),
+            (&self.ns, Type::BYTEA),
+            (&self.id, Type::UUID),
+            (&self.parent, Type::UUID),
+            (&self.tasks, Type::BYTEA),
+            (&self.parent_needs, Type::INT8_ARRAY),
+            (&self.seed, Type::UUID),
+            (&self.names, Type::INT4),
+            (&self.extra, Type::INT4),
+            (&self.needs, Type::INT8_ARRAY),
+            (&self.row, Type::BYTEA),
+            (&self.head_sum, Type::BYTEA),
+        ]);
+    }
+
+    /// Whether it is on the disk before it is acknowledged.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.to.is_flushed()
+    }
+
+    /// Its size, without the small parts.
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements.iter().map(Vec::len).sum::<usize>()
+            + self.row.len()
+            + self.tasks.as_ref().map_or(0, Vec::len)
+    }
+}
+
+/// The statement that carries out this many commits, and answers for each whether its thread was as expected.
+pub(crate) fn statement(schema: &str, commits: usize) -> String {
+    let call = |n: usize| {
+        let arguments: Vec<_> = (n * ARGUMENTS + 1..=(n + 1) * ARGUMENTS).map(|n| format!("${n}")).collect();
+        format!("{schema}.threadkeep_commit({})", arguments.join(", "))
+    };
+    format!("SELECT {}", (0..commits).map(call).collect::<Vec<_>>().join(", "))
+}

@@ -65,6 +65,10 @@ pub struct StreamBridge {
     pub redis_url: Option<Secret>,
     /// How many frames of a run are kept for subscribers that reconnect; at least 1, default 256.
     pub queue_maxsize: usize,
+    /// How many bytes of a run's frames are kept, besides the newest frame; at least 1, default 8 MiB.
+    pub queue_max_bytes: usize,
+    /// How many bytes of all runs' frames are kept, besides the newest frame of each; at least 1, default 256 MiB.
+    pub total_max_bytes: usize,
     /// The maximum connections to the Redis server; at least 1.
     pub max_connections: Option<u32>,
     /// Lifetime of a stream in Redis, in seconds; at least 1, default 86400.
@@ -79,6 +83,8 @@ impl Default for StreamBridge {
             kind: StreamBridgeType::Memory,
             redis_url: None,
             queue_maxsize: 256,
+            queue_max_bytes: 8 << 20,
+            total_max_bytes: 256 << 20,
             max_connections: None,
             stream_ttl_seconds: 86_400,
             recovered_stream_cleanup_delay_seconds: 60,
@@ -94,6 +100,8 @@ impl StreamBridge {
             kind: node.choice("type", &kinds, default.kind),
             redis_url: node.secret("redis_url"),
             queue_maxsize: node.int("queue_maxsize", default.queue_maxsize, 1..),
+            queue_max_bytes: node.int("queue_max_bytes", default.queue_max_bytes, 1..),
+            total_max_bytes: node.int("total_max_bytes", default.total_max_bytes, 1..),
             max_connections: node.opt_int("max_connections", 1..),
             stream_ttl_seconds: node.int("stream_ttl_seconds", default.stream_ttl_seconds, 1..),
             recovered_stream_cleanup_delay_seconds: node.int(
@@ -160,6 +168,8 @@ mod tests {
                     kind: StreamBridgeType::Memory,
                     redis_url: None,
                     queue_maxsize: 256,
+                    queue_max_bytes: 8_388_608,
+                    total_max_bytes: 268_435_456,
                     max_connections: None,
                     stream_ttl_seconds: 86_400,
                     recovered_stream_cleanup_delay_seconds: 60,
@@ -185,7 +195,8 @@ mod tests {
         let jsonl = json!({"run_events": {"backend": "jsonl"}});
         assert_eq!(read(&jsonl, RunEvents::read).unwrap().backend, RunEventsBackend::Jsonl);
         let bridge = json!({"stream_bridge": {
-            "type": "redis", "redis_url": "redis://r", "queue_maxsize": 5, "max_connections": 4,
+            "type": "redis", "redis_url": "redis://r", "queue_maxsize": 5, "queue_max_bytes": 6,
+            "total_max_bytes": "8", "max_connections": 4,
             "stream_ttl_seconds": 7, "recovered_stream_cleanup_delay_seconds": 0,
         }});
         assert_eq!(
@@ -194,6 +205,8 @@ mod tests {
                 kind: StreamBridgeType::Redis,
                 redis_url: Some(Secret::new("redis://r")),
                 queue_maxsize: 5,
+                queue_max_bytes: 6,
+                total_max_bytes: 8,
                 max_connections: Some(4),
                 stream_ttl_seconds: 7,
                 recovered_stream_cleanup_delay_seconds: 0,
@@ -222,6 +235,8 @@ mod tests {
             &[
                 (json!({"type": "kafka"}), "type"),
                 (json!({"queue_maxsize": 0}), "queue_maxsize"),
+                (json!({"queue_max_bytes": 0}), "queue_max_bytes"),
+                (json!({"total_max_bytes": -1}), "total_max_bytes"),
                 (json!({"max_connections": 0}), "max_connections"),
                 (json!({"stream_ttl_seconds": 0}), "stream_ttl_seconds"),
                 (

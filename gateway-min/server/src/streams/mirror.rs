@@ -4,6 +4,7 @@
 //! the previous one was written, so a fast stream costs no more statements than a slow one. A run that no other process
 //! follows writes nothing.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ pub(super) async fn mirror(streams: Arc<Streams>, thread_id: String, run_id: Str
 async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
     let mut stream = streams.bridge.subscribe(run_id, None);
     let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
+    let mut forwarded = Forwarded::default();
     loop {
         let (mut next, mut bytes, mut gap) = (stream.next().await, 0, false);
         while let Some(frame) = next.take() {
@@ -51,6 +53,7 @@ async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(),
                     }
                     batch.next_seq = event.id.seq + 1;
                     bytes += event.data.len();
+                    forwarded.add(&event);
                     batch.frames.push(encode(&event));
                 }
                 Frame::Heartbeat => {}
@@ -66,7 +69,7 @@ async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(),
             stream = streams.bridge.subscribe(run_id, None);
         }
         if !batch.frames.is_empty() || batch.ends {
-            let keep_from = batch.next_seq.saturating_sub(streams.bridge.capacity());
+            let keep_from = forwarded.keep_from(streams.bridge.capacity(), batch.first_seq);
             persistently(|| streams.store.runs().append_frames(thread_id, run_id, &batch, keep_from)).await?;
         }
         if batch.ends {
@@ -74,6 +77,32 @@ async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(),
         }
         batch = FrameBatch { first_seq: batch.next_seq, frames: Vec::new(), ..batch };
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// The forwarded frames that the database still has: as many as a buffer keeps, in frames and in bytes.
+#[derive(Default)]
+struct Forwarded {
+    frames: VecDeque<(u64, usize)>,
+    bytes: usize,
+}
+
+impl Forwarded {
+    fn add(&mut self, event: &Event) {
+        self.frames.push_back((event.id.seq, event.data.len()));
+        self.bytes += event.data.len();
+    }
+
+    /// The oldest frame to keep, at most `newest`, where the batch that is being written begins.
+    fn keep_from(&mut self, (max_frames, max_bytes): (usize, usize), newest: u64) -> u64 {
+        while let Some(&(seq, bytes)) = self.frames.front()
+            && seq < newest
+            && (self.frames.len() > max_frames || self.bytes > max_bytes)
+        {
+            self.frames.pop_front();
+            self.bytes -= bytes;
+        }
+        self.frames.front().map_or(newest, |(seq, _)| *seq)
     }
 }
 
@@ -93,6 +122,26 @@ pub(super) fn decode(frame: &Json) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn event(seq: u64, bytes: usize) -> Event {
+        Event { id: EventId { unix_ms: 1, seq }, name: "values".into(), data: vec![b'x'; bytes].into() }
+    }
+
+    #[test]
+    fn the_database_keeps_as_many_frames_and_bytes_as_a_buffer() {
+        let mut forwarded = Forwarded::default();
+        for seq in 0..6 {
+            forwarded.add(&event(seq, 10));
+        }
+        assert_eq!(forwarded.keep_from((8, 1000), 5), 0);
+        assert_eq!(forwarded.keep_from((4, 1000), 5), 2, "in frames");
+        assert_eq!(forwarded.keep_from((8, 25), 5), 4, "in bytes");
+        forwarded.add(&event(6, 100));
+        forwarded.add(&event(7, 100));
+        assert_eq!(forwarded.keep_from((8, 25), 6), 6, "the batch that is being written is complete");
+        assert_eq!(forwarded.keep_from((8, 25), 8), 8);
+        assert_eq!(forwarded.bytes, 0);
+    }
 
     #[test]
     fn a_frame_is_read_as_it_was_written() {

@@ -68,6 +68,11 @@ impl Streams {
         (self.bridge.kept(), self.bridge.followers())
     }
 
+    /// The bytes of the kept frames.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bridge.bytes()
+    }
+
     /// Whether there may be frames of the run: those of an ended one stay for a while, for clients that lost their
     /// connection at its end.
     fn may_have_frames(&self, run: &RunRow) -> bool {

@@ -7,6 +7,7 @@
 //!
 //! The bridge belongs to one process and stores nothing durably: for an unknown run it returns the end.
 
+mod memory;
 mod subscription;
 
 use std::collections::hash_map::Entry;
@@ -24,21 +25,31 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-pub use subscription::{HEARTBEAT, Subscription};
+use self::memory::Memory;
+pub use self::subscription::{HEARTBEAT, Subscription};
 
 /// How much is kept, and how long.
 #[derive(Debug, Clone, Copy)]
 pub struct BridgeOptions {
     /// Events kept per run (`stream_bridge.queue_maxsize`); at least one is.
     pub queue_maxsize: usize,
+    /// Bytes kept per run (`stream_bridge.queue_max_bytes`); the newest event is, whatever its size.
+    pub queue_max_bytes: usize,
+    /// Bytes kept for all runs (`stream_bridge.total_max_bytes`), plus the newest event of each running one.
+    pub total_max_bytes: usize,
     /// How long the events of a run are kept after its end.
     pub cleanup_delay: Duration,
 }
 
 impl Default for BridgeOptions {
-    /// 256 events, 60 s.
+    /// 256 events or 8 MiB of a run, 256 MiB of all; 60 s.
     fn default() -> Self {
-        Self { queue_maxsize: 256, cleanup_delay: Duration::from_mins(1) }
+        Self {
+            queue_maxsize: 256,
+            queue_max_bytes: 8 << 20,
+            total_max_bytes: 256 << 20,
+            cleanup_delay: Duration::from_mins(1),
+        }
     }
 }
 
@@ -91,7 +102,7 @@ pub struct Gap {
     pub run_id: Arc<str>,
     /// The last event that the subscriber has; `None` if it has none.
     pub requested: Option<EventId>,
-    /// The oldest event in the buffer.
+    /// The oldest event in the buffer; the newest of all if the buffer was emptied.
     pub earliest: EventId,
     /// The newest event.
     pub latest: EventId,
@@ -121,6 +132,7 @@ struct Shared {
     clock: Box<dyn Clock>,
     runs: Mutex<HashMap<Arc<str>, Arc<Run>>>,
     followers: Arc<AtomicUsize>,
+    memory: Arc<Memory>,
 }
 
 impl fmt::Debug for StreamBridge {
@@ -140,8 +152,13 @@ impl StreamBridge {
 
     /// A bridge whose event ids carry the time of this clock.
     pub fn with_clock(options: BridgeOptions, clock: impl Clock + 'static) -> Self {
-        let shared =
-            Shared { options, clock: Box::new(clock), runs: Mutex::default(), followers: Arc::default() };
+        let shared = Shared {
+            options,
+            clock: Box::new(clock),
+            runs: Mutex::default(),
+            followers: Arc::default(),
+            memory: Arc::new(Memory::new(options.total_max_bytes)),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -153,6 +170,11 @@ impl StreamBridge {
     /// The number of subscriptions.
     pub(crate) fn followers(&self) -> usize {
         self.shared.followers.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of all buffers.
+    pub(crate) fn bytes(&self) -> usize {
+        self.shared.memory.used()
     }
 
     /// Starts the stream of a run. Call it before publishing the run's id: a subscription to a run without a stream
@@ -174,9 +196,9 @@ impl StreamBridge {
         Some(Publisher { run, bridge: Arc::clone(&self.shared) })
     }
 
-    /// How many events of a run are kept.
-    pub(crate) fn capacity(&self) -> u64 {
-        self.shared.options.queue_maxsize.max(1) as u64
+    /// How many events of a run are kept, and how many bytes of them.
+    pub(crate) fn capacity(&self) -> (usize, usize) {
+        (self.shared.options.queue_maxsize.max(1), self.shared.options.queue_max_bytes)
     }
 
     /// How long the events of a run are kept after its end.
@@ -188,9 +210,11 @@ impl StreamBridge {
         Arc::new(Run {
             id: run_id.into(),
             capacity: self.shared.options.queue_maxsize.max(1),
+            max_bytes: self.shared.options.queue_max_bytes,
             relayed,
             abandoned: CancellationToken::new(),
             followers: Arc::clone(&self.shared.followers),
+            memory: Arc::clone(&self.shared.memory),
             state: Mutex::default(),
         })
     }
@@ -232,13 +256,24 @@ impl Publisher {
     /// Publishes an event; never waits. After [`Self::end`] the event is dropped and has no id.
     pub fn publish(&self, event: &str, data: &Value) -> Option<EventId> {
         let data = Bytes::from(data.to_string());
-        self.run.push(event.into(), data, self.bridge.clock.now_ms())
+        let id = self.run.push(event.into(), data, self.bridge.clock.now_ms());
+        self.relieve();
+        id
     }
 
     /// Publishes an event of another process under its own id. Events come in order; if some are missing, earlier ones
     /// are dropped, so that a subscriber that has not seen them gets a [`Frame::Gap`].
     pub(crate) fn repeat(&self, event: Event) {
         self.run.repeat(event);
+        self.relieve();
+    }
+
+    /// Keeps the buffers of all runs within their limit.
+    fn relieve(&self) {
+        self.bridge.memory.relieve();
+        if self.bridge.memory.is_exceeded() {
+            self.run.keep_newest();
+        }
     }
 
     /// Ends the stream and removes it after the cleanup delay. Idempotent.
@@ -246,6 +281,7 @@ impl Publisher {
         if !self.run.end() {
             return;
         }
+        lock(&self.run.state).ended_as = Some(self.bridge.memory.ended(&self.run));
         // Without a runtime the process is ending, and no client can reconnect for the events.
         let Ok(runtime) = Handle::try_current() else { return self.bridge.forget(&self.run) };
         let (run, bridge) = (Arc::clone(&self.run), Arc::clone(&self.bridge));
@@ -273,20 +309,28 @@ impl Drop for Publisher {
 struct Run {
     id: Arc<str>,
     capacity: usize,
+    max_bytes: usize,
     /// Whether the events belong to another process, so that a client may know more of them than this one.
     relayed: bool,
     abandoned: CancellationToken,
     /// The bridge's count of subscriptions.
     followers: Arc<AtomicUsize>,
+    memory: Arc<Memory>,
     state: Mutex<Buffer>,
 }
 
 #[derive(Default)]
 struct Buffer {
     events: VecDeque<Event>,
+    /// The bytes of `events`.
+    bytes: usize,
+    /// The newest event, even if it is no longer kept.
+    latest: Option<EventId>,
     /// The `seq` of the next event.
     next_seq: u64,
     ended: bool,
+    /// The run's key among the ended ones.
+    ended_as: Option<u64>,
     next_subscriber: u64,
     /// The wakers of waiting subscribers.
     waiting: Vec<(u64, Waker)>,
@@ -326,7 +370,7 @@ impl Run {
         if state.ended {
             return None;
         }
-        let unix_ms = state.events.back().map_or(now_ms, |last| last.id.unix_ms.max(now_ms));
+        let unix_ms = state.latest.map_or(now_ms, |last| last.unix_ms.max(now_ms));
         let id = EventId { unix_ms, seq: state.next_seq };
         self.keep(state, Event { id, name, data });
         Some(id)
@@ -338,18 +382,43 @@ impl Run {
             return;
         }
         if event.id.seq > state.next_seq {
-            state.events.clear();
+            self.drop_oldest(&mut state, |state| !state.events.is_empty());
         }
         self.keep(state, event);
     }
 
     fn keep(&self, mut state: MutexGuard<'_, Buffer>, event: Event) {
+        let bytes = memory::size(&event);
+        self.memory.add(bytes);
+        state.bytes += bytes;
+        state.latest = Some(event.id);
         state.next_seq = event.id.seq + 1;
         state.events.push_back(event);
-        if state.events.len() > self.capacity {
-            state.events.pop_front();
-        }
+        self.drop_oldest(&mut state, |state| {
+            let kept = state.events.len();
+            kept > self.capacity || (kept > 1 && state.bytes > self.max_bytes)
+        });
         wake(state);
+    }
+
+    /// Drops every event but the newest, which nobody may have read yet.
+    fn keep_newest(&self) {
+        self.drop_oldest(&mut lock(&self.state), |state| state.events.len() > 1);
+    }
+
+    /// Drops every event.
+    fn empty(&self) {
+        self.drop_oldest(&mut lock(&self.state), |state| !state.events.is_empty());
+    }
+
+    /// Drops the oldest event while `more` says so.
+    fn drop_oldest(&self, state: &mut Buffer, more: impl Fn(&Buffer) -> bool) {
+        while more(state) {
+            let Some(event) = state.events.pop_front() else { break };
+            let bytes = memory::size(&event);
+            state.bytes -= bytes;
+            self.memory.free(bytes);
+        }
     }
 
     /// Whether this call ended the stream.
@@ -388,9 +457,11 @@ impl Run {
         let event = cursor
             .checked_sub(state.first_seq())
             .map(|index| usize::try_from(index).ok().and_then(|index| state.events.get(index)).cloned());
-        match (event, state.events.front(), state.events.back()) {
-            (Some(Some(event)), ..) => Poll::Ready(Found::Event(event)),
-            (None, Some(earliest), Some(latest)) => Poll::Ready(Found::Behind(earliest.id, latest.id)),
+        match (event, state.latest) {
+            (Some(Some(event)), _) => Poll::Ready(Found::Event(event)),
+            (None, Some(latest)) => {
+                Poll::Ready(Found::Behind(state.events.front().map_or(latest, |first| first.id), latest))
+            }
             _ if state.ended => Poll::Ready(Found::End),
             _ => {
                 state.wait(subscriber, cx.waker());
@@ -414,6 +485,16 @@ impl Run {
         let mut state = lock(&self.state);
         state.waiting.retain(|(key, _)| *key != subscriber);
         !state.ended
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.memory.free(state.bytes);
+        if let Some(key) = state.ended_as {
+            self.memory.gone(key);
+        }
     }
 }
 

@@ -42,6 +42,8 @@ pub enum ModelErrorKind {
     Rejected,
     /// The provider's answer does not follow the protocol.
     Protocol,
+    /// The answer is larger than an answer may be.
+    TooLarge,
     /// The settings are unusable.
     Configuration,
     /// A script has no answer for the conversation.
@@ -65,6 +67,7 @@ impl ModelErrorKind {
             Self::Authentication => "authentication",
             Self::Rejected => "rejected",
             Self::Protocol => "protocol_error",
+            Self::TooLarge => "answer_too_large",
             Self::Configuration => "configuration",
             Self::Script => "script",
         }
@@ -93,6 +96,10 @@ impl ModelErrorKind {
                 "The language model's endpoint gave an answer that is not in the chat-completions protocol. \
                  Please check `base_url` of the model in the configuration."
             }
+            Self::TooLarge => {
+                "The language model's answer did not end where an answer must, so it was cut off. Please ask for \
+                 less at once, or set `max_tokens` of the model in the configuration."
+            }
             Self::Configuration => {
                 "The language model is not configured correctly. Please check its settings."
             }
@@ -115,6 +122,7 @@ impl fmt::Display for ModelErrorKind {
             Self::Authentication => "credentials not accepted",
             Self::Rejected => "request refused",
             Self::Protocol => "malformed answer",
+            Self::TooLarge => "the answer is too large",
             Self::Configuration => "unusable settings",
             Self::Script => "no scripted answer",
         })

@@ -1,5 +1,6 @@
 //! Retries failed model calls, and returns a fallback answer if that does not help.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,10 @@ const MAX_DELAY: Duration = Duration::from_secs(8);
 /// The longest pause that a provider may request. Beyond it, waiting would only block the run, and an earlier retry
 /// would be refused, so the call fails at once.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
+/// The maximum size of an answer: its texts and the arguments of its tool calls, in bytes.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// The maximum number of tool calls in an answer.
+const MAX_ANSWER_CALLS: usize = 256;
 /// The finish reason of a fallback answer.
 const FALLBACK_FINISH_REASON: &str = "error";
 
@@ -118,13 +123,14 @@ async fn begin(
 /// An answer that has started: its chunks, and a fallback chunk if it breaks off.
 fn pass_on(model: String, first: ModelChunk, rest: ChunkStream) -> BoxStream<'static, ModelChunk> {
     let chunks = stream::iter([Ok(first)]).chain(rest);
-    stream::unfold(Some(chunks), move |chunks| {
+    stream::unfold(Some((chunks, Size::default())), move |answer| {
         let model = model.clone();
         async move {
-            let mut chunks = chunks?;
-            match chunks.next().await.unwrap_or_else(|| Err(cut_off(&model))) {
+            let (mut chunks, mut size) = answer?;
+            let next = chunks.next().await.unwrap_or_else(|| Err(cut_off(&model)));
+            match next.and_then(|chunk| size.add(&chunk, &model).map(|()| chunk)) {
                 Ok(chunk) if chunk.is_last() => Some((chunk, None)),
-                Ok(chunk) => Some((chunk, Some(chunks))),
+                Ok(chunk) => Some((chunk, Some((chunks, size)))),
                 Err(error) => {
                     tracing::warn!(model, %error, "model call failed in the middle of its answer");
                     let reason = format!("{error} (in the middle of the answer)");
@@ -134,6 +140,33 @@ fn pass_on(model: String, first: ModelChunk, rest: ChunkStream) -> BoxStream<'st
         }
     })
     .boxed()
+}
+
+/// The size of an answer so far. The answer is kept in memory, stored and streamed as a whole, so a model that does not
+/// stop must be stopped.
+#[derive(Debug, Default)]
+struct Size {
+    bytes: usize,
+    calls: HashSet<u64>,
+}
+
+impl Size {
+    fn add(&mut self, chunk: &ModelChunk, model: &str) -> Result<(), ModelError> {
+        self.bytes += chunk.text.len() + chunk.reasoning.len();
+        for piece in &chunk.tool_call_chunks {
+            let names = [&piece.id, &piece.name].into_iter().flatten().map(String::len).sum::<usize>();
+            self.bytes += piece.args.len() + names;
+            self.calls.insert(piece.index);
+        }
+        let detail = if self.bytes > MAX_ANSWER_BYTES {
+            format!("the answer has more than {MAX_ANSWER_BYTES} bytes")
+        } else if self.calls.len() > MAX_ANSWER_CALLS {
+            format!("the answer has more than {MAX_ANSWER_CALLS} tool calls")
+        } else {
+            return Ok(());
+        };
+        Err(ModelError::new(model, ModelErrorKind::TooLarge, detail))
+    }
 }
 
 fn cut_off(model: &str) -> ModelError {
@@ -164,7 +197,7 @@ fn fallback(kind: ModelErrorKind, reason: String, separator: &str) -> ModelChunk
 mod tests {
     use std::sync::Mutex;
 
-    use super::super::{ChunkAssembler, message};
+    use super::super::{ChunkAssembler, ToolCallChunk, message};
     use super::*;
 
     /// Plays one prepared stream, or failure to start one, per attempt.
@@ -298,6 +331,36 @@ mod tests {
         assert_eq!(outcome.attempts, [0]);
         assert_eq!(outcome.text(), format!("half\n\n{}", ModelErrorKind::Server.remedy()));
         assert!(outcome.fallback().reason.ends_with("(in the middle of the answer)"));
+    }
+
+    fn call(index: u64, args: &str) -> ModelChunk {
+        let piece = ToolCallChunk { index, id: None, name: None, args: args.into() };
+        ModelChunk { tool_call_chunks: vec![piece], ..ModelChunk::default() }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_does_not_stop_is_stopped() {
+        let part = "x".repeat(MAX_ANSWER_BYTES / 2);
+        let reasoning = ModelChunk { reasoning: part.clone(), ..ModelChunk::default() };
+        for chunk in [text(&part), reasoning, call(0, &part)] {
+            let whole = play(vec![Ok(vec![Ok(chunk.clone()), Ok(chunk.clone()), Ok(last())])]).await;
+            assert_eq!(whole.chunks.last(), Some(&last()), "an answer may have this size");
+            let outcome =
+                play(vec![Ok(vec![Ok(chunk.clone()), Ok(chunk.clone()), Ok(text("x")), Ok(last())])]);
+            let outcome = outcome.await;
+            assert_eq!(outcome.chunks.len(), 3);
+            assert_eq!(outcome.fallback().error_type, "answer_too_large");
+            assert!(
+                outcome.fallback().reason.contains("more than 8388608 bytes"),
+                "{:?}",
+                outcome.fallback()
+            );
+            assert_eq!(outcome.attempts, [0], "it is not asked for again");
+        }
+        let calls = |count: u64| (0..count).map(|index| Ok(call(index, ""))).chain([Ok(last())]).collect();
+        assert_eq!(play(vec![Ok(calls(256))]).await.chunks.last(), Some(&last()));
+        let outcome = play(vec![Ok(calls(257))]).await;
+        assert!(outcome.fallback().reason.contains("more than 256 tool calls"), "{:?}", outcome.fallback());
     }
 
     #[tokio::test]

@@ -11,6 +11,7 @@ use reqwest::{Response, StatusCode};
 use serde_json::Value;
 
 use super::super::{ModelError, ModelErrorKind, Secret};
+use super::lines::Broken;
 
 /// The maximum quotation from a server in an error, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
@@ -37,9 +38,16 @@ impl Failure {
     }
 
     /// The event stream failed.
-    pub(super) fn from_events(error: EventStreamError<reqwest::Error>) -> Self {
+    pub(super) fn from_events(error: EventStreamError<Broken<reqwest::Error>>) -> Self {
         match error {
-            EventStreamError::Transport(error) => Self::from_transport(error),
+            EventStreamError::Transport(Broken::Transport(error)) => Self::from_transport(error),
+            EventStreamError::Transport(Broken::Event(limit)) => Self::new(
+                ModelErrorKind::TooLarge,
+                format!("an event of the stream has more than {limit} bytes"),
+            ),
+            EventStreamError::Transport(Broken::Total(limit)) => {
+                Self::new(ModelErrorKind::TooLarge, format!("the event stream has more than {limit} bytes"))
+            }
             EventStreamError::Utf8(_) => Self::new(ModelErrorKind::Protocol, "the event stream is not UTF-8"),
             EventStreamError::Parser(_) => {
                 Self::new(ModelErrorKind::Protocol, "the event stream cannot be parsed")

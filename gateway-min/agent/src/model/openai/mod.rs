@@ -4,6 +4,7 @@ mod answer;
 mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzing;
+mod lines;
 mod request;
 #[cfg(test)]
 // JSON literals are passed by value.
@@ -27,6 +28,7 @@ use answer::AnswerParser;
 use failure::Failure;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::fuzz;
+use lines::{Broken, Limits, lines};
 
 const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_mins(10);
@@ -110,7 +112,7 @@ impl ChatModel for OpenAiModel {
         let key = self.settings.api_key.clone();
         let named = move |failure: Failure| failure.into_error(&model, &host, key.as_ref());
         let response = self.send(request).await.map_err(&named)?;
-        let events = response.bytes_stream().eventsource();
+        let events = lines(response.bytes_stream().boxed(), Limits::default()).eventsource();
         Ok(chunks(events, self.settings.stream_chunk_timeout).map(move |item| item.map_err(&named)).boxed())
     }
 }
@@ -118,7 +120,7 @@ impl ChatModel for OpenAiModel {
 /// The chunks in a stream of server-sent events; nothing follows the last chunk or a failure.
 fn chunks<S>(events: S, pause: Duration) -> impl Stream<Item = Result<ModelChunk, Failure>> + Send
 where
-    S: Stream<Item = Result<Event, EventStreamError<reqwest::Error>>> + Send,
+    S: Stream<Item = Result<Event, EventStreamError<Broken<reqwest::Error>>>> + Send,
 {
     let state = Some((Box::pin(events), AnswerParser::default()));
     stream::unfold(state, move |state| async move {

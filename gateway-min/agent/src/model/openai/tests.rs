@@ -329,6 +329,15 @@ async fn malformed_streams_are_protocol_failures() {
 }
 
 #[tokio::test]
+async fn an_event_without_an_end_is_refused() {
+    let endless = futures::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![b'x'; 1 << 20]));
+    let endless = response(200, "text/event-stream", Body::from_stream(endless));
+    let (chunks, error) = failure(endless).await;
+    assert_eq!((chunks.len(), error.kind), (0, ModelErrorKind::TooLarge));
+    assert!(error.detail.contains("more than 4194304 bytes"), "{error}");
+}
+
+#[tokio::test]
 async fn an_error_in_the_stream_is_classified() {
     let overloaded = json!({"error": {"message": "overloaded", "type": "server_error"}}).to_string();
     let (chunks, error) = failure(events(&[delta(json!({"content": "a"})), overloaded])).await;

@@ -67,7 +67,7 @@ impl Tool for Bash {
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
         let Args { command } = parse(args)?;
         let root = context.root.clone();
-        let root = blocking(move || Ok(Workspace::open(&root)?.root().to_owned())).await?;
+        let root = blocking(move |_| Ok(Workspace::open(&root)?.root().to_owned())).await?;
         let mut child = spawn(&command, &root)
             .map_err(|error| ToolError::Failed(format!("cannot start the command: {error}")))?;
         let group = ProcessGroup::of(&child);

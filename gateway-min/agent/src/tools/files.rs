@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::workspace::Workspace;
+use super::workspace::{MAX_FILE_BYTES, Workspace};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, blocking, parse};
 
 /// `read_file`: the text of a file, or a range of its lines.
@@ -59,7 +59,7 @@ impl Tool for ReadFile {
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
         let args: ReadArgs = parse(args)?;
         let (root, max_chars) = (context.root.clone(), self.max_chars);
-        blocking(move || {
+        blocking(move |_| {
             let content = Workspace::open(&root)?.read(&args.path)?;
             let text = text(content, &args.path)?;
             lines(&text, &args, max_chars).map(ToolOutput::text)
@@ -149,7 +149,7 @@ impl Tool for WriteFile {
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
         let WriteArgs { path, content } = parse(args)?;
         let root = context.root.clone();
-        blocking(move || {
+        blocking(move |_| {
             let written = Workspace::open(&root)?.write(&path, content.as_bytes())?;
             let text = format!("Wrote {} bytes to {path}", content.len());
             Ok(ToolOutput { written: vec![written], ..ToolOutput::text(text) })
@@ -200,7 +200,7 @@ impl Tool for StrReplace {
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
         let args: ReplaceArgs = parse(args)?;
         let root = context.root.clone();
-        blocking(move || {
+        blocking(move |_| {
             let mut count = 0;
             let written = Workspace::open(&root)?.edit(&args.path, |content| {
                 let (changed, replaced) = replace(content, &args)?;
@@ -229,6 +229,10 @@ fn replace(content: Vec<u8>, args: &ReplaceArgs) -> Result<(Vec<u8>, usize), Too
         ))),
         count if count > 1 && *replace_all != Some(true) => Err(ToolError::Failed(format!(
             "`old_str` occurs {count} times in `{path}`. Make it longer until it is unique, or set replace_all"
+        ))),
+        // A short text that occurs often may become as many long ones.
+        count if count.saturating_mul(new_str.len()) > MAX_FILE_BYTES => Err(ToolError::Failed(format!(
+            "{count} times `new_str` are more than the {MAX_FILE_BYTES} bytes that a file may have"
         ))),
         count => Ok((text.replace(old_str.as_str(), new_str).into_bytes(), count)),
     }
@@ -360,5 +364,16 @@ mod tests {
         assert_eq!(edit("two", json!(false)).await.unwrap(), "Replaced 1 occurrence in a");
         assert_eq!(edit("one", json!(true)).await.unwrap(), "Replaced 2 occurrences in a");
         assert_eq!(place.read("a"), "1 1 1");
+    }
+
+    /// 10,000 times a megabyte would take 10 GB before the size of the file is checked.
+    #[tokio::test]
+    async fn a_replacement_is_checked_before_it_is_built() {
+        let many = "x".repeat(10_000);
+        let place = Place::new(&[("a", &many)]);
+        let args = json!({"path": "a", "old_str": "x", "new_str": "y".repeat(1 << 20), "replace_all": true});
+        let error = place.call(&StrReplace, args).await.unwrap_err();
+        assert_eq!(error, "10000 times `new_str` are more than the 10485760 bytes that a file may have");
+        assert_eq!(place.read("a"), many);
     }
 }

@@ -1,6 +1,25 @@
 //! File patterns, translated to regular expressions.
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
+
+/// The maximum size of a compiled expression, in bytes. The time to search a text is at most proportional to it, and
+/// nothing can interrupt the search of one text.
+const MAX_REGEX_BYTES: usize = 256 * 1024;
+/// The maximum length of an expression.
+const MAX_PATTERN_BYTES: usize = 4096;
+
+/// Compiles an expression that the model chose, if a search for it cannot take long.
+pub(super) fn bounded_regex(pattern: &str) -> Result<Regex, String> {
+    if pattern.len() > MAX_PATTERN_BYTES {
+        return Err(format!("it is longer than {MAX_PATTERN_BYTES} bytes"));
+    }
+    RegexBuilder::new(pattern).size_limit(MAX_REGEX_BYTES).build().map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => {
+            "it is too large to search for: repeat less, or use `[A-Za-z]` instead of `\\w`".to_owned()
+        }
+        other => other.to_string(),
+    })
+}
 
 /// A pattern for paths below a directory: `*` and `?` within a name, `**` across directories, `[a-z]`, `[!a-z]` and
 /// `{one,two}`. A pattern without a slash matches file names at any depth.
@@ -12,7 +31,7 @@ pub(super) struct Pattern {
 impl Pattern {
     /// Parses `pattern`; the error says what is wrong with it.
     pub(super) fn new(pattern: &str) -> Result<Self, String> {
-        let regex = Regex::new(&translate(pattern)?)
+        let regex = bounded_regex(&translate(pattern)?)
             .map_err(|error| format!("`{pattern}` is not a file pattern: {error}"))?;
         Ok(Self { regex, names_only: !pattern.contains('/') })
     }

@@ -14,6 +14,7 @@ mod files;
 mod glob;
 pub mod loop_detection;
 mod output;
+mod pool;
 mod schema;
 mod search;
 mod toolbox;
@@ -27,6 +28,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 pub use self::clarification::asks;
+use self::pool::blocking;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
 pub use toolbox::{ToolAnswer, Toolbox};
@@ -159,14 +161,4 @@ impl Default for ToolSettings {
 /// Reads arguments into a tool's own type.
 fn parse<T: DeserializeOwned>(args: Value) -> Result<T, ToolError> {
     serde_json::from_value(args).map_err(|error| ToolError::Arguments(format!("invalid arguments: {error}")))
-}
-
-/// Runs blocking work off the async threads.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ToolError> + Send + 'static,
-) -> Result<T, ToolError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(ToolError::Failed(format!("the tool stopped unexpectedly: {error}"))),
-    }
 }

@@ -9,7 +9,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::files::is_binary;
-use super::glob::Pattern;
+use super::glob::{Pattern, bounded_regex};
+use super::pool::Stop;
 use super::workspace::{MAX_WALK_ENTRIES, Workspace};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, blocking, parse};
 
@@ -21,6 +22,8 @@ const MAX_FILES: usize = 200;
 const MAX_LINES: usize = 100;
 /// The maximum number of characters of a line that `grep` shows.
 const MAX_LINE_CHARS: usize = 300;
+/// How much of a line `grep` searches, in bytes: nothing can interrupt the search of one line.
+const MAX_LINE_BYTES: usize = 64 * 1024;
 /// The maximum number of bytes that one `grep` reads.
 const MAX_SEARCHED_BYTES: usize = 256 * 1024 * 1024;
 
@@ -66,15 +69,19 @@ impl Tool for Ls {
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
         let LsArgs { path } = parse(args)?;
         let root = context.root.clone();
-        blocking(move || {
+        blocking(move |stop| {
             let workspace = Workspace::open(&root)?;
             let mut lines = Vec::new();
             let complete = workspace.walk(&path.unwrap_or_default(), |entry| {
+                if stop.is_due() {
+                    lines.push(Stop::notice());
+                    return ControlFlow::Break(());
+                }
                 let slash = if entry.kind.is_dir() { "/" } else { "" };
                 lines.push(format!("{}{slash}", workspace.shown(&entry.path)));
                 ControlFlow::Continue(entry.depth < LS_DEPTH)
             })?;
-            if !complete {
+            if !complete && !stop.is_due() {
                 lines.push(format!("[stopped after {MAX_WALK_ENTRIES} entries: list a subdirectory]"));
             }
             Ok(listing(&lines, "(the directory is empty)"))
@@ -116,11 +123,11 @@ impl Tool for Glob {
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
         let GlobArgs { pattern, path } = parse(args)?;
         let root = context.root.clone();
-        blocking(move || {
+        blocking(move |stop| {
             let pattern = Pattern::new(&pattern).map_err(ToolError::Arguments)?;
             let workspace = Workspace::open(&root)?;
             let mut lines = Vec::new();
-            let complete = each_file(&workspace, path.as_deref(), Some(&pattern), |file| {
+            let complete = each_file(&workspace, path.as_deref(), Some(&pattern), stop, |file| {
                 if lines.len() == MAX_FILES {
                     lines.push(format!("[stopped after {MAX_FILES} files: use a narrower pattern]"));
                     return ControlFlow::Break(());
@@ -129,7 +136,7 @@ impl Tool for Glob {
                 ControlFlow::Continue(())
             })?;
             if !complete && lines.len() <= MAX_FILES {
-                lines.push(walk_ended());
+                lines.push(walk_ended(stop));
             }
             Ok(listing(&lines, "(no matching files)"))
         })
@@ -178,20 +185,23 @@ impl Tool for Grep {
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
         let GrepArgs { pattern, path, glob } = parse(args)?;
         let root = context.root.clone();
-        blocking(move || {
-            let regex = Regex::new(&pattern)
+        blocking(move |stop| {
+            let regex = bounded_regex(&pattern)
                 .map_err(|error| ToolError::Arguments(format!("argument `pattern` is invalid: {error}")))?;
             let glob = glob.map(|glob| Pattern::new(&glob)).transpose().map_err(ToolError::Arguments)?;
             let workspace = Workspace::open(&root)?;
-            let mut search =
-                Search { regex, lines: Vec::new(), bytes_left: MAX_SEARCHED_BYTES, stopped: false };
-            let complete = each_file(&workspace, path.as_deref(), glob.as_ref(), |file| {
+            let mut search = Search::new(regex, stop);
+            let complete = each_file(&workspace, path.as_deref(), glob.as_ref(), stop, |file| {
                 // Skip unreadable and binary files.
                 let content = workspace.read_resolved(file).unwrap_or_default();
                 search.file(&workspace.shown(file), &content)
             })?;
             if !complete && !search.stopped {
-                search.lines.push(walk_ended());
+                search.lines.push(walk_ended(stop));
+            }
+            if search.cut_lines > 0 {
+                let notice = "longer than 65536 bytes, were searched only at their beginning";
+                search.lines.push(format!("[{} lines, {notice}]", search.cut_lines));
             }
             Ok(listing(&search.lines, "(no matching lines)"))
         })
@@ -200,14 +210,22 @@ impl Tool for Grep {
 }
 
 /// A search in progress.
-struct Search {
+struct Search<'a> {
     regex: Regex,
+    stop: &'a Stop,
     lines: Vec<String>,
     bytes_left: usize,
+    /// Lines of which only the beginning was searched.
+    cut_lines: usize,
     stopped: bool,
 }
 
-impl Search {
+impl<'a> Search<'a> {
+    fn new(regex: Regex, stop: &'a Stop) -> Self {
+        let (lines, bytes_left) = (Vec::new(), MAX_SEARCHED_BYTES);
+        Self { regex, stop, lines, bytes_left, cut_lines: 0, stopped: false }
+    }
+
     fn file(&mut self, name: &str, content: &[u8]) -> ControlFlow<()> {
         if content.len() > self.bytes_left {
             return self
@@ -218,7 +236,15 @@ impl Search {
             return ControlFlow::Continue(());
         }
         let text = String::from_utf8_lossy(content);
-        for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| self.regex.is_match(line)) {
+        for (number, line) in (1..).zip(text.lines()) {
+            if self.stop.is_due() {
+                return self.stop(Stop::notice());
+            }
+            let searched = &line[..line.floor_char_boundary(MAX_LINE_BYTES)];
+            self.cut_lines += usize::from(searched.len() < line.len());
+            if !self.regex.is_match(searched) {
+                continue;
+            }
             if self.lines.len() == MAX_LINES {
                 return self.stop(format!("[stopped after {MAX_LINES} lines: use a narrower pattern]"));
             }
@@ -243,11 +269,15 @@ fn each_file(
     workspace: &Workspace,
     path: Option<&str>,
     pattern: Option<&Pattern>,
+    stop: &Stop,
     mut visit: impl FnMut(&Path) -> ControlFlow<()>,
 ) -> Result<bool, ToolError> {
     let path = path.unwrap_or_default();
     let start = workspace.resolve(path)?;
     workspace.walk(path, |entry| {
+        if stop.is_due() {
+            return ControlFlow::Break(());
+        }
         let relative = entry.path.strip_prefix(&start).unwrap_or(&entry.path);
         // If the start is itself a file, match it by name.
         let relative = if relative.as_os_str().is_empty() { &entry.path } else { relative };
@@ -259,7 +289,10 @@ fn each_file(
     })
 }
 
-fn walk_ended() -> String {
+fn walk_ended(stop: &Stop) -> String {
+    if stop.is_due() {
+        return Stop::notice();
+    }
     format!("[stopped after {MAX_WALK_ENTRIES} files and directories: search a subdirectory]")
 }
 
@@ -269,6 +302,8 @@ fn listing(lines: &[String], otherwise: &str) -> ToolOutput {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     struct Folder(tempfile::TempDir);
@@ -369,10 +404,70 @@ mod tests {
         assert_eq!(lines[MAX_LINES], "[stopped after 100 lines: use a narrower pattern]");
 
         let regex = Regex::new("x").unwrap();
-        let mut search = Search { regex, lines: Vec::new(), bytes_left: 3, stopped: false };
+        let stop = Stop::after(LONG);
+        let mut search = Search { bytes_left: 3, ..Search::new(regex, &stop) };
         assert!(search.file("a", b"x").is_continue());
         assert!(search.file("b", b"xxx").is_break());
         assert_eq!(search.lines, ["a:1: x", "[stopped at b after 268435456 bytes: search fewer files]"]);
+    }
+
+    const LONG: Duration = Duration::from_mins(10);
+
+    #[test]
+    fn a_search_stops_between_two_lines_when_its_time_is_up() {
+        let stop = Stop::after(Duration::ZERO);
+        let mut search = Search::new(Regex::new("x").unwrap(), &stop);
+        assert!(search.file("a", b"x\nx").is_break());
+        assert_eq!(search.lines, [Stop::notice()]);
+        let place = Place::new(&[("a/b/c", ""), ("d", "")]);
+        let workspace = Workspace::open(&place.0.path().join("root")).unwrap();
+        let mut seen = 0;
+        let complete = each_file(&workspace, None, None, &stop, |_| {
+            seen += 1;
+            ControlFlow::Continue(())
+        });
+        assert_eq!((complete.unwrap(), seen), (false, 0));
+        assert_eq!(walk_ended(&stop), Stop::notice());
+    }
+
+    /// The search of one line cannot be interrupted, so neither the pattern nor the line may be large.
+    #[tokio::test]
+    async fn patterns_and_lines_are_bounded() {
+        let long = format!("{}needle", "x".repeat(MAX_LINE_BYTES - 3));
+        let place = Place::new(&[("a", "needle"), ("b", &long), ("c", &format!("needle{long}"))]);
+        let lines = place.lines(&Grep, json!({"pattern": "needle"})).await;
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert_eq!(lines[2], "[2 lines, longer than 65536 bytes, were searched only at their beginning]");
+        for pattern in ["(?:a?){3000}b", "\\w{500}", "((a{100}){100}){100}"] {
+            let error = place.call(&Grep, json!({"pattern": pattern})).await.unwrap_err();
+            assert!(error.contains("too large to search for"), "{pattern}: {error}");
+        }
+        let error = place.call(&Grep, json!({"pattern": "x".repeat(5000)})).await.unwrap_err();
+        assert!(error.contains("longer than 4096 bytes"), "{error}");
+        let error = place.call(&Glob, json!({"pattern": "[a-z]".repeat(2000)})).await.unwrap_err();
+        assert!(error.contains("longer than 4096 bytes"), "{error}");
+        for pattern in
+            ["\\b\\w+\\s*\\(\\s*\\w+\\s*\\)", "^\\s*(pub\\s+)?(async\\s+)?fn\\s+\\w+", "[a-z0-9]{32}"]
+        {
+            assert_eq!(
+                place.call(&Grep, json!({"pattern": pattern, "path": "a"})).await.unwrap(),
+                "(no matching lines)"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_being_written_is_not_listed() {
+        let hidden = format!(".{}.tmp", "0123456789abcdef".repeat(2));
+        let nested = format!("d/{hidden}");
+        let place = Place::new(&[(&hidden, "needle"), (&nested, "needle"), ("d/.mine.tmp", "needle")]);
+        assert_eq!(place.lines(&Ls::new(1000), json!({})).await, ["d/", "d/.mine.tmp"]);
+        assert_eq!(place.lines(&Glob, json!({"pattern": "**/*.tmp"})).await, ["d/.mine.tmp"]);
+        assert_eq!(place.lines(&Grep, json!({"pattern": "needle"})).await, ["d/.mine.tmp:1: needle"]);
+        let snapshot = crate::tools::Snapshot::take(&place.0.path().join("root")).unwrap();
+        let changes = crate::tools::Snapshot::default().changes(&snapshot).unwrap();
+        let changes = serde_json::to_value(changes).unwrap();
+        assert_eq!(changes["created"], json!([{"path": "d/.mine.tmp", "size": 6}]));
     }
 
     #[tokio::test]

@@ -20,6 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cap_fs_ext::{FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, FileType, OpenOptions};
+use threadkeep_files::create_private_dir;
 use uuid::Uuid;
 
 use super::ToolError;
@@ -50,7 +51,7 @@ pub(super) struct Visited {
 impl Workspace {
     /// The workspace in `root`, which is created if it does not exist.
     pub(super) fn open(root: &Path) -> Result<Self, ToolError> {
-        let opened = fs::create_dir_all(root).and_then(|()| Self::at(root));
+        let opened = create_private_dir(root).and_then(|()| Self::at(root));
         opened.map_err(|source| file_error("use", "the working directory", source))
     }
 
@@ -235,6 +236,9 @@ impl Workspace {
         // One more than will be visited, so that the walk notices that there are more.
         for entry in self.dir.read_dir(self.below(directory)).map_err(named)?.take(MAX_WALK_ENTRIES + 1) {
             let entry = entry?;
+            if is_temporary(&entry.file_name()) {
+                continue;
+            }
             entries.push(Visited {
                 path: directory.join(entry.file_name()),
                 depth,
@@ -268,6 +272,15 @@ fn lock(path: &Path) -> MutexGuard<'static, ()> {
     LOCKS[index].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The end of a temporary file's name.
+const TEMPORARY: &str = ".tmp";
+
+/// Whether this is the name of a [`Temporary`]: an agent must not see, edit or report a file that another call is writing.
+fn is_temporary(name: &OsStr) -> bool {
+    let id = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_suffix(TEMPORARY));
+    id.is_some_and(|id| id.len() == 32 && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+}
+
 /// A file that is removed unless it is renamed.
 struct Temporary {
     file: File,
@@ -278,7 +291,7 @@ struct Temporary {
 
 impl Temporary {
     fn new(directory: Dir) -> io::Result<Self> {
-        let name = OsString::from(format!(".{}.tmp", Uuid::new_v4().simple()));
+        let name = OsString::from(format!(".{}{TEMPORARY}", Uuid::new_v4().simple()));
         let file = directory.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
         Ok(Self { file, directory, name, renamed: false })
     }

@@ -13,12 +13,18 @@ config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_C
 test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs
 	@scripts/test.sh
 
-lint: ## Formatting, lints, licences
+lint: ## Formatting, lints, licences; advisories if their database is on this machine
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p threadkeep-testing --all-targets --features containers --locked -- -D warnings
 	command -v cargo-deny > /dev/null || cargo install --locked cargo-deny@0.20.2
 	cargo deny check licenses bans sources
+	@if ls $${CARGO_HOME:-$$HOME/.cargo}/advisory-db*/* > /dev/null 2>&1; then cargo deny --offline check advisories; \
+	else echo "advisories were not checked: make advisories fetches their database from github.com"; fi
+
+advisories: ## Known vulnerabilities of the dependencies, with the newest database from github.com
+	command -v cargo-deny > /dev/null || cargo install --locked cargo-deny@0.20.2
+	cargo deny check advisories
 
 docs: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked

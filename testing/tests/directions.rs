@@ -27,11 +27,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("files", &[]),
     ("config", &["files"]),
     ("records", &["files"]),
-    ("storage", &["config", "engine", "memory", "postgres", "records", "redis", "sqlite"]),
-    ("agent", &["config", "engine"]),
-    ("ops", &["config", "engine", "records", "storage"]),
+    ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
+    ("agent", &["config", "engine", "files"]),
+    ("ops", &["config", "engine", "files", "records", "storage"]),
     ("chat", &["agent", "config", "engine", "records", "storage"]),
-    ("gateway", &["agent", "chat", "config", "engine", "ops", "records", "storage"]),
+    ("gateway", &["agent", "chat", "config", "engine", "files", "ops", "records", "storage"]),
 ];
 
 /// The crates of the workspace that each one uses: outside its tests, and in them.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 use threadkeep_config::{Config, ConfigHandle};
+use threadkeep_files::{adopt_thread_names, thread_name};
 
 use crate::lead::CALLER;
 use crate::model::{ModelKind, ModelSettings, RetryingModel};
@@ -41,17 +42,16 @@ pub struct AgentBuilder {
 impl AgentBuilder {
     /// A builder that follows `config`; `current` is the configuration at start.
     pub fn new(config: ConfigHandle, current: &Config) -> Self {
-        Self {
-            config,
-            tool_settings: tool_settings(current),
-            threads_dir: current.state_dir.join("threads"),
-            models: Mutex::default(),
+        let threads_dir = current.state_dir.join("threads");
+        if let Err(error) = adopt_thread_names(&threads_dir, "") {
+            tracing::warn!(%error, directory = %threads_dir.display(), "working directories keep their old names and are not used");
         }
+        Self { config, tool_settings: tool_settings(current), threads_dir, models: Mutex::default() }
     }
 
     /// The working directory of a thread's tools.
     pub fn thread_dir(&self, thread_id: &str) -> PathBuf {
-        self.threads_dir.join(thread_id)
+        self.threads_dir.join(thread_name(thread_id))
     }
 
     /// The tools of every agent.

@@ -34,14 +34,17 @@ impl Environment {
     /// # Errors
     /// [`ConfigError::Unreadable`], or [`ConfigError::BadDotEnv`] for an entry that is not `NAME=value`.
     pub(super) fn add_dot_env(&mut self, path: &Path) -> Result<(), ConfigError> {
+        match std::fs::read(path) {
+            Ok(text) => self.add_dot_env_text(path, &text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(ConfigError::Unreadable { path: path.to_owned(), source }),
+        }
+    }
+
+    /// Adds the variables of the `.env` file at `path`, whose content is `text`.
+    pub(super) fn add_dot_env_text(&mut self, path: &Path, text: &[u8]) -> Result<(), ConfigError> {
         let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
-        let entries = match dotenvy::from_path_iter(path) {
-            Ok(entries) => entries,
-            Err(error) if error.not_found() => return Ok(()),
-            Err(dotenvy::Error::Io(source)) => return Err(unreadable(source)),
-            Err(error) => return Err(unreadable(io::Error::other(error))),
-        };
-        for (index, entry) in entries.enumerate() {
+        for (index, entry) in dotenvy::from_read_iter(text).enumerate() {
             let (name, value) = match entry {
                 Ok(entry) => entry,
                 Err(dotenvy::Error::Io(source)) => return Err(unreadable(source)),

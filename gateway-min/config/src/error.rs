@@ -71,6 +71,26 @@ pub enum ConfigError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The file is not what its user trusted.
+    #[error(
+        "{} changed after it was trusted; look at it, then run `threadkeep config trust` in its directory",
+        path.display()
+    )]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The home directory of the user is unknown.
+    #[error("cannot determine your own configuration directory; set HOME, or name a file with --config")]
+    NoHome,
     /// The working directory of the process is unknown.
     #[error(
         "cannot determine the working directory: {source}; set SVC_PROJECT_ROOT and start in an existing directory"

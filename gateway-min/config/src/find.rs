@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::LoadOptions;
 use super::environment::Environment;
 use super::error::{ConfigError, Origin};
+use super::trust::{Prints, UserDirs};
+use super::{LoadOptions, SourceFile};
 
 /// Names the configuration file.
 pub const CONFIG_PATH_VARIABLE: &str = "SVC_CONFIG_PATH";
@@ -13,8 +14,8 @@ pub const PROJECT_ROOT_VARIABLE: &str = "SVC_PROJECT_ROOT";
 /// Names the state directory; defaults to `.svc` in the project root.
 pub const STATE_DIR_VARIABLE: &str = "SVC_HOME";
 
-const CONFIG_FILE: &str = "config.yaml";
-const DOT_ENV_FILE: &str = ".env";
+pub(super) const CONFIG_FILE: &str = "config.yaml";
+pub(super) const DOT_ENV_FILE: &str = ".env";
 const STATE_DIR: &str = ".svc";
 
 /// The directories and variables used for loading, determined once.
@@ -26,28 +27,87 @@ pub(super) struct Location {
     pub(super) state_dir: PathBuf,
     /// The given variables, plus those of the root's `.env`.
     pub(super) environment: Environment,
+    /// Files that are not used because their directory is not trusted.
+    pub(super) withheld: Vec<PathBuf>,
     named: Option<(PathBuf, Origin)>,
+    /// The files of the root that are trusted; `None` for any.
+    trusted: Option<Prints>,
 }
 
 impl Location {
-    /// Determines the root, reads its `.env`, then reads the other variables (so `.env` may set them). Relative paths
-    /// in variables and in the argument resolve against the working directory.
+    /// Determines the root, reads its `.env`, then reads the other variables (so `.env` may set them).
     pub(super) fn of(options: &LoadOptions) -> Result<Self, ConfigError> {
         let mut environment = options.environment.clone();
-        let here = |path: &Path| options.working_dir.join(path);
         let root = environment
             .non_empty(PROJECT_ROOT_VARIABLE)
-            .map_or_else(|| options.working_dir.clone(), |root| here(Path::new(root)));
+            .map_or_else(|| options.working_dir.clone(), |root| options.working_dir.join(root));
         environment.add_dot_env(&root.join(DOT_ENV_FILE))?;
-        let state_dir = environment
-            .non_empty(STATE_DIR_VARIABLE)
-            .map_or_else(|| root.join(STATE_DIR), |dir| here(Path::new(dir)));
+        let state_dir = root.join(STATE_DIR);
+        Ok(Self::with(options, root, state_dir, environment))
+    }
+
+    /// The location for a program that is started in any directory: files of the working directory count only if the
+    /// user trusts it. Otherwise their own directories take its place, unless they name a configuration file.
+    pub(super) fn trusted(options: &LoadOptions) -> Result<Self, ConfigError> {
+        let mut environment = options.environment.clone();
+        if environment.non_empty(PROJECT_ROOT_VARIABLE).is_some() {
+            return Self::of(options);
+        }
+        let (here, user) = (&options.working_dir, UserDirs::of(&environment));
+        let (prints, dot_env) = Prints::of(here)?;
+        if let Ok(user) = &user
+            && user.trusts(here, &prints)?
+        {
+            if let Some(text) = dot_env {
+                environment.add_dot_env_text(&here.join(DOT_ENV_FILE), &text)?;
+            }
+            let location = Self::with(options, here.clone(), here.join(STATE_DIR), environment);
+            return Ok(Self { trusted: Some(prints), ..location });
+        }
+        let existing = |names: &[&str]| {
+            let paths = names.iter().map(|name| here.join(name));
+            paths.filter(|path| path.symlink_metadata().is_ok()).collect()
+        };
+        let names_file =
+            options.config_path.is_some() || environment.non_empty(CONFIG_PATH_VARIABLE).is_some();
+        if names_file {
+            let location = Self::with(options, here.clone(), here.join(STATE_DIR), environment);
+            return Ok(Self { withheld: existing(&[DOT_ENV_FILE]), ..location });
+        }
+        let user = user?;
+        environment.add_dot_env(&user.config.join(DOT_ENV_FILE))?;
+        let location = Self::with(options, user.config.clone(), user.state.clone(), environment);
+        Ok(Self { withheld: existing(&[CONFIG_FILE, DOT_ENV_FILE, STATE_DIR]), ..location })
+    }
+
+    /// Relative paths in variables and in the argument resolve against the working directory.
+    fn with(options: &LoadOptions, root: PathBuf, state_dir: PathBuf, environment: Environment) -> Self {
+        let here = |path: &Path| options.working_dir.join(path);
+        let state_dir =
+            environment.non_empty(STATE_DIR_VARIABLE).map_or(state_dir, |dir| here(Path::new(dir)));
         let named = match (&options.config_path, environment.non_empty(CONFIG_PATH_VARIABLE)) {
             (Some(path), _) => Some((here(path), Origin::Argument)),
             (None, Some(path)) => Some((here(Path::new(path)), Origin::Environment)),
             (None, None) => None,
         };
-        Ok(Self { root, state_dir, environment, named })
+        Self { root, state_dir, environment, withheld: Vec::new(), named, trusted: None }
+    }
+
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unreadable`], and [`ConfigError::Untrusted`] if it is not what was trusted.
+    pub(super) fn read(&self, path: PathBuf) -> Result<SourceFile, ConfigError> {
+        let file = SourceFile::read(path)?;
+        match &self.trusted {
+            Some(trusted)
+                if file.path == self.default_file()
+                    && !trusted.match_content(CONFIG_FILE, file.text.as_bytes()) =>
+            {
+                Err(ConfigError::Untrusted { path: file.path })
+            }
+            _ => Ok(file),
+        }
     }
 
     /// The current configuration file: the named one, else the root's `config.yaml`, else none.

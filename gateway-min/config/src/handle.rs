@@ -1,5 +1,6 @@
 //! Follows the configuration file while the gateway runs.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::environment::Environment;
@@ -43,8 +44,21 @@ impl ConfigHandle {
     /// # Errors
     /// As [`Config::load`]: there is no last good configuration yet.
     pub fn open(options: &LoadOptions) -> Result<Self, ConfigError> {
-        let location = Location::of(options)?;
-        let good = location.config_file()?.map(SourceFile::read).transpose()?;
+        Self::at(Location::of(options)?)
+    }
+
+    /// [`open`](Self::open) for a program that is started in any directory: its files count only if the user
+    /// [trusts](super::UserDirs::trust) it, and an edit of them only once that is trusted. [`withheld`](Self::withheld)
+    /// has what does not count.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`ConfigError::NoHome`].
+    pub fn open_trusted(options: &LoadOptions) -> Result<Self, ConfigError> {
+        Self::at(Location::trusted(options)?)
+    }
+
+    fn at(location: Location) -> Result<Self, ConfigError> {
+        let good = location.config_file()?.map(|path| location.read(path)).transpose()?;
         let (config, _logged) = Config::build(&location, good.as_ref())?;
         let current = Arc::new(config);
         let first = Arc::clone(&current);
@@ -81,6 +95,11 @@ impl ConfigHandle {
     /// The variables at start, plus those of the `.env` file.
     pub fn environment(&self) -> &Environment {
         &self.shared.location.environment
+    }
+
+    /// Files of the working directory that are not used because nobody trusted it.
+    pub fn withheld(&self) -> &[PathBuf] {
+        &self.shared.location.withheld
     }
 
     fn state(&self) -> MutexGuard<'_, Loaded> {
@@ -122,7 +141,7 @@ impl Loaded {
         if self.stamp.as_ref() == Some(&stamp) {
             return Ok(None);
         }
-        let read = SourceFile::read(path)?;
+        let read = location.read(path)?;
         self.stamp = Some(stamp).filter(Stamp::is_trusted);
         Ok(Some(read).filter(|read| self.last.as_ref() != Some(read)))
     }

@@ -239,7 +239,7 @@ impl KeyFile {
     ) -> Result<T, KeyError> {
         let io = |error| self.io(error);
         if let Some(directory) = self.path.parent() {
-            fs::create_dir_all(directory).map_err(io)?;
+            files::create_private_dir(directory).map_err(io)?;
         }
         // A separate lock file: the key file is replaced, and a lock on it would stay with the old one.
         let lock = File::create(self.path.with_added_extension("lock")).map_err(io)?;

@@ -11,7 +11,7 @@
 //! # What an edit changes
 //!
 //! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a later edit
-//! applies only after a restart: `auth` (the keys follow their file), `database` (save `checkpoint_graph_cache`),
+//! applies only after a restart: `auth` (the keys follow their file), `server`, `database` (save `checkpoint_graph_cache`),
 //! `run_events`, `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime`, `subagent_batches`
 //! and `telemetry`. What was built from them keeps their values. The others are read again for each run: `models`,
 //! `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`, `token_usage`,
@@ -32,6 +32,7 @@ mod node;
 mod secret;
 mod sections;
 mod stamp;
+mod trust;
 mod unread;
 mod upgrade;
 mod version;
@@ -60,10 +61,11 @@ pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent,
     INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox,
-    SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime,
-    Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool,
-    ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
+    SandboxProvider, Server, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride,
+    SubagentRuntime, Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride,
+    TokenUsage, Tool, ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
 };
+pub use trust::{Prints, UserDirs};
 pub use unread::{UNREAD, no_effect_warning, unknown_section_warning};
 pub use upgrade::{Cadence, Upgrade, UpgradeError, upgrade};
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};
@@ -72,9 +74,10 @@ use find::Location;
 use node::{Node, Report};
 
 /// The top-level keys that are read here. All others go to [`Config::extra`].
-const SECTIONS: [&str; 24] = [
+const SECTIONS: [&str; 25] = [
     CONFIG_VERSION_KEY,
     "auth",
+    "server",
     "database",
     "models",
     "run_events",
@@ -146,6 +149,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Who may use the gateway.
     pub auth: Auth,
+    /// What a client may hold of the gateway.
+    pub server: Server,
     /// Where and how checkpoints are kept.
     pub database: Database,
     /// The language models, at least one; the first is the default.
@@ -204,7 +209,7 @@ impl Config {
     /// Any [`ConfigError`]; an invalid file is reported with all its problems.
     pub fn load(options: &LoadOptions) -> Result<Loaded, ConfigError> {
         let location = Location::of(options)?;
-        let source = location.config_file()?.map(SourceFile::read).transpose()?;
+        let source = location.config_file()?.map(|path| location.read(path)).transpose()?;
         let (config, warnings) = Self::build(&location, source.as_ref())?;
         let source = source.map(|file| file.path);
         Ok(Loaded { config, source, environment: location.environment, warnings })
@@ -241,6 +246,7 @@ impl Config {
             root: location.root.clone(),
             state_dir: location.state_dir.clone(),
             auth: Auth::read(&root, location),
+            server: Server::read(&root),
             database: Database::read(&root.section("database"), location),
             models: models::read(&root, config_dir),
             run_events: RunEvents::read(&root),
@@ -289,6 +295,7 @@ impl Config {
         let database = |of: &Self| Database { checkpoint_graph_cache: live(), ..of.database.clone() };
         let changes = [
             ("auth", self.auth != first.auth),
+            ("server", self.server != first.server),
             ("database", database(self) != database(first)),
             ("run_events", self.run_events != first.run_events),
             ("stream_bridge", self.stream_bridge != first.stream_bridge),

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Subcommand;
 
 use super::error::Result;
-use super::output::Out;
-use threadkeep_config::{Cadence, LoadOptions, Upgrade, upgrade};
+use super::output::{Out, one_line};
+use threadkeep_config::{Cadence, LoadOptions, Upgrade, UserDirs, upgrade};
 
-/// Maintain the configuration file: upgrade.
+/// Maintain the configuration file: upgrade, trust.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Add the settings that are new in this version to the file.
@@ -25,12 +25,26 @@ pub(crate) enum ConfigCommand {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Trust the working directory, so that `threadkeep chat` uses its configuration.
+    ///
+    /// A configuration decides which programs run and where keys are sent, so look at the files before you trust them.
+    /// The directory's path and the content of its config.yaml and .env are remembered for your user; after an edit they
+    /// have to be trusted again.
+    #[command(after_help = "Examples:\n  threadkeep config trust\n  threadkeep config trust --forget")]
+    Trust {
+        /// Trust it no longer.
+        #[arg(long)]
+        forget: bool,
+    },
 }
 
 impl ConfigCommand {
     /// Runs the command. Blocks.
     pub(crate) fn run(&self, out: &mut Out) -> Result<()> {
-        let Self::Upgrade { config } = self;
+        let config = match self {
+            Self::Upgrade { config } => config,
+            Self::Trust { forget } => return trust(*forget, out),
+        };
         match upgrade(&LoadOptions::from_process(config.clone())?)? {
             Upgrade::Created { path, version } => {
                 out.line(format!("created {} from the example (version {version})", path.display()))?;
@@ -59,4 +73,19 @@ impl ConfigCommand {
         }
         Ok(())
     }
+}
+
+fn trust(forget: bool, out: &mut Out) -> Result<()> {
+    let options = LoadOptions::from_process(None)?;
+    let user = UserDirs::of(&options.environment)?;
+    let directory = &options.working_dir;
+    let shown = one_line(&directory.display().to_string());
+    if forget {
+        let text = if user.distrust(directory)? { "is trusted no longer" } else { "was not trusted" };
+        return Ok(out.line(format!("{shown} {text}."))?);
+    }
+    let names = user.trust(directory)?;
+    let files =
+        if names.is_empty() { "it has no config.yaml and no .env".to_owned() } else { names.join(", ") };
+    Ok(out.line(format!("{shown} is trusted, as it is now: {files}."))?)
 }

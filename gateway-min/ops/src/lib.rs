@@ -85,7 +85,7 @@ enum Command {
     /// Create, list and revoke API keys.
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Maintain the configuration file: upgrade.
+    /// Maintain the configuration file: upgrade, trust.
     #[command(subcommand)]
     Config(ConfigCommand),
 }

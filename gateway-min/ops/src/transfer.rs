@@ -9,10 +9,11 @@ use serde_json::json;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{Revision, Rewrite, ThreadImage};
 
-use super::archive::{Archive, ArchiveError, Record, Source, Written, read, write};
+use super::archive::{Archive, ArchiveError, MAX_PLACES, Record, Source, Written, read_within, write};
 use super::error::{OpsError, Result};
 use super::output::{Out, bytes, number, one_line};
 use super::target::{StoreArgs, Target};
+use threadkeep_files::NewFile;
 use threadkeep_records::NewThread;
 
 /// The file name that means stdout or stdin.
@@ -78,28 +79,20 @@ fn source(target: &Target) -> Source {
 
 /// Writes a file completely or not at all.
 fn to_file(path: &Path, image: &ThreadImage, source: Source, record: Option<Record>) -> Result<Written> {
-    let failed = |cause| OpsError::File { path: path.display().to_string(), cause };
-    if path.exists() {
-        return Err(failed(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            "it already exists; choose another name",
-        )));
-    }
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let file = File::create(&part).map_err(failed)?;
-    let written = write(image, source, record, BufWriter::new(&file));
-    let written = written.map_err(|error| OpsError::Archive { file: path.display().to_string(), error });
-    let done = written.and_then(|written| {
-        file.sync_all().and_then(|()| std::fs::rename(&part, path)).map_err(failed)?;
-        Ok(written)
-    });
-    if done.is_err() {
-        // The partial file is useless; report the first error.
-        let _ = std::fs::remove_file(&part);
-    }
-    done
+    let failed = |cause: io::Error| {
+        let cause = match cause.kind() {
+            io::ErrorKind::AlreadyExists => {
+                io::Error::new(cause.kind(), "it already exists; choose another name")
+            }
+            _ => cause,
+        };
+        OpsError::File { path: path.display().to_string(), cause }
+    };
+    let file = NewFile::create(path).map_err(failed)?;
+    let written = write(image, source, record, BufWriter::new(file.file()));
+    let written = written.map_err(|error| OpsError::Archive { file: path.display().to_string(), error })?;
+    file.finish().map_err(failed)?;
+    Ok(written)
 }
 
 /// Read a thread from a file.
@@ -119,6 +112,16 @@ pub(crate) struct ImportCommand {
     /// The id of the imported thread [default: its id in the file].
     #[arg(long = "as", value_name = "ID")]
     thread: Option<String>,
+    /// The user who owns the imported thread. The owner that the file names does not count: who may read a thread is
+    /// for this store to decide.
+    #[arg(long, value_name = "USER", conflicts_with = "no_owner")]
+    owner: Option<String>,
+    /// Import the thread without an owner, so that every user of the gateway sees it.
+    #[arg(long)]
+    no_owner: bool,
+    /// The maximum number of elements in the lists and maps of the thread; each takes about 100 bytes of memory.
+    #[arg(long, value_name = "N", default_value_t = MAX_PLACES)]
+    max_elements: u64,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     /// Print JSON.
@@ -129,6 +132,18 @@ pub(crate) struct ImportCommand {
 impl ImportCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let Archive { thread, record, mut checkpoints, .. } = self.read()?;
+        let named = record.as_ref().and_then(|record| record.owner.as_deref());
+        if let Some(named) = named
+            && target.records().is_some()
+            && self.owner.is_none()
+            && !self.no_owner
+        {
+            return Err(OpsError::Unsupported(format!(
+                "nothing was imported: the thread belonged to user {}; say whose it is now with --owner USER, or \
+                 --no-owner for everybody's",
+                one_line(named)
+            )));
+        }
         let thread = self.thread.as_deref().map_or(thread, ThreadId::from);
         for tuple in &mut checkpoints {
             tuple.thread = thread.clone();
@@ -143,13 +158,13 @@ impl ImportCommand {
         if let Some(records) = target.records() {
             let record = record.map(|record| NewThread {
                 display_name: record.title,
-                user_id: record.owner,
                 assistant_id: record.assistant,
                 metadata: record.metadata,
                 ..NewThread::default()
             });
             let thread_id = thread.to_string();
-            records.threads().create(NewThread { thread_id, ..record.unwrap_or_default() }).await?;
+            let user_id = self.owner.clone();
+            records.threads().create(NewThread { thread_id, user_id, ..record.unwrap_or_default() }).await?;
         }
         match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
             Err(threadkeep::Error::Stale { .. }) => return Err(there(&thread)),
@@ -171,10 +186,11 @@ impl ImportCommand {
                 // Explain why nothing seems to happen.
                 let _ = writeln!(io::stderr(), "reading from the terminal; Ctrl-D ends the file");
             }
-            read(io::stdin().lock())
+            read_within(io::stdin().lock(), self.max_elements)
         } else {
             let opened = File::open(&self.file);
-            read(BufReader::new(opened.map_err(|cause| OpsError::File { path: file.clone(), cause })?))
+            let opened = opened.map_err(|cause| OpsError::File { path: file.clone(), cause })?;
+            read_within(BufReader::new(opened), self.max_elements)
         };
         read.map_err(|error| OpsError::Archive { file, error })
     }

@@ -39,7 +39,8 @@ const READERS: u32 = 4;
 /// The one connection that writes to the file, which is created with its directory if missing.
 pub(super) async fn open_writer(path: &Path) -> Result<Pool, sqlx::Error> {
     if let Some(directory) = path.parent() {
-        tokio::fs::create_dir_all(directory).await?;
+        // Brief, and once per start.
+        threadkeep_files::create_private_dir(directory)?;
     }
     pool(1).connect_with(file_options(path).create_if_missing(true)).await
 }

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::Authenticator;
 use crate::config::{Config, ConfigHandle, RunEventsBackend};
+use crate::http::Connections;
 use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};
@@ -69,6 +70,7 @@ pub struct App {
     pub(crate) threads: Arc<Threads>,
     pub(crate) streams: Arc<Streams>,
     pub(crate) runs: Arc<Runs>,
+    connections: Arc<Connections>,
     metrics: Metrics,
     checkpoints: Checkpoints,
     /// Work that outlives its request or its client; all of it writes to the stores.
@@ -126,6 +128,8 @@ impl App {
             .remembering(move || followed.last_known().accessor_graph_max());
         let bridge = StreamBridge::new(BridgeOptions {
             queue_maxsize: current.stream_bridge.queue_maxsize,
+            queue_max_bytes: current.stream_bridge.queue_max_bytes,
+            total_max_bytes: current.stream_bridge.total_max_bytes,
             ..BridgeOptions::default()
         });
         let background = TaskTracker::new();
@@ -154,6 +158,7 @@ impl App {
             threads,
             streams,
             runs,
+            connections: Connections::new(&current.server, metrics.clone()),
             metrics,
             checkpoints,
             background,
@@ -170,15 +175,22 @@ impl App {
         self.config.current_async().await;
         let ((runs, waiting), (streams, followers)) = (self.runs.counts(), self.streams.counts());
         self.metrics.rendered(Snapshot {
+            connections: self.connections.open(),
             runs,
             waiting,
             background: self.background.len(),
             streams,
             followers,
+            stream_bytes: self.streams.bytes(),
             heads: self.threads.accessor().remembered(),
             config_valid: self.config.last_error().is_none(),
             database,
         })
+    }
+
+    /// The connections of its clients, for [`http::serve`](crate::http::serve).
+    pub fn connections(&self) -> Arc<Connections> {
+        Arc::clone(&self.connections)
     }
 
     /// Stops accepting runs, interrupts running ones, and waits for their last writes and for background work: the

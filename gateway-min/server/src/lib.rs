@@ -8,6 +8,7 @@ pub mod directory;
 pub mod fuzzing;
 pub mod http;
 mod metrics;
+pub mod process;
 pub mod runs;
 pub mod streams;
 pub mod telemetry;

@@ -1,6 +1,5 @@
 //! The `threadkeep` binary.
 
-use std::future::IntoFuture as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,6 +16,7 @@ use threadkeep_gateway::app::App;
 use threadkeep_gateway::auth;
 use threadkeep_gateway::directory::DirectoryLock;
 use threadkeep_gateway::http;
+use threadkeep_gateway::process;
 use threadkeep_gateway::telemetry::{self, Traces};
 use threadkeep_ops::OpsCommand;
 use tokio::runtime::Runtime;
@@ -25,6 +25,10 @@ use tracing::level_filters::LevelFilter;
 
 /// How long clients have to read what was sent to them before the gateway exits.
 const LAST_WORDS: Duration = Duration::from_secs(3);
+/// How long the stores may take to close: what was acknowledged is durable without it.
+const CLOSING: Duration = Duration::from_secs(10);
+/// How long work on the runtime's threads may take to end after everything else.
+const LEFTOVERS: Duration = Duration::from_secs(1);
 
 /// Stores the state of agent conversations as checkpoints, and serves the agents that run on them.
 ///
@@ -115,6 +119,10 @@ fn raise_open_files() {
 }
 
 fn run(cli: Cli, level: LevelFilter) -> anyhow::Result<ExitCode> {
+    process::keep_files_private();
+    if !matches!(cli.command, Command::Ops(_)) {
+        tracing::subscriber::with_default(telemetry::log(level), process::close_to_commands);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match cli.command {
         Command::Serve { config, host, port, allow_unauthenticated } => {
@@ -125,6 +133,8 @@ fn run(cli: Cli, level: LevelFilter) -> anyhow::Result<ExitCode> {
             if let Some(traces) = traces {
                 traces.stop();
             }
+            // Dropping it would wait for work that blocks, however long that takes.
+            runtime.shutdown_timeout(LEFTOVERS);
             served.map(|()| ExitCode::SUCCESS)
         }
         Command::Ops(command) => {
@@ -192,13 +202,14 @@ async fn serve(config: ConfigHandle, address: SocketAddr, allow_unauthenticated:
             drained.notify_one();
         }
     };
-    let served = axum::serve(listener, router).with_graceful_shutdown(stopping);
     tokio::select! {
-        served = served.into_future() => served?,
+        () = http::serve(listener, router, app.connections(), stopping) => {}
         // Every stream has ended; a client that does not read its end must not delay the exit.
         () = async { drained.notified().await; tokio::time::sleep(LAST_WORDS).await } => {}
     }
-    app.close().await;
+    if tokio::time::timeout(CLOSING, app.close()).await.is_err() {
+        tracing::warn!(seconds = CLOSING.as_secs(), "the stores did not close in time");
+    }
     tracing::info!("stopped");
     Ok(())
 }

@@ -3,10 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+#[path = "process/commands.rs"]
+mod commands;
 #[path = "process/killed.rs"]
 mod killed;
 #[path = "process/load.rs"]
 mod load;
+#[cfg(unix)]
+#[path = "process/private.rs"]
+mod private;
 #[path = "process/traces.rs"]
 mod traces;
 
@@ -77,7 +82,11 @@ struct Gateway {
 
 impl Gateway {
     fn start(dir: &Path) -> Self {
-        let mut child = command(dir).stderr(Stdio::piped()).spawn().unwrap();
+        Self::start_by(&mut command(dir))
+    }
+
+    fn start_by(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let base = loop {
             let line = lines.next().expect("the gateway ended before it served").unwrap();

@@ -109,7 +109,8 @@ async fn open_sqlite(config: &Config) -> threadkeep::Result<SqliteSaver> {
         saver: "sqlite",
         reason: format!("cannot create the directory {}: {error}", directory.display()),
     };
-    tokio::fs::create_dir_all(directory).await.map_err(unusable)?;
+    // Brief, and once per start.
+    threadkeep_files::create_private_dir(directory).map_err(unusable)?;
     SqliteSaver::open_async(directory.join(CHECKPOINT_FILE), sqlite_options(config)).await
 }
 

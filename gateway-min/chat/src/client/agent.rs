@@ -10,6 +10,7 @@ use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_storage::channel_mode;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::options::open_config;
@@ -27,6 +28,8 @@ pub(super) struct Core {
     pub(super) accessor: Option<StateAccessor>,
     pub(super) defaults: TurnOptions,
     pub(super) turns: TaskTracker,
+    /// Cancelled when the client is closed: turns then wait for no reader.
+    pub(super) closing: CancellationToken,
     /// `None` for an agent built without a client.
     pub(super) guard: Option<Guard>,
 }
@@ -41,7 +44,17 @@ impl Core {
         guard: Option<Guard>,
     ) -> Self {
         let agents = AgentBuilder::new(config.clone(), current);
-        Self { config, agents, table, ids, accessor, defaults, turns: TaskTracker::new(), guard }
+        Self {
+            config,
+            agents,
+            table,
+            ids,
+            accessor,
+            defaults,
+            turns: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            guard,
+        }
     }
 }
 

@@ -29,6 +29,7 @@ mod error;
 mod event;
 mod model;
 mod options;
+mod queue;
 mod threads;
 mod turn;
 
@@ -105,7 +106,7 @@ impl Client {
     /// Starts a turn: adds `message` to the thread and streams what follows.
     ///
     /// Without `thread_id` the turn creates a thread, whose id is [`Turn::thread_id`]. The turn runs in its own task,
-    /// so the caller may read slowly; dropping the [`Turn`] stops it at the next point where nothing is half-written.
+    /// so the caller may read slowly (the turn waits when 16 MiB of events are unread); dropping the [`Turn`] stops it at the next point where nothing is half-written.
     pub fn stream(&self, message: &str, thread_id: Option<&str>, options: TurnOptions) -> Turn {
         turn::start(Arc::clone(&self.core), message, thread_id, options)
     }
@@ -219,6 +220,7 @@ impl Client {
     /// Without this call, nothing acknowledged is lost either.
     pub async fn close(self) {
         self.core.turns.close();
+        self.core.closing.cancel();
         self.core.turns.wait().await;
         let Self { core, store } = self;
         drop(core);

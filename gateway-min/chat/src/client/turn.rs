@@ -14,12 +14,12 @@ use threadkeep_agent::{
     AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Observer, Origin, RunTerms, Session, Tokens,
 };
 use threadkeep_storage::Checkpoints;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 use super::agent::{Core, thread_id};
 use super::event::Translator;
+use super::queue::{self, Receiver, queue};
 use super::{ClientError, End, Event, Message, TurnOptions, Usage, Values};
 use threadkeep_agent::Pattern;
 
@@ -32,7 +32,7 @@ const RECURSION_LIMIT: u64 = 100;
 #[derive(Debug)]
 pub struct Turn {
     thread_id: String,
-    events: UnboundedReceiver<Result<Event, ClientError>>,
+    events: Receiver,
     cancel: CancellationToken,
     finished: bool,
     _stop: DropGuard,
@@ -90,7 +90,7 @@ impl Stream for Turn {
             return Poll::Ready(None);
         }
         // The task sends how the turn ended, unless it panicked.
-        let item = ready!(this.events.poll_recv(context)).unwrap_or(Err(ClientError::Died));
+        let item = ready!(this.events.poll(context)).unwrap_or(Err(ClientError::Died));
         this.finished = matches!(item, Ok(Event::End(_)) | Err(_));
         Poll::Ready(Some(item))
     }
@@ -98,23 +98,23 @@ impl Stream for Turn {
 
 /// Starts a turn.
 pub(super) fn start(core: Arc<Core>, text: &str, thread: Option<&str>, options: TurnOptions) -> Turn {
-    let (sender, events) = unbounded_channel();
+    let (sender, events) = queue();
     let thread_id = thread.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
     let cancel = CancellationToken::new();
     let (stop, tracker) = (cancel.clone(), core.turns.clone());
     let (thread, input) = (thread_id.clone(), message::human(text));
     tracker.spawn(async move {
         let options = options.or(&core.defaults);
-        let ended = Box::pin(work(&core, &thread, input, &options, &sender, &cancel)).await;
-        // An error means that the receiver is gone.
-        let _ = sender.send(ended.map(|usage| Event::End(End { usage })));
+        let work = Box::pin(work(&core, &thread, input, &options, &sender, &cancel));
+        let ended = sender.pace(work, &cancel, &core.closing).await;
+        sender.send(ended.map(|usage| Event::End(End { usage })));
     });
     Turn { thread_id, events, cancel: stop.clone(), finished: false, _stop: stop.drop_guard() }
 }
 
 /// Sends the events of a turn, and adds up its token usage.
 struct Sender<'a> {
-    events: &'a UnboundedSender<Result<Event, ClientError>>,
+    events: &'a queue::Sender,
     translator: Translator,
     tokens: Tokens,
 }
@@ -122,8 +122,7 @@ struct Sender<'a> {
 impl Sender<'_> {
     fn send(&self, events: impl IntoIterator<Item = Event>) {
         for event in events {
-            // An error means that the receiver is gone.
-            let _ = self.events.send(Ok(event));
+            self.events.send(Ok(event));
         }
     }
 }
@@ -159,7 +158,7 @@ async fn work(
     thread: &str,
     input: Json,
     options: &TurnOptions,
-    events: &UnboundedSender<Result<Event, ClientError>>,
+    events: &queue::Sender,
     cancel: &CancellationToken,
 ) -> Result<Usage, ClientError> {
     let thread = thread_id(thread)?;

@@ -7,7 +7,8 @@ use futures::StreamExt as _;
 use serde_json::json;
 use threadkeep_agent::model::message::{self, ERROR_TYPE};
 
-use super::{ChatArgs, NO_MESSAGE, complain, refuse, text_of};
+use super::terminal::{harmless, harmless_json};
+use super::{ChatArgs, NO_MESSAGE, complain, note, refuse, text_of, withheld};
 use crate::client::{Answer, Client, ClientError, Event, Turn, TurnOptions, Values};
 
 /// What is printed.
@@ -58,7 +59,7 @@ pub(super) async fn run(args: &ChatArgs, form: Form, message: Option<String>) ->
         Err(Failure::Said(text)) => {
             if form == Form::Json {
                 // Ignore the result: stdout is no longer useful either way.
-                let _ = put(&json!({"type": "error", "data": {"message": text}}).to_string());
+                let _ = put(form, &json!({"type": "error", "data": {"message": text}}).to_string());
             }
             complain(text);
             ExitCode::FAILURE
@@ -78,7 +79,11 @@ fn piped() -> io::Result<String> {
 
 /// Runs the turn, and closes the client however the turn ends.
 async fn have(args: &ChatArgs, form: Form, message: &str) -> Result<(), Failure> {
-    let client = Client::open(args.client_options()).await?;
+    let config = args.config().await?;
+    if let Some(text) = withheld(&config) {
+        note(&text);
+    }
+    let client = Client::open(args.client_options(config)).await?;
     let done = async {
         let thread = args.thread(&client).await?;
         let turn = client.stream(message, thread.as_deref(), TurnOptions::default());
@@ -94,7 +99,7 @@ async fn show(form: Form, mut turn: Turn) -> Result<(), Failure> {
     while let Some(event) = turn.next().await {
         let event = event?;
         if form == Form::Json {
-            put(&serde_json::to_string(&event).map_err(io::Error::from)?)?;
+            put(form, &serde_json::to_string(&event).map_err(io::Error::from)?)?;
         }
         answer.hear(&event);
         if let Event::Values(values) = event {
@@ -102,7 +107,7 @@ async fn show(form: Form, mut turn: Turn) -> Result<(), Failure> {
         }
     }
     if form == Form::Text {
-        put(&answer.text)?;
+        put(form, &answer.text)?;
     }
     fallback.map_or(Ok(()), |failed| Err(Failure::Said(failed)))
 }
@@ -115,9 +120,14 @@ pub(super) fn failed_call(values: &Values) -> Option<String> {
     Some(format!("LLM request failed (error_type={kind}, error_reason={reason})"))
 }
 
-/// Prints a line and flushes.
-fn put(line: &str) -> io::Result<()> {
+/// Prints a line and flushes. A pipe gets the exact text, a terminal what it does not obey.
+fn put(form: Form, line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
+    let line = match form {
+        _ if !out.is_terminal() => line.into(),
+        Form::Text => harmless(line),
+        Form::Json => harmless_json(line),
+    };
     out.write_all(line.as_bytes())?;
     out.write_all(b"\n")?;
     out.flush()

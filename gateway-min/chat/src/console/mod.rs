@@ -8,6 +8,7 @@
 //! | 2 | an invalid command line, or no message |
 
 mod headless;
+mod terminal;
 mod threads;
 mod tui;
 
@@ -20,6 +21,7 @@ use clap::Args;
 
 use crate::client::{Client, ClientError, ClientOptions, Configuration, TurnOptions};
 use headless::Form;
+use threadkeep_config::{ConfigHandle, LoadOptions};
 
 /// The error for a headless call without a message.
 const NO_MESSAGE: &str = "No message provided.";
@@ -30,7 +32,7 @@ const NO_TERMINAL: &str = "the terminal UI needs a terminal; --print and --json 
 /// The exit code for an invalid command line.
 const USAGE: u8 = 2;
 
-/// Talk to the agent of this directory's configuration, without a gateway.
+/// Talk to the configured agent, without a gateway.
 ///
 /// At a terminal this opens the terminal UI, where /help lists the commands. With --print or --json, or without a
 /// terminal, it runs one turn and exits.
@@ -43,6 +45,11 @@ Examples:
   git diff | threadkeep chat --print            the message from standard input
   threadkeep chat --json 'Hi' | jq .type        every event as a line of JSON
   threadkeep chat --resume 'Plan a trip' --print 'And then?'
+
+The configuration, .env and threads (.svc) of the working directory are used only after `threadkeep config trust`, as
+they decide which programs run and where keys are sent. Otherwise your own are: ~/.config/threadkeep/config.yaml,
+~/.config/threadkeep/.env, ~/.local/state/threadkeep. What --config and the variables SVC_CONFIG_PATH, SVC_PROJECT_ROOT
+and SVC_HOME name is always used.
 
 Threads are in the configured store, which a gateway may serve at the same time. If both write to one thread at the
 same time, one of them fails with a conflict, and nothing is lost.
@@ -83,7 +90,7 @@ pub struct ChatArgs {
     /// The model [default: the first configured one].
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
+    /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml of a trusted directory, then your own].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -135,9 +142,16 @@ impl ChatArgs {
         }
     }
 
-    fn client_options(&self) -> ClientOptions {
+    /// The configuration: the named file, else that of the working directory if its user trusts it, else the user's own.
+    async fn config(&self) -> Result<ConfigHandle, ClientError> {
+        let options = LoadOptions::from_process(self.config.clone())?;
+        let opened = tokio::task::spawn_blocking(move || ConfigHandle::open_trusted(&options));
+        Ok(opened.await.map_err(|_| ClientError::Died)??)
+    }
+
+    fn client_options(&self, config: ConfigHandle) -> ClientOptions {
         ClientOptions {
-            config: self.config.clone().map_or(Configuration::Found, Configuration::File),
+            config: Configuration::Given(config),
             turn: TurnOptions {
                 model_name: self.model.clone(),
                 recursion_limit: self.recursion_limit,
@@ -180,9 +194,33 @@ pub async fn run(args: ChatArgs) -> ExitCode {
     }
 }
 
+/// What the user should know if files of the working directory are not used.
+fn withheld(config: &ConfigHandle) -> Option<String> {
+    let names: Vec<_> = config.withheld().iter().filter_map(|path| path.file_name()?.to_str()).collect();
+    let listed = names.join(", ");
+    (!names.is_empty()).then(|| {
+        format!(
+            "{listed} of this directory {} not used, because you have not trusted the directory; if you do, run \
+             `threadkeep config trust`, or name a file with --config",
+            if names.len() == 1 { "is" } else { "are" }
+        )
+    })
+}
+
 /// Prints an error on stderr. If that fails, there is nobody to report it to.
 fn complain(error: impl Display) {
-    let _ = writeln!(std::io::stderr(), "Error: {error}");
+    say("Error", &error.to_string());
+}
+
+/// Prints something that is no error on stderr.
+fn note(text: &str) {
+    say("Note", text);
+}
+
+fn say(what: &str, text: &str) {
+    let mut err = std::io::stderr().lock();
+    let text = if err.is_terminal() { terminal::harmless(text) } else { text.into() };
+    let _ = writeln!(err, "{what}: {text}");
 }
 
 /// Exits because of an invalid command line.

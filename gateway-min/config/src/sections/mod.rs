@@ -9,6 +9,7 @@ mod auth;
 mod delegation;
 mod runs;
 mod sandbox;
+mod server;
 mod subagents;
 mod telemetry;
 mod tools;
@@ -23,6 +24,7 @@ pub use delegation::{
 };
 pub use runs::{RunEvents, RunEventsBackend, RunOwnership, StreamBridge, StreamBridgeType};
 pub use sandbox::{Sandbox, SandboxProvider};
+pub use server::Server;
 pub use subagents::{CustomAgent, INHERIT_MODEL, SubagentOverride, Subagents, TokenBudgetOverride};
 pub use telemetry::{Telemetry, Traces};
 pub use tools::{Tool, ToolGroup};

@@ -7,7 +7,7 @@ mod tests;
 mod write;
 
 pub use format::{FORMAT, Record, Source, VERSION};
-pub use read::{Archive, read};
+pub use read::{Archive, MAX_PLACES, read, read_within};
 pub use write::{Written, write};
 
 /// Why a file cannot be imported or written. Lines count from 1.

@@ -20,9 +20,14 @@ use super::format::{
 
 /// The maximum length of a line in bytes. A line holds at most one large value.
 const MAX_LINE: u64 = 512 << 20;
-/// The maximum number of elements in lists and maps beyond those of the list they extend, so that a small file cannot
-/// fill the memory.
-const MAX_PLACES: u64 = 64 << 20;
+/// The default of [`read_within`], so that a small file cannot fill the memory.
+pub const MAX_PLACES: u64 = 16 << 20;
+/// How often the elements of a channel may occur in one of its lists on average, and how many places a list may have
+/// anyway. A list repeats few of its elements: messages differ by their ids.
+const MAX_REPEATS: u64 = 4;
+const FREE_PLACES: u64 = 10_000;
+/// What an element of a list takes, compared with a value of a map.
+const LIST_COST: u64 = 4;
 
 /// The content of a file.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,17 +42,27 @@ pub struct Archive {
     pub checkpoints: Vec<CheckpointTuple>,
 }
 
-/// Reads a file and checks all of it.
+/// Reads a file and checks all of it, with the default limit of [`read_within`].
 ///
 /// # Errors
 /// [`ArchiveError`] naming the line.
 pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
+    read_within(from, MAX_PLACES)
+}
+
+/// [`read`] with another limit. `max_places` is the maximum number of elements in lists, where a list that extends
+/// another one counts only its own; four values of a map count as one element.
+///
+/// # Errors
+/// [`ArchiveError`] naming the line.
+pub fn read_within(from: impl BufRead, max_places: u64) -> Result<Archive, ArchiveError> {
     let mut lines = Lines { from, hash: blake3::Hasher::new(), number: 0, text: Vec::new() };
     let Header { thread, source, record, .. } = header(&mut lines)?;
     let mut reader = Reader {
         thread: thread.as_str().into(),
         elements: HashMap::new(),
-        places: 0,
+        room: max_places.saturating_mul(LIST_COST),
+        max_places,
         lists: HashMap::new(),
         checkpoints: Vec::new(),
         count: 0,
@@ -146,7 +161,9 @@ struct Reader {
     thread: ThreadId,
     /// The elements read so far, for each channel and each metadata map.
     elements: HashMap<String, Vec<Element>>,
-    places: u64,
+    /// What the rest of the file may expand to: [`LIST_COST`] for an element of a list, 1 for a value of a map.
+    room: u64,
+    max_places: u64,
     /// The lists read so far, for lists that extend them.
     lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
     checkpoints: Vec<CheckpointTuple>,
@@ -175,13 +192,20 @@ impl Reader {
 
     /// The elements of a run, which must have been read before.
     fn run(&mut self, of: &str, (start, count): (u32, u32)) -> Result<&[Element], String> {
-        self.places += u64::from(count);
-        if self.places > MAX_PLACES {
-            return Err(format!("the lists of the file have more than {MAX_PLACES} elements in total"));
-        }
+        self.charge(u64::from(count).saturating_mul(LIST_COST))?;
         let (from, to) = (start as usize, start as usize + count as usize);
         let elements = self.elements.get(of).and_then(|elements| elements.get(from..to));
         elements.ok_or_else(|| format!("elements {from} to {to} of {of} are missing"))
+    }
+
+    fn charge(&mut self, cost: u64) -> Result<(), String> {
+        let max = self.max_places;
+        self.room = self.room.checked_sub(cost).ok_or_else(|| {
+            format!(
+                "the lists of the file have more than {max} elements in total; --max-elements allows more"
+            )
+        })?;
+        Ok(())
     }
 
     fn list(
@@ -190,10 +214,14 @@ impl Reader {
         mut list: ListValue,
         runs: &[(u32, u32)],
     ) -> Result<ListValue, String> {
+        let known = self.elements.get(channel.as_str()).map_or(0, Vec::len) as u64;
+        let most = known.saturating_mul(MAX_REPEATS).saturating_add(FREE_PLACES);
         for run in runs {
-            for element in self.run(channel.as_str(), *run)? {
-                list.push(element.clone());
+            let elements = self.run(channel.as_str(), *run)?;
+            if (list.len() + elements.len()) as u64 > most {
+                return Err(format!("a list of {channel} repeats its {known} elements too often"));
             }
+            elements.iter().for_each(|element| list.push(element.clone()));
         }
         Ok(list)
     }
@@ -249,8 +277,10 @@ impl Reader {
             Form::Map(runs) => {
                 let (of, mut map) = (entries_of(key), Map::new());
                 for run in runs {
-                    for element in self.run(&of, run)? {
+                    let elements = self.run(&of, run)?.to_vec();
+                    for element in elements {
                         let entry = element.to_json().map_err(|error| error.to_string())?;
+                        self.charge(nodes(&entry))?;
                         match entry {
                             Json::Array(pair) => match <[Json; 2]>::try_from(pair) {
                                 Ok([Json::String(key), value]) if !map.contains_key(&key) => {
@@ -349,6 +379,16 @@ impl Reader {
             index: part.index,
             writes,
         })
+    }
+}
+
+/// The values in a value; a long text counts as several.
+fn nodes(value: &Json) -> u64 {
+    match value {
+        Json::Array(items) => 1 + items.iter().map(nodes).sum::<u64>(),
+        Json::Object(map) => 1 + map.values().map(|value| 1 + nodes(value)).sum::<u64>(),
+        Json::String(text) => 1 + text.len() as u64 / 32,
+        _ => 1,
     }
 }
 

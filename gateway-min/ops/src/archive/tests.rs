@@ -15,7 +15,11 @@ use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::{ChannelValue, Codec, Element, Encoded};
 use threadkeep_memory::MemorySaver;
 
-use super::{Archive, ArchiveError, Record, Source, read, write};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+use super::format::{entries_of, hex};
+use super::{Archive, ArchiveError, Record, Source, read, read_within, write};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -251,9 +255,42 @@ fn channel(name: &'static str, part: Json) -> Edit {
     })
 }
 
+/// A list of many times the same element: a small file that becomes a large thread.
+fn bomb() -> Json {
+    json!({"stored": "value", "value": {"list": vec![(0, 1); 20_000]}})
+}
+
 /// Sets the value at a JSON pointer.
 fn set(path: &'static str, value: Json) -> Edit {
     Box::new(move |line| *line.pointer_mut(path).unwrap() = value.clone())
+}
+
+#[test]
+fn what_a_file_may_become_has_a_limit_that_can_be_set() {
+    let file = run(async { exported(&thread(&steps(3), ChannelMode::Full).await) });
+    assert!(read_within(&file[..], 100).is_ok());
+    let error = read_within(&file[..], 1).unwrap_err().to_string();
+    assert!(error.contains("more than 1 elements in total") && error.contains("--max-elements"), "{error}");
+
+    // Each checkpoint has its own copy of a map, so what counts is what is in it.
+    let line = |kind: &str| {
+        let text = std::str::from_utf8(&file).unwrap();
+        text.lines().position(|line| line.starts_with(&format!("{{\"{kind}\""))).unwrap()
+    };
+    let zeros: Json = vec![0; 10_000].into();
+    let entry = Element::from_json(&json!(["key", zeros])).unwrap();
+    let element: Edit = Box::new(move |line| {
+        line["element"] = json!({
+            "of": entries_of("durations"), "n": 0, "hash": hex(entry.hash()),
+            "value": {"msgpack": BASE64.encode(entry.bytes())},
+        });
+    });
+    let mut large = edited(&file, line("element"), element);
+    large = edited(&large, line("checkpoint"), |line| {
+        line["checkpoint"]["metadata"]["extra"]["durations"] = json!({"map": [[0, 1]]});
+    });
+    let error = read_within(&large[..], 1000).unwrap_err().to_string();
+    assert!(error.contains("more than 1000 elements in total"), "{error}");
 }
 
 #[test]
@@ -288,6 +325,7 @@ fn each_thing_that_can_be_wrong_names_its_line() {
             channel("thread_data", json!({"value": {"list": [[0, 4_000_000_000_u32]]}})),
             "in total",
         ),
+        (checkpoint, channel("messages", bomb()), "repeats its"),
         (checkpoint, channel("thread_data", json!({"value": {"json": [1]}})), "runs of elements"),
         (checkpoint, channel("thread_data", json!({"value": {"map": []}})), "only in metadata"),
         (checkpoint, channel("thread_data", json!({"value": null})), "has no value"),

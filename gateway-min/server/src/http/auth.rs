@@ -1,5 +1,6 @@
 //! Authentication on every route: the key of a request, and the threads it may access.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use threadkeep::id::ThreadId;
 
 use super::error::{ApiError, MAX_BODY_BYTES, OrApiError as _};
@@ -104,17 +105,26 @@ struct Admitted {
 }
 
 /// Authenticates a request. The owner is checked after the whole body has arrived: a slow client must not be judged by
-/// the thread's state when it started to send.
+/// the thread's state when it started to send, nor by a key that was revoked since.
 async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
     let (mut parts, mut body) = request.into_parts();
-    let principal = principal(app, &parts.headers).await?;
+    let mut principal = principal_of(app, &parts.headers).await?;
     let mut unowned = None;
     // An unparsable or unknown path is left to the router to refuse.
     if principal.sees().is_some()
         && let Ok(params) = RawPathParams::from_request_parts(&mut parts, &()).await
         && let Some((_, thread)) = params.iter().find(|(name, _)| *name == "thread_id")
     {
-        body = Body::from(collected(body, MAX_BODY_BYTES).await?);
+        let mut collecting = pin!(collected(body, MAX_BODY_BYTES));
+        // Most bodies arrive with their heads.
+        body = match collecting.as_mut().now_or_never() {
+            Some(collected) => Body::from(collected?),
+            None => {
+                let collected = collecting.await?;
+                principal = principal_of(app, &parts.headers).await?;
+                Body::from(collected)
+            }
+        };
         let thread = ThreadId::from(thread);
         unowned = check_thread(app, &principal, &thread).await?.is_none().then_some(thread);
     }
@@ -122,7 +132,7 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
     Ok(Admitted { request: Request::from_parts(parts, body), principal, unowned })
 }
 
-async fn principal(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+async fn principal_of(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
     let found = app.auth.authenticate(key(headers)).await;
     let found = found.map_err(|error| {
         tracing::error!(%error, "cannot authenticate requests");

@@ -12,6 +12,7 @@ use threadkeep::id::ThreadId;
 
 use super::error::{ApiError, MAX_BODY_BYTES};
 use super::fields::{Fields, Flaw, FromFields, Loc, Pattern, Problems};
+use super::serve::BodyTimeout;
 
 /// How much of an oversized body is read from the client and discarded.
 const MAX_DISCARDED_BYTES: usize = 256 * 1024 * 1024;
@@ -96,7 +97,12 @@ pub(super) async fn collected(body: Body, limit: usize) -> Result<Vec<u8>, ApiEr
     let mut chunks = body.into_data_stream();
     let mut collected = Vec::new();
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|_| ApiError::bad_request("Request body could not be read"))?;
+        let chunk = chunk.map_err(|error| {
+            if BodyTimeout::caused(&error) {
+                return ApiError::new(StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time");
+            }
+            ApiError::bad_request("Request body could not be read")
+        })?;
         if collected.len() + chunk.len() > limit {
             drop(collected);
             discard(chunks).await;

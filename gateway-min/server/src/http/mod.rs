@@ -4,6 +4,7 @@ mod assistants;
 mod auth;
 mod branches;
 mod compact;
+mod connections;
 mod delete;
 pub mod error;
 mod events;
@@ -23,6 +24,7 @@ mod run_control;
 pub(crate) mod runs;
 mod schema;
 mod search;
+mod serve;
 pub mod sse;
 mod state;
 #[cfg(test)]
@@ -40,8 +42,11 @@ use axum::{Json, middleware};
 use tower::ServiceExt as _;
 use utoipa_axum::router::OpenApiRouter;
 
+pub use self::connections::Connections;
+pub(crate) use self::connections::Refusal;
 pub use self::listen::listen;
 use self::origins::{Guard, Origins};
+pub use self::serve::serve;
 use crate::app::App;
 use crate::auth::Reach;
 use crate::telemetry;

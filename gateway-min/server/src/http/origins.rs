@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -20,6 +20,8 @@ use crate::config::Environment;
 const VARIABLE: &str = "GATEWAY_CORS_ORIGINS";
 /// In which browsers say which site a request comes from.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// Parameters with which a GET or HEAD ends a run.
+const CHANGING: [&str; 2] = ["action", "cancel_on_disconnect"];
 const CROSS_SITE: &str =
     "Cross-site request denied. List the origins whose pages may use the API in GATEWAY_CORS_ORIGINS.";
 const UNKNOWN_HOST: &str = "Without authentication the gateway answers only to localhost and to IP addresses. \
@@ -93,13 +95,13 @@ impl Guard {
         if !self.any_host && !host.is_none_or(is_local) {
             return Err(UNKNOWN_HOST);
         }
-        if request.method().is_safe() || self.same_site(request.headers(), host) {
+        if !changes(request) || self.same_site(request.headers(), host) {
             return Ok(());
         }
         Err(CROSS_SITE)
     }
 
-    /// Whether the request changes nothing, or does not come from a page of a foreign origin.
+    /// Whether the request does not come from a page of a foreign origin.
     fn same_site(&self, headers: &HeaderMap, host: Option<&str>) -> bool {
         let origin = headers.get(header::ORIGIN);
         if origin.is_some_and(|origin| self.origins.contain(origin)) {
@@ -111,6 +113,19 @@ impl Guard {
         let Some(origin) = origin else { return true };
         let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         origin.is_some_and(|(_, place)| Some(place) == host)
+    }
+}
+
+/// Whether the request may change something: by its method, or because it joins a run and asks for its end. Any page can
+/// make a browser send a GET, for example as the address of an image.
+fn changes(request: &Request) -> bool {
+    if !request.method().is_safe() {
+        return true;
+    }
+    // As the handlers read it, whatever is percent-encoded.
+    match Query::<Vec<(String, String)>>::try_from_uri(request.uri()) {
+        Ok(Query(parameters)) => parameters.iter().any(|(name, _)| CHANGING.contains(&name.as_str())),
+        Err(_) => true,
     }
 }
 
@@ -142,7 +157,16 @@ mod tests {
     }
 
     fn check(guard: &Guard, method: &str, headers: &[(&str, &str)]) -> Result<(), &'static str> {
-        let mut request = Request::builder().method(method).uri("/api/threads");
+        check_at("/api/threads", guard, method, headers)
+    }
+
+    fn check_at(
+        uri: &str,
+        guard: &Guard,
+        method: &str,
+        headers: &[(&str, &str)],
+    ) -> Result<(), &'static str> {
+        let mut request = Request::builder().method(method).uri(uri);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -187,6 +211,34 @@ mod tests {
         assert_eq!(check(&guard, "POST", &[]), Ok(()), "a client of HTTP/1.0");
         guard.any_host = true;
         assert_eq!(check(&guard, "POST", &evil), Ok(()));
+    }
+
+    /// The address of an image in any page.
+    #[test]
+    fn a_get_that_ends_a_run_is_checked_like_a_post() {
+        let guard = Guard { origins: Origins::default(), any_host: false };
+        let stream = "/api/threads/t/runs/r/stream";
+        let cross = [("host", "localhost:8001"), ("sec-fetch-site", "cross-site")];
+        for query in [
+            "action=rollback",
+            "action=interrupt",
+            "wait=1&%61ction=rollback",
+            "a%63tion=rollback",
+            "cancel_on_disconnect=true",
+            "action",
+            "x=%ff&action=rollback",
+        ] {
+            for method in ["GET", "HEAD"] {
+                let uri = format!("{stream}?{query}");
+                assert_eq!(check_at(&uri, &guard, method, &cross), Err(CROSS_SITE), "{method} {query}");
+                assert_eq!(check_at(&uri, &guard, method, &cross[..1]), Ok(()), "no page");
+                let own = [cross[0], ("sec-fetch-site", "same-origin")];
+                assert_eq!(check_at(&uri, &guard, method, &own), Ok(()));
+            }
+        }
+        for query in ["", "?stream_mode=values", "?reaction=x"] {
+            assert_eq!(check_at(&format!("{stream}{query}"), &guard, "GET", &cross), Ok(()), "{query}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use threadkeep_storage::{FileSize, SqliteSaver};
 pub(crate) use cache::MeteredCache;
 pub(crate) use saver::MeteredSaver;
 
+use crate::http::Refusal;
 use threadkeep_records::{Commits, RunStatus};
 
 /// The content type of [`Metrics::rendered`].
@@ -60,6 +61,12 @@ impl CallOutcome {
     }
 }
 
+/// Why a connection was closed or refused.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusalLabels {
+    reason: &'static str,
+}
+
 /// The outcome of a history cache lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LookupLabels {
@@ -78,17 +85,20 @@ struct Inner {
     commit_bytes: Counter,
     replayed: Histogram,
     lookups: Family<LookupLabels, Counter>,
+    refused: Family<RefusalLabels, Counter>,
     now: Now,
 }
 
 /// Gauges that are set when the metrics are read.
 #[derive(Debug, Default)]
 struct Now {
+    connections: Gauge,
     runs: Gauge,
     waiting: Gauge,
     background: Gauge,
     streams: Gauge,
     followers: Gauge,
+    stream_bytes: Gauge,
     heads: Gauge,
     config_valid: Gauge,
     database_bytes: Gauge<u64, AtomicU64>,
@@ -96,8 +106,10 @@ struct Now {
 }
 
 /// The current state of the gateway's parts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Snapshot {
+    /// Connections of clients.
+    pub(crate) connections: usize,
     /// Runs that this process is working on.
     pub(crate) runs: usize,
     /// Runs in this process that wait for their thread.
@@ -108,6 +120,8 @@ pub(crate) struct Snapshot {
     pub(crate) streams: usize,
     /// Clients that follow a run.
     pub(crate) followers: usize,
+    /// Bytes of the kept frames.
+    pub(crate) stream_bytes: usize,
     /// Threads whose newest state is kept in memory.
     pub(crate) heads: usize,
     /// Whether the current configuration file is in use.
@@ -133,12 +147,18 @@ impl Metrics {
         of.register("replay_supersteps", help, replayed.clone());
         let lookups = Family::default();
         of.register("history_cache_lookups", "History cache lookups, by result", lookups.clone());
+        let refused = Family::default();
+        let help = "Connections and requests that the limits of the server section ended, by reason";
+        of.register("refused", help, refused.clone());
         let now = Now::default();
+        of.register("connections_open", "Connections of clients", now.connections.clone());
         of.register("runs_active", "Runs that this process is working on", now.runs.clone());
         let help = "Runs of this process that wait for their thread";
         of.register("runs_waiting", help, now.waiting.clone());
         of.register("background_tasks", "Background tasks", now.background.clone());
         of.register("streams_kept", "Runs whose frames are kept for clients", now.streams.clone());
+        let help = "Bytes of the frames kept for clients";
+        of.register_with_unit("streams_kept", help, Unit::Bytes, now.stream_bytes.clone());
         of.register("streams_open", "Clients that follow a run", now.followers.clone());
         let help = "Threads whose newest state is kept in memory";
         of.register("warm_heads", help, now.heads.clone());
@@ -152,7 +172,7 @@ impl Metrics {
             of.register_with_unit("database_free", help, Unit::Bytes, now.database_free_bytes.clone());
             of.register_collector(Box::new(sqlite::Collected(sqlite)));
         }
-        Self(Arc::new(Inner { registry, runs, commits, commit_bytes, replayed, lookups, now }))
+        Self(Arc::new(Inner { registry, runs, commits, commit_bytes, replayed, lookups, refused, now }))
     }
 
     /// Counts a run that has ended.
@@ -177,13 +197,20 @@ impl Metrics {
         self.0.lookups.get_or_create(&LookupLabels { result }).inc();
     }
 
+    /// Counts a connection or a request that a limit ended.
+    pub(crate) fn refused(&self, why: Refusal) {
+        self.0.refused.get_or_create(&RefusalLabels { reason: why.as_str() }).inc();
+    }
+
     /// All metrics as text, with the current state.
     pub(crate) fn rendered(&self, snapshot: Snapshot) -> String {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let now = &self.0.now;
+        now.connections.set(count(snapshot.connections));
         now.runs.set(count(snapshot.runs));
         now.waiting.set(count(snapshot.waiting));
         now.followers.set(count(snapshot.followers));
+        now.stream_bytes.set(count(snapshot.stream_bytes));
         now.background.set(count(snapshot.background));
         now.streams.set(count(snapshot.streams));
         now.heads.set(count(snapshot.heads));
@@ -219,12 +246,15 @@ mod tests {
         metrics.replayed(5);
         metrics.looked_up(true);
         metrics.looked_up(false);
+        metrics.refused(Refusal::Full);
         let snapshot = Snapshot {
+            connections: 9,
             runs: 2,
             waiting: 6,
             background: 3,
             streams: 4,
             followers: 7,
+            stream_bytes: 8,
             heads: 5,
             config_valid: false,
             database: None,
@@ -239,11 +269,14 @@ mod tests {
             "threadkeep_replay_supersteps_sum 5.0",
             "threadkeep_history_cache_lookups_total{result=\"hit\"} 1",
             "threadkeep_history_cache_lookups_total{result=\"miss\"} 1",
+            "threadkeep_refused_total{reason=\"full\"} 1",
+            "threadkeep_connections_open 9",
             "threadkeep_runs_active 2",
             "threadkeep_runs_waiting 6",
             "threadkeep_streams_open 7",
             "threadkeep_background_tasks 3",
             "threadkeep_streams_kept 4",
+            "threadkeep_streams_kept_bytes 8",
             "threadkeep_warm_heads 5",
             "threadkeep_config_valid 0",
             "# EOF",

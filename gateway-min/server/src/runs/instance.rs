@@ -48,7 +48,7 @@ impl Instance {
     /// # Errors
     /// The operating system's.
     pub(crate) fn enter(state_dir: &Path) -> io::Result<Option<Self>> {
-        std::fs::create_dir_all(state_dir)?;
+        threadkeep_files::create_private_dir(state_dir)?;
         let path = state_dir.join(FILE);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         match file.try_lock() {

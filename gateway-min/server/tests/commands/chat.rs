@@ -36,6 +36,8 @@ pub(crate) fn configure(dir: &TempDir, mode: &str) {
 
 pub(crate) fn chat(dir: &TempDir, arguments: &[&str]) -> Command {
     let mut command = super::command(dir.path(), &[&["chat"], arguments].concat());
+    // Without it the directory would have to be trusted.
+    command.env("SVC_CONFIG_PATH", dir.path().join("config.yaml"));
     command.env_remove("SVC_TUI").env_remove("SVC_TUI_TRANSPARENT").stdin(Stdio::null());
     command
 }
@@ -202,4 +204,40 @@ fn a_thread_is_gone_on_with_by_its_place_its_id_or_its_title() {
     assert_eq!(asked(&["--continue"]), (6, "alpha".to_owned()), "it is the newest now");
     let (code, _, err) = ran(&mut chat(&dir, &["--resume", "gamma", "--print", "x"]));
     assert!(code == 1 && err.contains("'gamma'"), "{err}");
+}
+
+/// A checkout whose files would run a program, and read and send a secret.
+#[test]
+fn a_directory_that_nobody_trusted_decides_nothing() {
+    let home = TempDir::new().unwrap();
+    let dir = in_mode("full");
+    std::fs::write(dir.path().join(".env"), "SVC_HOME=stolen\n").unwrap();
+    let command = |arguments: &[&str]| {
+        let mut command = super::command(dir.path(), arguments);
+        command.env("HOME", home.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
+        command.env_remove("SVC_HOME").env_remove("SVC_TUI").stdin(Stdio::null());
+        command
+    };
+    let chat = || command(&["chat", "--print", "hi"]);
+    let (code, out, err) = ran(&mut chat());
+    assert_eq!((code, err.lines().count()), (0, 1), "{err}");
+    assert!(err.starts_with("Note: config.yaml, .env of this directory are not used"), "{err}");
+    assert!(err.contains("threadkeep config trust"), "{err}");
+    assert!(!out.contains("You said: hi") && !out.is_empty(), "the demo model answers: {out}");
+    assert!(home.path().join(".local/state/threadkeep").exists());
+    assert!(!dir.path().join("stolen").exists() && !dir.path().join(".svc").exists());
+
+    let (code, out, err) = ran(&mut command(&["config", "trust"]));
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("is trusted, as it is now: .env, config.yaml."), "{out}");
+    assert_eq!(ran(&mut chat()), said(0, "You said: hi\n", ""));
+    assert!(dir.path().join("stolen").exists(), "the .env is read");
+
+    configure(&dir, "delta");
+    let (code, out, err) = ran(&mut chat());
+    assert!(
+        code == 0 && !out.contains("You said: hi") && err.contains("not used"),
+        "it was edited: {out}{err}"
+    );
+    assert_eq!(ran(&mut command(&["config", "trust", "--forget"])).0, 0);
 }

@@ -132,3 +132,22 @@ fn a_refused_thread_is_told_and_the_ui_goes_on() {
     terminal.write("\u{4}");
     assert_eq!(terminal.ended().code(), Some(0));
 }
+
+/// OSC 52 sets the clipboard, and C1 characters are short forms of escape sequences.
+#[test]
+fn a_printed_answer_cannot_command_the_terminal() {
+    const HOSTILE: &str = "\u{1b}]52;c;ZXZpbA==\u{7}clip\u{9b}2Jped";
+    let dir = in_mode("full");
+    let rules = serde_json::json!({"rules": [{"answers": [{"text": HOSTILE}]}]});
+    std::fs::write(dir.path().join("script.json"), rules.to_string()).unwrap();
+    for (arguments, shown) in
+        [(&["--print", "hi"][..], "]52;c;ZXZpbA==clip2Jped"), (&["--json", "hi"], "clip\\u009b2Jped")]
+    {
+        let mut terminal = Terminal::open(&dir, arguments);
+        terminal.until(shown);
+        assert!(!terminal.seen.contains(['\u{1b}', '\u{7}', '\u{9b}']), "{:?}", terminal.seen);
+        let piped = chat(&dir, arguments).output().unwrap();
+        let piped = String::from_utf8(piped.stdout).unwrap();
+        assert!(piped.contains("clip\u{9b}2Jped"), "a pipe gets the exact text");
+    }
+}

@@ -225,6 +225,31 @@ async fn a_body_that_arrives_slowly_does_not_open_a_thread_that_was_created_mean
     }
 }
 
+/// Otherwise a client could open requests now and use a key after it is revoked.
+#[tokio::test]
+async fn a_key_that_is_revoked_while_the_body_arrives_admits_nothing() {
+    let guarded = Guarded::start(Setup::default()).await;
+    let (record, key) = guarded.keys.create("ann", Role::User).unwrap();
+    let (mut sent, body) = futures::channel::mpsc::channel::<Result<String, io::Error>>(1);
+    let request = Request::builder().method(Method::POST).uri("/api/threads/t/runs/wait");
+    let request = request.header("x-api-key", key.expose()).header("content-type", "application/json");
+    let answer = guarded.gateway.send(request.body(Body::from_stream(body)).unwrap());
+    let text = question("late").to_string();
+    let (first, rest) = text.split_at(1);
+    let meanwhile = async {
+        sent.send(Ok(first.to_owned())).await.unwrap();
+        // The channel has room again once the byte is taken.
+        futures::future::poll_fn(|cx| sent.poll_ready(cx)).await.unwrap();
+        guarded.keys.revoke(&record.id).unwrap();
+        sent.send(Ok(rest.to_owned())).await.unwrap();
+        drop(sent);
+    };
+    let (answer, ()) = tokio::join!(answer, meanwhile);
+    assert_eq!((answer.status, answer.body.to_string().as_str()), (401, REFUSED));
+    let ann = guarded.caller("ann", Role::User);
+    assert_eq!(ann.threads().await, (vec![], json!(0)), "nothing was created");
+}
+
 #[tokio::test]
 async fn threads_are_found_and_counted_by_those_who_may_see_them() {
     let guarded = Guarded::start(Setup::on("sqlite", "full")).await;

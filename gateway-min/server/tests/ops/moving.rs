@@ -78,9 +78,38 @@ async fn the_record_of_the_gateway_travels_with_the_thread() {
     store.run(&["export", "--thread", TALK, "--out", &file]).done();
     let archive = archive::read(std::fs::read(&file).unwrap().as_slice()).unwrap();
     assert_eq!(archive.record.unwrap().owner.as_deref(), Some("ann"));
-    elsewhere.run(&["import", &file, "--as", "copy"]).done();
+
+    // Who owns it is not for the file to say.
+    let refused = elsewhere.run(&["import", &file, "--as", "copy"]);
+    assert!(
+        refused.code == 1 && refused.err.contains("--owner") && refused.err.contains("ann"),
+        "{}",
+        refused.err
+    );
+    assert!(elsewhere.image("copy").await.checkpoints.is_empty());
+    elsewhere.run(&["import", &file, "--as", "copy", "--owner", "bob"]).done();
+    elsewhere.run(&["import", &file, "--as", "everybodys", "--no-owner"]).done();
     let records = open(&elsewhere).await;
-    let copy = records.threads().get("copy", None).await.unwrap().unwrap();
-    assert_eq!((copy.display_name, copy.user_id), (row.display_name, row.user_id));
+    for (thread, owner) in [("copy", Some("bob")), ("everybodys", None)] {
+        let copy = records.threads().get(thread, None).await.unwrap().unwrap();
+        assert_eq!((copy.display_name, copy.user_id.as_deref()), (row.display_name.clone(), owner));
+    }
     records.close().await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn an_export_follows_no_link_and_is_its_owners_alone() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let store = Store::new(MODES[0]).await;
+    let (file, victim) = (store.file("out.ndjson"), store.file("victim"));
+    std::fs::write(&victim, "precious").unwrap();
+    symlink(&victim, format!("{file}.part")).unwrap();
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let link = store.file("link.ndjson");
+    symlink(store.file("nowhere"), &link).unwrap();
+    let refused = store.run(&["export", "--thread", TALK, "--out", &link]);
+    assert!(refused.code == 1 && refused.err.contains("already exists"), "{}", refused.err);
 }

@@ -46,11 +46,16 @@ pub(super) enum TuiError {
 
 /// Runs the terminal UI until the user quits. The terminal is then restored, also after an error or a panic.
 pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), TuiError> {
-    let client = Client::open(args.client_options()).await?;
+    let config = args.config().await?;
+    let withheld = super::withheld(&config);
+    let client = Client::open(args.client_options(config)).await?;
     // Report early errors on an unchanged terminal.
     let thread = args.thread(&client).await?;
     let mut session = Session::open(client).await?;
     let mut state = State { model: args.model.clone(), ..State::default() };
+    if let Some(text) = withheld {
+        state.update(Action::Notice(text));
+    }
     if let Some(thread) = thread {
         carry_out(&mut session, &mut state, Effect::Switch(thread)).await;
     }

@@ -234,7 +234,7 @@ fn open(path: &Path) -> io::Result<File> {
     match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if let Some(directory) = path.parent() {
-                fs::create_dir_all(directory)?;
+                files::create_private_dir(directory)?;
             }
             options.open(path)
         }

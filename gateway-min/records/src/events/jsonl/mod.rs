@@ -20,10 +20,13 @@ use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_ow
 use crate::codec::JsonObject;
 use crate::db::Db;
 use crate::error::RecordsError;
+use threadkeep_files as files;
 
 /// How many tasks of this process append concurrently; those of one thread wait for each other here, without blocking a
 /// runtime thread on the file's lock.
 const STRIPES: usize = 64;
+/// What follows the name of a thread in that of its file.
+const EXTENSION: &str = ".jsonl";
 
 /// A line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -103,6 +106,9 @@ struct Held {
 
 impl JsonlFeed {
     pub(super) fn new(directory: PathBuf) -> Self {
+        if let Err(error) = files::adopt_thread_names(&directory, EXTENSION) {
+            tracing::warn!(%error, directory = %directory.display(), "files of events keep their old names and are not read");
+        }
         Self { directory, stripes: std::array::from_fn(|_| Arc::default()) }
     }
 
@@ -234,15 +240,9 @@ impl JsonlFeed {
         .await
     }
 
-    /// The file of a thread. Ids created by this gateway are valid file names; any other id is hashed.
+    /// The file of a thread.
     fn path(&self, thread_id: &str) -> PathBuf {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-        let is_name = (1..=64).contains(&thread_id.len()) && thread_id.bytes().all(plain);
-        self.directory.join(if is_name {
-            format!("{thread_id}.jsonl")
-        } else {
-            format!("%{}.jsonl", blake3::hash(thread_id.as_bytes()).to_hex())
-        })
+        self.directory.join(format!("{}{EXTENSION}", files::thread_name(thread_id)))
     }
 }
 

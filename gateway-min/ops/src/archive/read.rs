@@ -221,7 +221,9 @@ impl Reader {
             if (list.len() + elements.len()) as u64 > most {
                 return Err(format!("a list of {channel} repeats its {known} elements too often"));
             }
-            elements.iter().for_each(|element| list.push(element.clone()));
+            for element in elements {
+                list.push(element.clone());
+            }
         }
         Ok(list)
     }

@@ -117,14 +117,14 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
     {
         let mut collecting = pin!(collected(body, MAX_BODY_BYTES));
         // Most bodies arrive with their heads.
-        body = match collecting.as_mut().now_or_never() {
-            Some(collected) => Body::from(collected?),
-            None => {
-                let collected = collecting.await?;
-                principal = principal_of(app, &parts.headers).await?;
-                Body::from(collected)
-            }
+        let collected = if let Some(collected) = collecting.as_mut().now_or_never() {
+            collected?
+        } else {
+            let collected = collecting.await?;
+            principal = principal_of(app, &parts.headers).await?;
+            collected
         };
+        body = Body::from(collected);
         let thread = ThreadId::from(thread);
         unowned = check_thread(app, &principal, &thread).await?.is_none().then_some(thread);
     }

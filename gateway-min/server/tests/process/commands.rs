@@ -65,8 +65,8 @@ fn nor_those_of_the_chat() {
         .output()
         .unwrap();
     let events = String::from_utf8(chat.stdout).unwrap();
-    let values = events.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
-    let last = values.filter(|event| event["type"] == "values").last().unwrap();
+    let mut values = events.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let last = values.rfind(|event| event["type"] == "values").unwrap();
     let printed = printed(&last["data"]["messages"]);
     assert!(printed.contains("own:\n") && !printed.contains(SECRET), "{printed}");
     assert_eq!(printed.matches("Permission denied").count(), 3, "{printed}");

@@ -10,7 +10,6 @@ pub(super) mod copy;
 pub(super) mod snapshot;
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;

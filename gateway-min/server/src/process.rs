@@ -12,7 +12,8 @@ pub fn keep_files_private() {
 }
 
 /// Closes this process's memory and environment, which hold keys, to the commands that it will start (`bash`). On Linux
-/// they could read both in `/proc`, because they run as the same user.
+/// they could read both in `/proc`, because they run as the same user. Commands of root lose the capabilities to inspect
+/// processes and to administer the system.
 ///
 /// Call it before any other thread exists: threads that exist keep their capabilities.
 pub fn close_to_commands() {
@@ -26,12 +27,17 @@ pub fn close_to_commands() {
         if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
             tracing::warn!(%error, "commands that agents run may read this process's environment");
         }
-        if rustix::process::geteuid().is_root()
-            && capability_is_in_bounding_set(CapabilitySet::SYS_PTRACE).unwrap_or(true)
-            && let Err(error) = remove_capability_from_bounding_set(CapabilitySet::SYS_PTRACE)
-        {
-            // The superuser may look into any process unless that capability is out of reach.
-            tracing::warn!(%error, "commands that agents run as root may read this process's environment");
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // With any of these the superuser may look into a process that is closed to others of its user.
+        for capability in [CapabilitySet::SYS_PTRACE, CapabilitySet::PERFMON, CapabilitySet::SYS_ADMIN] {
+            // An error means that the kernel does not know it.
+            if capability_is_in_bounding_set(capability).unwrap_or(false)
+                && let Err(error) = remove_capability_from_bounding_set(capability)
+            {
+                tracing::warn!(%error, "commands that agents run as root may read this process's environment");
+            }
         }
     }
 }

@@ -45,6 +45,7 @@ async fn a_command_reads_neither_the_environment_nor_the_memory_of_the_gateway()
     assert!(std::fs::read("/proc/self/environ").is_ok());
     let dir = looking();
     let gateway = Gateway::start_by(command(dir.path()).env("PROVIDER_KEY", SECRET));
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     let values = gateway.ask("look").await;
     let printed = printed(&values["messages"]);
     assert!(printed.contains("own:\n") && printed.contains("PATH="), "{printed}");

@@ -25,6 +25,7 @@ async fn databases_state_and_working_directories_are_not_for_other_users() {
     ]}]});
     fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
     let gateway = Gateway::start(dir.path());
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     gateway.ask("write").await;
     let found = below(&dir.path().join("state"));
     for name in ["checkpoints.db", "gateway.db", "b.txt"] {

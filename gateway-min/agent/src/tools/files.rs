@@ -370,7 +370,7 @@ mod tests {
     #[tokio::test]
     async fn a_replacement_is_checked_before_it_is_built() {
         let many = "x".repeat(10_000);
-        let place = Place::new(&[("a", &many)]);
+        let place = Folder::new(&[("a", &many)]);
         let args = json!({"path": "a", "old_str": "x", "new_str": "y".repeat(1 << 20), "replace_all": true});
         let error = place.call(&StrReplace, args).await.unwrap_err();
         assert_eq!(error, "10000 times `new_str` are more than the 10485760 bytes that a file may have");

@@ -419,7 +419,7 @@ mod tests {
         let mut search = Search::new(Regex::new("x").unwrap(), &stop);
         assert!(search.file("a", b"x\nx").is_break());
         assert_eq!(search.lines, [Stop::notice()]);
-        let place = Place::new(&[("a/b/c", ""), ("d", "")]);
+        let place = Folder::new(&[("a/b/c", ""), ("d", "")]);
         let workspace = Workspace::open(&place.0.path().join("root")).unwrap();
         let mut seen = 0;
         let complete = each_file(&workspace, None, None, &stop, |_| {
@@ -434,7 +434,7 @@ mod tests {
     #[tokio::test]
     async fn patterns_and_lines_are_bounded() {
         let long = format!("{}needle", "x".repeat(MAX_LINE_BYTES - 3));
-        let place = Place::new(&[("a", "needle"), ("b", &long), ("c", &format!("needle{long}"))]);
+        let place = Folder::new(&[("a", "needle"), ("b", &long), ("c", &format!("needle{long}"))]);
         let lines = place.lines(&Grep, json!({"pattern": "needle"})).await;
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert_eq!(lines[2], "[2 lines, longer than 65536 bytes, were searched only at their beginning]");
@@ -460,7 +460,11 @@ mod tests {
     async fn a_file_that_is_being_written_is_not_listed() {
         let hidden = format!(".{}.tmp", "0123456789abcdef".repeat(2));
         let nested = format!("d/{hidden}");
-        let place = Place::new(&[(&hidden, "needle"), (&nested, "needle"), ("d/.mine.tmp", "needle")]);
+        let place = Folder::new(&[
+            (hidden.as_str(), "needle"),
+            (nested.as_str(), "needle"),
+            ("d/.mine.tmp", "needle"),
+        ]);
         assert_eq!(place.lines(&Ls::new(1000), json!({})).await, ["d/", "d/.mine.tmp"]);
         assert_eq!(place.lines(&Glob, json!({"pattern": "**/*.tmp"})).await, ["d/.mine.tmp"]);
         assert_eq!(place.lines(&Grep, json!({"pattern": "needle"})).await, ["d/.mine.tmp:1: needle"]);

@@ -1,3 +1,4 @@
+use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;

@@ -69,6 +69,8 @@ impl Proxy {
         let server = (url.host_str().unwrap().to_owned(), url.port().unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         url.set_port(Some(listener.local_addr().unwrap().port())).unwrap();
+        // It has to see what passes.
+        url.query_pairs_mut().append_pair("sslmode", "disable");
         let state = Arc::<State>::default();
         let shared = state.clone();
         tokio::spawn(async move {

@@ -1,15 +1,19 @@
 //! The connection settings of a database.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use threadkeep::{Error, Result};
-use tokio_postgres::config::SslMode;
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinHandle;
+use tokio_postgres::{Client, Notification};
 use url::form_urlencoded;
+
+use crate::connect::Connector;
+use crate::tls::Tls;
 
 /// The settings of a [`crate::PostgresSaver`].
 #[derive(Debug, Clone)]
@@ -42,15 +46,23 @@ impl Options {
     }
 }
 
-/// A parsed database address, for other clients that connect to the same database in their own way. It holds the
-/// password.
+/// A parsed database address, for other clients of the same database. It holds the password.
 pub struct Address {
-    /// The server, the database and the role. The mode of TLS is `Disable` or `Require`; with `Require` the server's
-    /// certificate must be checked.
+    /// The servers, the database and the role.
     pub config: tokio_postgres::Config,
     /// The file with the certificates to trust for the server; none means those of the system.
     pub root_certificates: Option<PathBuf>,
 }
+
+/// Opens a connection to the primary as the saver does, with the task that drives it; the sender receives what it hears
+/// after a `LISTEN`.
+pub type Opener = Arc<
+    dyn Fn(
+            Option<UnboundedSender<Notification>>,
+        ) -> BoxFuture<'static, Result<(Client, JoinHandle<()>), tokio_postgres::Error>>
+        + Send
+        + Sync,
+>;
 
 impl Address {
     /// Parses a URL or a `key=value` text, as for [`crate::PostgresSaver::connect`].
@@ -62,13 +74,29 @@ impl Address {
         let mut config: tokio_postgres::Config = address.parse().map_err(|error| {
             Error::InvalidInput(format!("the address of the database cannot be read: {error}"))
         })?;
-        if config.get_ssl_mode() == SslMode::Prefer {
-            config.ssl_mode(SslMode::Disable);
+        if config.get_hosts().is_empty() {
+            // A certificate has to be for somebody.
+            for address in config.get_hostaddrs().to_vec() {
+                config.host(address.to_string());
+            }
         }
         if config.get_application_name().is_none() {
             config.application_name("threadkeep");
         }
         Ok(Self { config, root_certificates })
+    }
+
+    /// Opens connections to it. An attempt may take for ever, if the server hangs.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`]: the file of certificates.
+    pub fn opener(self) -> Result<Opener> {
+        let Self { config, root_certificates } = self;
+        let connector = Connector::new(Tls::new(config.get_ssl_mode(), root_certificates)?);
+        Ok(Arc::new(move |heard| {
+            let (connector, config) = (connector.clone().heard_by(heard), config.clone());
+            async move { connector.open(&config).await }.boxed()
+        }))
     }
 }
 
@@ -82,19 +110,19 @@ impl std::fmt::Debug for Address {
 /// The address of a server, and how to connect to it.
 pub(crate) struct Target {
     pub(crate) config: tokio_postgres::Config,
-    pub(crate) tls: MakeRustlsConnect,
+    pub(crate) tls: Tls,
 }
 
 impl Target {
-    /// Parses a URL or a `key=value` text. TLS is used with `sslmode=require`, and then always verified.
+    /// Parses a URL or a `key=value` text. TLS is used where the server has it; `sslmode=require` and stronger demand it,
+    /// and a certificate that is trusted.
     pub(crate) fn parse(address: &str, patience: Duration) -> Result<Self> {
-        let Address { mut config, root_certificates: roots } = Address::parse(address)?;
+        let Address { mut config, root_certificates } = Address::parse(address)?;
         if config.get_connect_timeout().is_none() && !patience.is_zero() {
             config.connect_timeout(patience);
         }
-        let roots =
-            if config.get_ssl_mode() == SslMode::Disable { RootCertStore::empty() } else { trusted(roots)? };
-        Ok(Self { config, tls: MakeRustlsConnect::new(client(roots)?) })
+        let tls = Tls::new(config.get_ssl_mode(), root_certificates)?;
+        Ok(Self { config, tls })
     }
 }
 
@@ -118,38 +146,19 @@ fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
     (format!("{place}?{}", kept.finish()), roots)
 }
 
-/// The certificates to trust for the server: those in the file, else those of the system.
-fn trusted(file: Option<PathBuf>) -> Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    let Some(file) = file else {
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        return Ok(roots);
-    };
-    let wrong = |why: String| Error::InvalidInput(format!("sslrootcert {}: {why}", file.display()));
-    let certificates = CertificateDer::pem_file_iter(&file).map_err(|error| wrong(error.to_string()))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
-        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
-    }
-    if roots.is_empty() { Err(wrong("there is no certificate in it".to_owned())) } else { Ok(roots) }
-}
-
-fn client(roots: RootCertStore) -> Result<ClientConfig> {
-    let provider = rustls::crypto::ring::default_provider();
-    let builder = ClientConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Error::InvalidInput(format!("TLS: {error}")))?;
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio_postgres::config::SslMode;
+
     use super::*;
 
     #[test]
-    fn tls_is_used_only_when_required() {
+    fn tls_is_preferred_and_can_be_required_or_disabled() {
         let mode = |address: &str| Target::parse(address, Duration::ZERO).unwrap().config.get_ssl_mode();
-        assert_eq!(mode("postgres://u@h/d"), SslMode::Disable);
-        assert_eq!(mode("postgres://u@h/d?sslmode=prefer"), SslMode::Disable);
+        assert_eq!(mode("postgres://u@h/d"), SslMode::Prefer);
+        assert_eq!(mode("postgres://u@h/d?sslmode=prefer"), SslMode::Prefer);
+        assert_eq!(mode("postgres://u@h/d?sslmode=disable"), SslMode::Disable);
+        assert_eq!(mode("hostaddr=10.0.0.1 user=u"), SslMode::Prefer);
         assert_eq!(mode("postgres://u@h/d?sslmode=require"), SslMode::Require);
         assert_eq!(mode("postgres://u@h/d?sslmode=verify-full&application_name=x"), SslMode::Require);
         assert_eq!(mode("host=h user=u sslmode=require"), SslMode::Require);

@@ -2,17 +2,21 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::Connect;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
-use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::DbError;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, Notification};
+
+use crate::tls::Tls;
 
 /// How long to wait for the other servers after the first one has answered as a primary.
 const GRACE: Duration = Duration::from_millis(250);
@@ -22,13 +26,23 @@ const TIMELINE: &str =
     "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8)";
 
 /// Opens connections.
+#[derive(Clone)]
 pub(crate) struct Connector {
-    tls: MakeRustlsConnect,
+    tls: Tls,
+    /// Receives what the connections hear after a `LISTEN`.
+    heard: Option<UnboundedSender<Notification>>,
+    /// Whether it has warned that a connection is not encrypted.
+    warned: Arc<AtomicBool>,
 }
 
 impl Connector {
-    pub(crate) fn new(tls: MakeRustlsConnect) -> Self {
-        Self { tls }
+    pub(crate) fn new(tls: Tls) -> Self {
+        Self { tls, heard: None, warned: Arc::default() }
+    }
+
+    /// Passes on what its connections hear.
+    pub(crate) fn heard_by(self, heard: Option<UnboundedSender<Notification>>) -> Self {
+        Self { heard, ..self }
     }
 
     /// Connects to the server, or to the primary of several. All are asked at once, so that a hanging one delays
@@ -36,8 +50,7 @@ impl Connector {
     pub(crate) async fn open(&self, config: &Config) -> Result<(Client, JoinHandle<()>), Error> {
         let hosts = hosts(config);
         if hosts.len() < 2 {
-            let (client, connection) = config.connect(self.tls.clone()).await?;
-            return Ok((client, tokio::spawn(drive(connection))));
+            return self.connect(config).await;
         }
         let mut tries: FuturesUnordered<_> = hosts.iter().map(|config| self.primary(config)).collect();
         let (mut best, mut failed) = (None::<Primary>, None);
@@ -59,16 +72,28 @@ impl Connector {
             (Some(Primary { client, driver, .. }), _) => Ok((client, driver)),
             (None, Some(error)) => Err(error),
             // There are several, and each one answered in one of these ways.
-            (None, None) => config
-                .connect(self.tls.clone())
-                .await
-                .map(|(client, connection)| (client, tokio::spawn(drive(connection)))),
+            (None, None) => self.connect(config).await,
         }
     }
 
+    async fn connect(&self, config: &Config) -> Result<(Client, JoinHandle<()>), Error> {
+        let tls = self.tls.for_one();
+        let (client, connection) = config.connect(tls.clone()).await?;
+        let is_plain = config.get_ssl_mode() == SslMode::Prefer && !tls.was_used();
+        if let Some(host) = remote(config).filter(|_| is_plain)
+            && !self.warned.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                host,
+                "the connection to the database is not encrypted, because the server offers no TLS: enable it there, and \
+                 set sslmode=verify-full to accept no other connection; sslmode=disable accepts this one silently"
+            );
+        }
+        Ok((client, tokio::spawn(drive(connection, self.heard.clone()))))
+    }
+
     async fn primary(&self, config: &Config) -> Result<Primary, Error> {
-        let (client, connection) = config.connect(self.tls.clone()).await?;
-        let driver = tokio::spawn(drive(connection));
+        let (client, driver) = self.connect(config).await?;
         let timeline = client.query_typed(TIMELINE, &[]).await?;
         let timeline = timeline.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
         Ok(Primary { client, driver, timeline })
@@ -90,6 +115,17 @@ impl Connect for Connector {
         let config = config.clone();
         Box::pin(async move { self.open(&config).await })
     }
+}
+
+/// The first host that is not this machine.
+fn remote(config: &Config) -> Option<&str> {
+    let is_here = |name: &str| {
+        name == "localhost" || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+    };
+    config.get_hosts().iter().find_map(|host| match host {
+        Host::Tcp(name) if !is_here(name) => Some(name.as_str()),
+        _ => None,
+    })
 }
 
 /// The configuration of each server, if there are several.
@@ -152,7 +188,7 @@ fn hosts(config: &Config) -> Vec<Config> {
 ///
 /// A server whose wait for its synchronous standby is cancelled acknowledges the commit, with a warning. This ends the
 /// connection then, so that everything in progress on it is in doubt.
-async fn drive<S, T>(mut connection: Connection<S, T>)
+async fn drive<S, T>(mut connection: Connection<S, T>, heard: Option<UnboundedSender<Notification>>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
@@ -162,6 +198,10 @@ where
             Some(Ok(AsyncMessage::Notice(notice))) if is_without_standby(&notice) => {
                 tracing::warn!("a commit did not wait for the synchronous standby: {}", notice.message());
                 return;
+            }
+            Some(Ok(AsyncMessage::Notification(notification))) => {
+                // Nobody may be interested any more.
+                let _ = heard.as_ref().map(|heard| heard.send(notification));
             }
             Some(Ok(_)) => {}
             Some(Err(error)) => {
@@ -176,4 +216,20 @@ where
 /// The name of the server's routine is the same in every language.
 fn is_without_standby(notice: &DbError) -> bool {
     notice.routine() == Some("SyncRepWaitForLSN") || notice.message().contains("synchronous replication")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_is_not_this_machine_is_remote() {
+        let of = |address: &str| remote(&address.parse().unwrap()).map(str::to_owned);
+        for here in ["host=localhost", "host=127.0.0.1", "host=::1", "host=/run/postgresql", "hostaddr=127.0.0.2"] {
+            assert_eq!(of(here), None, "{here}");
+        }
+        for there in ["host=db", "host=10.0.0.1", "host=127.0.0.1,db", "host=localhost.example"] {
+            assert!(of(there).is_some(), "{there}");
+        }
+    }
 }

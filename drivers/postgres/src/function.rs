@@ -6,7 +6,7 @@
 //!
 //! The functions have no rights of their own, and are part of the format: a changed text is a new version.
 
-use crate::sql::{COLUMNS, about, of_namespace};
+use crate::sql::{COLUMNS, about, fill, of_namespace};
 
 /// What [`crate::change::Change::params`] gives.
 const CHANGE: &str = "
@@ -41,19 +41,19 @@ const ROWS: &str = "TABLE (
 
 /// Creates the function that version 5 of the format adds.
 pub(crate) fn create_commit(schema: &str) -> String {
-    let commit = include_str!("commit.sql").replace("{s}", schema);
+    let commit = in_schema(include_str!("commit.sql"), schema);
     function(schema, "commit", STEP, "boolean VOLATILE", &commit)
 }
 
 /// Creates the functions of version 4 of the format.
 pub(crate) fn create(schema: &str) -> String {
-    let write = include_str!("write.sql").replace("{s}", schema);
+    let write = in_schema(include_str!("write.sql"), schema);
     function(schema, "write", CHANGE, "boolean VOLATILE", &write) + &reads(schema)
 }
 
 /// Creates the functions of version 3. Its threads had no nonce.
 pub(crate) fn create_3(schema: &str) -> String {
-    let write = include_str!("schema/write_3.sql").replace("{s}", schema);
+    let write = in_schema(include_str!("schema/write_3.sql"), schema);
     let reads = reads(schema).replace("t.nonce AS k1", "NULL::uuid AS k1");
     function(schema, "write", CHANGE_3, "boolean VOLATILE", &write) + &reads
 }
@@ -65,6 +65,13 @@ fn reads(schema: &str) -> String {
         function(schema, "lineage", "uuid, bytea, uuid, uuid", ROWS, &query(&lineage(schema))),
     ];
     functions.concat()
+}
+
+/// A text with its schema, on one line in the comment that names it, whatever the name is.
+fn in_schema(text: &str, schema: &str) -> String {
+    let comment = |name: &str| format!("{name} is the schema.");
+    let text = text.replace(&comment("{s}"), &comment(&schema.replace(['\n', '\r'], " ").replace("{s}", "{ s}")));
+    text.replace("{s}", schema)
 }
 
 fn function(schema: &str, name: &str, arguments: &str, returns: &str, body: &str) -> String {
@@ -84,12 +91,12 @@ fn query(statement: &str) -> String {
 
 /// `thread, ns`: the head.
 pub(crate) fn head(schema: &str) -> String {
-    about(schema, &format!("{} ORDER BY id DESC LIMIT 1", of_namespace(schema)))
+    of_schema(schema, &format!("{} ORDER BY id DESC LIMIT 1", of_namespace()))
 }
 
 /// `thread, ns, id`: one checkpoint.
 pub(crate) fn by_id(schema: &str) -> String {
-    about(schema, &format!("{} AND id = $3", of_namespace(schema)))
+    of_schema(schema, &format!("{} AND id = $3", of_namespace()))
 }
 
 /// `thread, ns, id, reach`: the lineage back to the seeds.
@@ -97,13 +104,17 @@ pub(crate) fn lineage(schema: &str) -> String {
     let walked = COLUMNS.split(", ").map(|name| format!("p.{name}")).collect::<Vec<_>>().join(", ");
     let stop = |row: &str| format!("CASE WHEN {row}id <= $4 THEN coalesce({row}seed, {row}id) END");
     let walk = format!(
-        "SELECT {COLUMNS}, {} AS stop FROM {schema}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2 AND id = $3
+        "SELECT {COLUMNS}, {} AS stop FROM {{s}}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2 AND id = $3
          UNION ALL
          SELECT {walked}, coalesce(w.stop, {}) FROM c w CROSS JOIN LATERAL (
-             SELECT * FROM {schema}.threadkeep_checkpoint o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent OFFSET 0
+             SELECT * FROM {{s}}.threadkeep_checkpoint o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent OFFSET 0
          ) p WHERE w.stop IS NULL OR w.id > w.stop",
         stop(""),
         stop("p."),
     );
-    about(schema, &walk)
+    of_schema(schema, &walk)
+}
+
+fn of_schema(schema: &str, checkpoints: &str) -> String {
+    fill(&about(checkpoints), &[("{s}", schema)])
 }

@@ -28,8 +28,9 @@ mod sql;
 mod step;
 mod store;
 mod thread;
+mod tls;
 mod view;
 
-pub use config::{Address, Options};
+pub use config::{Address, Opener, Options};
 pub use saver::PostgresSaver;
 pub use schema::setup;

@@ -76,7 +76,8 @@ impl Connections {
         let size = options.connections.max(2);
         let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let Target { config, tls } = target;
-        let manager = Manager::from_connect(config.clone(), Connector::new(tls.clone()), recycling);
+        let connector = Connector::new(tls);
+        let manager = Manager::from_connect(config.clone(), connector.clone(), recycling);
         let renewed = Arc::new(Mutex::new(None::<Instant>));
         let limit = renewed.clone();
         let mut pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).pre_recycle(
@@ -92,7 +93,7 @@ impl Connections {
             pool = pool.wait_timeout(Some(options.patience)).create_timeout(Some(options.patience));
         }
         let pool = pool.build().map_err(|error| unavailable(error.to_string()))?;
-        let (connector, server) = (Connector::new(tls), Mutex::default());
+        let server = Mutex::default();
         Ok(Self { pool, lanes: Mutex::default(), width: size / 2, renewed, config, connector, server })
     }
 

@@ -141,9 +141,7 @@ impl Store {
     /// Removes a thread whose row the transaction has locked or inserted, so that no one can write to it or create it
     /// until the transaction ends. Each statement sees everything that was committed before it began.
     async fn delete_in(&self, client: &Client, thread: &ThreadId, life: Option<i64>) -> Result<(), Trouble> {
-        let life = life.map_or_else(String::new, |life| life.to_string());
-        let statements = self.sql.delete.replace("$1", &format!("'{}'::uuid", keys::of_thread(thread)));
-        Ok(client.batch_execute(&statements.replace("$2", &format!("'{{{life}}}'"))).await?)
+        Ok(client.batch_execute(&self.sql.delete(keys::of_thread(thread), life)).await?)
     }
 
     async fn look_at_all(

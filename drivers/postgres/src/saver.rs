@@ -46,8 +46,8 @@ impl PostgresSaver {
     /// Connects to the database at `address`: a URL (`postgres://user:password@host:port/database`), or `key=value`
     /// pairs. The tables must exist: see [`crate::setup`].
     ///
-    /// The connection is encrypted with `sslmode=require`, and then the server's certificate is checked, against the file in
-    /// `sslrootcert`, or else the system's certificates.
+    /// The connection is encrypted where the server offers TLS. With `sslmode=require` nothing else is accepted, and the
+    /// server's certificate is checked, against the file in `sslrootcert`, or else the system's certificates.
     ///
     /// # Errors
     /// [`threadkeep::Error::NewerFormat`] if a newer version of this program created the tables;

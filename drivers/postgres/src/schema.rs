@@ -70,6 +70,7 @@ use crate::config::{Options, Target};
 use crate::connect::Connector;
 use crate::error::{NOT_SET_UP, Trouble, unavailable};
 use crate::function;
+use crate::sql::fill;
 
 /// The newest format that this driver reads, and the format that it writes.
 pub const FORMAT_VERSION: u32 = 5;
@@ -170,7 +171,7 @@ const WRITE_4: &str = "uuid, bytea, bigint, bigint, uuid, bigint, bigint, uuid, 
 /// Marks with random bits, graves, and the functions that know them.
 fn marks(schema: &str) -> String {
     let in_literal = |text: &str| text.replace('\'', "''");
-    let rights = RIGHTS.replace("{s}", &in_literal(schema)).replace("{o}", WRITE_3).replace("{n}", WRITE_4);
+    let rights = fill(RIGHTS, &[("{s}", &in_literal(schema)), ("{o}", WRITE_3), ("{n}", WRITE_4)]);
     [
         MARKS.replace("{s}", schema),
         function::create(schema),
@@ -183,7 +184,7 @@ fn marks(schema: &str) -> String {
 /// The function for the usual commit.
 fn usual_commit(schema: &str) -> String {
     let in_literal = |text: &str| text.replace('\'', "''");
-    let rights = RIGHT_TO_COMMIT.replace("{s}", &in_literal(schema)).replace("{o}", WRITE_4);
+    let rights = fill(RIGHT_TO_COMMIT, &[("{s}", &in_literal(schema)), ("{o}", WRITE_4)]);
     [function::create_commit(schema), format!("DO '{}';\n", in_literal(&rights))].concat()
 }
 

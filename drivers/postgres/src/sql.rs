@@ -5,6 +5,8 @@
 //! checkpoints and the elements needed to decode them. `OFFSET 0` forces the planner to join by key, whatever it
 //! assumes about table sizes. The frequent statements call functions, which hold their text: see [`crate::function`].
 
+use uuid::Uuid;
+
 /// Writes an empty record to the log: a transaction that does so waits for the disk and the standby when it commits.
 pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'threadkeep', ''),
     CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
@@ -45,9 +47,22 @@ pub(crate) struct Sql {
     pub(crate) write: String,
     /// `thread, epoch, revision`, and what to remove: see [`crate::change::Removal`].
     pub(crate) remove: String,
-    /// `thread` and `life`, in place of each `$1` and `$2`: statements that remove everything of it, and leave a grave.
-    pub(crate) delete: String,
+    /// The schema, for [`Self::delete`].
+    schema: String,
 }
+
+/// `thread` and `life`, in place of each `{t}` and `{l}`: statements that remove everything of it, and leave a grave.
+const DELETE: &str = "
+DELETE FROM {s}.threadkeep_thread WHERE id = {t};
+DELETE FROM {s}.threadkeep_head WHERE thread = {t};
+DELETE FROM {s}.threadkeep_checkpoint WHERE thread = {t};
+DELETE FROM {s}.threadkeep_element WHERE thread = {t};
+INSERT INTO {s}.threadkeep_grave (thread, life) SELECT {t}, life FROM unnest({l}::bigint[]) AS life
+ON CONFLICT (thread, life) DO NOTHING;
+DELETE FROM {s}.threadkeep_grave WHERE (thread, life) IN (
+    SELECT thread, life FROM {s}.threadkeep_grave WHERE at < now() - interval '6 hours'
+    ORDER BY at LIMIT 16 FOR UPDATE SKIP LOCKED
+);";
 
 /// What a statement on a thread returns besides the checkpoints in `c`.
 const OWNERS: &str = "
@@ -107,37 +122,51 @@ DELETE FROM {s}.threadkeep_head h
 USING fence f, unnest($8::bytea[]) AS x (ns)
 WHERE h.thread = f.id AND h.ns = x.ns";
 
-/// The checkpoints of a namespace.
-pub(crate) fn of_namespace(schema: &str) -> String {
-    format!("SELECT {COLUMNS} FROM {schema}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2")
+/// Puts values in the places of a template, in one pass: a value may contain anything, a place too.
+pub(crate) fn fill(template: &str, values: &[(&str, &str)]) -> String {
+    let mut filled = String::with_capacity(2 * template.len());
+    let mut rest = template;
+    loop {
+        let places = values.iter().filter_map(|(place, value)| Some((rest.find(place)?, place, value)));
+        let Some((at, place, value)) = places.min_by_key(|(at, ..)| *at) else { break };
+        filled.push_str(&rest[..at]);
+        filled.push_str(value);
+        rest = &rest[at + place.len()..];
+    }
+    filled + rest
 }
 
-/// The query that returns these checkpoints, the thread, its heads (of the namespace `$2` unless that is null), and the
-/// elements needed to decode the checkpoints.
-pub(crate) fn about(schema: &str, checkpoints: &str) -> String {
-    format!("WITH RECURSIVE c AS ({checkpoints}) {OWNERS}").replace("{s}", schema)
+/// The template of the checkpoints of a namespace.
+pub(crate) fn of_namespace() -> String {
+    format!("SELECT {COLUMNS} FROM {{s}}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2")
+}
+
+/// The template of the query that returns these checkpoints, the thread, its heads (of the namespace `$2` unless that is
+/// null), and the elements needed to decode the checkpoints.
+pub(crate) fn about(checkpoints: &str) -> String {
+    format!("WITH RECURSIVE c AS ({checkpoints}) {OWNERS}")
 }
 
 impl Sql {
     pub(crate) fn new(schema: &str) -> Self {
-        let fill = |text: &str| text.replace("{s}", schema);
-        let about = |checkpoints: &str| about(schema, checkpoints);
+        let fill = |template: &str| fill(template, &[("{s}", schema)]);
+        let about = |checkpoints: &str, more: &str| fill(&(about(checkpoints) + more));
         let call = |verb: &str, function: &str, arguments: usize| {
             let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
             format!("{verb} {schema}.threadkeep_{function}({})", arguments.join(", "))
         };
-        let hashes = |epoch, next| fill(&HASHES.replace("{epoch}", epoch).replace("{next}", next));
-        let one_ns = of_namespace(schema);
-        let all = format!("SELECT {COLUMNS} FROM {schema}.threadkeep_checkpoint WHERE thread = $1");
+        let hashes = |epoch, next| HASHES.replace("{epoch}", epoch).replace("{next}", next);
+        let one_ns = of_namespace();
+        let all = format!("SELECT {COLUMNS} FROM {{s}}.threadkeep_checkpoint WHERE thread = $1");
         Self {
             by_id: call("SELECT * FROM", "by_id", 3),
             head: call("SELECT * FROM", "head", 2),
             newest: about(&format!(
                 "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
                  ORDER BY id DESC, ns DESC LIMIT $5"
-            )),
+            ), ""),
             lineage: call("SELECT * FROM", "lineage", 4),
-            all: about(&all),
+            all: about(&all, ""),
             elements: fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
                         t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2
@@ -166,24 +195,22 @@ impl Sql {
             buried: fill(
                 "SELECT 1 FROM {s}.threadkeep_grave WHERE thread = $1 AND life = ANY ($2) LIMIT 1",
             ),
-            look: about(&format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"))
-                + &hashes("$4", "$5"),
-            look_at_all: about(&all) + &hashes("$3", "$4"),
+            look: about(
+                &format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"),
+                &hashes("$4", "$5"),
+            ),
+            look_at_all: about(&all, &hashes("$3", "$4")),
             write: call("SELECT", "write", 27),
             remove: fill(REMOVE),
-            delete: fill(
-                "DELETE FROM {s}.threadkeep_thread WHERE id = $1;
-                 DELETE FROM {s}.threadkeep_head WHERE thread = $1;
-                 DELETE FROM {s}.threadkeep_checkpoint WHERE thread = $1;
-                 DELETE FROM {s}.threadkeep_element WHERE thread = $1;
-                 INSERT INTO {s}.threadkeep_grave (thread, life) SELECT $1, life FROM unnest($2::bigint[]) AS life
-                 ON CONFLICT (thread, life) DO NOTHING;
-                 DELETE FROM {s}.threadkeep_grave WHERE (thread, life) IN (
-                     SELECT thread, life FROM {s}.threadkeep_grave WHERE at < now() - interval '6 hours'
-                     ORDER BY at LIMIT 16 FOR UPDATE SKIP LOCKED
-                 );",
-            ),
+            schema: schema.to_owned(),
         }
+    }
+
+    /// Statements that remove everything of a thread, and leave a grave for this life of it.
+    pub(crate) fn delete(&self, thread: Uuid, life: Option<i64>) -> String {
+        let life = life.map(|life| life.to_string()).unwrap_or_default();
+        let (thread, life) = (format!("'{thread}'::uuid"), format!("'{{{life}}}'"));
+        fill(DELETE, &[("{s}", &self.schema), ("{t}", &thread), ("{l}", &life)])
     }
 }
 

@@ -219,6 +219,33 @@ async fn schemas_are_stores_of_their_own() {
     has(&one, &talk, 0..3).await;
 }
 
+/// Whatever a schema is called, it is quoted, and nothing in it is taken for a part of a statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_legal_name_of_a_schema_works() {
+    let database = database().await;
+    for schema in [
+        "{s}",
+        "{s}.x{q}{o}{n}{t}{l}{epoch}{next}",
+        "$1 $2 $$ $body$",
+        "a\"b\"\"c",
+        "a'b''c\\'",
+        "two\nlines\r\n; --",
+        "/* \" */ %s",
+        "SELECT",
+        &"\u{fc}".repeat(31),
+    ] {
+        let options = Options { schema: schema.to_owned(), ..Options::default() };
+        setup(database.url(), &options).await.unwrap_or_else(|error| panic!("{schema:?}: {error}"));
+        let saver = PostgresSaver::connect(database.url(), options).await.unwrap();
+        let mut talk = Talk::new("t");
+        append(&saver, &mut talk, 0, 3).await;
+        has(&saver, &talk, 0..3).await;
+        saver.delete_thread(&talk.thread).await.unwrap();
+        assert_eq!(saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap(), None, "{schema:?}");
+        append(&saver, &mut Talk::new("t"), 0, 1).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_processes_may_set_up_and_write_at_once() {
     if let Ok(url) = std::env::var("THREADKEEP_TEST_SET_UP") {
@@ -276,12 +303,19 @@ async fn connections_are_encrypted_and_the_certificate_is_checked() {
     assert!(sessions(true).await > 0);
     assert_eq!(sessions(false).await, 0);
 
-    // Without the certificate the server is untrusted; and a plain connection is plain.
+    // Without the certificate the server is untrusted; without a demand, TLS is used where it is offered.
     let doubting = format!("{}?sslmode=require", database.url());
     let options = Options { patience: Duration::ZERO, ..Options::default() };
     let error = PostgresSaver::connect(&doubting, options).await.unwrap_err();
     assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("certificate")), "{error}");
-    let _plain = open(database.url()).await;
+    drop(saver);
+    while sessions(true).await > 0 {
+        tokio::task::yield_now().await;
+    }
+    let _preferred = open(database.url()).await;
+    assert!(sessions(true).await > 0);
+    assert_eq!(sessions(false).await, 0);
+    let _plain = open(&format!("{}?sslmode=disable", database.url())).await;
     assert!(sessions(false).await > 0);
 }
 

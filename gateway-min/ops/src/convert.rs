@@ -94,6 +94,13 @@ impl ConvertCommand {
             progress.next();
         }
         drop(progress);
+        if failed.is_none()
+            && self.threads.are_all()
+            && !self.dry_run
+            && let Some(records) = target.records()
+        {
+            records.converted(mode.as_str()).await?;
+        }
         if !self.json {
             out.table(&rows)?;
             let verb = if self.dry_run { "would be" } else { "were" };

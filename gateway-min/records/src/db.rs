@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use chrono::{DateTime, TimeDelta};
-use sqlx::{Postgres, Sqlite, Transaction};
+use sqlx::{Sqlite, Transaction};
 
 use super::codec::Clock;
 use super::error::RecordsError;
-use super::postgres::{self, PostgresTarget, Scope, Tables};
+use super::postgres::{self, Changes, PostgresTarget, Scope};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
 use super::sqlite;
@@ -72,7 +72,7 @@ pub(super) struct Db {
 #[derive(Clone, Debug)]
 enum Pools {
     Sqlite { writer: sqlite::Pool, readers: sqlite::Pool },
-    Postgres { pool: postgres::Pool, tables: Tables },
+    Postgres(postgres::Pool),
 }
 
 impl Db {
@@ -94,20 +94,25 @@ impl Db {
     }
 
     pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
-        let pool = target.connect().await.map_err(|cause| not_opened(target.place(), cause))?;
+        let pool = postgres::Pool::connect(target).await;
+        let pool = pool.map_err(|cause| not_opened(target.place(), cause))?;
         schema::migrate_postgres(&pool, target).await?;
-        Ok(Self::new(Pools::Postgres { pool, tables: target.tables().clone() }, clock))
+        Ok(Self::new(Pools::Postgres(pool), clock))
     }
 
     /// Whether the tables exist.
     pub(super) async fn is_in_postgres(target: &PostgresTarget) -> Result<bool, RecordsError> {
-        let pool = target.connect().await.map_err(|cause| not_opened(target.place(), cause))?;
-        let there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
-            .bind(target.tables().migrations())
-            .fetch_one(&pool)
-            .await;
-        pool.close().await;
-        Ok(there?)
+        let opened = target.open().await;
+        let mut connection = opened.map_err(|cause| not_opened(target.place(), cause))?;
+        Ok(schema::is_in_postgres(&mut connection, target.tables()).await?)
+    }
+
+    /// What other processes announce.
+    pub(super) fn changes(&self) -> Changes {
+        match &self.pools {
+            Pools::Sqlite { .. } => Changes::none(),
+            Pools::Postgres(pool) => pool.changes(),
+        }
     }
 
     /// How far the database's clock is ahead of this process's; zero if they share a clock.
@@ -152,14 +157,14 @@ impl Db {
                 // Last, because closing the last connection checkpoints the WAL.
                 writer.close().await;
             }
-            Pools::Postgres { pool, .. } => pool.close().await,
+            Pools::Postgres(pool) => pool.close().await,
         }
     }
 
     pub(super) fn dialect(&self) -> Dialect {
         match self.pools {
             Pools::Sqlite { .. } => Dialect::Sqlite,
-            Pools::Postgres { .. } => Dialect::Postgres,
+            Pools::Postgres(_) => Dialect::Postgres,
         }
     }
 
@@ -173,9 +178,7 @@ impl Db {
             Pools::Sqlite { readers, .. } => {
                 sqlite::prepared(sql).fetch_optional(readers).await?.map(Row::Sqlite)
             }
-            Pools::Postgres { pool, tables } => {
-                postgres::prepared(sql, tables).fetch_optional(pool).await?.map(Row::Postgres)
-            }
+            Pools::Postgres(pool) => pool.fetch_all(sql).await?.into_iter().next().map(Row::Postgres),
         };
         Ok(row.as_ref().map(T::from_row).transpose()?)
     }
@@ -185,9 +188,7 @@ impl Db {
             Pools::Sqlite { readers, .. } => {
                 read_all(sqlite::prepared(sql).fetch_all(readers).await?, Row::Sqlite)
             }
-            Pools::Postgres { pool, tables } => {
-                read_all(postgres::prepared(sql, tables).fetch_all(pool).await?, Row::Postgres)
-            }
+            Pools::Postgres(pool) => read_all(pool.fetch_all(sql).await?, Row::Postgres),
         };
         Ok(rows?)
     }
@@ -227,9 +228,7 @@ impl Db {
         let flush = if self.idle_disk.load(Ordering::Relaxed) { Flush::WithNext } else { flush };
         let tx = match &self.pools {
             Pools::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with(sqlite::begin(flush)).await?),
-            Pools::Postgres { pool, tables } => {
-                Tx::Postgres(pool.begin_with(postgres::begin(tables, scope)).await?, tables.clone())
-            }
+            Pools::Postgres(pool) => Tx::Postgres(pool.begin(scope).await?),
         };
         Ok(WriteTx {
             tx,
@@ -264,7 +263,7 @@ pub(super) struct WriteTx {
 
 enum Tx {
     Sqlite(Transaction<'static, Sqlite>),
-    Postgres(Transaction<'static, Postgres>, Tables),
+    Postgres(postgres::Transaction),
 }
 
 impl WriteTx {
@@ -272,9 +271,7 @@ impl WriteTx {
     pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, RecordsError> {
         let changed = match &mut self.tx {
             Tx::Sqlite(tx) => sqlite::prepared(sql).execute(&mut **tx).await?.rows_affected(),
-            Tx::Postgres(tx, tables) => {
-                postgres::prepared(sql, tables).execute(&mut **tx).await?.rows_affected()
-            }
+            Tx::Postgres(tx) => tx.execute(sql).await?,
         };
         self.statement_done()?;
         Ok(changed)
@@ -283,9 +280,7 @@ impl WriteTx {
     pub(super) async fn fetch_optional<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, RecordsError> {
         let row = match &mut self.tx {
             Tx::Sqlite(tx) => sqlite::prepared(sql).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
-            Tx::Postgres(tx, tables) => {
-                postgres::prepared(sql, tables).fetch_optional(&mut **tx).await?.map(Row::Postgres)
-            }
+            Tx::Postgres(tx) => tx.fetch_all(sql).await?.into_iter().next().map(Row::Postgres),
         };
         self.statement_done()?;
         Ok(row.as_ref().map(T::from_row).transpose()?)
@@ -294,12 +289,18 @@ impl WriteTx {
     pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, RecordsError> {
         let rows = match &mut self.tx {
             Tx::Sqlite(tx) => read_all(sqlite::prepared(sql).fetch_all(&mut **tx).await?, Row::Sqlite),
-            Tx::Postgres(tx, tables) => {
-                read_all(postgres::prepared(sql, tables).fetch_all(&mut **tx).await?, Row::Postgres)
-            }
+            Tx::Postgres(tx) => read_all(tx.fetch_all(sql).await?, Row::Postgres),
         };
         self.statement_done()?;
         Ok(rows?)
+    }
+
+    /// Wakes the processes that own or follow this run, when the transaction commits; see [`Changes`].
+    pub(super) async fn announce(&mut self, run_id: &str) -> Result<(), RecordsError> {
+        match &mut self.tx {
+            Tx::Sqlite(_) => Ok(()),
+            Tx::Postgres(tx) => Ok(tx.announce(run_id).await?),
+        }
     }
 
     /// Makes the changes durable, to the degree of its [`Flush`]. If the future is dropped, the commit may or may not
@@ -308,7 +309,7 @@ impl WriteTx {
         self.statement_done()?;
         let done = match self.tx {
             Tx::Sqlite(tx) => tx.commit().await,
-            Tx::Postgres(tx, _) => tx.commit().await,
+            Tx::Postgres(tx) => tx.commit().await,
         };
         done.map_err(|cause| RecordsError::InDoubt { cause })?;
         #[cfg(any(test, feature = "testing"))]

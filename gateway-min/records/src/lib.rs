@@ -7,6 +7,7 @@
 //! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Records::delete_thread`] |
 //! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Records::delete_thread`] |
 //! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Records::delete_thread`] |
+//! | `store_settings` | `name` | the form in which checkpoints are written | [`Records::agree_on_form`], [`Records::converted`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Records::delete_thread`] |
 //!
 //! # Who may write to a thread
@@ -38,6 +39,7 @@ mod error;
 mod events;
 #[cfg(any(test, feature = "testing"))]
 mod fault;
+mod form;
 mod persist;
 mod postgres;
 mod query;
@@ -62,8 +64,9 @@ pub use events::{
     EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
     TRACE_CATEGORY,
 };
+pub use form::CheckpointForm;
 pub use persist::persistently;
-pub use postgres::PostgresTarget;
+pub use postgres::{Changes, PostgresTarget};
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
     Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,
@@ -195,6 +198,11 @@ impl Records {
     /// The event feed.
     pub fn events(&self) -> &Events {
         &self.events
+    }
+
+    /// What other processes do with runs, from now on.
+    pub fn changes(&self) -> Changes {
+        self.db.changes()
     }
 
     /// Makes the `k`-th statement of a write from now, from 1, fail; 0 disarms. Returns whether an unused fault was

@@ -193,6 +193,12 @@ pub(super) trait FromRow: Sized {
     fn from_row(row: &Row) -> sqlx::Result<Self>;
 }
 
+impl<T: for<'r> Cell<'r>, U: for<'r> Cell<'r>> FromRow for (T, U) {
+    fn from_row(row: &Row) -> sqlx::Result<Self> {
+        Ok((row.get(0)?, row.get(1)?))
+    }
+}
+
 impl<T: for<'r> Cell<'r>> FromRow for (T,) {
     fn from_row(row: &Row) -> sqlx::Result<Self> {
         Ok((row.get(0)?,))

@@ -1,11 +1,13 @@
 //! The numbered migrations of the database, and applying them.
 
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
-use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _, SqlStr};
 
 use super::db::Flush;
 use super::error::RecordsError;
-use super::postgres::{self, PostgresTarget, Scope};
+use super::postgres::{self, PostgresTarget, Scope, Tables};
+use super::query::query;
 use super::sqlite;
 
 /// A migration, for each database.
@@ -26,13 +28,14 @@ macro_rules! step {
 }
 
 /// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     step!("0001", "threads"),
     step!("0002", "runs"),
     step!("0003", "run_events"),
     step!("0004", "leases"),
     step!("0005", "run_queue"),
     step!("0006", "run_frames"),
+    step!("0007", "store_settings"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent
@@ -70,27 +73,44 @@ async fn apply_postgres(
     // The migrator's own lock lasts longer than a transaction, which does not work through a pooler.
     migrator.set_locking(false);
     migrator.dangerous_set_table_name(tables.migrations());
-    if is_newest(&migrator, pool, tables).await? {
+    if is_newest(&migrator, pool).await? {
         return Ok(());
     }
-    let mut tx = pool.begin_with(postgres::begin(tables, Scope::EveryThread)).await?;
+    let mut held = pool.acquire().await?;
+    let mut tx = held.dirty().begin_with(postgres::begin(tables, Scope::EveryThread)).await?;
+    // The migrator prepares statements. Behind a pooler the session may be one in which an earlier one did.
+    sqlx::raw_sql("DEALLOCATE ALL").execute(&mut *tx).await?;
     apply(&migrator, &mut *tx, target.place()).await?;
-    Ok(tx.commit().await?)
+    tx.commit().await?;
+    // What it prepared earlier is gone, so it is closed.
+    drop(held);
+    Ok(())
+}
+
+/// Whether the tables were created.
+pub(super) async fn is_in_postgres(
+    connection: &mut PgConnection,
+    tables: &Tables,
+) -> Result<bool, sqlx::Error> {
+    let name = tables.migrations().replace('\'', "''");
+    let sql = format!("SELECT to_regclass('{name}') IS NOT NULL");
+    sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?.try_get(0)
 }
 
 /// Whether exactly these migrations were applied. Then nothing needs to be done, and a role that can only read and
 /// write rows suffices.
-async fn is_newest(
-    migrator: &Migrator,
-    pool: &postgres::Pool,
-    tables: &postgres::Tables,
-) -> Result<bool, RecordsError> {
-    let there = "SELECT to_regclass($1) IS NOT NULL";
-    if !sqlx::query_scalar::<_, bool>(there).bind(tables.migrations()).fetch_one(pool).await? {
-        return Ok(false);
-    }
-    let sql = format!("SELECT version, checksum FROM {} WHERE success ORDER BY version", tables.migrations());
-    let applied: Vec<(i64, Vec<u8>)> = sqlx::query_as(AssertSqlSafe(sql)).fetch_all(pool).await?;
+async fn is_newest(migrator: &Migrator, pool: &postgres::Pool) -> Result<bool, RecordsError> {
+    let sql = query("SELECT version, checksum FROM migrations WHERE success ORDER BY version");
+    let applied = match pool.fetch_all(sql).await {
+        Ok(applied) => applied,
+        // There is no such table, or no such schema.
+        Err(sqlx::Error::Database(error)) if matches!(error.code().as_deref(), Some("42P01" | "3F000")) => {
+            return Ok(false);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let applied = applied.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+    let applied: Vec<(i64, Vec<u8>)> = applied.collect::<Result<_, sqlx::Error>>()?;
     let known = migrator.iter().map(|migration| (migration.version, &*migration.checksum));
     Ok(known.eq(applied.iter().map(|(version, checksum)| (*version, checksum.as_slice()))))
 }
@@ -122,7 +142,6 @@ async fn apply<C: Migrate>(migrator: &Migrator, connection: &mut C, place: &str)
 mod tests {
     use std::time::Duration;
 
-    use sqlx::Row as _;
     use threadkeep_testing::postgres as server;
 
     use super::*;
@@ -191,39 +210,42 @@ mod tests {
     }
 
     /// The tables, columns and indexes in a Postgres schema, as text.
-    async fn described(pool: &postgres::Pool, schema: &str) -> Vec<String> {
+    async fn described(connection: &mut PgConnection, schema: &str) -> Vec<String> {
         let sql = "SELECT format('%s.%s %s %s %s', table_name, column_name, data_type, is_nullable, column_default) \
                    FROM information_schema.columns WHERE table_schema = $1 \
                    UNION ALL SELECT replace(indexdef, $1, 's') FROM pg_indexes WHERE schemaname = $1 ORDER BY 1";
-        let rows = sqlx::query(sql).bind(schema).fetch_all(pool).await.unwrap();
+        let rows = sqlx::query(sql).bind(schema).fetch_all(connection).await.unwrap();
         rows.iter().map(|row| row.get(0)).collect()
     }
 
     #[tokio::test]
     async fn every_older_postgres_schema_becomes_the_newest_and_a_failure_is_taken_back() {
         let database = server().unwrap().database().await.unwrap();
-        let in_schema = |schema: &str| PostgresTarget::parse(database.url(), schema, 2).unwrap();
-        let fresh = in_schema("fresh");
-        let pool = fresh.connect().await.unwrap();
-        sqlx::raw_sql("CREATE SCHEMA fresh").execute(&pool).await.unwrap();
+        let in_schema = async |schema: &str| {
+            let target = PostgresTarget::parse(database.url(), schema, 2).unwrap();
+            (postgres::Pool::connect(&target).await.unwrap(), target)
+        };
+        let (pool, fresh) = in_schema("fresh").await;
+        let mut admin = fresh.open().await.unwrap();
+        sqlx::raw_sql("CREATE SCHEMA fresh").execute(&mut admin).await.unwrap();
         migrate_postgres(&pool, &fresh).await.unwrap();
-        let newest = described(&pool, "fresh").await;
+        let newest = described(&mut admin, "fresh").await;
         assert!(newest.len() > 50, "{newest:?}");
         for older in 0..STEPS.len() {
-            let (name, old) = (format!("old{older}"), in_schema(&format!("old{older}")));
-            sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {name}"))).execute(&pool).await.unwrap();
+            let name = format!("old{older}");
+            let (pool, old) = in_schema(&name).await;
+            sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {name}"))).execute(&mut admin).await.unwrap();
             apply_postgres(&STEPS[..older], &pool, &old).await.unwrap();
-            let before = described(&pool, &name).await;
+            let before = described(&mut admin, &name).await;
             if older == 1 {
                 let error = apply_postgres(&broken(), &pool, &old).await.unwrap_err();
                 assert!(error.to_string().contains("\"x\" already exists"), "{error}");
-                assert_eq!(described(&pool, &name).await, before);
+                assert_eq!(described(&mut admin, &name).await, before);
             }
             assert_ne!(before, newest);
             migrate_postgres(&pool, &old).await.unwrap();
-            assert_eq!(described(&pool, &name).await, newest);
+            assert_eq!(described(&mut admin, &name).await, newest);
         }
-        pool.close().await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -232,16 +254,17 @@ mod tests {
         let target = PostgresTarget::parse(database.url(), "public", 1).unwrap();
         let starts = (0..8).map(|_| {
             let target = target.clone();
-            tokio::spawn(async move { migrate_postgres(&target.connect().await.unwrap(), &target).await })
+            tokio::spawn(async move {
+                migrate_postgres(&postgres::Pool::connect(&target).await.unwrap(), &target).await
+            })
         });
         let all = futures::future::try_join_all(starts);
         for result in tokio::time::timeout(Duration::from_mins(1), all).await.unwrap().unwrap() {
             result.unwrap();
         }
-        let pool = target.connect().await.unwrap();
         let sql = AssertSqlSafe(format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations()));
-        let versions: Vec<(i64,)> = sqlx::query_as(sql).fetch_all(&pool).await.unwrap();
+        let mut connection = target.open().await.unwrap();
+        let versions: Vec<(i64,)> = sqlx::query_as(sql).fetch_all(&mut connection).await.unwrap();
         assert_eq!(versions, numbers());
-        pool.close().await;
     }
 }

@@ -24,7 +24,7 @@ use crate::runs::{PROGRESS_EVERY, Runs};
 use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
-use threadkeep_records::{Records, RecordsError};
+use threadkeep_records::{CheckpointForm, Records, RecordsError};
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -117,6 +117,7 @@ impl App {
         let ownership = Terms::of(&current);
         let checkpoints = Checkpoints::open(&current).await?;
         let store = open_records(&current).await?;
+        agree_on_form(&store, &current).await?;
         let metrics = Metrics::new(checkpoints.sqlite().cloned(), store.commits());
         let saver = with_history_cache(checkpoints.saver(), &current, &metrics)?;
         let saver = (parts.wrap_saver)(Arc::new(MeteredSaver::new(saver, metrics.clone())));
@@ -237,6 +238,30 @@ async fn recover(
         );
     }
     Ok(instance)
+}
+
+/// Warns if other processes store checkpoints in another form.
+async fn agree_on_form(store: &Records, config: &Config) -> Result<(), StartError> {
+    let ours = CheckpointForm {
+        mode: channel_mode(config).as_str().to_owned(),
+        frequency: config.snapshot_frequency(),
+    };
+    let Some(theirs) = store.agree_on_form(&ours).await? else { return Ok(()) };
+    if theirs.mode == ours.mode {
+        tracing::warn!(
+            "this database was written with checkpoint_delta.snapshot_frequency {}, and this process has {}",
+            theirs.frequency,
+            ours.frequency
+        );
+    } else {
+        let (theirs, ours) = (theirs.mode, ours.mode);
+        tracing::warn!(
+            "the threads of this database are stored in {theirs} mode, and database.checkpoint_channel_mode of this process \
+             is {ours}: a process in full mode refuses threads that one in delta mode has written to; give all processes \
+             the same mode, and run 'threadkeep convert --all --to {ours}' to change that of the database"
+        );
+    }
+    Ok(())
 }
 
 /// Checks that several processes can share the database, as this one may be the first of several.

@@ -167,6 +167,7 @@ pub(super) async fn mark_cancelled(
     let sql =
         "UPDATE runs SET cancel_action = $2, cancel_requested_at = $3, updated_at = $3 WHERE run_id = $1";
     tx.execute(query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now))).await?;
+    tx.announce(&run.run_id).await?;
     Ok(action)
 }
 

@@ -45,7 +45,9 @@ impl Runs {
         let mut tx = self.db.write_of_run(run_id).await?;
         let sql = "UPDATE runs SET followed = TRUE WHERE run_id = $1 AND status IN ('pending', 'running') \
                    AND NOT followed";
-        tx.execute(query(sql).bind(run_id)).await?;
+        if tx.execute(query(sql).bind(run_id)).await? > 0 {
+            tx.announce(run_id).await?;
+        }
         tx.commit().await
     }
 
@@ -74,6 +76,7 @@ impl Runs {
         .await?;
         let old = query("DELETE FROM run_frames WHERE run_id = $1 AND next_seq <= $2 AND NOT ends");
         tx.execute(old.bind(run_id).bind(seq(keep_from))).await?;
+        tx.announce(run_id).await?;
         tx.commit().await
     }
 

@@ -110,9 +110,9 @@ impl Location {
     /// Runs SQL on Postgres; `{s}` is the schema.
     pub(super) async fn execute(&self, sql: &str) {
         let Self::Schema { name, .. } = self else { panic!("not in Postgres") };
-        let pool = self.target().connect().await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(sql.replace("{s}", name))).execute(&pool).await.unwrap();
-        pool.close().await;
+        let mut connection = self.target().open().await.unwrap();
+        let sql = AssertSqlSafe(sql.replace("{s}", &format!("\"{}\"", name.replace('"', "\"\""))));
+        sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
     }
 }
 

@@ -19,6 +19,8 @@ pub(crate) struct RunControl {
     pub(crate) mirrored: AtomicBool,
     /// Set when the run holds the thread.
     at_work: AtomicBool,
+    /// Set when the process could not renew the run's lease.
+    lost: AtomicBool,
     ended: watch::Sender<bool>,
 }
 
@@ -29,6 +31,7 @@ impl RunControl {
             promoted: Notify::new(),
             mirrored: AtomicBool::new(false),
             at_work: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             ended: watch::Sender::new(false),
         }
     }
@@ -41,6 +44,17 @@ impl RunControl {
     /// Whether the run waits for its thread.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.at_work.load(Ordering::Relaxed)
+    }
+
+    /// Stops the run because other processes may have ended it.
+    pub(crate) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+        self.cancel.cancel();
+    }
+
+    /// Whether the run was stopped because its lease was not renewed.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Waits until the run has done its last write.

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
 use tokio::task;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Runs;
 use super::instance::Instance;
 use crate::config::Config;
-use threadkeep_records::{Noticed, Records, RecordsError, RunRow};
+use threadkeep_records::{Changes, Noticed, Records, RecordsError, RunRow};
 
-/// How often a process polls whether its runs were cancelled, ended or followed elsewhere.
+/// How often a process polls whether its runs were cancelled, ended or followed elsewhere, unless others say so.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The terms on which rows are owned.
@@ -83,7 +83,7 @@ pub(crate) async fn take_over(
 /// Starts the tasks that maintain the ownership while the gateway lives.
 pub(crate) fn keep(runs: &Arc<Runs>, terms: Terms) {
     tokio::spawn(own(Arc::downgrade(runs), terms));
-    tokio::spawn(look(Arc::downgrade(runs)));
+    tokio::spawn(look(Arc::downgrade(runs), runs.store.changes()));
 }
 
 /// Renews this process's leases, and ends what dead processes left.
@@ -114,10 +114,18 @@ async fn own(runs: Weak<Runs>, terms: Terms) {
 }
 
 /// Polls whether runs of this process were cancelled, ended or followed elsewhere.
-async fn look(runs: Weak<Runs>) {
+async fn look(runs: Weak<Runs>, mut changes: Changes) {
+    let mut poll = tokio::time::interval(LOOK);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::time::sleep(LOOK).await;
+        let heard = tokio::select! {
+            _ = poll.tick() => None,
+            heard = changes.next() => heard,
+        };
         let Some(runs) = runs.upgrade() else { return };
+        if heard.is_some_and(|run_id| runs.local.get(&run_id).is_none()) {
+            continue;
+        }
         if let Err(error) = runs.notice().await {
             tracing::debug!(%error, "cannot look for runs that were cancelled or are followed elsewhere");
         }
@@ -151,7 +159,7 @@ impl Runs {
         for control in self.local.all() {
             if !control.cancel.is_cancelled() {
                 tracing::error!("stopping a run because its lease could not be renewed in time");
-                control.cancel.cancel();
+                control.lose();
             }
         }
     }

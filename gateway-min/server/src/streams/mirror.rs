@@ -17,7 +17,7 @@ use super::bridge::{Event, EventId, Frame};
 use threadkeep_records::{FrameBatch, RecordsError, persistently};
 
 /// The pause between two batches.
-const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(20);
 /// A batch is written when it has this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 

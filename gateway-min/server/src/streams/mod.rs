@@ -49,8 +49,23 @@ impl Streams {
             && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
         {
             tokio::spawn(relay::relay(Arc::clone(self), run.clone(), publisher));
+        } else if !run.status.is_active()
+            && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
+        {
+            // Nothing is kept of it but how it ended.
+            let (streams, row) = (Arc::clone(self), run.clone());
+            tokio::spawn(async move { relay::tell(&streams, &row, &publisher).await });
         }
         self.bridge.subscribe(&run.run_id, last_event_id)
+    }
+
+    /// Publishes why a run failed that another process has ended, or that could not be written, unless that was published.
+    pub(crate) async fn tell_failure(&self, run_id: &str, publisher: &Publisher) {
+        match self.store.runs().get(run_id).await {
+            Ok(Some(row)) => relay::tell(self, &row, publisher).await,
+            Ok(None) => {}
+            Err(error) => tracing::debug!(run_id, %error, "cannot read why a run was ended"),
+        }
     }
 
     /// Relays the stream of a run of this process to the other processes.

@@ -17,7 +17,7 @@ use super::bridge::Publisher;
 use super::mirror::decode;
 use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RecordsError, RunRow, RunStatus};
 
-/// How often the database is polled for the state of a run.
+/// How often the database is polled for the state of a run, unless its process says that there is something to read.
 const POLL: Duration = Duration::from_millis(250);
 /// How long the last frames of a run may arrive after its row has ended.
 const LAST_FRAMES: Duration = Duration::from_secs(2);
@@ -30,6 +30,8 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
     let abandoned = publisher.abandoned();
     let (mut asked, mut cancelled) = (false, false);
     let (mut next_seq, mut ended_at) = (0, None);
+    // Before the frames are requested, so that none are missed.
+    let mut changes = streams.store.changes();
     loop {
         if abandoned.is_cancelled() && !cancelled {
             cancelled = runs.request_cancel(&run.run_id, CancelAction::Interrupt).await.is_ok();
@@ -39,7 +41,10 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
             Ok(Seen::AtWork) => {}
             Ok(Seen::All) => break,
             // It had ended when the client came: the frames forwarded by then are all there are.
-            Ok(Seen::Ended(_)) if !run.status.is_active() => break,
+            Ok(Seen::Ended(row)) if !run.status.is_active() => {
+                tell(&streams, &row, &publisher).await;
+                break;
+            }
             Ok(Seen::Ended(row)) => {
                 let since = *ended_at.get_or_insert_with(Instant::now);
                 let dead = row.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON);
@@ -50,9 +55,16 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
             }
             Err(error) => tracing::warn!(run_id = run.run_id, %error, "cannot read a run of another process"),
         }
-        tokio::time::sleep(POLL).await;
+        let _changed = tokio::time::timeout(POLL, changes.of(&run.run_id)).await;
     }
     publisher.end();
+}
+
+/// Publishes why an ended run failed, if it did and nobody has said so.
+pub(super) async fn tell(streams: &Streams, row: &RunRow, publisher: &Publisher) {
+    if let Some(error) = failure(streams, row).await {
+        publisher.fail(&error);
+    }
 }
 
 /// The result of polling a run of another process.
@@ -112,9 +124,7 @@ async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, pub
             tracing::debug!(%thread, %error, "cannot read the head that a run of another process left");
         }
     }
-    if let Some(error) = failure(streams, row).await {
-        publisher.publish("error", &error);
-    }
+    tell(streams, row, publisher).await;
 }
 
 /// The data of a failed run's `error` frame; `None` if it ended otherwise.

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{anyhow, ensure};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
@@ -29,9 +29,11 @@ use crate::storage::PATIENCE;
 pub const ABOUT: &str = "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; two savers append and read";
 
 /// Threads that are appended to at a time.
-const THREADS: usize = 4;
+const THREADS: usize = 8;
 /// Values of a thread; then another one takes its place.
-const VALUES: usize = 200;
+const VALUES: usize = 100;
+/// How long a saver retries. A server that hangs is left after a quarter of it.
+const RETRIES: Duration = Duration::from_secs(4);
 
 /// What happens to the servers.
 #[derive(Debug, Clone, Copy)]
@@ -44,8 +46,15 @@ enum Fault {
     CancelledWaits,
 }
 
-const FAULTS: [Fault; 6] =
-    [Fault::Crash, Fault::Kill, Fault::Zombie, Fault::Restart, Fault::FrozenStandby, Fault::CancelledWaits];
+/// How often each fault strikes for each unit of effort.
+const FAULTS: [(Fault, u32); 6] = [
+    (Fault::Crash, 6),
+    (Fault::Kill, 6),
+    (Fault::Zombie, 4),
+    (Fault::CancelledWaits, 4),
+    (Fault::Restart, 2),
+    (Fault::FrozenStandby, 2),
+];
 
 impl Fault {
     fn name(self) -> &'static str {
@@ -57,6 +66,11 @@ impl Fault {
             Self::FrozenStandby => "frozen standbys",
             Self::CancelledWaits => "cancelled waits with failover",
         }
+    }
+
+    /// Whether the standby becomes the primary.
+    fn fails_over(self) -> bool {
+        !matches!(self, Self::Restart | Self::FrozenStandby)
     }
 
     fn strike(self, cluster: &Cluster) -> Result<(), threadkeep_testing::BoxError> {
@@ -116,6 +130,33 @@ impl History {
         with(threads.entry(thread.to_owned()).or_default())
     }
 
+    /// The generation of threads that is appended to now.
+    fn generation(&self) -> usize {
+        self.values.load(Ordering::SeqCst) / (THREADS * VALUES)
+    }
+
+    /// Checks the threads of all generations but the last `keep`, and deletes them, so that the files of a long run stay
+    /// small.
+    async fn retire(&self, reader: &PostgresSaver, keep: usize, tally: &Tally) -> anyhow::Result<()> {
+        let end = (self.generation() + 1).saturating_sub(keep);
+        let is_old = |thread: &str| {
+            thread.split_once('-').and_then(|(number, _)| number.parse().ok()).is_some_and(|n: usize| n < end)
+        };
+        let threads: Vec<String> = {
+            let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+            threads.keys().filter(|thread| is_old(thread)).cloned().collect()
+        };
+        for thread in threads {
+            let before = self.with(&thread, |known| known.acknowledged.clone());
+            let (_, found) = read(reader, &thread).await?;
+            self.check(&thread, &before, &found)?;
+            reader.delete_thread(&ThreadId::from(thread.as_str())).await?;
+            tally.add("acknowledged commits", before.len());
+            self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
+        }
+        Ok(())
+    }
+
     /// Checks what was read by a read that began when these values were acknowledged.
     fn check(&self, thread: &str, before: &[u64], found: &[u64]) -> anyhow::Result<()> {
         let places: BTreeMap<u64, usize> = found.iter().enumerate().map(|(at, value)| (*value, at)).collect();
@@ -133,20 +174,14 @@ impl History {
     }
 }
 
-/// Strikes each kind of fault once, or as often as the effort says.
+/// Strikes each kind of fault a few times, as often as the effort says, under load: 20 failovers for each unit.
 ///
 /// # Errors
 /// The first acknowledged value that is lost, stale read or refused value that is there.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let rounds = turn.effort.max(1) as usize;
-    failovers(turn.seed, rounds * FAULTS.len(), &turn.tally).await.map(|_| ())
-}
-
-/// Strikes this many faults under load; returns how many values were acknowledged.
-///
-/// # Errors
-/// As [`run`].
-pub async fn failovers(seed: u64, faults: usize, tally: &Tally) -> anyhow::Result<usize> {
+    let Turn { seed, effort, tally, .. } = turn;
+    // A short test needs failovers more than it needs commits.
+    let between = if effort == 1 { 20 } else { 1000 * effort as usize };
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(Replication::Synchronous)).await?;
     let cluster = Arc::new(cluster.map_err(|error| anyhow!(error))?);
     let url = cluster.url("postgres");
@@ -154,59 +189,66 @@ pub async fn failovers(seed: u64, faults: usize, tally: &Tally) -> anyhow::Resul
     let (history, done) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
     let mut workers = Vec::new();
     for worker in 0..2 {
-        let options = Options { patience: PATIENCE / 6, ..Options::default() };
+        let options = Options { patience: RETRIES, ..Options::default() };
         let saver = Arc::new(PostgresSaver::connect(&url, options).await?);
-        for task in 0..2 {
+        for task in 0..4 {
             let (saver, history, done) = (saver.clone(), history.clone(), done.clone());
             let rng = StdRng::seed_from_u64(seed ^ (worker << 8) ^ task);
             workers.push(tokio::spawn(async move { work(&saver, &history, &done, rng).await }));
         }
     }
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut planned: Vec<Fault> = FAULTS.iter().copied().cycle().take(faults).collect();
+    let planned = FAULTS.iter().flat_map(|(fault, often)| vec![*fault; (often * effort) as usize]);
+    let mut planned: Vec<Fault> = planned.collect();
     planned.shuffle(&mut rng);
+    let reader = PostgresSaver::connect(&url, Options { patience: PATIENCE, ..Options::default() }).await?;
     for fault in planned {
-        progress(&history, &workers).await?;
+        if !progress(&history, between, &workers).await? {
+            break;
+        }
+        history.retire(&reader, 2, &tally).await?;
         let struck = cluster.clone();
         let outcome = tokio::task::spawn_blocking(move || fault.strike(&struck)).await?;
         outcome.map_err(|error| anyhow!("{}: {error}", fault.name()))?;
         tally.add(fault.name(), 1);
+        if fault.fails_over() {
+            tally.add("failovers", 1);
+        }
     }
-    progress(&history, &workers).await?;
+    progress(&history, between, &workers).await?;
     done.store(true, Ordering::SeqCst);
     for worker in workers {
         worker.await??;
     }
-    let reader = PostgresSaver::connect(&url, Options::default()).await?;
-    let threads = std::mem::take(&mut *history.threads.lock().unwrap_or_else(PoisonError::into_inner));
-    let mut acknowledged = 0;
-    for (thread, known) in threads {
-        let (_, found) = read(&reader, &thread).await?;
-        acknowledged += known.acknowledged.len();
-        history.with(&thread, |empty| empty.refused = known.refused);
-        history.check(&thread, &known.acknowledged, &found)?;
-    }
-    tally.add("acknowledged commits", acknowledged);
+    history.retire(&reader, 0, &tally).await?;
     tally.add("doubts", history.doubts.load(Ordering::SeqCst));
     tally.add("lost histories reported", history.reported.load(Ordering::SeqCst));
     tally.add("reads", history.reads.load(Ordering::SeqCst));
-    Ok(acknowledged)
+    Ok(())
 }
 
-/// Waits until some values more are acknowledged.
+/// Waits until some values more are acknowledged; `false` if a worker has ended, because it has found something.
 async fn progress(
     history: &History,
+    values: usize,
     workers: &[tokio::task::JoinHandle<anyhow::Result<()>>],
-) -> anyhow::Result<()> {
-    let goal = history.progress.load(Ordering::SeqCst) + 20;
-    let reached = async {
-        while history.progress.load(Ordering::SeqCst) < goal
-            && !workers.iter().any(tokio::task::JoinHandle::is_finished)
-        {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+) -> anyhow::Result<bool> {
+    let goal = history.progress.load(Ordering::SeqCst) + values;
+    let (mut last, mut moved) = (0, Instant::now());
+    loop {
+        let now = history.progress.load(Ordering::SeqCst);
+        if workers.iter().any(tokio::task::JoinHandle::is_finished) {
+            return Ok(false);
         }
-    };
-    tokio::time::timeout(2 * PATIENCE, reached).await.context("nothing is acknowledged any more")
+        if now >= goal {
+            return Ok(true);
+        }
+        if now != last {
+            (last, moved) = (now, Instant::now());
+        }
+        ensure!(moved.elapsed() < 2 * PATIENCE, "nothing is acknowledged any more");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Appends and reads until it is done.
@@ -218,8 +260,7 @@ async fn work(
 ) -> anyhow::Result<()> {
     let ids = IdSource::default();
     while !done.load(Ordering::SeqCst) {
-        let generation = history.values.load(Ordering::SeqCst) / (THREADS * VALUES);
-        let thread = format!("{generation}-{}", rng.random_range(0..THREADS));
+        let thread = format!("{}-{}", history.generation(), rng.random_range(0..THREADS));
         let before = history.with(&thread, |known| known.acknowledged.clone());
         let (head, found) = match read(saver, &thread).await {
             Ok(read) => read,

@@ -13,12 +13,15 @@ mod events;
 mod faults;
 #[path = "../flush.rs"]
 mod flush;
+#[path = "../form.rs"]
+mod form;
 #[path = "../leases.rs"]
 mod leases;
 #[path = "../lifecycle.rs"]
 mod lifecycle;
 #[path = "../model.rs"]
 mod model;
+mod connections;
 mod open;
 #[path = "../recovery.rs"]
 mod recovery;

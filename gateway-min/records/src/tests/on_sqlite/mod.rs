@@ -12,6 +12,8 @@ mod events;
 mod faults;
 #[path = "../flush.rs"]
 mod flush;
+#[path = "../form.rs"]
+mod form;
 #[path = "../leases.rs"]
 mod leases;
 #[path = "../lifecycle.rs"]

@@ -6,7 +6,7 @@ use threadkeep::state::StateAccessor;
 use super::{Outcome, Worker, restoring};
 use crate::telemetry::spans;
 use threadkeep_records::{
-    CancelAction, DecideOutcome, FinishOutcome, RecordsError, RunEnd, RunStatus, persistently,
+    CancelAction, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, RecordsError, RunEnd, RunStatus, persistently,
 };
 
 /// The error of a run that its user rolled back.
@@ -66,6 +66,7 @@ impl Worker<'_> {
         if let DecideOutcome::AlreadyTerminal(status) = decided {
             // Another process considered this one dead; from now on this run must not write.
             tracing::error!(run_id = self.spec.run_id, %status, "the run was ended by another process");
+            self.taken_over = true;
             return Ok(());
         }
         if let Some(accessor) = accessor {
@@ -83,7 +84,14 @@ impl Worker<'_> {
     async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<End, RecordsError> {
         // A run that another process has ended has nothing to restore.
         let row = self.runs.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
-        let rolls_back = row.and_then(|row| row.cancel_action) == Some(CancelAction::Rollback);
+        let action = row.as_ref().and_then(|row| row.cancel_action);
+        if row.is_some() && action.is_none() && self.guard.control.is_lost() {
+            self.reporter.frames.error("RunError", LEASE_EXPIRED_ERROR);
+            self.reporter.journal.error("RunError", LEASE_EXPIRED_ERROR);
+            let error = Some(LEASE_EXPIRED_ERROR.to_owned());
+            return Ok(End { error, ..End::new(RunStatus::Error) });
+        }
+        let rolls_back = action == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
             return Ok(End::new(RunStatus::Interrupted));
         }
@@ -133,7 +141,7 @@ impl Worker<'_> {
     }
 
     /// Ends the run's row, after everything else is written, and wakes the run that waited for it.
-    async fn end_row(&self, end: &End) -> Result<(), RecordsError> {
+    async fn end_row(&mut self, end: &End) -> Result<(), RecordsError> {
         let status = end.status;
         let end = self.row_end(end);
         let outcome = persistently(|| self.runs.store.runs().finish(&self.spec.run_id, &end)).await?;
@@ -141,6 +149,7 @@ impl Worker<'_> {
             self.runs.metrics.run_ended(status);
             spans::run_ended(status);
         }
+        self.taken_over |= matches!(outcome, FinishOutcome::AlreadyTerminal(_));
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.runs.local.get(next)
         {

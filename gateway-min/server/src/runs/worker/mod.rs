@@ -8,7 +8,7 @@ mod turn;
 use std::sync::Arc;
 
 use chrono::Utc;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::state::{KnownHead, RollbackPoint};
 use threadkeep_agent::tools::Snapshot;
@@ -78,14 +78,21 @@ pub(crate) fn start(
     frames: Frames,
     guard: RunGuard,
 ) {
-    let (store, run_id) = (runs.store.clone(), spec.run_id.clone());
+    let (store, run_id, stream) = (runs.store.clone(), spec.run_id.clone(), Arc::clone(&publisher));
     let span = spans::run(&spec.thread_id, &spec.run_id);
     let task = tokio::spawn(work(runs, spec, publisher, frames, guard).instrument(span));
     tokio::spawn(async move {
         if task.await.is_err() {
+            stream.fail(&died());
+            stream.end();
             bury(&store, &run_id).await;
         }
     });
+}
+
+/// The data of the `error` frame of such a run.
+fn died() -> Json {
+    json!({"message": DIED, "name": "RunError"})
 }
 
 /// Ends a run whose task panicked or could not write its records, unless it has ended.
@@ -113,6 +120,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         head: None,
         rollback: None,
         workspace: None,
+        taken_over: false,
         runs: &runs,
         spec: &spec,
         guard: &guard,
@@ -129,8 +137,13 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         runs.cancel(&spec.run_id, CancelAction::Interrupt).await?;
         living.await
     };
-    if let Err(error) = Box::pin(lived).await {
+    let lived = Box::pin(lived).await;
+    if run.taken_over {
+        runs.streams.tell_failure(&spec.run_id, &publisher).await;
+    }
+    if let Err(error) = lived {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
+        publisher.fail(&died());
         // Its clients need not wait for an unavailable database.
         publisher.end();
         bury(&runs.store, &spec.run_id).await;
@@ -150,6 +163,8 @@ struct Worker<'a> {
     rollback: Option<RollbackPoint>,
     /// The thread's files before the run; `None` until they are read, or if that failed.
     workspace: Option<Snapshot>,
+    /// Whether another process has ended the run.
+    taken_over: bool,
 }
 
 impl Worker<'_> {

@@ -240,6 +240,9 @@ impl Shared {
     }
 }
 
+/// The event that says why a run failed.
+const ERROR: &str = "error";
+
 /// The run's side of its stream. Dropping it ends the stream, so that no subscriber waits for a dead run.
 pub struct Publisher {
     run: Arc<Run>,
@@ -259,6 +262,13 @@ impl Publisher {
         let id = self.run.push(event.into(), data, self.bridge.clock.now_ms());
         self.relieve();
         id
+    }
+
+    /// Publishes why the run failed, unless that was published before: a stream that ends without it has succeeded.
+    pub(crate) fn fail(&self, error: &Value) {
+        if !lock(&self.run.state).failed {
+            self.publish(ERROR, error);
+        }
     }
 
     /// Publishes an event of another process under its own id. Events come in order; if some are missing, earlier ones
@@ -331,6 +341,8 @@ struct Buffer {
     ended: bool,
     /// The run's key among the ended ones.
     ended_as: Option<u64>,
+    /// Whether an `error` event was published.
+    failed: bool,
     next_subscriber: u64,
     /// The wakers of waiting subscribers.
     waiting: Vec<(u64, Waker)>,
@@ -393,6 +405,7 @@ impl Run {
         state.bytes += bytes;
         state.latest = Some(event.id);
         state.next_seq = event.id.seq + 1;
+        state.failed |= &*event.name == ERROR;
         state.events.push_back(event);
         self.drop_oldest(&mut state, |state| {
             let kept = state.events.len();

@@ -1,0 +1,120 @@
+//! What processes tell each other through the database, so that they need not wait for the next poll. A message may be
+//! lost, with its connection or behind a pooler: whoever waits for one polls too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::{PgListener, PgPoolOptions};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::connect::PostgresTarget;
+
+/// How many messages a slow receiver may be behind.
+const KEPT: usize = 256;
+/// The pause before listening again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A connection that has been silent for this long may be dead: another one is opened.
+const SILENCE: Duration = Duration::from_mins(5);
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Passes on what was heard: the id of a run, or nothing if something may have been missed.
+#[derive(Clone, Debug)]
+pub(crate) struct Announced(broadcast::Sender<Option<Arc<str>>>);
+
+impl Default for Announced {
+    fn default() -> Self {
+        Self(broadcast::channel(KEPT).0)
+    }
+}
+
+impl Announced {
+    pub(crate) fn subscribe(&self) -> Changes {
+        Changes(Some(self.0.subscribe()))
+    }
+
+    fn pass_on(&self, run_id: Option<&str>) {
+        // Nobody may be waiting.
+        let _ = self.0.send(run_id.map(Into::into));
+    }
+}
+
+/// Wakes when another process has done something with a run that its owner or its followers should look at. Beside
+/// waiting for it, poll: messages can be lost, and a database that does not pass them on never wakes anybody.
+#[derive(Debug)]
+pub struct Changes(Option<broadcast::Receiver<Option<Arc<str>>>>);
+
+impl Changes {
+    /// Of a database that passes nothing on.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    /// Waits for the next message: the id of a run, or none if some may have been missed.
+    pub async fn next(&mut self) -> Option<Arc<str>> {
+        match &mut self.0 {
+            Some(heard) => match heard.recv().await {
+                Ok(run_id) => run_id,
+                Err(RecvError::Lagged(_)) => None,
+                Err(RecvError::Closed) => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits for the next message that is, or may be, about this run.
+    pub async fn of(&mut self, run_id: &str) {
+        while self.next().await.is_some_and(|heard| *heard != *run_id) {}
+    }
+}
+
+/// Listens until it is dropped.
+pub(super) struct Listener(JoinHandle<()>);
+
+impl Listener {
+    pub(super) fn start(target: PostgresTarget, announced: Announced) -> Self {
+        Self(tokio::spawn(async move {
+            loop {
+                if let Err(error) = hear(&target, &announced).await {
+                    tracing::debug!(%error, "cannot listen to other processes; polling goes on");
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }))
+    }
+
+    pub(super) fn stop(&self) {
+        self.0.abort();
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Listens on one connection until it ends.
+async fn hear(target: &PostgresTarget, announced: &Announced) -> Result<(), sqlx::Error> {
+    let (_, options) = target.find().await?;
+    let only = PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(CONNECT)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .connect_lazy_with(options.clone());
+    let mut listener = PgListener::connect_with(&only).await?;
+    listener.eager_reconnect(false);
+    listener.listen(&target.tables().channel()).await?;
+    // What was said before is missed.
+    announced.pass_on(None);
+    loop {
+        match timeout(SILENCE, listener.try_recv()).await {
+            Ok(Ok(Some(message))) => announced.pass_on(Some(message.payload())),
+            Ok(Ok(None)) | Err(_) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! What is specific to Postgres.
+//!
+//! # Write transactions
+//!
+//! Those of one thread run one after the other, in any process: each begins by taking the thread's lock, which ends
+//! with the transaction. A transaction for all threads takes a lock that every other one shares. Within a process they
+//! queue for the thread before they take a connection, so that one busy thread does not take the connections of all.
+//!
+//! # Connections
+//!
+//! A connection goes back to the pool only if nothing is in progress on it: what a dropped future leaves behind is rolled
+//! back first, or the connection is closed ([`pool`], [`transaction`]). Every wait has an end.
+
+mod changes;
+mod connect;
+mod pool;
+mod sql;
+mod transaction;
+
+pub use changes::Changes;
+pub use connect::PostgresTarget;
+pub(crate) use pool::Pool;
+pub(crate) use sql::{TEXT_IN, Tables, is_corruption, json_without_nul, push_json_at};
+pub(crate) use transaction::{Scope, Transaction, begin};

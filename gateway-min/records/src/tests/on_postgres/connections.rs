@@ -1,0 +1,248 @@
+//! Connections: none is lost, poisoned or misdirected, whatever happens to its user, its server, or what is between.
+
+use std::task::Poll;
+
+use futures::future::{join_all, poll_immediate};
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+use threadkeep_testing::{Cluster, Replication, pgbouncer, postgres};
+use tokio::task::spawn_blocking;
+
+use super::support::*;
+use crate::query::query;
+use crate::*;
+
+async fn count(connection: &mut PgConnection, sql: &'static str) -> i64 {
+    sqlx::raw_sql(sql).fetch_one(connection).await.unwrap().get(0)
+}
+
+fn target(url: &str, schema: &str) -> PostgresTarget {
+    PostgresTarget::parse(url, schema, 2).unwrap()
+}
+
+async fn turn(store: &Records, thread: &str, run: &str) {
+    start(store, thread, run).await;
+    let event = NewEvent::new("run.start", "trace", serde_json::json!({"thread": thread}));
+    store.events().append(thread, run, vec![event]).await.unwrap();
+    let finished = store.runs().finish(run, &end(RunStatus::Success)).await.unwrap();
+    assert_eq!(finished, FinishOutcome::Finished { promoted: None });
+}
+
+/// Requests that are dropped while they wait for a thread's lock, after any number of waits, leave neither an open
+/// transaction nor a lock behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let place = target(database.url(), "public");
+    let options = || RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
+    let store = Records::open_postgres(&place, options()).await.unwrap();
+    let other = Records::open_postgres(&place, options()).await.unwrap();
+    create_thread(&store, "t").await;
+    start(&store, "t", "r").await;
+    let mut admin = place.open().await.unwrap();
+    for waits in 0..12 {
+        // Another process works on the thread.
+        let mut blocking = other.db.write("t").await.unwrap();
+        blocking.execute(query("UPDATE threads_meta SET status = status WHERE thread_id = 't'")).await.unwrap();
+        let mut leaving = Vec::new();
+        for _ in 0..4 {
+            leaving.push(Box::pin(store.runs().request_cancel("r", CancelAction::Interrupt)));
+        }
+        // Let them come as far as the lock, or a part of the way.
+        for _ in 0..waits * waits {
+            for future in &mut leaving {
+                assert!(poll_immediate(future.as_mut()).await.is_none());
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        drop(leaving);
+        drop(blocking);
+        // Within the time that the server would need to end them.
+        soon(store.threads().set_status("t", ThreadStatus::Running)).await.unwrap();
+        soon(other.threads().set_status("t", ThreadStatus::Running)).await.unwrap();
+        let stuck = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                     AND state LIKE 'idle in transaction%' AND state_change < now() - interval '3 seconds'";
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                    AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND application_name = 'threadkeep'";
+        soon(async {
+            while count(&mut admin, open).await > 0 {
+                assert_eq!(count(&mut admin, stuck).await, 0, "after {waits} waits");
+            }
+        })
+        .await;
+        let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid() AND database = \
+                     (SELECT oid FROM pg_database WHERE datname = current_database())";
+        assert_eq!(count(&mut admin, locks).await, 0);
+    }
+    let row = run(&store, "r").await;
+    assert_eq!(row.cancel_action, None, "none got the lock");
+    turn_after(&store).await;
+}
+
+async fn turn_after(store: &Records) {
+    store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    turn(store, "t", "next").await;
+}
+
+/// One busy thread does not take the connections of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_wait_for_one_thread_do_not_hold_up_the_others() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let store = Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
+    create_thread(&store, "t").await;
+    let held = store.db.write("t").await.unwrap();
+    let mut waiting = Box::pin(join_all(
+        (0..20).map(|_| store.threads().set_status("t", ThreadStatus::Running)).collect::<Vec<_>>(),
+    ));
+    assert!(matches!(futures::poll!(waiting.as_mut()), Poll::Pending));
+    create_thread(&store, "u").await;
+    assert!(store.threads().get("t", None).await.unwrap().is_some());
+    drop(held);
+    for done in waiting.await {
+        done.unwrap();
+    }
+}
+
+/// A pooler gives each transaction another session: what one client prepared there is not what another one means.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_work_behind_a_pooler_in_transaction_mode() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let url = pgbouncer().unwrap().url(&database);
+    let mut admin = target(database.url(), "public").open().await.unwrap();
+    sqlx::raw_sql("CREATE SCHEMA one; CREATE SCHEMA two").execute(&mut admin).await.unwrap();
+    let lease = |owner: &str| Some(Lease { owner: owner.to_owned(), length: chrono::TimeDelta::minutes(1) });
+    let mut stores = Vec::new();
+    for (schema, owner) in [("one", "a"), ("one", "b"), ("two", "c")] {
+        let options = RecordsOptions {
+            event_backend: EventBackend::Database,
+            lease: lease(owner),
+            ..RecordsOptions::default()
+        };
+        // The first of a schema migrates it.
+        stores.push(Records::open_postgres(&target(&url, schema), options).await.unwrap());
+    }
+    let all = stores.iter().enumerate().flat_map(|(n, store)| {
+        (0..8).map(move |k| async move {
+            let thread = format!("{n}-{k}");
+            create_thread(store, &thread).await;
+            for j in 0..5 {
+                turn(store, &thread, &format!("{thread}-{j}")).await;
+            }
+        })
+    });
+    join_all(all).await;
+    for (store, threads) in [(&stores[0], 16), (&stores[2], 8)] {
+        let found = store.threads().search(&ThreadQuery { limit: 100, ..ThreadQuery::default() }).await;
+        assert_eq!(found.unwrap().len(), threads);
+    }
+    // The records of all, through another store.
+    let all = "SELECT count(*) FROM one.threadkeep_gateway_run_events WHERE content::json ->> 'thread' = thread_id";
+    assert_eq!(count(&mut admin, all).await, 80);
+}
+
+/// A transaction that is dropped, or a future in the middle of a statement, gives its session back.
+#[tokio::test]
+async fn sessions_do_not_pile_up() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let place = target(database.url(), "public");
+    let store = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    create_thread(&store, "t").await;
+    for _ in 0..50 {
+        drop(store.db.write("t").await.unwrap());
+        let _dropped = poll_immediate(Box::pin(store.threads().get("t", None))).await;
+        let _dropped = poll_immediate(Box::pin(store.threads().set_status("t", ThreadStatus::Idle))).await;
+    }
+    soon(store.threads().set_status("t", ThreadStatus::Error)).await.unwrap();
+    let mut admin = place.open().await.unwrap();
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                    AND pid <> pg_backend_pid() AND application_name = 'threadkeep'";
+    // Two of the pool, and the one that listens.
+    soon(async { while count(&mut admin, sessions).await > 3 {} }).await;
+    store.close().await;
+    soon(async { while count(&mut admin, sessions).await > 0 {} }).await;
+}
+
+/// With several hosts the primary is found, and found again after a failover.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_go_on_after_a_failover() {
+    let cluster = spawn_blocking(|| Cluster::start(Replication::Synchronous).unwrap()).await.unwrap();
+    let place = target(&cluster.url("postgres"), "public");
+    let store = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    create_thread(&store, "t").await;
+    let cluster = spawn_blocking(move || {
+        cluster.crash_primary().unwrap();
+        cluster.promote().unwrap();
+        cluster.rebuild().unwrap();
+        cluster
+    })
+    .await
+    .unwrap();
+    assert!(store.threads().get("t", None).await.unwrap().is_some());
+    turn(&store, "t", "r").await;
+    drop(cluster);
+}
+
+#[tokio::test]
+async fn tls_is_used_where_the_server_has_it() {
+    let database = postgres().unwrap().database().await.unwrap();
+    for (more, expected) in [("", 1), ("?sslmode=prefer", 1), ("?sslmode=disable", 0)] {
+        let mut connection = target(&format!("{}{more}", database.url()), "public").open().await.unwrap();
+        let mine = "SELECT count(*) FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl";
+        assert_eq!(count(&mut connection, mine).await, expected, "{more}");
+    }
+}
+
+#[tokio::test]
+async fn every_legal_name_of_a_schema_works() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let mut admin = target(database.url(), "public").open().await.unwrap();
+    for schema in [
+        "{s}",
+        "runs threads_meta.migrations",
+        "$1 $2 $$",
+        "a\"b\"\"c",
+        "a'b''c\\'",
+        "two\nlines\r\n; --",
+        "/* \" */ %s",
+        &"\u{fc}".repeat(31),
+    ] {
+        let create = format!("CREATE SCHEMA \"{}\"", schema.replace('"', "\"\""));
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut admin).await.unwrap();
+        let place = target(database.url(), schema);
+        let open = async || {
+            let opened = Records::open_existing_postgres(&place, RecordsOptions::default()).await;
+            opened.unwrap_or_else(|error| panic!("{schema:?}: {error}"))
+        };
+        assert!(open().await.is_none(), "{schema:?}");
+        let store = Records::open_postgres(&place, RecordsOptions::default()).await;
+        let store = store.unwrap_or_else(|error| panic!("{schema:?}: {error}"));
+        create_thread(&store, "t").await;
+        turn(&store, "t", "r").await;
+        store.close().await;
+        let again = open().await.unwrap();
+        assert_eq!(run(&again, "r").await.status, RunStatus::Success);
+    }
+    admin.close().await.unwrap();
+}
+
+/// What a process does with a run wakes the others, without a poll.
+#[tokio::test]
+async fn processes_tell_each_other_of_what_concerns_them() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let place = target(database.url(), "public");
+    let store = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    let other = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    let mut heard = other.changes();
+    // It listens.
+    soon(async { while heard.next().await.is_some() {} }).await;
+    create_thread(&store, "t").await;
+    start(&store, "t", "r").await;
+    store.runs().follow("r").await.unwrap();
+    soon(heard.of("r")).await;
+    let batch = FrameBatch { first_seq: 0, next_seq: 1, frames: vec![serde_json::json!(0)], ends: true };
+    store.runs().append_frames("t", "r", &batch, 0).await.unwrap();
+    soon(heard.of("r")).await;
+    assert_eq!(other.runs().frames("r", 0, 10).await.unwrap(), [batch]);
+    store.runs().request_cancel("r", CancelAction::Interrupt).await.unwrap();
+    soon(heard.of("r")).await;
+}

@@ -225,7 +225,9 @@ mod tests {
     #[test]
     fn a_host_that_is_not_this_machine_is_remote() {
         let of = |address: &str| remote(&address.parse().unwrap()).map(str::to_owned);
-        for here in ["host=localhost", "host=127.0.0.1", "host=::1", "host=/run/postgresql", "hostaddr=127.0.0.2"] {
+        for here in
+            ["host=localhost", "host=127.0.0.1", "host=::1", "host=/run/postgresql", "hostaddr=127.0.0.2"]
+        {
             assert_eq!(of(here), None, "{here}");
         }
         for there in ["host=db", "host=10.0.0.1", "host=127.0.0.1,db", "host=localhost.example"] {

@@ -36,9 +36,7 @@ impl Tls {
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
                 .with_no_client_auth(),
-            SslMode::Disable => {
-                builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
-            }
+            SslMode::Disable => builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
             _ => builder.with_root_certificates(trusted(roots)?).with_no_client_auth(),
         };
         Ok(Self { inner: MakeRustlsConnect::new(client), used: Arc::default() })

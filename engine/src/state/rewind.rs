@@ -6,7 +6,7 @@ use super::{KnownHead, StateAccessor, StateSnapshot};
 use crate::channel::MESSAGES_CHANNEL;
 use crate::checkpoint::{CheckpointKey, TaskWrites, Write};
 use crate::error::{Error, Result};
-use crate::id::{CheckpointId, Namespace};
+use crate::id::{CheckpointId, Namespace, TaskId, ThreadId};
 use crate::mode::ChannelMode;
 use crate::saver::Rewrite;
 use crate::value::ChannelValue;
@@ -36,6 +36,26 @@ impl StateAccessor {
     /// [`Error::Conflict`] if another writer moved the head, and as [`StateAccessor::get`].
     pub async fn capture(&self, head: &mut KnownHead) -> Result<RollbackPoint> {
         self.get_known(head).await.map(RollbackPoint)
+    }
+
+    /// The state that a head was captured in before a run of another process, from which the tasks `since` have run. Without
+    /// a checkpoint: that the thread had none.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], and as [`StateAccessor::get`].
+    pub async fn captured_at(
+        &self,
+        thread: &ThreadId,
+        at: Option<CheckpointId>,
+        since: &[TaskId],
+    ) -> Result<RollbackPoint> {
+        let Some(at) = at else { return Ok(RollbackPoint(None)) };
+        let found = self.get(thread, Some(at)).await?;
+        let mut found = found.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: at })?;
+        // Nothing is pending at the end of a graph: what ran from there was the run's.
+        let ended = found.next.is_empty();
+        found.writes.retain(|row| !ended && !since.contains(&row.task));
+        Ok(RollbackPoint(Some(found)))
     }
 
     /// Prepares a run that resumes from `selected`. In delta mode the selected state is written onto the known head as

@@ -69,6 +69,7 @@ pub(super) struct Db {
     idle_disk: Arc<std::sync::atomic::AtomicBool>,
 }
 
+/// What Postgres does is in boxes: its futures are deep and large, and SQLite's callers need not carry them.
 #[derive(Clone, Debug)]
 enum Pools {
     Sqlite { writer: sqlite::Pool, readers: sqlite::Pool },
@@ -178,7 +179,9 @@ impl Db {
             Pools::Sqlite { readers, .. } => {
                 sqlite::prepared(sql).fetch_optional(readers).await?.map(Row::Sqlite)
             }
-            Pools::Postgres(pool) => pool.fetch_all(sql).await?.into_iter().next().map(Row::Postgres),
+            Pools::Postgres(pool) => {
+                Box::pin(pool.fetch_all(sql)).await?.into_iter().next().map(Row::Postgres)
+            }
         };
         Ok(row.as_ref().map(T::from_row).transpose()?)
     }
@@ -188,7 +191,7 @@ impl Db {
             Pools::Sqlite { readers, .. } => {
                 read_all(sqlite::prepared(sql).fetch_all(readers).await?, Row::Sqlite)
             }
-            Pools::Postgres(pool) => read_all(pool.fetch_all(sql).await?, Row::Postgres),
+            Pools::Postgres(pool) => read_all(Box::pin(pool.fetch_all(sql)).await?, Row::Postgres),
         };
         Ok(rows?)
     }
@@ -228,7 +231,7 @@ impl Db {
         let flush = if self.idle_disk.load(Ordering::Relaxed) { Flush::WithNext } else { flush };
         let tx = match &self.pools {
             Pools::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with(sqlite::begin(flush)).await?),
-            Pools::Postgres(pool) => Tx::Postgres(pool.begin(scope).await?),
+            Pools::Postgres(pool) => Tx::Postgres(Box::pin(pool.begin(scope)).await?),
         };
         Ok(WriteTx {
             tx,
@@ -271,7 +274,7 @@ impl WriteTx {
     pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, RecordsError> {
         let changed = match &mut self.tx {
             Tx::Sqlite(tx) => sqlite::prepared(sql).execute(&mut **tx).await?.rows_affected(),
-            Tx::Postgres(tx) => tx.execute(sql).await?,
+            Tx::Postgres(tx) => Box::pin(tx.execute(sql)).await?,
         };
         self.statement_done()?;
         Ok(changed)
@@ -280,7 +283,7 @@ impl WriteTx {
     pub(super) async fn fetch_optional<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, RecordsError> {
         let row = match &mut self.tx {
             Tx::Sqlite(tx) => sqlite::prepared(sql).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
-            Tx::Postgres(tx) => tx.fetch_all(sql).await?.into_iter().next().map(Row::Postgres),
+            Tx::Postgres(tx) => Box::pin(tx.fetch_all(sql)).await?.into_iter().next().map(Row::Postgres),
         };
         self.statement_done()?;
         Ok(row.as_ref().map(T::from_row).transpose()?)
@@ -289,7 +292,7 @@ impl WriteTx {
     pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, RecordsError> {
         let rows = match &mut self.tx {
             Tx::Sqlite(tx) => read_all(sqlite::prepared(sql).fetch_all(&mut **tx).await?, Row::Sqlite),
-            Tx::Postgres(tx) => read_all(tx.fetch_all(sql).await?, Row::Postgres),
+            Tx::Postgres(tx) => read_all(Box::pin(tx.fetch_all(sql)).await?, Row::Postgres),
         };
         self.statement_done()?;
         Ok(rows?)
@@ -299,7 +302,7 @@ impl WriteTx {
     pub(super) async fn announce(&mut self, run_id: &str) -> Result<(), RecordsError> {
         match &mut self.tx {
             Tx::Sqlite(_) => Ok(()),
-            Tx::Postgres(tx) => Ok(tx.announce(run_id).await?),
+            Tx::Postgres(tx) => Ok(Box::pin(tx.announce(run_id)).await?),
         }
     }
 
@@ -309,7 +312,7 @@ impl WriteTx {
         self.statement_done()?;
         let done = match self.tx {
             Tx::Sqlite(tx) => tx.commit().await,
-            Tx::Postgres(tx) => tx.commit().await,
+            Tx::Postgres(tx) => Box::pin(tx.commit()).await,
         };
         done.map_err(|cause| RecordsError::InDoubt { cause })?;
         #[cfg(any(test, feature = "testing"))]

@@ -24,7 +24,7 @@ use crate::runs::{PROGRESS_EVERY, Runs};
 use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
-use threadkeep_records::{CheckpointForm, Records, RecordsError};
+use threadkeep_records::{CheckpointForm, Records, RecordsError, RunRow};
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -121,7 +121,7 @@ impl App {
         let metrics = Metrics::new(checkpoints.sqlite().cloned(), store.commits());
         let saver = with_history_cache(checkpoints.saver(), &current, &metrics)?;
         let saver = (parts.wrap_saver)(Arc::new(MeteredSaver::new(saver, metrics.clone())));
-        let instance = recover(&store, &current, ownership).await?;
+        let (instance, rollbacks) = recover(&store, &current, ownership).await?;
         let ids = Arc::new(IdSource::default());
         let table = Schema::thread_state().compile(channel_mode(&current), modes.frequency(None)?)?;
         let followed = config.clone();
@@ -147,6 +147,7 @@ impl App {
             metrics.clone(),
             parts.progress_every,
         ));
+        runs.roll_back(rollbacks);
         if let Some(terms) = ownership {
             ownership::keep(&runs, terms);
         }
@@ -222,22 +223,23 @@ async fn recover(
     store: &Records,
     config: &Config,
     ownership: Option<Terms>,
-) -> Result<Option<Instance>, StartError> {
+) -> Result<(Option<Instance>, Vec<RunRow>), StartError> {
     let grace = TimeDelta::seconds(i64::try_from(config.run_ownership.grace_seconds).unwrap_or(i64::MAX));
     if ownership.is_some() {
         check_sharing(store, config, grace).await?;
     }
-    let mut recovered = store.runs().recover_orphans(Utc::now(), grace).await?.runs;
+    let mut recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
     let (instance, predecessors) = ownership::take_over(store, &config.state_dir).await?;
-    recovered.extend(predecessors);
-    for run in &recovered {
+    recovered.runs.extend(predecessors.runs);
+    recovered.rollbacks.extend(predecessors.rollbacks);
+    for run in &recovered.runs {
         tracing::warn!(
             run_id = run.run_id,
             thread_id = run.thread_id,
             "recovered an unfinished run of an earlier process"
         );
     }
-    Ok(instance)
+    Ok((instance, recovered.rollbacks))
 }
 
 /// Warns if other processes store checkpoints in another form.

@@ -73,7 +73,9 @@ impl Pool {
         }));
         let pooled = timeout(ANSWER, pool.is_pooled()).await.map_err(|_| silent())??;
         if pooled {
-            tracing::info!("the database is behind a pooler: runs of other processes are followed by polling");
+            tracing::info!(
+                "the database is behind a pooler: runs of other processes are followed by polling"
+            );
             pool.0.pooled.store(true, Ordering::Relaxed);
         }
         Ok(pool)

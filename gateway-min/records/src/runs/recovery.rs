@@ -25,6 +25,9 @@ pub struct Recovered {
     pub runs: Vec<RunRow>,
     /// The threads that dead writers had reserved, which are now free.
     pub released: Vec<String>,
+    /// Runs of dead processes whose rollback was requested and not carried out. They are this process's now, and still
+    /// hold their threads: restore the state before them, and finish them.
+    pub rollbacks: Vec<RunRow>,
     /// The runs that waited for dead operations and now hold their threads; their workers are alive.
     pub promoted: Vec<String>,
 }
@@ -44,6 +47,7 @@ impl Runs {
     /// * Runs become `error` with [`RECOVERY_ERROR`], or [`LEASE_EXPIRED_ERROR`] if they had a lease, and
     ///   [`RECOVERY_STOP_REASON`], including waiting ones; but a run with a [decided](Runs::decide) outcome ends with
     ///   that.
+    /// * A run that is to be rolled back is taken over, not ended ([`Recovered::rollbacks`]).
     /// * Reservations are removed.
     /// * Threads whose last run is one of these get the resulting status. Any other thread that is `running` without a
     ///   holder gets the status that follows from its last run.
@@ -90,11 +94,29 @@ impl Runs {
         let released: Vec<(String,)> =
             tx.fetch_all(sql.with(" RETURNING thread_id").build().bind(&parameter)).await?;
         let sql = self.db.builder(
+            "UPDATE runs SET owner_worker_id = $2, lease_expires_at = $3, updated_at = $4 \
+             WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND cancel_action = 'rollback' \
+             AND decided_status IS NULL AND NOT waiting AND ",
+        );
+        let lease = self.lease.as_deref();
+        let rollbacks: Vec<RunRow> = tx
+            .fetch_all(
+                sql.with(dead)
+                    .with(" RETURNING *")
+                    .build()
+                    .bind(&parameter)
+                    .bind(lease.map(|lease| lease.owner.as_str()))
+                    .bind(lease.map(|lease| time_text(self.db.clock.now() + lease.length)))
+                    .bind(&now),
+            )
+            .await?;
+        let sql = self.db.builder(
             "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
              stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
              error = CASE WHEN decided_status IS NOT NULL THEN error \
              WHEN lease_expires_at IS NULL THEN $3 ELSE $4 END \
-             WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND ",
+             WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
+             AND (COALESCE(cancel_action, '') <> 'rollback' OR decided_status IS NOT NULL OR waiting) AND ",
         );
         let runs: Vec<RunRow> = tx
             .fetch_all(
@@ -144,6 +166,7 @@ impl Runs {
         tx.commit().await?;
         Ok(Recovered {
             runs,
+            rollbacks,
             released: released.into_iter().map(|(thread_id,)| thread_id).collect(),
             promoted,
         })

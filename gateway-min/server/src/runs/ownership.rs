@@ -19,7 +19,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::Runs;
 use super::instance::Instance;
 use crate::config::Config;
-use threadkeep_records::{Changes, Noticed, Records, RecordsError, RunRow};
+use threadkeep_records::{Changes, Noticed, Records, RecordsError, Recovered};
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere, unless others say so.
 const LOOK: Duration = Duration::from_millis(500);
@@ -45,7 +45,7 @@ impl Terms {
 }
 
 /// Ends what this process's predecessor left, if that is certainly gone, and records this process for its successor.
-/// Returns the lock to hold, and the runs. Without other processes there is nothing to lock; without a lock, the leases
+/// Returns the lock to hold, and what was found. Without other processes there is nothing to lock; without a lock, the leases
 /// decide.
 ///
 /// # Errors
@@ -53,8 +53,9 @@ impl Terms {
 pub(crate) async fn take_over(
     store: &Records,
     state_dir: &Path,
-) -> Result<(Option<Instance>, Vec<RunRow>), RecordsError> {
-    let Some(owner) = store.runs().owner().map(str::to_owned) else { return Ok((None, Vec::new())) };
+) -> Result<(Option<Instance>, Recovered), RecordsError> {
+    let none = Recovered::default;
+    let Some(owner) = store.runs().owner().map(str::to_owned) else { return Ok((None, none())) };
     let place = state_dir.to_owned();
     let entered = task::spawn_blocking(move || {
         let instance = Instance::enter(&place)?;
@@ -65,15 +66,15 @@ pub(crate) async fn take_over(
     };
     let (predecessor, mut instance) = match entered.await.unwrap_or_else(|error| Err(error.into())) {
         Ok(Some(entered)) => entered,
-        Ok(None) => return Ok((None, Vec::new())),
+        Ok(None) => return Ok((None, none())),
         Err(error) => {
             unlocked(error);
-            return Ok((None, Vec::new()));
+            return Ok((None, none()));
         }
     };
     let recovered = match predecessor {
-        Some(predecessor) => store.runs().recover_owner(Utc::now(), &predecessor).await?.runs,
-        None => Vec::new(),
+        Some(predecessor) => store.runs().recover_owner(Utc::now(), &predecessor).await?,
+        None => none(),
     };
     let signed = task::spawn_blocking(move || instance.sign(&owner).map(|()| instance));
     let instance = signed.await.unwrap_or_else(|error| Err(error.into()));
@@ -165,7 +166,7 @@ impl Runs {
     }
 
     /// Ends what dead processes left.
-    async fn recover_expired(&self, grace: Duration) -> Result<(), RecordsError> {
+    async fn recover_expired(self: &Arc<Self>, grace: Duration) -> Result<(), RecordsError> {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let recovered = self.store.runs().recover_expired(Utc::now(), grace).await?;
         for run in &recovered.runs {
@@ -175,6 +176,7 @@ impl Runs {
                 "ended a run whose process is gone"
             );
         }
+        self.roll_back(recovered.rollbacks);
         for run_id in &recovered.promoted {
             if let Some(control) = self.local.get(run_id) {
                 control.promoted.notify_one();

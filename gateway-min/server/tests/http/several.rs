@@ -142,7 +142,8 @@ async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
     let server = server.await.unwrap();
     // The gate stays shut, so the run does not end by itself.
     let frames = tokio::time::timeout(Duration::from_mins(1), sse::all(stream)).await.expect("it goes on");
-    assert_eq!(frames.last().unwrap().name, "end");
+    let [.., error, end] = &frames[..] else { panic!("{frames:?}") };
+    assert_eq!((error.name.as_str(), end.name.as_str()), ("error", "end"), "it did not succeed");
     let _server = tokio::task::spawn_blocking(move || {
         server.resume().unwrap();
         server
@@ -158,6 +159,10 @@ async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
     assert_eq!(runs.as_array().unwrap().len(), 1);
+    // A client that comes later gets to know, too.
+    let path = format!("/api/threads/t/runs/{}/stream", runs[0]["run_id"].as_str().unwrap());
+    let joined = sse::all(gateway.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
+    assert!(sse::names(&joined).ends_with(&["error", "end"]), "{joined:?}");
     let next = gateway.ask("t", "on").await;
     assert_eq!(gateway.run("t", &next).await["status"], "success");
 }
@@ -300,6 +305,46 @@ async fn a_run_of_one_is_cancelled_on_the_other() {
             } else {
                 assert_eq!((&record["status"], &record["error"]), (&json!("interrupted"), &Value::Null));
                 assert_eq!(texts(&state)[2], "work");
+            }
+            second.ask("t", "after").await;
+            assert_eq!(texts(&first.state("t").await).last(), Some(&"You said: after"));
+        }
+    }
+}
+
+/// The process that has the run is gone before it notices that it should roll back: another one does it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rollback_is_carried_out_by_whoever_takes_the_run_over() {
+    for mode in MODES {
+        for first_turn in [true, false] {
+            let name = format!("several-dead-{mode}-{first_turn}");
+            let sections = json!({"run_ownership": {"lease_seconds": 3, "grace_seconds": 1}});
+            let setup = Setup { script: script(&name), sections, ..Setup::on("postgres", mode) };
+            let first = setup.start().await;
+            let second = first.beside().await;
+            first.create("t").await;
+            if !first_turn {
+                first.ask("t", "before").await;
+            }
+            let before = first.state("t").await;
+            let run = first.start_run("t", "work").await;
+            gate(&name).reached().await;
+            assert_ne!(second.state("t").await["values"], before["values"]);
+            // To everybody it is the run of a process that is gone; its own finds that it is another one's.
+            let gone = "UPDATE threadkeep_gateway_runs SET owner_worker_id = 'gone', lease_expires_at = \
+                        '2000-01-01T00:00:00.000000+00:00' WHERE status = 'running'";
+            first.postgres().await.batch_execute(gone).await.unwrap();
+            // Before or after it is taken over.
+            let asked = cancel(&second, &run, "?action=rollback").await;
+            if asked == 409 {
+                continue;
+            }
+            assert_eq!(asked, 202);
+            let record = until(&second, &run, "error").await;
+            if record["error"] == "Rolled back by user" {
+                assert_eq!(second.state("t").await["values"], before["values"], "{mode}");
+            } else {
+                panic!("{record}");
             }
             second.ask("t", "after").await;
             assert_eq!(texts(&first.state("t").await).last(), Some(&"You said: after"));

@@ -43,7 +43,10 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
     for waits in 0..12 {
         // Another process works on the thread.
         let mut blocking = other.db.write("t").await.unwrap();
-        blocking.execute(query("UPDATE threads_meta SET status = status WHERE thread_id = 't'")).await.unwrap();
+        blocking
+            .execute(query("UPDATE threads_meta SET status = status WHERE thread_id = 't'"))
+            .await
+            .unwrap();
         let mut leaving = Vec::new();
         for _ in 0..4 {
             leaving.push(Box::pin(store.runs().request_cancel("r", CancelAction::Interrupt)));
@@ -88,7 +91,8 @@ async fn turn_after(store: &Records) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_wait_for_one_thread_do_not_hold_up_the_others() {
     let database = postgres().unwrap().database().await.unwrap();
-    let store = Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
+    let store =
+        Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
     create_thread(&store, "t").await;
     let held = store.db.write("t").await.unwrap();
     let mut waiting = Box::pin(join_all(
@@ -136,7 +140,8 @@ async fn records_work_behind_a_pooler_in_transaction_mode() {
         assert_eq!(found.unwrap().len(), threads);
     }
     // The records of all, through another store.
-    let all = "SELECT count(*) FROM one.threadkeep_gateway_run_events WHERE content::json ->> 'thread' = thread_id";
+    let all =
+        "SELECT count(*) FROM one.threadkeep_gateway_run_events WHERE content::json ->> 'thread' = thread_id";
     assert_eq!(count(&mut admin, all).await, 80);
 }
 

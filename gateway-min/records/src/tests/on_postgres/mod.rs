@@ -3,6 +3,7 @@
 
 #[path = "../admission.rs"]
 mod admission;
+mod connections;
 #[path = "../deletion.rs"]
 mod deletion;
 #[path = "../dropped.rs"]
@@ -21,7 +22,6 @@ mod leases;
 mod lifecycle;
 #[path = "../model.rs"]
 mod model;
-mod connections;
 mod open;
 #[path = "../recovery.rs"]
 mod recovery;

@@ -6,11 +6,12 @@ use threadkeep::state::StateAccessor;
 use super::{Outcome, Worker, restoring};
 use crate::telemetry::spans;
 use threadkeep_records::{
-    CancelAction, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, RecordsError, RunEnd, RunStatus, persistently,
+    CancelAction, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, RecordsError, RunEnd, RunStatus,
+    persistently,
 };
 
 /// The error of a run that its user rolled back.
-const ROLLED_BACK: &str = "Rolled back by user";
+pub(crate) const ROLLED_BACK: &str = "Rolled back by user";
 /// The error of a run whose model failed without a reason.
 const MODEL_FAILED: &str = "LLM provider failed after retries";
 
@@ -38,7 +39,10 @@ impl Worker<'_> {
         started: DateTime<Utc>,
     ) -> Result<(), RecordsError> {
         let mut end = match outcome {
-            Outcome::Cancelled => self.cancelled(accessor).await?,
+            Outcome::Cancelled => match self.cancelled(accessor).await? {
+                Some(end) => end,
+                None => return self.leave(),
+            },
             Outcome::Failed { name, message } => {
                 self.reporter.frames.error(name, &message);
                 self.reporter.journal.error(name, &message);
@@ -59,15 +63,17 @@ impl Worker<'_> {
         self.reporter.journal.close().await;
         let mut decided = self.decide(&end).await?;
         if let DecideOutcome::CancelRequested(_) = decided {
-            end = self.cancelled(accessor).await?;
+            match self.cancelled(accessor).await? {
+                Some(cancelled) => end = cancelled,
+                None => return self.leave(),
+            }
             self.undo_edit(accessor, &mut end).await;
             decided = self.decide(&end).await?;
         }
         if let DecideOutcome::AlreadyTerminal(status) = decided {
             // Another process considered this one dead; from now on this run must not write.
             tracing::error!(run_id = self.spec.run_id, %status, "the run was ended by another process");
-            self.taken_over = true;
-            return Ok(());
+            return self.leave();
         }
         if let Some(accessor) = accessor {
             if end.status == RunStatus::Success {
@@ -79,23 +85,33 @@ impl Worker<'_> {
         self.end_row(&end).await
     }
 
+    /// Leaves the run to the process that has ended it, or taken it over.
+    fn leave(&mut self) -> Result<(), RecordsError> {
+        self.taken_over = true;
+        Ok(())
+    }
+
     /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state
-    /// before it.
-    async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<End, RecordsError> {
+    /// before it. None if another process has taken the run over, which rolls it back.
+    async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<Option<End>, RecordsError> {
         // A run that another process has ended has nothing to restore.
-        let row = self.runs.store.runs().get(&self.spec.run_id).await?.filter(|row| row.status.is_active());
+        let row = self.runs.store.runs().get(&self.spec.run_id).await?;
+        if row.as_ref().is_some_and(|row| row.status.is_active() && self.runs.streams.is_foreign(row)) {
+            return Ok(None);
+        }
+        let row = row.filter(|row| row.status.is_active());
         let action = row.as_ref().and_then(|row| row.cancel_action);
         if row.is_some() && action.is_none() && self.guard.control.is_lost() {
             self.reporter.frames.error("RunError", LEASE_EXPIRED_ERROR);
             self.reporter.journal.error("RunError", LEASE_EXPIRED_ERROR);
             let error = Some(LEASE_EXPIRED_ERROR.to_owned());
-            return Ok(End { error, ..End::new(RunStatus::Error) });
+            return Ok(Some(End { error, ..End::new(RunStatus::Error) }));
         }
         let rolls_back = action == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
-            return Ok(End::new(RunStatus::Interrupted));
+            return Ok(Some(End::new(RunStatus::Interrupted)));
         }
-        Ok(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) })
+        Ok(Some(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) }))
     }
 
     /// Restores the old turn if the edited turn that should replace it does not finish.

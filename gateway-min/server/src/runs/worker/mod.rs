@@ -5,6 +5,8 @@ mod execute;
 mod notes;
 mod turn;
 
+pub(super) use conclude::ROLLED_BACK;
+
 use std::sync::Arc;
 
 use chrono::Utc;
@@ -139,7 +141,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
     };
     let lived = Box::pin(lived).await;
     if run.taken_over {
-        runs.streams.tell_failure(&spec.run_id, &publisher).await;
+        Box::pin(runs.streams.tell_failure(&spec.run_id, &publisher)).await;
     }
     if let Err(error) = lived {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
@@ -197,7 +199,7 @@ impl Worker<'_> {
 }
 
 /// The metadata of a checkpoint that restores the state of this one.
-fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String, Json> {
+pub(super) fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String, Json> {
     let mut extra = binding(extra);
     extra.insert(RESTORED.to_owned(), checkpoint.to_string().into());
     extra

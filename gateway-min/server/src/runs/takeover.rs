@@ -1,0 +1,128 @@
+//! Rollbacks that were requested of a process that is gone: the one that takes the run over carries them out.
+
+use std::sync::Arc;
+
+use chrono::DateTime;
+use serde_json::{Map, Value as Json};
+use threadkeep::id::{CheckpointId, TaskId, ThreadId};
+use threadkeep::saver::Load;
+use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
+use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow, RunStatus, RunTotals, persistently};
+
+use super::Runs;
+use super::error::RunError;
+use super::worker::{ROLLED_BACK, restoring};
+use crate::threads::lineage::RESTORED;
+
+/// Checkpoints read at once while looking for the state before a run.
+const PAGE: usize = 20;
+
+impl Runs {
+    /// Restores the state before each of these runs, which this process has taken over, and ends them.
+    pub(crate) fn roll_back(self: &Arc<Self>, taken_over: Vec<RunRow>) {
+        for row in taken_over {
+            tracing::warn!(
+                run_id = row.run_id,
+                thread_id = row.thread_id,
+                "rolling back a run whose process is gone"
+            );
+            let runs = Arc::clone(self);
+            tokio::spawn(async move {
+                if let Err(error) = runs.roll_back_one(&row).await {
+                    // It is not ended, so a process takes it over again when this one's lease is over.
+                    tracing::error!(run_id = row.run_id, %error, "cannot roll back a run whose process is gone");
+                }
+            });
+        }
+    }
+
+    async fn roll_back_one(&self, row: &RunRow) -> Result<(), RunError> {
+        // From here on its lease is renewed.
+        let guard = self.local.enter(&row.run_id);
+        let lock = self.threads.lock(&row.thread_id).await;
+        guard.control.begun();
+        self.restore_before(row).await?;
+        let end = RunEnd {
+            status: RunStatus::Error,
+            error: Some(ROLLED_BACK.to_owned()),
+            stop_reason: None,
+            totals: RunTotals::default(),
+        };
+        let outcome = persistently(|| self.store.runs().finish(&row.run_id, &end)).await?;
+        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
+            && let Some(control) = self.local.get(next)
+        {
+            control.promoted.notify_one();
+        }
+        drop(lock);
+        Ok(())
+    }
+
+    async fn restore_before(&self, row: &RunRow) -> Result<(), RunError> {
+        let accessor = self.threads.accessor_for_run().await?;
+        let thread = ThreadId::from(row.thread_id.as_str());
+        let mut head = accessor.known_head(&thread).await?;
+        // Only its owner writes to the thread, so the head stays until this process is taken for dead too.
+        if !self.still_has(row).await? {
+            return Err(RunError::TakenOver);
+        }
+        let Some(before) = Before::find(accessor, &thread, row).await? else { return Ok(()) };
+        let point = accessor.captured_at(&thread, before.head, &before.since).await?;
+        let extra = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
+        accessor.restore(&mut head, &point, extra.unwrap_or_default()).await?;
+        Ok(())
+    }
+
+    /// Whether the run is active, and this process's.
+    async fn still_has(&self, row: &RunRow) -> Result<bool, RecordsError> {
+        let runs = self.store.runs();
+        let found = runs.get(&row.run_id).await?;
+        Ok(found.is_some_and(|row| row.status.is_active() && row.owner_worker_id.as_deref() == runs.owner()))
+    }
+}
+
+/// The state before a run that has written something.
+struct Before {
+    /// The head; none if the thread had no checkpoint.
+    head: Option<CheckpointId>,
+    /// The tasks that the run's first checkpoint has applied.
+    since: Vec<TaskId>,
+}
+
+impl Before {
+    /// None if the run has written nothing: while it held the thread, all newer checkpoints were its own.
+    async fn find(
+        accessor: &StateAccessor,
+        thread: &ThreadId,
+        row: &RunRow,
+    ) -> threadkeep::Result<Option<Self>> {
+        let (mut before, mut first) = (None, None::<StateSnapshot>);
+        loop {
+            let query = HistoryQuery { before, limit: Some(PAGE), filter: Map::new(), load: Load::None };
+            let page = accessor.history(thread, query).await?;
+            let ended = page.len() < PAGE;
+            for state in page {
+                before = Some(state.key.id);
+                if is_of(row, &state) {
+                    first = Some(state);
+                    continue;
+                }
+                return Ok(first.map(|first| Self { head: before, since: first.applied }));
+            }
+            if ended {
+                return Ok(first.map(|first| Self { head: None, since: first.applied }));
+            }
+        }
+    }
+}
+
+/// Whether a checkpoint was written by the run: it names it, or restores the one that the run was to start from.
+fn is_of(row: &RunRow, state: &StateSnapshot) -> bool {
+    if state.metadata.extra.get("run_id").and_then(Json::as_str) == Some(row.run_id.as_str()) {
+        return true;
+    }
+    let restored = state.metadata.extra.get(RESTORED).and_then(Json::as_str);
+    let is_asked_for = restored.is_some_and(|id| row.kwargs.to_string().contains(id));
+    let created = DateTime::parse_from_rfc3339(&state.created_at());
+    is_asked_for && created.is_ok_and(|created| created > row.created_at)
+}

@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz torture crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
+.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; 
 
 torture: ## Try to lose or damage what was acknowledged, for MINUTES (10); SEED, ONLY (a name), TURNS, OUT (a file); see docs/torture.md
 	cargo run --release --locked -p threadkeep-torture -- --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(if $(TURNS),--turns $(TURNS)) $(if $(OUT),--out $(OUT))
+
+patroni: ## Crashes, switchovers and lost machines under Patroni, with two gateways and streaming clients; ROUNDS (1); see docs/failover.md
+	scripts/patroni.py $(ROUNDS)
 
 size-report: ## File bytes and time per turn after 200 and 2,000 turns, in both modes
 	cargo run --release --locked -p threadkeep-benches --bin size_report

@@ -1,6 +1,6 @@
 //! Random operations on two threads, compared with a small model of who holds what.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use proptest::prelude::*;
 
@@ -211,14 +211,22 @@ impl Model {
         }
     }
 
-    /// A restart: everything active has ended.
+    /// The run that holds the thread and is to be rolled back.
+    fn rollback(&self) -> Option<String> {
+        let asked = |run_id: &&String| self.runs[*run_id].1 == Some(CancelAction::Rollback);
+        self.holder.as_ref().filter(asked).cloned()
+    }
+
+    /// A restart: everything active has ended, but for what is to be rolled back first.
     fn recover(&mut self) -> usize {
-        let mut recovered = 0;
-        for (status, _) in self.runs.values_mut().filter(|(status, _)| status.is_active()) {
-            *status = RunStatus::Error;
-            recovered += 1;
+        let (mut recovered, kept) = (0, self.rollback());
+        for (run_id, (status, _)) in &mut self.runs {
+            if status.is_active() && Some(run_id) != kept.as_ref() {
+                *status = RunStatus::Error;
+                recovered += 1;
+            }
         }
-        (self.holder, self.waiting) = (None, Vec::new());
+        (self.holder, self.waiting) = (kept, Vec::new());
         if let Some(reservation) = self.reservation.take() {
             reservation.forget();
         }
@@ -261,6 +269,8 @@ proptest! {
                     let recovered = store.runs().recover_orphans(clock.now(), chrono::TimeDelta::zero()).await.unwrap();
                     let reserved = models.iter().filter(|model| model.reservation.is_some()).count();
                     assert_eq!(recovered.released.len(), reserved);
+                    let rollbacks = models.iter().filter_map(Model::rollback).collect::<BTreeSet<_>>();
+                    assert_eq!(recovered.rollbacks.iter().map(|row| row.run_id.clone()).collect::<BTreeSet<_>>(), rollbacks);
                     assert_eq!(recovered.runs.len(), models.iter_mut().map(Model::recover).sum::<usize>());
                     assert!(recovered.promoted.is_empty());
                 } else {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use chrono::TimeDelta;
 
 use super::support::*;
@@ -29,7 +31,7 @@ async fn runs_of_a_dead_process_become_errors_and_free_their_threads() {
     fixture.store.threads().set_status("running", ThreadStatus::Running).await.unwrap();
     admit(&fixture.store, "pending", "r2").await;
     start(&fixture.store, "cancelled", "r3").await;
-    fixture.store.runs().request_cancel("r3", CancelAction::Rollback).await.unwrap();
+    fixture.store.runs().request_cancel("r3", CancelAction::Interrupt).await.unwrap();
     let reservation = fixture.store.runs().reserve("reserved", WriterKind::Delete).await.unwrap();
     // The process ends without cleaning up.
     std::mem::forget(reservation);
@@ -186,4 +188,38 @@ async fn a_live_run_inherits_the_thread_of_a_dead_writer() {
     let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!((recovered.released, recovered.promoted), (vec!["t".to_owned()], vec!["live".to_owned()]));
     assert_eq!(store.runs().start("live").await.unwrap(), StartOutcome::Started);
+}
+
+/// Whoever takes the thread of a dead process over also carries out what was asked of that process.
+#[tokio::test]
+async fn a_run_that_is_to_be_rolled_back_is_taken_over_and_keeps_its_thread() {
+    let fixture = fixture().await;
+    let (dead, live) = (fixture.owner("dead").await, fixture.owner("live").await);
+    for thread in ["asked", "not asked", "decided", "interrupted"] {
+        create_thread(&dead, thread).await;
+        start(&dead, thread, thread).await;
+    }
+    wait(&dead, "asked", "waiting", MultitaskStrategy::Rollback).await;
+    live.runs().request_cancel("waiting", CancelAction::Rollback).await.unwrap();
+    live.runs().decide("decided", &end(RunStatus::Success)).await.unwrap();
+    live.runs().request_cancel("decided", CancelAction::Rollback).await.unwrap();
+    live.runs().request_cancel("interrupted", CancelAction::Interrupt).await.unwrap();
+    fixture.clock.advance_seconds(31);
+    let found = live.runs().recover_expired(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    let ids = |runs: &[RunRow]| runs.iter().map(|row| row.run_id.clone()).collect::<BTreeSet<_>>();
+    assert_eq!(ids(&found.rollbacks), BTreeSet::from(["asked".to_owned()]));
+    let ended = ["not asked", "decided", "interrupted", "waiting"].map(str::to_owned);
+    assert_eq!(ids(&found.runs), BTreeSet::from(ended));
+    let row = run(&live, "asked").await;
+    assert_eq!((row.status, row.owner_worker_id.as_deref()), (RunStatus::Running, Some("live")));
+    assert_eq!(holder(&live, "asked").await.as_deref(), Some("asked"));
+    // It is renewed as any other, and taken over again if that process dies too.
+    live.runs().renew(&["asked".to_owned()]).await.unwrap();
+    let again = dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    assert_eq!(again, Recovered::default());
+    fixture.clock.advance_seconds(31);
+    let again = dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    assert_eq!(ids(&again.rollbacks), BTreeSet::from(["asked".to_owned()]));
+    dead.runs().finish("asked", &end(RunStatus::Error)).await.unwrap();
+    assert_eq!(thread(&live, "asked").await.status, ThreadStatus::Error);
 }

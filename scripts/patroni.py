@@ -77,7 +77,7 @@ class Cluster:
         self.etcd, self.api = port(), [port() for _ in range(NODES)]
         self.sql = [port() for _ in range(NODES)]
         self.patroni = [None] * NODES
-        self.bin = os.path.dirname(need("postgres", sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)))
+        self.bin = os.path.dirname(need("pg_controldata", sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)))
         start(home, "etcd", [
             need("etcd"), "--data-dir", f"{home}/etcd", "--listen-client-urls", f"http://127.0.0.1:{self.etcd}",
             "--advertise-client-urls", f"http://127.0.0.1:{self.etcd}", "--listen-peer-urls", f"http://127.0.0.1:{port()}",

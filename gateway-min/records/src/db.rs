@@ -95,15 +95,15 @@ impl Db {
     }
 
     pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
-        let pool = postgres::Pool::connect(target).await;
+        let pool = Box::pin(postgres::Pool::connect(target)).await;
         let pool = pool.map_err(|cause| not_opened(target.place(), cause))?;
-        schema::migrate_postgres(&pool, target).await?;
+        Box::pin(schema::migrate_postgres(&pool, target)).await?;
         Ok(Self::new(Pools::Postgres(pool), clock))
     }
 
     /// Whether the tables exist.
     pub(super) async fn is_in_postgres(target: &PostgresTarget) -> Result<bool, RecordsError> {
-        let opened = target.open().await;
+        let opened = Box::pin(target.open()).await;
         let mut connection = opened.map_err(|cause| not_opened(target.place(), cause))?;
         Ok(schema::is_in_postgres(&mut connection, target.tables()).await?)
     }

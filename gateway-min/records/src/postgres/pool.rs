@@ -1,5 +1,6 @@
 //! The connections of a store.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -176,7 +177,7 @@ impl Pool {
     /// Whether an error means that the connection is lost, so that another one may work. Idle ones are closed then, as
     /// they were probably lost too.
     pub(super) fn lost(&self, error: &sqlx::Error) -> bool {
-        let code = error.as_database_error().and_then(|error| error.code().map(|code| code.into_owned()));
+        let code = error.as_database_error().and_then(|error| error.code().map(Cow::into_owned));
         match code.as_deref() {
             // A prepared statement is missing or there twice: a pooler was put before the server since the start.
             Some("26000" | "42P05") => {

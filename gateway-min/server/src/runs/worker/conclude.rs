@@ -41,7 +41,10 @@ impl Worker<'_> {
         let mut end = match outcome {
             Outcome::Cancelled => match self.cancelled(accessor).await? {
                 Some(end) => end,
-                None => return self.leave(),
+                None => {
+                    self.leave();
+                    return Ok(());
+                }
             },
             Outcome::Failed { name, message } => {
                 self.reporter.frames.error(name, &message);
@@ -65,7 +68,10 @@ impl Worker<'_> {
         if let DecideOutcome::CancelRequested(_) = decided {
             match self.cancelled(accessor).await? {
                 Some(cancelled) => end = cancelled,
-                None => return self.leave(),
+                None => {
+                    self.leave();
+                    return Ok(());
+                }
             }
             self.undo_edit(accessor, &mut end).await;
             decided = self.decide(&end).await?;
@@ -73,7 +79,8 @@ impl Worker<'_> {
         if let DecideOutcome::AlreadyTerminal(status) = decided {
             // Another process considered this one dead; from now on this run must not write.
             tracing::error!(run_id = self.spec.run_id, %status, "the run was ended by another process");
-            return self.leave();
+            self.leave();
+            return Ok(());
         }
         if let Some(accessor) = accessor {
             if end.status == RunStatus::Success {
@@ -86,9 +93,8 @@ impl Worker<'_> {
     }
 
     /// Leaves the run to the process that has ended it, or taken it over.
-    fn leave(&mut self) -> Result<(), RecordsError> {
+    fn leave(&mut self) {
         self.taken_over = true;
-        Ok(())
     }
 
     /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state

@@ -70,7 +70,8 @@ fn reads(schema: &str) -> String {
 /// A text with its schema, on one line in the comment that names it, whatever the name is.
 fn in_schema(text: &str, schema: &str) -> String {
     let comment = |name: &str| format!("{name} is the schema.");
-    let text = text.replace(&comment("{s}"), &comment(&schema.replace(['\n', '\r'], " ").replace("{s}", "{ s}")));
+    let text =
+        text.replace(&comment("{s}"), &comment(&schema.replace(['\n', '\r'], " ").replace("{s}", "{ s}")));
     text.replace("{s}", schema)
 }
 

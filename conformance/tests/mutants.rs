@@ -64,6 +64,7 @@ mutants! {
     a_saver_whose_revisions_are_digests: RevisionsAreDigests => "revisions_tell_every_change",
     a_saver_that_ignores_the_revision: IgnoresTheRevision => "rewrite_of_a_changed_thread_is_stale",
     a_saver_whose_revisions_come_back: RevisionsMissMetadata => "revisions_never_repeat",
+    a_saver_that_ignores_the_form_of_the_parent: IgnoresTheForm => "commit_on_a_parent_in_another_form_is_stale",
     a_saver_that_changes_applied_rows: ChangesAppliedRows => "applied_rows_are_final",
     a_saver_that_reads_in_two_parts: ReadsInTwoParts => "reads_are_of_one_moment",
     a_saver_that_forgets_an_ancestor: ForgetsAnAncestor => "rewrite_that_breaks_a_lineage_is_refused",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::id::{ChannelName, CheckpointId, Namespace, NodeName, TaskId, ThreadId, Version};
-use crate::metadata::Metadata;
+use crate::metadata::{Counters, Metadata};
 use crate::value::ChannelValue;
 
 /// Names one checkpoint.
@@ -166,6 +166,13 @@ impl CheckpointTuple {
         }
         *row = merged;
         true
+    }
+
+    /// The version of a channel, and its counters: what a child is checked against, see
+    /// [`crate::saver::StepCommit::check_parent`].
+    pub fn counted(&self, channel: &ChannelName) -> Option<(Version, Option<Counters>)> {
+        let entry = self.checkpoint.channels.get(channel)?;
+        Some((entry.version, self.metadata.counters.get(channel).copied()))
     }
 
     /// Whether it is a child of `parent`, a checkpoint of the same thread, and applied the writes of `task`.

@@ -1,8 +1,10 @@
 //! [`threadkeep::saver::Saver::commit`].
 
+use serde_json::json;
 use threadkeep::checkpoint::{CheckpointKey, Stored};
 use threadkeep::id::{CheckpointId, Namespace, Version};
-use threadkeep::saver::{Flush, Saver};
+use threadkeep::metadata::Counters;
+use threadkeep::saver::{Flush, Rewrite, Saver};
 use threadkeep::{Error, Result};
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
@@ -18,6 +20,11 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, commit_needs_its_parent, "a checkpoint would have no parent in the store"),
     case!(Core, commit_applies_only_known_tasks, "a checkpoint could never be replayed"),
     case!(Core, commit_takes_over_held_values, "channels that a step did not write would be lost"),
+    case!(
+        Core,
+        commit_on_a_parent_in_another_form_is_stale,
+        "a writer that was open during a conversion or a prune would leave a checkpoint that cannot be replayed"
+    ),
     case!(Core, commit_of_siblings_keeps_both, "a fork would change the branch beside it"),
     case!(
         Core,
@@ -195,6 +202,69 @@ async fn commit_takes_over_held_values(store: Store) -> Outcome {
         invalid(&*saver, &step, why).await?;
     }
     next().held("todos", 1).held(MESSAGES, 1).commit(&*saver).await?;
+    Ok(())
+}
+
+/// Puts the newest checkpoint again with its messages in this form, and with these counters.
+async fn reform(saver: &dyn Saver, form: Stored, counters: Option<Counters>) -> Outcome {
+    let image = saver.read_thread(&"t".into()).await?;
+    let Some(mut tuple) = image.checkpoints.values().next_back().cloned() else {
+        return Err(Failure::new("the thread is gone"));
+    };
+    tuple.metadata.delta_marker = counters.is_some();
+    tuple.metadata.counters = counters.map(|counters| (MESSAGES.into(), counters)).into_iter().collect();
+    tuple.checkpoint.channels.entry(MESSAGES.into()).and_modify(|entry| entry.stored = form);
+    let rewrite = Rewrite { put: vec![tuple], ..Rewrite::default() };
+    Ok(saver.rewrite_thread(&"t".into(), &image.revision, rewrite).await?)
+}
+
+async fn commit_on_a_parent_in_another_form_is_stale(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let counting = |mut step: Step, updates, supersteps| {
+        step.commit.metadata.delta_marker = true;
+        step.commit.metadata.counters.insert(MESSAGES.into(), Counters { updates, supersteps });
+        step
+    };
+    let stale = |what: &'static str, step: Step| {
+        let saver = &*saver;
+        async move {
+            let before = dump(saver, "t").await?;
+            let outcome = step.commit(saver).await;
+            check!(matches!(outcome, Err(Error::Stale { .. })), "expected Stale ({what}), got {outcome:?}");
+            check_eq!(dump(saver, "t").await?, before, "the thread after the refused commit ({what})");
+            Ok::<_, Failure>(())
+        }
+    };
+    let root = Step::first("t", 1).snapshot(MESSAGES, list(["a"])?).commit(&*saver).await?;
+    let two = counting(Step::after(&root, 2).sentinel(MESSAGES).runs(says(1, "b")?), 3, 4);
+    let two = two.commit(&*saver).await?;
+
+    // The parent stores changes.
+    let says = |n| says(n, "c");
+    stale("it holds a value", Step::after(&two, 3).held(MESSAGES, 2)).await?;
+    let fewer = counting(Step::after(&two, 3).sentinel(MESSAGES).runs(says(2)?), 1, 5);
+    stale("it goes on with fewer updates", fewer).await?;
+    let fewer = counting(Step::after(&two, 3).sentinel(MESSAGES).runs(says(2)?), 4, 1);
+    stale("it goes on with fewer supersteps", fewer).await?;
+    let note = |after: &CheckpointKey, n| counting(Step::after(after, n).held(MESSAGES, 2), 3, 4);
+    let three = note(&two, 3).commit(&*saver).await?;
+
+    // A conversion to full: it stores the value.
+    reform(&*saver, Stored::Value(list(["a", "b"])?), None).await?;
+    stale("it repeats changes", note(&three, 4)).await?;
+    let four = Step::after(&three, 4).held(MESSAGES, 2).commit(&*saver).await?;
+    // Changes may follow a value, however it is counted.
+    let five = counting(Step::after(&four, 5).sentinel(MESSAGES).runs(says(5)?), 7, 7);
+    let five = five.commit(&*saver).await?;
+    check_eq!(replayed(&*saver, &five).await?, json!(["a", "b", "c"]), "what follows the value");
+
+    // A conversion to delta of a checkpoint that a writer knows as a value.
+    let six = Step::after(&five, 6).value(MESSAGES, list(["a", "b", "c"])?).commit(&*saver).await?;
+    let held = Step::after(&six, 7).held(MESSAGES, 6);
+    reform(&*saver, Stored::Sentinel, Some(Counters { updates: 8, supersteps: 8 })).await?;
+    stale("it holds a value that became changes", held).await?;
+    // Another value does not depend on the form of the parent.
+    Step::after(&six, 7).value(MESSAGES, list(["x"])?).commit(&*saver).await?;
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
+use threadkeep::metadata::Counters;
 use threadkeep::saver::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Load, Seed, StepCommit};
 
 /// Why the contract refuses a call.
@@ -14,7 +15,7 @@ use threadkeep::saver::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Lo
 pub enum Refusal {
     /// The head is not the expected one.
     Conflict,
-    /// The thread has another revision.
+    /// The thread has another revision, or the parent is stored in another form.
     Stale,
     /// A checkpoint that the call names is missing.
     NotFound,
@@ -132,8 +133,21 @@ impl Naive {
         }
         let mut checkpoint = step.checkpoint.clone();
         for (name, entry) in &mut checkpoint.channels {
+            let held = parent.as_ref().and_then(|parent| parent.checkpoint.channels.get(name));
+            let ours = step.metadata.counters.get(name);
+            let parents = parent.as_ref().and_then(|parent| parent.metadata.counters.get(name));
+            let fewer = |ours: &Counters, parents: &Counters| {
+                ours.updates < parents.updates || ours.supersteps < parents.supersteps
+            };
+            let counts_fewer = ours.zip(parents).is_some_and(|(ours, parents)| fewer(ours, parents));
+            if entry.stored == Stored::Sentinel && held.is_some() && counts_fewer {
+                refusals.push(Refusal::Stale);
+            }
             if entry.stored == Stored::Held {
-                match parent.as_ref().and_then(|parent| parent.checkpoint.channels.get(name)) {
+                if counts_fewer || ours.is_some() != parents.is_some() {
+                    refusals.push(Refusal::Stale);
+                }
+                match held {
                     Some(held) if held.version == entry.version => entry.stored = held.stored.clone(),
                     _ => refusals.push(Refusal::InvalidInput),
                 }

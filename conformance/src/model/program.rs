@@ -147,6 +147,8 @@ pub(super) enum Flaw {
     UnknownTask,
     HoldsNothing,
     HoldsAnotherVersion,
+    CountsFromNothing,
+    CountsFewer,
     OldId,
 }
 
@@ -205,6 +207,8 @@ fn commit() -> impl Strategy<Value = Commit> {
             Flaw::UnknownTask,
             Flaw::HoldsNothing,
             Flaw::HoldsAnotherVersion,
+            Flaw::CountsFromNothing,
+            Flaw::CountsFewer,
             Flaw::OldId,
         ]),
     );

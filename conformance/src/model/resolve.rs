@@ -90,6 +90,7 @@ impl World<'_> {
             namespace,
         };
         let values = self.store_channels(&mut step, commit, parent.as_ref(), &old)?;
+        count(&mut step, parent.as_ref(), n);
         let early = match &parent {
             Some(parent) => self.run_tasks(&mut step, commit, parent, &old)?,
             None => Vec::new(),
@@ -365,12 +366,21 @@ fn metadata(n: u16) -> Metadata {
     let sources = [Source::Input, Source::Loop, Source::Update, Source::Fork];
     let mut metadata = Metadata::new(sources[usize::from(n % 4)], i64::from(n) - 1);
     metadata.delta_marker = n.is_multiple_of(2);
-    if metadata.delta_marker {
-        let counters = Counters { updates: n.into(), supersteps: u64::from(n) * 2 };
-        metadata.counters.insert(CHANNELS[0].into(), counters);
-    }
     metadata.extra.insert("third".into(), json!(n % 3));
     metadata
+}
+
+/// Gives every second step counters; one that holds the channel has them if its parent has. They grow with `n`.
+fn count(step: &mut StepCommit, parent: Option<&CheckpointTuple>, n: u16) {
+    let channel = ChannelName::from(CHANNELS[0]);
+    let held = step.checkpoint.channels.get(&channel).is_some_and(|entry| entry.stored == Stored::Held);
+    let counts = match parent {
+        Some(parent) if held => parent.metadata.counters.contains_key(&channel),
+        _ => n.is_multiple_of(2),
+    };
+    if counts {
+        step.metadata.counters.insert(channel, Counters { updates: n.into(), supersteps: u64::from(n) * 2 });
+    }
 }
 
 fn spoil(step: &mut StepCommit, flaw: Flaw) {
@@ -388,6 +398,10 @@ fn spoil(step: &mut StepCommit, flaw: Flaw) {
         }
         Flaw::HoldsAnotherVersion => {
             step.checkpoint.channels.insert(CHANNELS[0].into(), ghost(nowhere));
+        }
+        Flaw::CountsFromNothing => step.metadata.counters.clear(),
+        Flaw::CountsFewer => {
+            step.metadata.counters.insert(CHANNELS[0].into(), Counters { updates: 1, supersteps: 1 });
         }
         Flaw::OldId => step.checkpoint.id = step.expected_head.unwrap_or(step.checkpoint.id),
     }

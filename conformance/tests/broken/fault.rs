@@ -79,6 +79,8 @@ pub(crate) enum Fault {
     RevisionsAreDigests,
     /// Returns the same revision whatever the metadata is.
     RevisionsMissMetadata,
+    /// Takes a step that was planned on another form of its parent.
+    IgnoresTheForm,
     /// Takes more writes of a task that a child has applied.
     ChangesAppliedRows,
     /// Reads a path checkpoint by checkpoint, while others rewrite the thread.

@@ -163,20 +163,20 @@ fn entries(
     step: &StepCommit,
     parent: Option<&CheckpointTuple>,
 ) -> Result<BTreeMap<ChannelName, ChannelEntry>> {
+    if let Some(parent) = parent {
+        step.check_parent(|name| Ok(parent.counted(name)))?;
+    }
+    let held = |name: &ChannelName| parent.and_then(|parent| parent.checkpoint.channels.get(name));
     let entry = |(name, entry): (&ChannelName, &ChannelEntry)| {
         let version = entry.version;
-        let mut stored = match &entry.stored {
-            Stored::Held => {
-                let held = parent.and_then(|parent| parent.checkpoint.channels.get(name));
-                step.check_held(name, version, held.map(|held| held.version))?;
-                held.map_or(Stored::Held, |held| held.stored.clone())
-            }
-            stored => stored.clone(),
+        let mut stored = match (&entry.stored, held(name)) {
+            (Stored::Held, Some(held)) => held.stored.clone(),
+            (stored, _) => stored.clone(),
         };
         rebase(&mut stored, version);
-        Ok((name.clone(), ChannelEntry { version, stored }))
+        (name.clone(), ChannelEntry { version, stored })
     };
-    step.checkpoint.channels.iter().map(entry).collect()
+    Ok(step.checkpoint.channels.iter().map(entry).collect())
 }
 
 #[async_trait]

@@ -72,6 +72,11 @@ pub(crate) fn commit(
         (Some(id), None) => return Err(not_found(&step.thread, id)),
         (Some(_), Some(parent)) => Some(parent),
     };
+    if let Some(CheckpointRecord { channels, counters, .. }) = parent.map(|parent| &parent.record) {
+        step.check_parent(|name| {
+            Ok(channels.get(name).map(|held| (held.version, counters.get(name).copied())))
+        })?;
+    }
     check_applied(step, parent.map_or(&[], |parent| &parent.tasks))?;
     let mut draft = Draft::new(state);
     let under_parent = match parent {
@@ -84,15 +89,9 @@ pub(crate) fn commit(
     let mut channels = std::collections::BTreeMap::new();
     for (channel, entry) in &step.checkpoint.channels {
         let held = parent.and_then(|parent| parent.record.channels.get(channel));
-        let kept = match &entry.stored {
-            Stored::Held => {
-                step.check_held(channel, entry.version, held.map(|held| held.version))?;
-                match held {
-                    Some(held) => held.kept.clone(),
-                    None => continue,
-                }
-            }
-            stored => kept(&mut draft, &step.namespace, channel, entry.version, stored, parent)?,
+        let kept = match (&entry.stored, held) {
+            (Stored::Held, Some(held)) => held.kept.clone(),
+            (stored, _) => kept(&mut draft, &step.namespace, channel, entry.version, stored, parent)?,
         };
         channels.insert(channel.clone(), StoredChannel { version: entry.version, kept });
     }

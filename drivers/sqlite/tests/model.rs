@@ -194,8 +194,17 @@ impl World {
         }
         let mut metadata = Metadata::new(Source::Loop, i64::try_from(self.fresh).unwrap());
         metadata.delta_marker = choices.below(2) == 0;
-        if choices.below(2) == 0 {
+        let parents = parent_tuple.as_ref().map(|tuple| &tuple.metadata.counters);
+        let held =
+            committed.get(&ChannelName::from("messages")).is_some_and(|entry| entry.stored == Stored::Held);
+        let counts = match parents {
+            Some(parents) if held => parents.contains_key(&ChannelName::from("messages")),
+            _ => choices.below(2) == 0,
+        };
+        if counts {
             metadata.counters.insert("messages".into(), Counters { updates: 1, supersteps: 200 });
+        }
+        if choices.below(2) == 0 {
             metadata.parents.insert(Namespace::root(), id);
         }
         let runs: serde_json::Map<_, _> =

@@ -45,11 +45,12 @@ pub fn commit(
         return Err(Error::NotFound { thread: step.thread, checkpoint });
     }
     let mut checkpoint = step.checkpoint.clone();
-    for (name, entry) in &mut checkpoint.channels {
-        if entry.stored == Stored::Held {
-            let held = parent.as_ref().and_then(|parent| parent.checkpoint.channels.get(name));
-            step.check_held(name, entry.version, held.map(|held| held.version))?;
-            entry.stored = held.map_or(Stored::Held, |held| held.stored.clone());
+    if let Some(parent) = &parent {
+        step.check_parent(|name| Ok(parent.counted(name)))?;
+        for (name, entry) in &mut checkpoint.channels {
+            if let (Stored::Held, Some(held)) = (&entry.stored, parent.checkpoint.channels.get(name)) {
+                entry.stored = held.stored.clone();
+            }
         }
     }
     for task in &step.writes {

@@ -18,7 +18,7 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
-use crate::metadata::Metadata;
+use crate::metadata::{Counters, Metadata};
 use crate::value::ChannelValue;
 
 pub use doubt::commit;
@@ -201,20 +201,47 @@ impl StepCommit {
         Ok(())
     }
 
-    /// Checks that a [`Stored::Held`] entry can take its value from the parent: `parent` is the version at which the
-    /// parent has the channel.
+    /// Checks that the step continues what its parent stores: `parent` returns the version at which the parent has a
+    /// channel, and its metadata's counters of it. Every saver must call this before it stores a step that has a parent.
+    ///
+    /// A conversion or a prune may have stored the parent in another form since the writer read it: a value where there
+    /// were changes, or changes where there was a value. The counters show that. A step that takes over or continues a
+    /// channel must count on from the parent's; otherwise readers would expect too few changes, or none.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the parent does not have the channel at this version.
-    pub fn check_held(&self, channel: &ChannelName, version: Version, parent: Option<Version>) -> Result<()> {
-        match parent {
-            Some(held) if held == version => Ok(()),
-            _ => Err(Error::InvalidInput(format!(
-                "commit of checkpoint {} to thread {}: its parent does not hold channel {channel} at version \
-                 {version:?}",
-                self.checkpoint.id, self.thread
-            ))),
+    /// [`Error::InvalidInput`] if the parent does not have a [`Stored::Held`] channel at its version. [`Error::Stale`] if
+    /// the step holds a channel for which only one of the two has counters, or holds or continues one with lower
+    /// counters than the parent's. Those of `parent`.
+    pub fn check_parent(
+        &self,
+        parent: impl Fn(&ChannelName) -> Result<Option<(Version, Option<Counters>)>>,
+    ) -> Result<()> {
+        for (channel, entry) in &self.checkpoint.channels {
+            let held = match entry.stored {
+                Stored::Held => true,
+                Stored::Sentinel => false,
+                Stored::Value(_) | Stored::Snapshot(_) => continue,
+            };
+            let stored = parent(channel)?;
+            if held && stored.is_none_or(|(version, _)| version != entry.version) {
+                return Err(Error::InvalidInput(format!(
+                    "commit of checkpoint {} to thread {}: its parent does not hold channel {channel} at version {:?}",
+                    self.checkpoint.id, self.thread, entry.version
+                )));
+            }
+            let ours = self.metadata.counters.get(channel);
+            let goes_on = match (ours, stored.and_then(|(_, counters)| counters)) {
+                (Some(ours), Some(from)) => {
+                    ours.updates >= from.updates && ours.supersteps >= from.supersteps
+                }
+                (None, None) => true,
+                _ => !held,
+            };
+            if !goes_on {
+                return Err(Error::Stale { thread: self.thread.clone() });
+            }
         }
+        Ok(())
     }
 }
 
@@ -332,6 +359,8 @@ pub trait Saver: Send + Sync {
     ///   the commit; otherwise [`Error::InvalidInput`].
     /// - `commit_takes_over_held_values`: a [`Stored::Held`] entry is the parent's; one that the parent does not have
     ///   at that version is [`Error::InvalidInput`].
+    /// - `commit_on_a_parent_in_another_form_is_stale`: if a rewrite has stored the parent in another form since the step
+    ///   was planned, [`Error::Stale`] and nothing stored; [`StepCommit::check_parent`] decides.
     /// - `commit_of_siblings_keeps_both`: two children of one parent never share or lose values or writes.
     /// - `commit_that_waits_for_a_flush_is_like_any_other`: [`Flush::WithNext`] only changes what a power loss may
     ///   remove.

@@ -2,6 +2,7 @@
 //! materializes.
 
 mod known;
+mod note;
 mod plan;
 mod rewind;
 mod snapshot;
@@ -19,17 +20,13 @@ pub use snapshot::{StateSnapshot, TaskView};
 use warm::WarmHeads;
 
 use crate::channel::ChannelTable;
-use crate::checkpoint::{
-    ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write,
-};
+use crate::checkpoint::{CheckpointTuple, TaskWrites, Write};
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, IdSource, Namespace, NodeName, ThreadId};
 use crate::materialize::{Paths, materialize};
-use crate::metadata::{Extra, Metadata, Source};
+use crate::metadata::Source;
 use crate::mode::{gate, gate_tuple};
-use crate::saver::{
-    self, CheckpointSelector, Flush, ListQuery, Load, Saver, StepCommit, ThreadImage, fallback,
-};
+use crate::saver::{self, CheckpointSelector, ListQuery, Load, Saver, ThreadImage, fallback};
 
 /// Reads and writes the state of threads, with the channels, mode and cadence of a [`ChannelTable`]. Cloning is cheap.
 ///
@@ -284,49 +281,6 @@ impl StateAccessor {
         let row = TaskWrites { task: self.ids.task(), node, index: 0, writes };
         let step = Step { source: Source::Update, next, extra: extra.into() };
         plan(self, head.thread(), base, head.id(), vec![(row, false)], step)
-    }
-
-    /// Writes a checkpoint that repeats `head` with other metadata: the form of a duration-only checkpoint. Stores only
-    /// a reference to what `head` stores; marker, counters and next nodes are those of `head`.
-    ///
-    /// # Errors
-    /// [`Error::ModeMismatch`], [`Error::Conflict`] if `head` is no longer the head, and the saver's.
-    pub async fn annotate(&self, head: &StateSnapshot, extra: impl Into<Extra>) -> Result<StateSnapshot> {
-        gate(self.table.mode(), &head.metadata)?;
-        let id = self.ids.checkpoint_after(Some(head.key.id));
-        let metadata = Metadata {
-            source: Source::Update,
-            step: head.metadata.step + 1,
-            extra: extra.into(),
-            ..head.metadata.clone()
-        };
-        let held = head.channels.iter();
-        let held =
-            held.map(|(name, c)| (name.clone(), ChannelEntry { version: c.version, stored: Stored::Held }));
-        let commit = StepCommit {
-            thread: head.key.thread.clone(),
-            namespace: head.key.namespace.clone(),
-            parent: Some(head.key.id),
-            expected_head: Some(head.key.id),
-            checkpoint: Checkpoint {
-                id,
-                channels: held.collect(),
-                next: head.next.clone(),
-                applied: Vec::new(),
-            },
-            metadata: metadata.clone(),
-            writes: Vec::new(),
-            flush: Flush::Now,
-        };
-        let state = StateSnapshot {
-            key: CheckpointKey { id, ..head.key.clone() },
-            parent: Some(head.key.id),
-            metadata,
-            applied: Vec::new(),
-            writes: Vec::new(),
-            ..head.clone()
-        };
-        self.commit(Plan { commit, state }).await
     }
 
     /// Commits a planned step.

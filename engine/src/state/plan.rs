@@ -93,6 +93,10 @@ pub(crate) fn plan(
             None if channel.value.is_none() => Stored::Held,
             None => complete(channel, table.delta_channels().contains(name)),
         };
+        if let (Stored::Held, Some(counted)) = (&stored, base.and_then(|b| b.metadata.counters.get(name))) {
+            let supersteps = counted.supersteps + 1;
+            metadata.counters.insert(name.clone(), Counters { supersteps, ..*counted });
+        }
         entries.insert(name.clone(), ChannelEntry { version: channel.version, stored });
     }
 

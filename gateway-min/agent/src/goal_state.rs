@@ -85,9 +85,24 @@ fn goal_of(head: &CheckpointTuple) -> Result<Json> {
     Ok(value.transpose()?.unwrap_or_default())
 }
 
+/// How often the goal is written while its head is converted or pruned.
+const ATTEMPTS: usize = 8;
+
+/// Writes the goal onto a head, in the form that it has by then: a conversion or a prune does not make it fail.
+async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -> Result<()> {
+    let mut written = repeat(accessor, head, goal).await;
+    for _ in 1..ATTEMPTS {
+        let Err(Error::Stale { .. }) = written else { break };
+        let at = CheckpointSelector::at(&head.key()).loading(Load::None);
+        let Some(head) = accessor.saver().get(&at).await? else { break };
+        written = repeat(accessor, &head, goal).await;
+    }
+    written
+}
+
 /// Repeats the head with another goal, which gets a new version. Everything else is as stored on the head, including
 /// the marker and the counters; rows of tasks that ran from the head are copied.
-async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -> Result<()> {
+async fn repeat(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -> Result<()> {
     let (store, ids) = (accessor.saver(), accessor.ids());
     let id = ids.checkpoint_after(Some(head.checkpoint.id));
     let last = head.checkpoint.channels.values().map(|entry| entry.version).max();
@@ -118,4 +133,43 @@ async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) ->
     };
     let key = saver::commit(&**store, commit).await?;
     accessor.attach(&key, &head.writes).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use threadkeep::channel::Schema;
+    use threadkeep::convert::convert;
+    use threadkeep::id::IdSource;
+    use threadkeep::mode::ChannelMode;
+    use threadkeep::saver::Saver;
+    use threadkeep::state::Update;
+    use threadkeep::verify::verify;
+    use threadkeep_memory::MemorySaver;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_goal_is_written_onto_a_head_that_was_converted_since_it_was_read() {
+        let saver: Arc<dyn Saver> = Arc::new(MemorySaver::new());
+        let table = |mode| Arc::new(Schema::thread_state().compile(mode, 100).unwrap());
+        let delta =
+            StateAccessor::new(saver.clone(), table(ChannelMode::Delta), Arc::new(IdSource::default()));
+        let thread = ThreadId::from("t");
+        for text in ["a", "b", "c"] {
+            let message = json!([{ "type": "human", "content": text }]);
+            let writes = vec![delta.write("messages", message, false).unwrap()];
+            let update = Update { at: None, node: "n".into(), writes, extra: Map::new() };
+            delta.update(&thread, update).await.unwrap();
+        }
+        let seen = head(&delta, &thread).await.unwrap().unwrap();
+        assert!(!seen.metadata.counters.is_empty());
+        convert(&*saver, &thread, &table(ChannelMode::Full)).await.unwrap();
+        write(&delta, &seen, &new("reach it", 3)).await.unwrap();
+        assert_eq!(verify(&*saver, &thread, delta.table()).await.unwrap(), []);
+        let state = delta.get(&thread, None).await.unwrap().unwrap();
+        assert_eq!(state.json("goal").unwrap().unwrap()["objective"], "reach it");
+        assert_eq!(state.json("messages").unwrap().unwrap().as_array().unwrap().len(), 3);
+    }
 }

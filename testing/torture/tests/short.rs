@@ -25,6 +25,13 @@ async fn two_processes_share_a_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_is_opened_beside_a_process_that_moves_its_log() {
+    let tally = play("two processes", Kind::Sqlite, 1..3).await;
+    // Beyond those of the rounds, which open the store as a whole.
+    assert!(tally.counts()["opens"] > 100, "{:?}", tally.counts());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storms_of_create_and_delete_leave_threads_whole_on_postgres() {
     play("storms", Kind::Postgres, 1..3).await;
 }
@@ -92,4 +99,19 @@ async fn late_puts_change_no_state_and_no_revision_comes_back_on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_puts_change_no_state_and_no_revision_comes_back_on_postgres() {
     play("properties", Kind::Postgres, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_is_converted_under_open_writers_on_memory() {
+    play("open writers", Kind::Memory, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_is_converted_under_open_writers_on_sqlite() {
+    play("open writers", Kind::Sqlite, 1..3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_is_converted_under_open_writers_on_postgres() {
+    play("open writers", Kind::Postgres, 1..3).await;
 }

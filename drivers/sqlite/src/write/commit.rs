@@ -130,7 +130,9 @@ impl WriterState {
             }
             (Some(parent), ..) => return Err(not_found(&step.thread, parent)),
         };
-        self.check_held(step, parent.as_deref())?;
+        if let Some(parent) = parent.as_deref() {
+            self.check_parent(step, parent)?;
+        }
         check_applied(step, parent.as_ref().map_or(&[], |parent| &parent.tasks))?;
 
         // From here on the command changes things.
@@ -153,15 +155,13 @@ impl WriterState {
         self.add_checkpoint(step, state, chain, ordinal, parent.as_deref(), &tasks)
     }
 
-    /// Checks that held channels exist.
-    fn check_held(&self, step: &StepCommit, parent: Option<&Node>) -> Result<()> {
-        for (channel, entry) in &step.checkpoint.channels {
-            if matches!(entry.stored, Stored::Held) {
-                let held = self.held(parent, channel.as_str())?;
-                step.check_held(channel, entry.version, held.map(|held| held.version))?;
-            }
-        }
-        Ok(())
+    /// Checks that the step continues what its parent stores.
+    fn check_parent(&self, step: &StepCommit, parent: &Node) -> Result<()> {
+        step.check_parent(|channel| {
+            let Some(held) = self.held(Some(parent), channel.as_str())? else { return Ok(None) };
+            let counters = parent.counters.iter().find(|(name, _)| *name == held.name);
+            Ok(Some((held.version, counters.map(|(_, counters)| *counters))))
+        })
     }
 
     fn held<'p>(&self, parent: Option<&'p Node>, channel: &str) -> Result<Option<&'p Channel>> {
@@ -202,7 +202,8 @@ impl WriterState {
         let record = self.record(state, (&step.checkpoint, &step.metadata), parent, &channels, ordinal)?;
         let id = step.checkpoint.id;
         checkpoints::add(&self.db, chain.key, ordinal, id, &record)?;
-        state.moved(&step.namespace, chain, Node { ordinal, id, channels, tasks: Vec::new() });
+        let node = Node { ordinal, id, channels, counters: record.counters, tasks: Vec::new() };
+        state.moved(&step.namespace, chain, node);
         Ok(())
     }
 

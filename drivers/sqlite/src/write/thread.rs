@@ -40,6 +40,7 @@ pub(crate) struct Node {
     pub(crate) ordinal: Ordinal,
     pub(crate) id: CheckpointId,
     pub(crate) channels: Vec<Channel>,
+    pub(crate) counters: Vec<(NameKey, metadata::Counters)>,
     pub(crate) tasks: Vec<TaskRecord>,
 }
 
@@ -136,7 +137,8 @@ impl ThreadState {
         let mut view = View::new(db, names, thread, self.key);
         let read = view.read(chain.key, row)?;
         let channels = view.channels(chain.key, &read)?;
-        Ok(Arc::new(Node { ordinal: row.ordinal, id: row.id, channels, tasks: read.tasks.clone() }))
+        let (counters, tasks) = (read.record.counters.clone(), read.tasks.clone());
+        Ok(Arc::new(Node { ordinal: row.ordinal, id: row.id, channels, counters, tasks }))
     }
 
     /// Remembers the new head of a chain.
@@ -150,7 +152,8 @@ impl ThreadState {
             && head.ordinal == node.ordinal
         {
             let channels = node.channels.clone();
-            *head = Arc::new(Node { ordinal: node.ordinal, id: node.id, channels, tasks });
+            let counters = node.counters.clone();
+            *head = Arc::new(Node { ordinal: node.ordinal, id: node.id, channels, counters, tasks });
         }
     }
 

@@ -130,7 +130,7 @@ async fn compact(
     body: CompactThread,
 ) -> Result<Compacted, ApiError> {
     let engine = |error: Error| match error {
-        Error::Conflict { .. } => ApiError::conflict(BUSY),
+        Error::Conflict { .. } | Error::Stale { .. } => ApiError::conflict(BUSY),
         error => ApiError::from_engine(&thread, FAILED, &error),
     };
     let (accessor, settings) = (app.threads.accessor(), &config.summarization);

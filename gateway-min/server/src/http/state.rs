@@ -401,7 +401,7 @@ async fn update(
     let engine = |error: Error| match (&error, at) {
         (Error::NotFound { .. }, Some(id)) => checkpoint_absent(id),
         // A writer of another process without a reservation.
-        (Error::Conflict { .. }, _) => ApiError::conflict(BUSY),
+        (Error::Conflict { .. } | Error::Stale { .. }, _) => ApiError::conflict(BUSY),
         _ => ApiError::from_engine(&thread, UPDATE_FAILED, &error),
     };
     let accessor = app.threads.accessor();

@@ -51,7 +51,7 @@ impl Saver for MeteredSaver {
         let result = self.inner.commit(step).instrument(span.clone()).await;
         let outcome = match &result {
             Ok(_) => CallOutcome::ok,
-            Err(Error::Conflict { .. }) => CallOutcome::conflict,
+            Err(Error::Conflict { .. } | Error::Stale { .. }) => CallOutcome::conflict,
             Err(Error::InDoubt { .. }) => CallOutcome::in_doubt,
             Err(_) => CallOutcome::error,
         };

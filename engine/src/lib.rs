@@ -12,6 +12,7 @@ mod extra;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod id;
+pub mod json;
 mod materialize;
 pub mod metadata;
 pub mod mode;

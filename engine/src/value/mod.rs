@@ -40,7 +40,8 @@ pub enum ChannelValue {
 }
 
 impl ChannelValue {
-    /// Encodes a JSON value; an array becomes a [`ListValue`].
+    /// Encodes a JSON value; an array becomes a [`ListValue`]. Every number that `value` holds is kept, but not one that
+    /// was rounded when its text was parsed: see [`crate::json`].
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the value is nested more than [`MAX_DEPTH`] deep.

@@ -175,7 +175,7 @@ fn parse_args(call: &PartialCall) -> Result<Value, String> {
     if call.args.trim().is_empty() {
         return Ok(json!({}));
     }
-    match serde_json::from_str::<Map<String, Value>>(&call.args) {
+    match threadkeep::json::from_str::<Map<String, Value>>(&call.args) {
         Ok(args) => Ok(Value::Object(args)),
         Err(error) => Err(format!("the arguments are not a JSON object: {error}")),
     }
@@ -211,6 +211,17 @@ mod tests {
 
     fn last(reason: &str) -> ModelChunk {
         ModelChunk { finish_reason: Some(reason.into()), ..ModelChunk::default() }
+    }
+
+    #[test]
+    fn arguments_with_an_integer_that_would_be_rounded_are_invalid_and_say_why() {
+        let args = r#"{"id": 12345678901234567890123}"#;
+        let (_, message) = assemble(&[call(0, Some("c"), Some("t"), args), last("tool_calls")]);
+        assert_eq!(message["tool_calls"], json!([]));
+        let invalid = &message["invalid_tool_calls"][0];
+        assert_eq!(invalid["args"], args, "as the model wrote them");
+        let error = invalid["error"].as_str().unwrap();
+        assert!(error.contains("integer 12345678901234567890123 is out of range"), "{error}");
     }
 
     fn assemble(chunks: &[ModelChunk]) -> (Vec<Value>, Value) {

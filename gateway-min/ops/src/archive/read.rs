@@ -104,7 +104,8 @@ fn header(lines: &mut Lines<impl BufRead>) -> Result<Header, ArchiveError> {
         return Err(not_ours("the file is empty".to_owned()));
     }
     // A newer header may have more keys, so check its version first.
-    let text: Json = serde_json::from_slice(&lines.text).map_err(|error| not_ours(error.to_string()))?;
+    let text: Json =
+        threadkeep::json::from_slice(&lines.text).map_err(|error| not_ours(error.to_string()))?;
     let found = &text["header"];
     if found["format"] != FORMAT {
         return Err(not_ours("it has another format or none".to_owned()));
@@ -152,7 +153,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     fn parse(&self) -> Result<Line, ArchiveError> {
-        serde_json::from_slice(&self.text)
+        threadkeep::json::from_slice(&self.text)
             .map_err(|error| ArchiveError::Line { line: self.number, reason: error.to_string() })
     }
 }

@@ -342,6 +342,9 @@ fn each_thing_that_can_be_wrong_names_its_line() {
     let more = [&file[..], b"{}\n"].concat();
     assert!(read(&more[..]).unwrap_err().to_string().contains("after 'end'"));
     assert!(matches!(read(&b"hello\n"[..]).unwrap_err(), ArchiveError::NotOurs { .. }));
+    let rounded = text.replacen("\"extra\":{\"", "\"extra\":{\"big\":{\"json\":18446744073709551616},\"", 1);
+    let error = read(rounded.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("integer 18446744073709551616 is out of range"), "{error}");
     let altered = text.replacen("\"step\":0", "\"step\":9", 1);
     assert!(matches!(read(altered.as_bytes()).unwrap_err(), ArchiveError::Altered { .. }));
 }

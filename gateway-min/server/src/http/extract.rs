@@ -145,7 +145,7 @@ fn whole(body: &[u8], json: bool, optional: bool) -> Result<Map<String, Value>, 
     if !json {
         return refuse(Flaw::no_object(), Value::Null);
     }
-    match serde_json::from_slice(body) {
+    match threadkeep::json::from_slice(body) {
         Ok(Value::Object(values)) => Ok(values),
         Ok(other) => refuse(Flaw::no_object(), other),
         Err(error) => {
@@ -277,6 +277,8 @@ mod tests {
             ("{\n \"name\":\n x}", 12, "expected value"),
             ("{} {}", 3, "trailing characters"),
             ("{\"name\": NaN}", 9, "expected value"),
+            ("{\n \"name\": [18446744073709551616]}", 12, "integer 18446744073709551616 is out of range"),
+            ("{\"name\": -9223372036854775809}", 9, "integer -9223372036854775809 is out of range"),
         ] {
             let (status, answer) = refused("/named", None, body).await;
             let item = &answer["detail"][0];

@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::super::message::block_text;
@@ -46,7 +47,13 @@ impl AnswerParser {
         if let Some(reason) = choice["finish_reason"].as_str().filter(|reason| !reason.is_empty()) {
             self.finish_reason = Some(reason.to_owned());
         }
-        let chunk = self.delta(&choice["delta"]);
+        let delta = &choice["delta"];
+        if holds_arguments(delta)
+            && let Err(error) = threadkeep::json::from_str::<IgnoredAny>(data)
+        {
+            return Err(Failure::new(ModelErrorKind::Protocol, format!("arguments of a tool call: {error}")));
+        }
+        let chunk = self.delta(delta);
         Ok((chunk != ModelChunk::default()).then_some(chunk))
     }
 
@@ -102,6 +109,12 @@ impl AnswerParser {
             },
         }
     }
+}
+
+/// Whether arguments of tool calls are sent as objects: their numbers are those of the event. Strings are parsed later.
+fn holds_arguments(delta: &Value) -> bool {
+    let calls = delta["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
+    calls.iter().any(|call| call["function"]["arguments"].is_object())
 }
 
 fn visible_text(content: &Value) -> String {
@@ -238,6 +251,22 @@ mod tests {
                 (2, Some("glob".into()), "{}".into()),
             ]
         );
+    }
+
+    #[test]
+    fn an_integer_that_would_be_rounded_fails_in_arguments_and_nowhere_else() {
+        let event = |arguments: &str| {
+            format!(
+                r#"{{"seed": 18446744073709552000, "choices": [{{"delta": {{"tool_calls":
+                   [{{"id": "a", "function": {{"name": "ls", "arguments": {arguments}}}}}]}}}}]}}"#
+            )
+        };
+        let read = |arguments: &str| AnswerParser::default().read(&event(arguments));
+        let chunk = read(r#""{\"id\": 18446744073709551616}""#).unwrap().unwrap();
+        assert_eq!(chunk.tool_call_chunks[0].args, r#"{"id": 18446744073709551616}"#, "parsed at the end");
+        let error = read(r#"{"id": 18446744073709551616}"#).unwrap_err().into_error("m", "h", None);
+        assert_eq!(error.kind, ModelErrorKind::Protocol);
+        assert!(error.to_string().contains("is out of range"), "{error}");
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl ScriptedModel {
     /// A model named `name` with the script in `json`.
     pub fn from_json(name: impl Into<String>, json: &str) -> Result<Self, ModelError> {
         let name = name.into();
-        match serde_json::from_str(json) {
+        match threadkeep::json::from_str(json) {
             Ok(script) => Ok(Self { name, script }),
             Err(error) => {
                 Err(ModelError::new(&name, ModelErrorKind::Configuration, format!("script: {error}")))
@@ -95,7 +95,7 @@ impl ScriptedModel {
             ModelError::new(&settings.name, ModelErrorKind::Configuration, detail)
         };
         let json = std::fs::read_to_string(&path).map_err(|error| in_file(&error))?;
-        let script = serde_json::from_str(&json).map_err(|error| in_file(&error))?;
+        let script = threadkeep::json::from_str(&json).map_err(|error| in_file(&error))?;
         Ok(Self { name: settings.name, script })
     }
 }

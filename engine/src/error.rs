@@ -19,6 +19,9 @@ pub const FREQUENCY_NOT_POSITIVE: &str = "snapshot frequency must be positive";
 /// Text of the error for a second replace-style write in one superstep (service reference, "Other rules" 1).
 pub const SECOND_OVERWRITE: &str = "Can receive only one Overwrite value per super-step.";
 
+/// What [`Error::HistoryLost`] adds after an attempt in doubt.
+const AFTER_DOUBT: &str = "; an earlier attempt of this call was in doubt and may have been carried out";
+
 /// An error of the engine or of a saver. The kind says what to do; the text contains the ids needed for it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -55,7 +58,8 @@ pub enum Error {
         thread: ThreadId,
     },
     /// The store no longer holds changes of the thread that it had acknowledged: it failed over to a replica that had not
-    /// received them, was restored from a backup, or lost them in a crash. Nothing was written by this call, and the saver
+    /// received them, was restored from a backup, or lost them in a crash. The attempt that found this wrote nothing; if an
+    /// earlier attempt of the same call was in doubt, that one may have been carried out, and the text says so. The saver
     /// has forgotten what it knew of the thread, so the next call works on what the store holds now. Read the thread
     /// again; what is missing has to be done again.
     #[error(
@@ -147,6 +151,18 @@ impl Error {
     /// A [`Error::BrokenLineage`] at `checkpoint`.
     pub fn broken(thread: &ThreadId, checkpoint: CheckpointId, missing: impl Into<String>) -> Self {
         Self::BrokenLineage { thread: thread.clone(), checkpoint, missing: missing.into() }
+    }
+
+    /// This error as the result of a call whose earlier attempt was in doubt. Only [`Error::HistoryLost`] changes, which
+    /// otherwise says nothing of that attempt.
+    #[must_use]
+    pub fn after_doubt(self) -> Self {
+        match self {
+            Self::HistoryLost { thread, seen } if !seen.ends_with(AFTER_DOUBT) => {
+                Self::HistoryLost { thread, seen: format!("{seen}{AFTER_DOUBT}") }
+            }
+            other => other,
+        }
     }
 
     /// Whether the operation may have happened.

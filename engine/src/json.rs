@@ -72,8 +72,9 @@ fn is_exact(number: &[u8]) -> bool {
 
 fn refused(text: &[u8], number: std::ops::Range<usize>) -> serde_json::Error {
     let before = text.get(..number.start).unwrap_or_default();
-    let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-    let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() + 1;
+    let mut lines = before.split(|byte| *byte == b'\n');
+    let line = lines.clone().count();
+    let column = lines.next_back().map_or(0, <[u8]>::len) + 1;
     let number = String::from_utf8_lossy(text.get(number).unwrap_or_default());
     let shown: String = number.chars().take(SHOWN).collect();
     let cut = if shown.len() < number.len() { "..." } else { "" };
@@ -100,7 +101,7 @@ mod tests {
             (
                 "{\n \"a\": {\"b\": [true, 123456789012345678901234567890]}}",
                 2,
-                19,
+                20,
                 "123456789012345678901234567890",
             ),
             ("{\"12345678901234567890123\\\"\": 99999999999999999999}", 1, 31, "99999999999999999999"),

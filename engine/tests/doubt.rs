@@ -33,6 +33,8 @@ enum Loss {
     DoubtStored,
     /// Nobody knows, and it is not stored.
     DoubtLost,
+    /// Nobody knows, and the next write finds that the store lost earlier ones.
+    HistoryLost,
 }
 
 /// Lets the `nth` write fail. After a doubt it refuses every write, as a writer does after a failed flush.
@@ -52,7 +54,12 @@ impl Failing {
 
     async fn write<T>(&self, write: impl Future<Output = Result<T>> + Send) -> Result<T> {
         if self.poisoned.load(Ordering::SeqCst) {
-            return Self::refused();
+            return match self.loss {
+                Loss::HistoryLost => {
+                    Err(Error::HistoryLost { thread: "t".into(), seen: "it knew more".to_owned() })
+                }
+                _ => Self::refused(),
+            };
         }
         if self.left.fetch_sub(1, Ordering::SeqCst) != 0 {
             return write.await;
@@ -289,6 +296,32 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mode = if delta { ChannelMode::Delta } else { ChannelMode::Full };
         runtime.block_on(check(op, mode, nth, loss, blind));
+    }
+}
+
+/// The repeat of a commit in doubt finds that the store lost history: the error says that the first attempt may have been
+/// carried out. One that was not in doubt does not say so.
+#[tokio::test]
+async fn lost_history_after_a_doubt_says_that_there_was_a_doubt() {
+    let store = MemorySaver::new();
+    let table = Arc::new(Schema::thread_state().compile(ChannelMode::Full, 2).unwrap());
+    let t = ThreadId::from("t");
+    let healthy = StateAccessor::new(Arc::new(store.clone()), table.clone(), Arc::default());
+    healthy.update(&t, saying(&healthy, "one")).await.unwrap();
+    for in_doubt in [true, false] {
+        let failing = Failing {
+            inner: store.clone(),
+            left: AtomicUsize::new(0),
+            loss: Loss::HistoryLost,
+            poisoned: AtomicBool::new(!in_doubt),
+            blind: false,
+        };
+        let a = StateAccessor::new(Arc::new(failing), table.clone(), Arc::default());
+        let error = a.update(&t, saying(&a, "two")).await.unwrap_err();
+        assert!(matches!(&error, Error::HistoryLost { .. }), "{error}");
+        let says = "an earlier attempt of this call was in doubt and may have been carried out";
+        assert_eq!(error.to_string().matches(says).count(), usize::from(in_doubt), "{error}");
+        assert_eq!(error.clone().after_doubt().to_string().matches(says).count(), 1, "once, however often");
     }
 }
 

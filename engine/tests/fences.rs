@@ -156,3 +156,34 @@ async fn no_write_of_a_run_reads_the_head_again_to_pass_its_own_check() {
         assert_eq!(store.image().await, ThreadImage::absent(&store.thread), "{:?}", store.mode);
     }
 }
+
+#[tokio::test]
+async fn a_deletion_deletes_what_was_seen_and_nothing_newer() {
+    for store in stores() {
+        let process = store.process();
+        say(&store, "seen").await;
+        let seen = process.look(&store.thread).await.unwrap();
+        say(&store, "acknowledged").await;
+        let before = store.image().await;
+        let refused = process.delete_seen(seen).await;
+        assert!(matches!(refused, Err(Error::Stale { .. })), "{refused:?}");
+        assert_eq!(store.image().await, before, "{:?}", store.mode);
+
+        // Deleted and created again: another thread of the same name.
+        let seen = process.look(&store.thread).await.unwrap();
+        store.saver.delete_thread(&store.thread).await.unwrap();
+        say(&store, "again").await;
+        let before = store.image().await;
+        assert!(matches!(process.delete_seen(seen).await, Err(Error::Stale { .. })));
+        assert_eq!(store.image().await, before, "{:?}", store.mode);
+
+        let nested = process.clone().in_namespace(Namespace::from("nested"));
+        nested.create(&store.thread, Map::new()).await.unwrap();
+        let seen = process.look(&store.thread).await.unwrap();
+        process.delete_seen(seen.clone()).await.unwrap();
+        assert_eq!(store.image().await, ThreadImage::absent(&store.thread), "in every namespace");
+        assert!(matches!(process.delete_seen(seen).await, Err(Error::Stale { .. })), "it is gone");
+        let nothing = process.look(&store.thread).await.unwrap();
+        process.delete_seen(nothing).await.unwrap();
+    }
+}

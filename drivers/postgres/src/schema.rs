@@ -256,18 +256,22 @@ async fn warn_of_losses(client: &Client) -> Result<(), Trouble> {
     let query = "SELECT name || '=' || setting FROM pg_catalog.pg_settings
                  WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'data_checksums')";
     let settings = client.simple_query(query).await?;
-    let has = |wanted: &str| {
-        settings.iter().any(|message| match message {
-            SimpleQueryMessage::Row(row) => row.get(0) == Some(wanted),
-            _ => false,
+    let settings: Vec<&str> = settings
+        .iter()
+        .filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
         })
-    };
-    for (setting, consequence) in RISKS {
-        if has(setting) {
-            tracing::warn!("the server has {setting}: {consequence}");
-        }
+        .collect();
+    for (setting, consequence) in risks(&settings) {
+        tracing::warn!("the server has {setting}: {consequence}");
     }
     Ok(())
+}
+
+/// The risks of these settings.
+fn risks(settings: &[&str]) -> impl Iterator<Item = (&'static str, &'static str)> {
+    RISKS.into_iter().filter(|(setting, _)| settings.contains(setting))
 }
 
 /// Checks that the tables exist, in the format that this driver knows.
@@ -333,6 +337,17 @@ mod tests {
 
     async fn database() -> Database {
         postgres().unwrap().database().await.unwrap()
+    }
+
+    #[test]
+    fn each_setting_that_loses_or_hides_commits_is_a_risk_and_no_other_is() {
+        let safe =
+            ["fsync=on", "full_page_writes=on", "synchronous_commit=remote_apply", "data_checksums=on"];
+        assert_eq!(risks(&safe).count(), 0);
+        for (setting, _) in RISKS {
+            let found: Vec<_> = risks(&[&safe[..], &[setting]].concat()).map(|(risk, _)| risk).collect();
+            assert_eq!(found, [setting]);
+        }
     }
 
     #[tokio::test]

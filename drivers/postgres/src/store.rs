@@ -79,7 +79,7 @@ impl Store {
                         if let Error::HistoryLost { thread, .. } = &error {
                             self.threads.forget(thread);
                         }
-                        return Err(error);
+                        return Err(if doubt { error.after_doubt() } else { error });
                     }
                     continue;
                 }

@@ -27,7 +27,7 @@ pub async fn commit(saver: &dyn Saver, step: StepCommit) -> Result<CheckpointKey
         // The checkpoint does not exist, and its predecessor is no longer the head.
         Err(absent @ (Error::Conflict { .. } | Error::NotFound { .. })) => Err(absent),
         // Reported only once, and more serious than a commit in doubt.
-        Err(lost @ Error::HistoryLost { .. }) => Err(lost),
+        Err(lost @ Error::HistoryLost { .. }) => Err(lost.after_doubt()),
         Err(_) => Err(doubt),
     }
 }

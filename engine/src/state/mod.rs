@@ -1,6 +1,7 @@
 //! The state accessor: the only way to read and write thread state. It applies the gate to every read and write, and
 //! materializes.
 
+mod deletion;
 mod known;
 mod note;
 mod plan;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
+pub use deletion::SeenThread;
 pub use known::KnownHead;
 pub(crate) use plan::{Plan, Step, plan};
 pub use rewind::RollbackPoint;
@@ -290,7 +292,7 @@ impl StateAccessor {
         Ok(plan.state)
     }
 
-    /// Deletes everything of a thread, in every namespace.
+    /// Deletes everything of a thread, in every namespace, whatever it contains by then: see [`Self::delete_seen`].
     ///
     /// # Errors
     /// The saver's.

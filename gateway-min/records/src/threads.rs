@@ -3,7 +3,7 @@
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
 use super::db::{Db, WriteTx};
 use super::error::RecordsError;
-use super::query::{FromRow, Row, Sql, query};
+use super::query::{FromRow, Row, query};
 use super::runs::RunStatus;
 use chrono::{DateTime, Utc};
 
@@ -192,43 +192,64 @@ impl Threads {
         Ok(row)
     }
 
-    /// Sets the stored status, which follows the thread's newest run and is flushed with that run's record.
+    /// Sets the stored status to `running`, if the run is; later it follows the run's end. It is flushed with the run's
+    /// record.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`].
+    pub async fn set_running(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
+        let mut tx = self.db.unflushed().write(thread_id).await?;
+        // A process that stood still may have lost the run, and somebody else has set the status since.
+        let sql = query(
+            "UPDATE threads_meta SET status = 'running', updated_at = $3 WHERE thread_id = $1
+             AND EXISTS (SELECT 1 FROM runs WHERE run_id = $2 AND status = 'running')",
+        );
+        let sql = sql.bind(thread_id).bind(run_id).bind(time_text(self.db.clock.now()));
+        if tx.execute(sql).await? == 0 {
+            return self.row(&mut tx, thread_id).await.map(drop);
+        }
+        tx.commit().await
+    }
+
+    /// Sets the stored status, for tests.
+    ///
+    /// # Errors
+    /// [`RecordsError::NotFound`].
+    #[cfg(any(test, feature = "testing"))]
     pub async fn set_status(&self, thread_id: &str, status: ThreadStatus) -> Result<(), RecordsError> {
-        Self::update(
-            &self.db.unflushed(),
-            thread_id,
-            query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1")
-                .bind(thread_id)
-                .bind(status.as_str()),
-        )
-        .await
-    }
-
-    /// Sets or, with `None`, clears the title; see [`DISPLAY_NAME_MAX_CHARS`].
-    ///
-    /// # Errors
-    /// [`RecordsError::NotFound`].
-    pub async fn set_display_name(&self, thread_id: &str, name: Option<&str>) -> Result<(), RecordsError> {
-        Self::update(
-            &self.db,
-            thread_id,
-            query("UPDATE threads_meta SET display_name = $2, updated_at = $3 WHERE thread_id = $1")
-                .bind(thread_id)
-                .bind(name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS))),
-        )
-        .await
-    }
-
-    /// Runs `sql` with the current time as its last parameter.
-    async fn update(db: &Db, thread_id: &str, sql: Sql) -> Result<(), RecordsError> {
-        let mut tx = db.write(thread_id).await?;
-        if tx.execute(sql.bind(time_text(db.clock.now()))).await? == 0 {
+        let mut tx = self.db.unflushed().write(thread_id).await?;
+        let sql = query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1");
+        let sql = sql.bind(thread_id).bind(status.as_str()).bind(time_text(self.db.clock.now()));
+        if tx.execute(sql).await? == 0 {
             return Err(RecordsError::thread_not_found(thread_id));
         }
         tx.commit().await
+    }
+
+    /// Sets or, with `None`, clears the title, if it still is `seen`; see [`DISPLAY_NAME_MAX_CHARS`]. Returns whether it
+    /// was. Read `seen` before the state that has the new title: then a newer title of another writer stays.
+    ///
+    /// # Errors
+    /// [`RecordsError::NotFound`].
+    pub async fn set_display_name(
+        &self,
+        thread_id: &str,
+        seen: Option<&str>,
+        name: Option<&str>,
+    ) -> Result<bool, RecordsError> {
+        let mut tx = self.db.write(thread_id).await?;
+        let sql = query(
+            "UPDATE threads_meta SET display_name = $2, updated_at = $3
+             WHERE thread_id = $1 AND display_name IS NOT DISTINCT FROM $4",
+        );
+        let sql = sql.bind(thread_id).bind(name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)));
+        let sql = sql.bind(time_text(self.db.clock.now()));
+        let sql = sql.bind(seen.map(|seen| cut(seen, DISPLAY_NAME_MAX_CHARS)));
+        if tx.execute(sql).await? == 0 {
+            return self.row(&mut tx, thread_id).await.map(|_| false);
+        }
+        tx.commit().await?;
+        Ok(true)
     }
 
     async fn row(&self, tx: &mut WriteTx, thread_id: &str) -> Result<ThreadRow, RecordsError> {

@@ -59,6 +59,16 @@ impl Reservation {
         self.kind
     }
 
+    /// Whether the thread is still reserved: a process that stood still may have lost it to another one.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn is_held(&self) -> Result<bool, RecordsError> {
+        let sql = query("SELECT thread_id FROM runs WHERE run_id = $1 AND operation_kind <> 'run'");
+        let row: Option<(String,)> = self.runs.db.fetch_optional(sql.bind(&self.row_id)).await?;
+        Ok(row.is_some())
+    }
+
     /// Releases the thread, to the first waiting run if there is one. After an error, or if the future is dropped,
     /// another attempt is made in the background.
     pub async fn release(mut self) -> Result<(), RecordsError> {

@@ -70,7 +70,9 @@ async fn deletion_needs_its_own_reservation() {
     assert_eq!(dump(store).await, before);
 
     let stale = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    assert!(stale.is_held().await.unwrap());
     store.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
+    assert!(!stale.is_held().await.unwrap());
     let error = store.delete_thread(stale).await.unwrap_err();
     assert!(matches!(error, RecordsError::NotFound { entity: Entity::Reservation, .. }), "{error}");
     assert_eq!(dump(store).await, before);

@@ -41,8 +41,10 @@ async fn threads() {
         threads.set_status("t", ThreadStatus::Error).await
     })
     .await;
-    every_statement_fails_once(&fixture.store, 2, async || threads.set_display_name("t", Some("x")).await)
-        .await;
+    every_statement_fails_once(&fixture.store, 2, async || {
+        threads.set_display_name("t", None, Some("x")).await.map(|changed| assert!(changed))
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -59,7 +59,7 @@ async fn of_a_run_its_admission_and_how_it_ends_wait_for_the_disk() {
     check(8, 3);
     store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
     check(9, 4);
-    store.threads().set_display_name("t", Some("x")).await.unwrap();
+    store.threads().set_display_name("t", None, Some("x")).await.unwrap();
     admit(&store, "t", "s").await;
     store.runs().request_cancel("s", CancelAction::Interrupt).await.unwrap();
     check(12, 7);

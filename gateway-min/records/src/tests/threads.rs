@@ -135,6 +135,7 @@ async fn status_and_display_name_change_and_touch() {
         let row = thread(&fixture.store, "t").await;
         assert_eq!((row.status, row.updated_at), (status, fixture.clock.now()));
     }
+    let mut seen = None;
     for (given, stored) in [
         (Some("Ünïcode".to_owned()), Some("Ünïcode".to_owned())),
         (Some("é".repeat(256)), Some("é".repeat(256))),
@@ -142,9 +143,21 @@ async fn status_and_display_name_change_and_touch() {
         (None, None),
     ] {
         fixture.clock.advance_micros(1);
-        threads.set_display_name("t", given.as_deref()).await.unwrap();
+        let set = async |seen: &Option<String>| {
+            threads.set_display_name("t", seen.as_deref(), given.as_deref()).await.unwrap()
+        };
+        assert!(set(&seen).await);
         let row = thread(&fixture.store, "t").await;
-        assert_eq!((row.display_name, row.updated_at), (stored, fixture.clock.now()));
+        assert_eq!((&row.display_name, row.updated_at), (&stored, fixture.clock.now()));
+        // Another title was seen: nothing changes.
+        fixture.clock.advance_micros(1);
+        for other in [Some("another".to_owned()), seen] {
+            if other != stored {
+                assert!(!set(&other).await);
+                assert_eq!(thread(&fixture.store, "t").await, row);
+            }
+        }
+        seen = stored;
     }
     let long = NewThread { display_name: Some("x".repeat(300)), ..named("long") };
     assert_eq!(threads.create(long).await.unwrap().row.display_name, Some("x".repeat(256)));
@@ -157,11 +170,31 @@ async fn changing_an_unknown_thread_is_not_found() {
     let errors = [
         threads.patch_metadata("t9", None, JsonObject::new()).await.unwrap_err(),
         threads.set_status("t9", ThreadStatus::Idle).await.unwrap_err(),
-        threads.set_display_name("t9", Some("x")).await.unwrap_err(),
+        threads.set_display_name("t9", None, Some("x")).await.unwrap_err(),
     ];
     for error in errors {
         assert!(error.is_not_found());
         assert_eq!(error.to_string(), "Thread t9 not found");
     }
     assert!(dump(&fixture.store).await.is_empty());
+}
+
+/// A process that has lost its run does not show the thread as running.
+#[tokio::test]
+async fn a_thread_is_running_only_while_its_run_is() {
+    let fixture = fixture().await;
+    let (store, threads) = (&fixture.store, fixture.store.threads());
+    create_thread(store, "t").await;
+    let status = async || thread(store, "t").await.status;
+    admit(store, "t", "r").await;
+    threads.set_running("t", "r").await.unwrap();
+    assert_eq!(status().await, ThreadStatus::Idle, "it has not begun");
+    store.runs().start("r").await.unwrap();
+    threads.set_running("t", "r").await.unwrap();
+    assert_eq!(status().await, ThreadStatus::Running);
+    store.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
+    assert_eq!(status().await, ThreadStatus::Error);
+    threads.set_running("t", "r").await.unwrap();
+    assert_eq!(status().await, ThreadStatus::Error, "the run was ended by somebody else");
+    assert!(threads.set_running("t9", "r").await.unwrap_err().is_not_found());
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use threadkeep::Error;
 use threadkeep::id::ThreadId;
+use threadkeep::state::SeenThread;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -52,7 +54,9 @@ impl FromFields for AnyThreadPath {
 
 /// Delete a thread.
 ///
-/// Deletes its working directory, its checkpoints, its runs with their events, and its record, in either mode.
+/// Deletes its checkpoints, its working directory, its runs with their events, and its record, in either mode. If
+/// another process has written to the thread meanwhile, that is a 409 and nothing is deleted; a damaged thread, which
+/// cannot be compared, is deleted as it is.
 #[utoipa::path(delete, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
     responses((status = 200, description = "Deleted", body = Deleted),
         (status = 404, description = "No such thread", body = ErrorBody),
@@ -81,7 +85,12 @@ async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<Stri
     let deleted = async {
         // Under the reservation, no other user can become its owner.
         check_thread(app, caller, thread).await?;
-        delete_contents(app, thread).await
+        let seen = app.threads.accessor().look(thread).await.or_internal(DELETE_FAILED)?;
+        // A process that stood still may have lost its reservation; then it saw what somebody else has made since.
+        if !reservation.is_held().await.or_internal(DELETE_FAILED)? {
+            return Err(ApiError::conflict(BUSY));
+        }
+        delete_contents(app, thread, seen).await
     };
     match deleted.await {
         Ok(message) => delete_records(app, reservation).await.map(|()| message),
@@ -94,21 +103,22 @@ async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<Stri
     }
 }
 
-/// Deletes the working directory and the checkpoints. The records go last, so that a deletion that failed here can be
-/// repeated.
-async fn delete_contents(app: &App, thread: &ThreadId) -> Result<String, ApiError> {
-    let message = if Pattern::THREAD_ID.matches(thread.as_str()) {
-        match tokio::fs::remove_dir_all(app.agents.thread_dir(thread.as_str())).await {
-            Ok(()) => format!("Deleted local thread data for {thread}"),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => format!("No local data for {thread}"),
-            Err(error) => return Err(ApiError::internal(DELETE_FAILED, &error)),
-        }
-    } else {
+/// Deletes the checkpoints that were seen, then the working directory. The records go last, so that a deletion that failed
+/// here can be repeated.
+async fn delete_contents(app: &App, thread: &ThreadId, seen: SeenThread) -> Result<String, ApiError> {
+    match app.threads.accessor().delete_seen(seen).await {
+        Err(Error::Stale { .. }) => return Err(ApiError::conflict(BUSY)),
+        done => done.or_internal(DELETE_FAILED)?,
+    }
+    if !Pattern::THREAD_ID.matches(thread.as_str()) {
         // Such an id could name a directory outside the state directory.
-        "Skipped local data cleanup for legacy thread ID".to_owned()
-    };
-    let deleted = app.threads.accessor().delete_thread(thread).await;
-    deleted.map(|()| message).or_internal(DELETE_FAILED)
+        return Ok("Skipped local data cleanup for legacy thread ID".to_owned());
+    }
+    match tokio::fs::remove_dir_all(app.agents.thread_dir(thread.as_str())).await {
+        Ok(()) => Ok(format!("Deleted local thread data for {thread}")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(format!("No local data for {thread}")),
+        Err(error) => Err(ApiError::internal(DELETE_FAILED, &error)),
+    }
 }
 
 async fn delete_records(app: &App, reservation: Reservation) -> Result<(), ApiError> {

@@ -405,6 +405,7 @@ async fn update(
         _ => ApiError::from_engine(&thread, UPDATE_FAILED, &error),
     };
     let accessor = app.threads.accessor();
+    let named = existing(&app, &thread, UPDATE_FAILED).await?.display_name;
     let mut head = accessor.known_head(&thread).await.map_err(engine)?;
     let base = accessor.get_loading(&thread, at.or(head.id()), Load::None).await.map_err(engine)?;
     let extra = base.as_ref().map(|base| binding(&base.metadata.extra)).unwrap_or_default();
@@ -413,7 +414,7 @@ async fn update(
     if let Some(title @ (Value::String(_) | Value::Null)) = state.json("title").map_err(engine)? {
         app.store
             .threads()
-            .set_display_name(thread.as_str(), title.as_str())
+            .set_display_name(thread.as_str(), named.as_deref(), title.as_str())
             .await
             .or_internal(UPDATE_FAILED)?;
     }

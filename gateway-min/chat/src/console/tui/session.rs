@@ -134,7 +134,7 @@ impl Session {
             self.records.threads().create(row).await?.row.display_name
         };
         if title.is_some() && known.as_deref() != title {
-            self.records.threads().set_display_name(thread, title).await?;
+            self.records.threads().set_display_name(thread, known.as_deref(), title).await?;
         }
         self.row = Some(Row { title: title.map(str::to_owned).or(known) });
         Ok(())

@@ -21,7 +21,7 @@ async fn every_future_is_send() {
     is_send(threads.search(&ThreadQuery::default()));
     is_send(threads.patch_metadata("t", None, JsonObject::new()));
     is_send(threads.set_status("t", ThreadStatus::Idle));
-    is_send(threads.set_display_name("t", None));
+    is_send(threads.set_display_name("t", None, None));
 
     let runs = store.runs();
     is_send(runs.admit(NewRun::default(), MultitaskStrategy::Reject));

@@ -27,9 +27,7 @@ use super::usage::UsageLedger;
 use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
-use threadkeep_records::{
-    CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, ThreadStatus, persistently,
-};
+use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, persistently};
 
 /// The error of a run whose task panicked, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
@@ -178,7 +176,7 @@ impl Worker<'_> {
         let lock = self.runs.threads.lock(&self.spec.thread_id).await;
         self.guard.control.begun();
         let started = Utc::now();
-        self.runs.store.threads().set_status(&self.spec.thread_id, ThreadStatus::Running).await?;
+        self.runs.store.threads().set_running(&self.spec.thread_id, &self.spec.run_id).await?;
         self.reporter.journal.start().await?;
         let accessor = match self.runs.threads.accessor_for_run().await {
             Ok(accessor) => accessor,

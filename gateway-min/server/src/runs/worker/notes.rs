@@ -57,14 +57,14 @@ impl Worker<'_> {
                     interrupted_title::write(accessor, head, &config.title).await?;
                 }
             }
+            // The name before the title: if another process has changed both since, its name stays.
+            let (threads, id) = (self.runs.store.threads(), &self.spec.thread_id);
+            let known = threads.get(id, None).await?.and_then(|row| row.display_name);
             let state = accessor.get_loading(&self.thread, None, load).await?;
-            if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten() {
-                let (threads, id) = (self.runs.store.threads(), &self.spec.thread_id);
-                let row = threads.get(id, None).await?;
-                // Most turns keep the title, and a read waits for nothing.
-                if row.is_none_or(|row| row.display_name.as_ref() != Some(&title)) {
-                    threads.set_display_name(id, Some(&title)).await?;
-                }
+            if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten()
+                && known.as_ref() != Some(&title)
+            {
+                threads.set_display_name(id, known.as_deref(), Some(&title)).await?;
             }
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         };

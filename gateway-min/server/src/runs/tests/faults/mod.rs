@@ -397,7 +397,11 @@ async fn a_value_that_cannot_be_kept_fails_the_run() {
 async fn post(gateway: &Gateway, path: &str, body: Json) -> (u16, Json) {
     let request =
         Request::post(path).header("content-type", "application/json").body(Body::from(body.to_string()));
-    let answer = crate::http::router(Arc::clone(&gateway.app)).oneshot(request.unwrap()).await.unwrap();
+    send(gateway, request.unwrap()).await
+}
+
+async fn send(gateway: &Gateway, request: Request<Body>) -> (u16, Json) {
+    let answer = crate::http::router(Arc::clone(&gateway.app)).oneshot(request).await.unwrap();
     let status = answer.status().as_u16();
     let bytes = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
     (status, serde_json::from_slice(&bytes).unwrap())
@@ -484,5 +488,47 @@ async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written(
             assert_eq!(texts, both, "{on:?} {route}");
             assert_eq!(gateway.history().await, before);
         }
+    }
+}
+
+async fn deleted(gateway: &Gateway) -> (u16, Json) {
+    send(gateway, Request::delete("/api/threads/t").body(Body::empty()).unwrap()).await
+}
+
+/// What another process acknowledges between the look at a thread and its deletion stays, with the thread's files.
+#[tokio::test]
+async fn a_thread_is_deleted_as_it_was_seen_or_not_at_all() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        let file = gateway.app.agents.thread_dir("t").join("kept.txt");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "kept").unwrap();
+        let there = gateway.app.threads.accessor().clone();
+        faults.before_write(async move {
+            let message = json!([{"type": "human", "content": "acknowledged", "id": "x"}]);
+            let writes = vec![there.write("messages", message, false).unwrap()];
+            let update = Update { at: None, node: "n".into(), writes, extra: serde_json::Map::new() };
+            there.update(&ThreadId::from("t"), update).await.unwrap();
+        });
+        let (status, answer) = deleted(&gateway).await;
+        let busy = "Thread has work in flight. Delete it after the work finishes.";
+        assert_eq!((status, &answer["detail"]), (409, &json!(busy)), "{on:?}");
+        assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first", "acknowledged"]);
+        assert!(file.exists());
+        goes_on(&gateway).await;
+        assert_eq!(deleted(&gateway).await.0, 200);
+        assert!(gateway.head().await.is_none() && !file.exists());
+    }
+}
+
+/// A damaged thread has no revision that could have changed; it can be deleted all the same.
+#[tokio::test]
+async fn a_damaged_thread_can_be_deleted() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        faults.damage(gateway.head().await.unwrap().key.id);
+        assert_eq!(deleted(&gateway).await.0, 200, "{on:?}");
+        faults.disarm();
+        assert!(gateway.head().await.is_none());
     }
 }

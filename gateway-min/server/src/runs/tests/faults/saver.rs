@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
@@ -22,11 +23,12 @@ pub(super) enum Fault {
 }
 
 /// Which call fails next.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Faults(Arc<Mutex<Armed>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Armed {
+    before: Option<BoxFuture<'static, ()>>,
     write: Option<(usize, Fault)>,
     read: Option<usize>,
     damaged: Option<CheckpointId>,
@@ -41,6 +43,11 @@ impl Faults {
     /// Makes the `k`-th read from now, from 1, fail.
     pub(super) fn read(&self, k: usize) {
         self.0.lock().unwrap().read = Some(k);
+    }
+
+    /// Does this before the next write, as another process may.
+    pub(super) fn before_write(&self, what: impl Future<Output = ()> + Send + 'static) {
+        self.0.lock().unwrap().before = Some(Box::pin(what));
     }
 
     /// Makes the values of this checkpoint unreadable from now on.
@@ -71,6 +78,10 @@ impl Faults {
 
     /// Executes the write, or fails, as armed.
     async fn writes<T>(&self, write: impl Future<Output = Result<T>>) -> Result<T> {
+        let before = self.0.lock().unwrap().before.take();
+        if let Some(before) = before {
+            before.await;
+        }
         let fault = {
             let mut armed = self.0.lock().unwrap();
             match armed.write.as_mut() {
@@ -159,7 +170,12 @@ impl Saver for FaultySaver {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        self.inner.read_thread(thread).await
+        let image = self.inner.read_thread(thread).await?;
+        let damaged = self.faults.0.lock().unwrap().damaged;
+        if image.checkpoints.keys().any(|(_, id)| Some(*id) == damaged) {
+            return Err(Error::corrupt("a checkpoint", "injected fault"));
+        }
+        Ok(image)
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

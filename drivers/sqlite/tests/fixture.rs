@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{CheckpointTuple, Stored, TaskWrites};
-use threadkeep::id::IdSource;
+use threadkeep::id::{IdSource, NodeName};
 use threadkeep::metadata::{DURATION_NODE, Source};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver;
@@ -61,7 +61,7 @@ fn checkpoint(tuple: &CheckpointTuple) -> Json {
         "namespace": tuple.namespace.as_str(),
         "id": tuple.checkpoint.id.to_string(),
         "parent": tuple.parent.map(|id| id.to_string()),
-        "next": tuple.checkpoint.next.iter().map(|node| node.as_str()).collect::<Vec<_>>(),
+        "next": tuple.checkpoint.next.iter().map(NodeName::as_str).collect::<Vec<_>>(),
         "applied": tuple.checkpoint.applied.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "metadata": tuple.metadata.to_json(),
         "channels": channels.collect::<Map<_, _>>(),

@@ -194,13 +194,13 @@ mod tests {
             UserDirs::of(&self.options(&[]).environment).unwrap()
         }
 
-        fn open(&self, options: &LoadOptions) -> ConfigHandle {
+        fn open(options: &LoadOptions) -> ConfigHandle {
             ConfigHandle::open_trusted(options).unwrap()
         }
 
         /// Whether a configuration found in the checkout is that of the checkout.
         fn is_used(&self) -> bool {
-            self.open(&self.options(&[])).current().sandbox.allow_host_bash
+            Self::open(&self.options(&[])).current().sandbox.allow_host_bash
         }
     }
 
@@ -212,7 +212,7 @@ mod tests {
     fn a_directory_is_used_only_after_its_user_trusted_it() {
         let place = Place::new();
         std::fs::create_dir(place.checkout.path(".svc")).unwrap();
-        let handle = place.open(&place.options(&[]));
+        let handle = Place::open(&place.options(&[]));
         let config = handle.current();
         assert!(!config.sandbox.allow_host_bash);
         assert_eq!(config.models, [crate::Model::demo()]);
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(withheld(&handle), ["config.yaml", ".env", ".svc"]);
 
         assert_eq!(place.user().trust(&place.checkout.root).unwrap(), [".env", "config.yaml"]);
-        let handle = place.open(&place.options(&[]));
+        let handle = Place::open(&place.options(&[]));
         let config = handle.current();
         assert!(config.sandbox.allow_host_bash);
         assert_eq!(config.state_dir, place.checkout.path(".svc"));
@@ -240,11 +240,11 @@ mod tests {
             place.user().trust(&place.checkout.root).unwrap();
             assert!(place.is_used());
             place.checkout.write(file, text);
-            assert_eq!(withheld(&place.open(&place.options(&[]))), ["config.yaml", ".env"], "{file}");
+            assert_eq!(withheld(&Place::open(&place.options(&[]))), ["config.yaml", ".env"], "{file}");
             place.checkout.write(file, if file == ".env" { "STOLEN=1\n" } else { HOSTILE });
             assert!(place.is_used());
             std::fs::remove_file(place.checkout.path(file)).unwrap();
-            assert!(!withheld(&place.open(&place.options(&[]))).is_empty(), "{file} was removed");
+            assert!(!withheld(&Place::open(&place.options(&[]))).is_empty(), "{file} was removed");
         }
         let place = Place::new();
         std::fs::remove_file(place.checkout.path(".env")).unwrap();
@@ -259,7 +259,7 @@ mod tests {
         let place = Place::new();
         place.checkout.write("config.yaml", "title: {max_words: 3}\n");
         place.user().trust(&place.checkout.root).unwrap();
-        let handle = place.open(&place.options(&[]));
+        let handle = Place::open(&place.options(&[]));
         assert_eq!(handle.current().title.max_words, 3);
         place
             .checkout
@@ -272,7 +272,7 @@ mod tests {
         let place = Place::new();
         std::fs::remove_file(place.checkout.path("config.yaml")).unwrap();
         place.user().trust(&place.checkout.root).unwrap();
-        let handle = place.open(&place.options(&[]));
+        let handle = Place::open(&place.options(&[]));
         place.checkout.write("config.yaml", HOSTILE);
         assert!(!handle.current().sandbox.allow_host_bash, "a file that was not there");
     }
@@ -284,14 +284,14 @@ mod tests {
             [(Some("config.yaml"), &[][..]), (None, &[("SVC_CONFIG_PATH", "config.yaml")][..])]
         {
             let options = LoadOptions { config_path: path.map(PathBuf::from), ..place.options(variables) };
-            let handle = place.open(&options);
+            let handle = Place::open(&options);
             assert!(handle.current().sandbox.allow_host_bash);
             assert_eq!(handle.current().state_dir, place.checkout.path(".svc"));
             assert_eq!(handle.environment().get("STOLEN"), None);
             assert_eq!(withheld(&handle), [".env"]);
         }
         let root = place.checkout.root.to_str().unwrap();
-        let handle = place.open(&place.options(&[("SVC_PROJECT_ROOT", root)]));
+        let handle = Place::open(&place.options(&[("SVC_PROJECT_ROOT", root)]));
         assert!(handle.current().sandbox.allow_host_bash, "the user named the directory");
         assert_eq!(handle.environment().get("STOLEN"), Some("1"));
     }
@@ -303,9 +303,9 @@ mod tests {
         std::fs::create_dir_all(&own).unwrap();
         std::fs::write(own.join("config.yaml"), "title: {max_words: $WORDS}\n").unwrap();
         std::fs::write(own.join(".env"), "WORDS=2\n").unwrap();
-        let config = place.open(&place.options(&[])).current();
+        let config = Place::open(&place.options(&[])).current();
         assert_eq!((config.title.max_words, config.sandbox.allow_host_bash), (2, false));
-        let state = place.open(&place.options(&[("SVC_HOME", "/state")])).current();
+        let state = Place::open(&place.options(&[("SVC_HOME", "/state")])).current();
         assert_eq!(state.state_dir, Path::new("/state"), "the user named it");
     }
 
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn a_directory_without_files_needs_no_trust_and_a_user_without_home_gets_an_error() {
         let place = Place { checkout: Project::new(), home: tempfile::tempdir().unwrap() };
-        let handle = place.open(&place.options(&[]));
+        let handle = Place::open(&place.options(&[]));
         assert!(handle.withheld().is_empty());
         assert_eq!(handle.current().state_dir, place.home.path().join(".local/state/threadkeep"));
         let error = UserDirs::of(&Environment::default()).unwrap_err().to_string();

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::Authenticator;
 use crate::config::{Config, ConfigHandle, RunEventsBackend};
-use crate::http::Connections;
+use crate::connections::Connections;
 use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};

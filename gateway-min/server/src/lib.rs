@@ -2,6 +2,7 @@
 
 pub mod app;
 pub mod auth;
+pub mod connections;
 pub mod directory;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

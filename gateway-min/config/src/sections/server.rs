@@ -1,7 +1,5 @@
 //! `server`: what a client may hold of the gateway.
 
-use std::time::Duration;
-
 use crate::node::Node;
 
 /// `server`, read once at start.
@@ -22,16 +20,6 @@ impl Default for Server {
 }
 
 impl Server {
-    /// `header_timeout_seconds`.
-    pub fn header_timeout(&self) -> Duration {
-        Duration::from_secs(self.header_timeout_seconds)
-    }
-
-    /// `body_timeout_seconds`.
-    pub fn body_timeout(&self) -> Duration {
-        Duration::from_secs(self.body_timeout_seconds)
-    }
-
     pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("server"), Self::default());
         Self {
@@ -58,8 +46,8 @@ mod tests {
     fn limits_have_defaults_and_are_read() {
         for tree in [json!({}), json!({"server": null})] {
             let server = read(&tree, Server::read).unwrap();
-            assert_eq!((server.max_connections, server.header_timeout().as_secs()), (4096, 60));
-            assert_eq!(server.body_timeout().as_secs(), 120);
+            assert_eq!((server.max_connections, server.header_timeout_seconds), (4096, 60));
+            assert_eq!(server.body_timeout_seconds, 120);
         }
         let tree = json!({"server": {
             "max_connections": "7", "header_timeout_seconds": 8, "body_timeout_seconds": 9,

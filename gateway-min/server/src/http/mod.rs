@@ -4,7 +4,6 @@ mod assistants;
 mod auth;
 mod branches;
 mod compact;
-mod connections;
 mod delete;
 pub mod error;
 mod events;
@@ -42,8 +41,6 @@ use axum::{Json, middleware};
 use tower::ServiceExt as _;
 use utoipa_axum::router::OpenApiRouter;
 
-pub use self::connections::Connections;
-pub(crate) use self::connections::Refusal;
 pub use self::listen::listen;
 use self::origins::{Guard, Origins};
 pub use self::serve::serve;

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service as _;
 
-use super::connections::{Connection, Connections, Exchange, Refusal};
+use crate::connections::{Connection, Connections, Exchange, Refusal};
 
 /// The maximum size of a request's head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;

@@ -20,7 +20,6 @@ use threadkeep_storage::{FileSize, SqliteSaver};
 pub(crate) use cache::MeteredCache;
 pub(crate) use saver::MeteredSaver;
 
-use crate::http::Refusal;
 use threadkeep_records::{Commits, RunStatus};
 
 /// The content type of [`Metrics::rendered`].
@@ -198,8 +197,8 @@ impl Metrics {
     }
 
     /// Counts a connection or a request that a limit ended.
-    pub(crate) fn refused(&self, why: Refusal) {
-        self.0.refused.get_or_create(&RefusalLabels { reason: why.as_str() }).inc();
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.0.refused.get_or_create(&RefusalLabels { reason }).inc();
     }
 
     /// All metrics as text, with the current state.
@@ -246,7 +245,7 @@ mod tests {
         metrics.replayed(5);
         metrics.looked_up(true);
         metrics.looked_up(false);
-        metrics.refused(Refusal::Full);
+        metrics.refused("full");
         let snapshot = Snapshot {
             connections: 9,
             runs: 2,

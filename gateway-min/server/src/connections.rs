@@ -45,8 +45,8 @@ impl Refusal {
 #[derive(Debug)]
 pub struct Connections {
     max: usize,
-    pub(super) header_timeout: Duration,
-    pub(super) body_timeout: Duration,
+    pub(crate) header_timeout: Duration,
+    pub(crate) body_timeout: Duration,
     metrics: Metrics,
     state: Mutex<State>,
 }
@@ -64,8 +64,8 @@ impl Connections {
     pub(crate) fn new(settings: &Server, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
             max: settings.max_connections.min(open_files().saturating_sub(RESERVED_FILES).max(1)),
-            header_timeout: settings.header_timeout(),
-            body_timeout: settings.body_timeout(),
+            header_timeout: Duration::from_secs(settings.header_timeout_seconds),
+            body_timeout: Duration::from_secs(settings.body_timeout_seconds),
             metrics,
             state: Mutex::default(),
         })
@@ -77,7 +77,7 @@ impl Connections {
     }
 
     /// Counts a new connection, which waits; `None` if there is no room for it.
-    pub(super) fn admit(self: &Arc<Self>) -> Option<Arc<Connection>> {
+    pub(crate) fn admit(self: &Arc<Self>) -> Option<Arc<Connection>> {
         let mut state = self.lock();
         if state.open >= self.max {
             let Some((_, longest)) = state.waiting.pop_first() else {
@@ -99,9 +99,9 @@ impl Connections {
         Some(Arc::new(connection))
     }
 
-    pub(super) fn refused(&self, why: Refusal) {
+    pub(crate) fn refused(&self, why: Refusal) {
         tracing::debug!(why = why.as_str(), "a connection was closed or refused");
-        self.metrics.refused(why);
+        self.metrics.refused(why.as_str());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -129,16 +129,16 @@ enum Phase {
 
 /// One connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     all: Arc<Connections>,
     /// Cancelled when the connection should make room.
-    pub(super) displaced: CancellationToken,
+    pub(crate) displaced: CancellationToken,
     phase: Mutex<Phase>,
 }
 
 impl Connection {
     /// Whether it works on a request.
-    pub(super) fn is_working(&self) -> bool {
+    pub(crate) fn is_working(&self) -> bool {
         *self.phase() == Phase::Working
     }
 
@@ -173,18 +173,18 @@ impl Drop for Connection {
 
 /// One request of a connection. The connection waits again when this is dropped, after the response.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(crate) struct Exchange {
     connection: Arc<Connection>,
     answered: AtomicBool,
 }
 
 impl Exchange {
-    pub(super) fn new(connection: Arc<Connection>) -> Arc<Self> {
+    pub(crate) fn new(connection: Arc<Connection>) -> Arc<Self> {
         Arc::new(Self { connection, answered: AtomicBool::new(false) })
     }
 
     /// The whole request has arrived.
-    pub(super) fn arrived(&self) {
+    pub(crate) fn arrived(&self) {
         // A body may be dropped late, when the connection is already waiting for the next request.
         if !self.answered.load(Ordering::Acquire) {
             self.connection.works();
@@ -192,13 +192,13 @@ impl Exchange {
     }
 
     /// The response is complete, or abandoned.
-    pub(super) fn answered(&self) {
+    pub(crate) fn answered(&self) {
         if !self.answered.swap(true, Ordering::AcqRel) {
             self.connection.waits();
         }
     }
 
-    pub(super) fn refused(&self, why: Refusal) {
+    pub(crate) fn refused(&self, why: Refusal) {
         self.connection.all.refused(why);
     }
 }

@@ -39,13 +39,13 @@ impl Worker<'_> {
         started: DateTime<Utc>,
     ) -> Result<(), RecordsError> {
         let mut end = match outcome {
-            Outcome::Cancelled => match self.cancelled(accessor).await? {
-                Some(end) => end,
-                None => {
+            Outcome::Cancelled => {
+                let Some(end) = self.cancelled(accessor).await? else {
                     self.leave();
                     return Ok(());
-                }
-            },
+                };
+                end
+            }
             Outcome::Failed { name, message } => {
                 self.reporter.frames.error(name, &message);
                 self.reporter.journal.error(name, &message);
@@ -66,13 +66,11 @@ impl Worker<'_> {
         self.reporter.journal.close().await;
         let mut decided = self.decide(&end).await?;
         if let DecideOutcome::CancelRequested(_) = decided {
-            match self.cancelled(accessor).await? {
-                Some(cancelled) => end = cancelled,
-                None => {
-                    self.leave();
-                    return Ok(());
-                }
-            }
+            let Some(cancelled) = self.cancelled(accessor).await? else {
+                self.leave();
+                return Ok(());
+            };
+            end = cancelled;
             self.undo_edit(accessor, &mut end).await;
             decided = self.decide(&end).await?;
         }

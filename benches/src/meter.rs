@@ -58,6 +58,19 @@ impl Process {
         Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
     }
 
+    /// The system calls with which it has read and written, files and sockets.
+    pub fn calls(self) -> u64 {
+        let file = format!("/proc/{}/io", self.pid);
+        field(&file, "syscr:") + field(&file, "syscw:")
+    }
+
+    /// How often its running threads have waited for something.
+    pub fn waits(self) -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        let status = tasks.map(|task| task.path().join("status").display().to_string());
+        status.map(|status| field(&status, "voluntary_ctxt_switches:")).sum()
+    }
+
     /// Its resident memory, in bytes.
     pub fn resident(self) -> u64 {
         kilobytes(&format!("/proc/{}/status", self.pid), "VmRSS:")

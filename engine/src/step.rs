@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::id::{CheckpointId, NodeName, TaskId, ThreadId};
 use crate::metadata::{Extra, Source};
 use crate::saver::Flush;
-use crate::state::{KnownHead, StateAccessor, StateSnapshot, Step, plan};
+use crate::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot, Step, plan};
 use crate::value::ChannelValue;
 
 /// Runs supersteps on a thread. It holds the live state, so that a superstep costs what it changes.
@@ -76,29 +76,37 @@ impl StepWriter {
         Self::on(accessor, base, head, at).await
     }
 
+    /// As [`Self::open_known`] on the head itself, on the state that was captured there, without reading it again.
+    pub fn open_captured(accessor: &StateAccessor, head: KnownHead, captured: &RollbackPoint) -> Self {
+        Self::new(accessor, captured.snapshot().cloned(), head)
+    }
+
     async fn on(
         accessor: &StateAccessor,
         mut base: Option<StateSnapshot>,
         head: KnownHead,
         at: Option<CheckpointId>,
     ) -> Result<Self> {
-        let thread = head.thread().clone();
         if let Some(checkpoint) = at.filter(|at| Some(*at) != head.id()) {
-            base = accessor.get(&thread, at).await?;
+            base = accessor.get(head.thread(), at).await?;
             if base.is_none() {
-                return Err(Error::NotFound { thread, checkpoint });
+                return Err(Error::NotFound { thread: head.thread().clone(), checkpoint });
             }
         }
-        Ok(Self {
+        Ok(Self::new(accessor, base, head))
+    }
+
+    fn new(accessor: &StateAccessor, base: Option<StateSnapshot>, head: KnownHead) -> Self {
+        Self {
             accessor: accessor.clone(),
-            thread,
+            thread: head.thread().clone(),
             base,
             head,
             finished: Vec::new(),
             flush: Flush::Now,
             unflushed: false,
             unsettled: false,
-        })
+        }
     }
 
     /// When later commits are flushed; [`Flush::Now`] by default.

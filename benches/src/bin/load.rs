@@ -18,9 +18,10 @@ use threadkeep_benches::load::{Load, StoreKind, gateway_beside, table};
     version,
     after_help = "\
 Examples:
-  load                                      64 threads, SQLite and Postgres, both modes: the short form
+  load                                      1 and 64 threads, SQLite and Postgres, both modes: the short form
   load --turns 100 --out rows.jsonl         longer threads; rows as JSON, one a line
-  load --store sqlite --mode full --threads 1,8,64"
+  load --store sqlite --mode full --threads 1,8,64
+  load --store sqlite --mode full --threads 1 --turns 5000 --frames updates   whether a turn grows with its thread"
 )]
 struct Cli {
     /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR with fsync on.
@@ -30,11 +31,14 @@ struct Cli {
     #[arg(long, value_delimiter = ',', default_value = "full,delta:10")]
     mode: Vec<Mode>,
     /// Threads running at the same time.
-    #[arg(long, value_delimiter = ',', default_value = "64")]
+    #[arg(long, value_delimiter = ',', default_value = "1,64")]
     threads: Vec<usize>,
-    /// Measured turns per thread; one unmeasured turn precedes them.
+    /// Measured turns per thread, but at least 200 turns of all; one unmeasured turn precedes them.
     #[arg(long, default_value_t = 10)]
     turns: usize,
+    /// The frames that each turn asks for.
+    #[arg(long, value_delimiter = ',', default_value = "values,messages-tuple")]
+    frames: Vec<String>,
     /// The file to append rows to.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -45,6 +49,9 @@ struct Cli {
     #[arg(long)]
     gateway: Option<PathBuf>,
 }
+
+/// Fewer turns say little about percentiles.
+const TURNS_MIN: usize = 200;
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
@@ -69,7 +76,8 @@ fn main() -> Result<()> {
             stores: cli.store.clone(),
             modes: cli.mode.clone(),
             threads,
-            turns: cli.turns,
+            turns: cli.turns.max(TURNS_MIN.div_ceil(threads.max(1))),
+            frames: cli.frames.clone(),
         };
         rows.extend(runtime.block_on(load.run(&mut out))?);
     }

@@ -33,18 +33,30 @@ pub(super) struct Conversation {
     client: Client,
     id: String,
     url: String,
+    frames: Vec<String>,
     messages: Transcript,
 }
 
 impl Conversation {
-    /// Creates thread `number`.
-    pub(super) async fn create(client: &Client, base: &str, number: usize) -> Result<Self> {
+    /// Creates thread `number`, whose turns ask for these frames.
+    pub(super) async fn create(
+        client: &Client,
+        base: &str,
+        number: usize,
+        frames: &[String],
+    ) -> Result<Self> {
         let id = format!("load-{number}");
         let answer =
             client.post(format!("{base}/api/threads")).json(&json!({ "thread_id": id })).send().await?;
         answer.error_for_status()?;
         let messages = Transcript::new(u64::try_from(number)?);
-        Ok(Self { client: client.clone(), url: format!("{base}/api/threads/{id}/runs/stream"), id, messages })
+        Ok(Self {
+            client: client.clone(),
+            url: format!("{base}/api/threads/{id}/runs/stream"),
+            id,
+            frames: frames.to_vec(),
+            messages,
+        })
     }
 
     /// Sends a question and reads the stream to its end.
@@ -52,7 +64,7 @@ impl Conversation {
         let text = self.messages.human()["content"].take();
         let body = json!({
             "input": {"messages": [{"role": "user", "content": text}]},
-            "stream_mode": ["values", "messages-tuple"],
+            "stream_mode": self.frames,
         });
         let turn = tokio::time::timeout(PATIENCE, self.stream(&body)).await;
         turn.with_context(|| format!("thread {}: the turn did not end within {PATIENCE:?}", self.id))?
@@ -138,8 +150,13 @@ mod tests {
             stream.write_all(answer.as_bytes()).await?;
             stream.shutdown().await
         });
-        let mut conversation =
-            Conversation { client: http()?, id: "t".to_owned(), url, messages: Transcript::new(1) };
+        let mut conversation = Conversation {
+            client: http()?,
+            id: "t".to_owned(),
+            url,
+            frames: Vec::new(),
+            messages: Transcript::new(1),
+        };
         conversation.turn().await
     }
 

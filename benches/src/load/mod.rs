@@ -52,6 +52,8 @@ pub struct Load {
     pub threads: usize,
     /// Measured turns per thread; one unmeasured turn precedes them.
     pub turns: usize,
+    /// The frames that each turn asks for (`stream_mode`).
+    pub frames: Vec<String>,
 }
 
 /// One line of results. Times are milliseconds unless the name says otherwise, memory is bytes.
@@ -79,8 +81,16 @@ pub struct Row {
     pub turn_p50_ms: f64,
     /// 99th percentile.
     pub turn_p99_ms: f64,
+    /// Median over the first tenth of each thread's turns: with few threads, whether a turn grows with its thread.
+    pub turn_first10pct_ms: f64,
+    /// Median over the last tenth.
+    pub turn_last10pct_ms: f64,
     /// CPU time of the gateway per turn.
     pub gateway_cpu_ms: f64,
+    /// System calls per turn with which the gateway reads and writes.
+    pub gateway_calls: f64,
+    /// How often a thread of the gateway waits per turn.
+    pub gateway_waits: f64,
     /// CPU time of all Postgres processes per turn.
     pub server_cpu_ms: Option<f64>,
     /// CPU time of the clients per turn; they share the machine.
@@ -95,10 +105,12 @@ pub struct Row {
     pub record_commits: Option<f64>,
     /// How many of these waited for the disk, per turn; known for SQLite only.
     pub record_flushes: Option<f64>,
+    /// Statements on the gateway's own records per turn.
+    pub record_statements: Option<f64>,
 }
 
 /// The row format's version.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Load {
     /// Measures every case in turn, and writes each row as soon as it is known.
@@ -168,12 +180,13 @@ impl Load {
         let client = client::http()?;
         let mut conversations = Vec::new();
         for number in 0..self.threads {
-            conversations.push(Conversation::create(&client, gateway.base(), number).await?);
+            conversations.push(Conversation::create(&client, gateway.base(), number, &self.frames).await?);
         }
         // The first turn opens connections, sets titles and prepares statements; it is not measured.
         let (mut conversations, _) = rounds(conversations, 1, bar).await?;
         let before = gateway.counted(&client).await?;
         let (cpu, own_cpu) = (gateway.process().cpu(), meter::cpu());
+        let (calls, waits) = (gateway.process().calls(), gateway.process().waits());
         let server_cpu = server.map(|server| server.cpu());
         let began = Instant::now();
         let turns;
@@ -183,6 +196,8 @@ impl Load {
         let (cpu, own_cpu) =
             (gateway.process().cpu().saturating_sub(cpu), meter::cpu().saturating_sub(own_cpu));
         let server_cpu = server.zip(server_cpu).map(|(server, before)| server.cpu().saturating_sub(before));
+        let calls = gateway.process().calls().saturating_sub(calls);
+        let waits = gateway.process().waits().saturating_sub(waits);
         let after = gateway.counted(&client).await?;
         for conversation in &conversations {
             conversation.check(&client, gateway.base(), self.turns + 1).await?;
@@ -191,6 +206,13 @@ impl Load {
             let mut times: Vec<Duration> = turns.iter().map(time).collect();
             times.sort_unstable();
             percentile(&times, percent).map(ms).unwrap_or_default()
+        };
+        let tenth = self.turns.div_ceil(10);
+        let median = |from: usize| {
+            let each = turns.chunks(self.turns).flat_map(|turns| &turns[from..from + tenth]);
+            let mut times: Vec<Duration> = each.map(|turn| turn.whole).collect();
+            times.sort_unstable();
+            percentile(&times, 50.0).map(ms).unwrap_or_default()
         };
         let counted =
             |name: &str| Some(ratio(after.get(name)?.checked_sub(*before.get(name)?)?, turns.len()));
@@ -206,14 +228,19 @@ impl Load {
             first_frame_p99_ms: at(|turn| turn.first_frame, 99.0),
             turn_p50_ms: at(|turn| turn.whole, 50.0),
             turn_p99_ms: at(|turn| turn.whole, 99.0),
+            turn_first10pct_ms: median(0),
+            turn_last10pct_ms: median(self.turns - tenth),
             gateway_cpu_ms: per_turn(cpu),
+            gateway_calls: ratio(calls, turns.len()),
+            gateway_waits: ratio(waits, turns.len()),
             server_cpu_ms: server_cpu.map(per_turn),
             client_cpu_ms: per_turn(own_cpu),
             rss_peak: gateway.process().peak(),
             rss_end: gateway.process().resident(),
-            checkpoint_flushes: counted("threadkeep_sqlite_flushes_total"),
+            checkpoint_flushes: counted("threadkeep_sqlite_syncs_total"),
             record_commits: counted("threadkeep_records_commits_total"),
             record_flushes: counted("threadkeep_records_flushes_total"),
+            record_statements: counted("threadkeep_records_statements_total"),
         })
     }
 }

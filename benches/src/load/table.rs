@@ -7,21 +7,26 @@ use super::Row;
 /// A heading and the cell below it.
 type Column = (&'static str, fn(&Row) -> String);
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 19] = [
     ("turns", |row| row.turns_done.to_string()),
     ("turns/s", |row| format!("{:.0}", row.turns_per_s)),
     ("first frame p50", |row| ms(row.first_frame_p50_ms)),
     ("p99", |row| ms(row.first_frame_p99_ms)),
     ("turn p50", |row| ms(row.turn_p50_ms)),
     ("p99", |row| ms(row.turn_p99_ms)),
+    ("first tenth", |row| ms(row.turn_first10pct_ms)),
+    ("last tenth", |row| ms(row.turn_last10pct_ms)),
     ("CPU/turn", |row| ms(row.gateway_cpu_ms)),
     ("server", |row| row.server_cpu_ms.map(ms).unwrap_or_default()),
     ("clients", |row| ms(row.client_cpu_ms)),
+    ("calls/turn", |row| format!("{:.0}", row.gateway_calls)),
+    ("waits", |row| format!("{:.0}", row.gateway_waits)),
     ("peak RSS", |row| megabytes(row.rss_peak)),
     ("RSS", |row| megabytes(row.rss_end)),
     ("checkpoint flushes/turn", |row| count(row.checkpoint_flushes)),
     ("record commits", |row| count(row.record_commits)),
     ("flushed", |row| count(row.record_flushes)),
+    ("statements", |row| count(row.record_statements)),
 ];
 
 /// A table of the rows.

@@ -19,13 +19,26 @@ impl StateAccessor {
     /// [`Error::ModeMismatch`], [`Error::Conflict`] if `head` is no longer the head, [`Error::NotFound`] if it is gone,
     /// [`Error::Stale`] if it is converted again and again, and the saver's.
     pub async fn annotate(&self, head: &StateSnapshot, extra: impl Into<Extra>) -> Result<StateSnapshot> {
+        self.annotate_flushing(head, extra, Flush::Now).await
+    }
+
+    /// As [`Self::annotate`], flushed as requested: a power loss may leave `head` without what may be flushed later.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn annotate_flushing(
+        &self,
+        head: &StateSnapshot,
+        extra: impl Into<Extra>,
+        flush: Flush,
+    ) -> Result<StateSnapshot> {
         let extra = extra.into();
         gate(self.table.mode(), &head.metadata)?;
-        let mut committed = self.commit(self.plan_note(head, extra.clone())).await;
+        let mut committed = self.commit(self.plan_note(head, extra.clone(), flush)).await;
         for _ in 1..ATTEMPTS {
             let Err(Error::Stale { .. }) = committed else { break };
             let head = self.as_stored(head).await?;
-            committed = self.commit(self.plan_note(&head, extra.clone())).await;
+            committed = self.commit(self.plan_note(&head, extra.clone(), flush)).await;
         }
         committed
     }
@@ -42,7 +55,7 @@ impl StateAccessor {
         Ok(state)
     }
 
-    fn plan_note(&self, head: &StateSnapshot, extra: Extra) -> Plan {
+    fn plan_note(&self, head: &StateSnapshot, extra: Extra, flush: Flush) -> Plan {
         let id = self.ids.checkpoint_after(Some(head.key.id));
         let metadata =
             Metadata { source: Source::Update, step: head.metadata.step + 1, extra, ..head.metadata.clone() };
@@ -62,7 +75,7 @@ impl StateAccessor {
             },
             metadata: metadata.clone(),
             writes: Vec::new(),
-            flush: Flush::Now,
+            flush,
         };
         let state = StateSnapshot {
             key: CheckpointKey { id, ..head.key.clone() },

@@ -14,6 +14,12 @@ pub use list::{Element, ElementHash, ListValue, Part};
 
 use crate::error::{Error, Result};
 
+/// The bytes of values and elements that this process has decoded into JSON: whether work depends on the length of a
+/// thread shows here first.
+pub fn decoded_bytes() -> u64 {
+    msgpack::decoded()
+}
+
 /// How to decode the bytes of an [`Encoded`] value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {

@@ -1,5 +1,7 @@
 //! MessagePack: encodes JSON, and finds the borders of values without decoding them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use bytes::Bytes;
 use rmp::Marker;
 use serde::de::DeserializeOwned;
@@ -27,7 +29,15 @@ fn depth_exceeds(value: &Json, left: usize) -> bool {
     }
 }
 
+/// See [`super::decoded_bytes`].
+static DECODED: AtomicU64 = AtomicU64::new(0);
+
+pub(super) fn decoded() -> u64 {
+    DECODED.load(Ordering::Relaxed)
+}
+
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    DECODED.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     let mut reader = rmp_serde::Deserializer::from_read_ref(bytes);
     reader.set_max_depth(MAX_DEPTH * 2 + 8);
     serde::Deserialize::deserialize(&mut reader).map_err(corrupt)

@@ -32,9 +32,9 @@ pub struct AgentSpec<'a> {
 /// Builds lead agents from the current configuration.
 pub struct AgentBuilder {
     config: ConfigHandle,
-    /// Where tools run; fixed at start.
-    tool_settings: ToolSettings,
     threads_dir: PathBuf,
+    /// The tools of every agent; fixed at start.
+    tools: Arc<Toolbox>,
     /// Models by name, each with the configuration it was built from.
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
 }
@@ -46,7 +46,8 @@ impl AgentBuilder {
         if let Err(error) = adopt_thread_names(&threads_dir, "") {
             tracing::warn!(%error, directory = %threads_dir.display(), "working directories keep their old names and are not used");
         }
-        Self { config, tool_settings: tool_settings(current), threads_dir, models: Mutex::default() }
+        let tools = Arc::new(Toolbox::builtin(&tool_settings(current)));
+        Self { config, tools, threads_dir, models: Mutex::default() }
     }
 
     /// The working directory of a thread's tools.
@@ -55,8 +56,8 @@ impl AgentBuilder {
     }
 
     /// The tools of every agent.
-    pub fn toolbox(&self) -> Toolbox {
-        Toolbox::builtin(&self.tool_settings)
+    pub fn toolbox(&self) -> &Toolbox {
+        &self.tools
     }
 
     /// Builds an agent.
@@ -82,7 +83,7 @@ impl AgentBuilder {
             model,
             title_model,
             summarizer,
-            toolbox: Arc::new(self.toolbox()),
+            toolbox: Arc::clone(&self.tools),
             tool_context: ToolContext {
                 thread_id: spec.thread_id.to_owned(),
                 run_id: spec.run_id.to_owned(),

@@ -11,7 +11,7 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, INTERRUPT_CHANNEL};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::metadata::{DURATION_NODE, Entries, Extra};
-use threadkeep::saver::{ListQuery, Load, Saver};
+use threadkeep::saver::{Flush, ListQuery, Load, Saver};
 use threadkeep::state::{StateAccessor, StateSnapshot};
 
 /// Metadata key: run id -> whole seconds.
@@ -20,6 +20,8 @@ pub const RUN_DURATIONS: &str = "run_durations";
 pub const RUN_MESSAGE_IDS: &str = "run_message_ids";
 /// How often a note is tried on a moving head.
 const ATTEMPTS: usize = 3;
+/// Up to how many entries malformed ones are looked for.
+const SEARCHED: usize = 256;
 /// How many checkpoints back the newest maps are searched.
 const LOOK_BACK: usize = 256;
 
@@ -74,10 +76,13 @@ impl NotedMaps {
         }
     }
 
-    /// Adds them to a checkpoint's metadata, without malformed entries and empty maps.
+    /// Adds them to a checkpoint's metadata, without empty maps. Malformed entries are left out of small maps; in larger
+    /// ones they stay, because readers skip them, and a search would cost a turn the length of its thread.
     pub fn carry_to(mut self, extra: &mut Extra) {
-        drop_entries(&mut self.durations, |run, seconds| duration(run, seconds).is_none());
-        drop_entries(&mut self.messages, |message, run| message_run(message, run).is_none());
+        if self.durations.len() <= SEARCHED && self.messages.len() <= SEARCHED {
+            drop_entries(&mut self.durations, |run, seconds| duration(run, seconds).is_none());
+            drop_entries(&mut self.messages, |message, run| message_run(message, run).is_none());
+        }
         for (key, entries) in [(RUN_DURATIONS, self.durations), (RUN_MESSAGE_IDS, self.messages)] {
             if !entries.is_empty() {
                 extra.insert_object(key, entries);
@@ -139,26 +144,57 @@ pub async fn note(
         if parked.into_iter().any(|write| write.channel.as_str() == INTERRUPT_CHANNEL) {
             return Ok(None);
         }
-        let mut maps = newest_maps(&**accessor.saver(), &head.key, &head.metadata.extra).await?;
-        let news = notes.news(&maps);
-        if news.is_empty() {
-            return Ok(None);
-        }
-        maps.add(&news);
-        let mut extra = head.metadata.extra.clone();
-        maps.carry_to(&mut extra);
-        let run_ids: Vec<&String> = news.durations.keys().collect();
-        let message_ids: Vec<&String> = news.messages.keys().collect();
-        extra.insert(
-            "writes".to_owned(),
-            json!({ DURATION_NODE: { "run_ids": run_ids, "message_ids": message_ids } }),
-        );
+        let maps = newest_maps(&**accessor.saver(), &head.key, &head.metadata.extra).await?;
+        let Some(extra) = noted(maps, &head, notes) else { return Ok(None) };
         match accessor.annotate(&head, extra).await {
             Err(Error::Conflict { .. }) => {}
             other => return other.map(Some),
         }
     }
     Ok(None)
+}
+
+/// As [`note`], on the head that the run has just written, without reading it: a head that moved since stays as it is.
+/// `before` is the head on which the run started; mostly the note of the run before, with the newest maps. A power loss
+/// may take the note, until the next turn is flushed.
+///
+/// # Errors
+/// The accessor's, except conflicts.
+pub async fn note_on(
+    accessor: &StateAccessor,
+    head: &StateSnapshot,
+    before: Option<&StateSnapshot>,
+    notes: &RunNotes,
+) -> threadkeep::Result<Option<StateSnapshot>> {
+    let of_start = before.map(|before| NotedMaps::of(&before.metadata.extra)).unwrap_or_default();
+    let maps = if of_start.is_empty() {
+        newest_maps(&**accessor.saver(), &head.key, &head.metadata.extra).await?
+    } else {
+        of_start
+    };
+    let Some(extra) = noted(maps, head, notes) else { return Ok(None) };
+    match accessor.annotate_flushing(head, extra, Flush::WithNext).await {
+        Err(Error::Conflict { .. }) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// The metadata of a note on this head; `None` if there is nothing new.
+fn noted(mut maps: NotedMaps, head: &StateSnapshot, notes: &RunNotes) -> Option<Extra> {
+    let news = notes.news(&maps);
+    if news.is_empty() {
+        return None;
+    }
+    maps.add(&news);
+    let mut extra = head.metadata.extra.clone();
+    maps.carry_to(&mut extra);
+    let run_ids: Vec<&String> = news.durations.keys().collect();
+    let message_ids: Vec<&String> = news.messages.keys().collect();
+    extra.insert(
+        "writes".to_owned(),
+        json!({ DURATION_NODE: { "run_ids": run_ids, "message_ids": message_ids } }),
+    );
+    Some(extra)
 }
 
 /// The parsed result of [`newest_maps`].
@@ -215,8 +251,8 @@ mod tests {
     use threadkeep::id::{ChannelName, IdSource};
     use threadkeep::mode::ChannelMode;
     use threadkeep::saver::{
-        Capabilities, CheckpointSelector, DeltaHistory, Flush, ListQuery, Revision, Rewrite, Saver,
-        StepCommit, ThreadImage,
+        Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+        ThreadImage,
     };
     use threadkeep::state::{HistoryQuery, Update};
     use threadkeep::value::ChannelValue;

@@ -302,8 +302,11 @@ impl LeadAgent {
         let update = json!({ (CHANNEL): goal });
         session.observer.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, vec![write], Durability::WithCommit).await?;
-        let state = session.writer.commit(Source::Loop, Vec::new(), session.terms.metadata.clone()).await?;
-        Ok(session.observer.committed(state)?)
+        session.commit(Source::Loop, Vec::new()).await?;
+        match session.writer.state() {
+            Some(state) => Ok(session.observer.committed(state)?),
+            None => Ok(()),
+        }
     }
 }
 

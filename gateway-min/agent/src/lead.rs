@@ -12,10 +12,11 @@ use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::{Durability, Task};
+use threadkeep::value::ChannelValue;
 use threadkeep_config::{LoopDetection, Title};
 use tracing::Instrument as _;
 
-use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, message};
+use crate::model::{ChunkAssembler, Earlier, ModelRequest, RetryingModel, message};
 use crate::summary::{self, Cut, Summarizer};
 use crate::tools::loop_detection::{self, STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
@@ -77,12 +78,28 @@ impl LeadAgent {
         }
     }
 
-    /// Runs until the graph has nothing more to run. Not cancel-safe: use
-    /// [`RunTerms::cancel`](crate::RunTerms::cancel), which stops it at the next point where nothing is half-written.
+    /// Runs until the graph has nothing more to run; what it committed is on disk then, unless it was cancelled: the
+    /// caller flushes that or takes it back. Not cancel-safe: use [`RunTerms::cancel`](crate::RunTerms::cancel), which
+    /// stops it at the next point where nothing is half-written.
     ///
     /// # Errors
     /// [`AgentError`]; the head then is the last completed superstep, with the failed node next.
     pub async fn run(
+        &self,
+        session: &mut Session<'_>,
+        input: Option<Map<String, Json>>,
+    ) -> Result<Ended, AgentError> {
+        let ended = self.steps(session, input).await;
+        if let Ok(Ended::Cancelled) = ended {
+            return ended;
+        }
+        let flushed = session.writer.flush().await;
+        let ended = ended?;
+        flushed?;
+        Ok(ended)
+    }
+
+    async fn steps(
         &self,
         session: &mut Session<'_>,
         input: Option<Map<String, Json>>,
@@ -99,7 +116,7 @@ impl LeadAgent {
                 }
             }
         }
-        let mut conversation = conversation(session.writer.state())?;
+        let mut conversation = Conversation::of(session.writer.state())?;
         let mut ended = Ended::Done { stop_reason: None, fallback: None };
         let mut summarizes = true;
         loop {
@@ -159,7 +176,7 @@ impl LeadAgent {
         let humans: Vec<Json> = messages_of(&writes)?.into_iter().filter(|m| m["type"] == "human").collect();
         let task = session.writer.start_task(&INPUT.into(), 0);
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
-        session.writer.commit(Source::Input, vec![MODEL.into()], session.terms.metadata.clone()).await?;
+        session.commit(Source::Input, vec![MODEL.into()]).await?;
         for message in humans {
             session.added(Added::Human(&message)).await?;
         }
@@ -175,12 +192,14 @@ impl LeadAgent {
         &self,
         session: &mut Session<'_>,
         next: &[NodeName],
-        conversation: &mut Vec<Json>,
+        conversation: &mut Conversation,
     ) -> Result<bool, AgentError> {
-        let Some(summarizer) = self.summarizer.as_ref().filter(|it| it.is_due(conversation)) else {
+        let Some(summarizer) = &self.summarizer else { return Ok(true) };
+        let whole = conversation.whole()?;
+        if !summarizer.is_due(&whole) {
             return Ok(true);
-        };
-        let Some(Cut { at, preserved }) = summarizer.cut(conversation, None) else { return Ok(true) };
+        }
+        let Some(Cut { at, preserved }) = summarizer.cut(&whole, None) else { return Ok(true) };
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(&SUMMARIZATION.into(), 0);
         session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;
@@ -188,7 +207,7 @@ impl LeadAgent {
         let (text, answer) = tokio::select! {
             biased;
             () = session.terms.cancel.cancelled() => return Ok(false),
-            made = summarizer.summarize(earlier.as_deref(), &conversation[..at]) => made,
+            made = summarizer.summarize(earlier.as_deref(), &whole[..at]) => made,
         };
         let model = summarizer.model.name();
         session.observer.model_answered(model, summary::CALLER, &answer);
@@ -207,10 +226,11 @@ impl LeadAgent {
         ];
         session.observer.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
-        let state =
-            session.writer.commit(Source::Loop, next.to_vec(), session.terms.metadata.clone()).await?;
-        session.observer.committed(state)?;
-        *conversation = preserved;
+        session.commit(Source::Loop, next.to_vec()).await?;
+        if let Some(state) = session.writer.state() {
+            session.observer.committed(state)?;
+        }
+        *conversation = Conversation { earlier: Earlier::default(), turn: preserved };
         Ok(true)
     }
 
@@ -219,7 +239,7 @@ impl LeadAgent {
         &self,
         session: &mut Session<'_>,
         node: &NodeName,
-        conversation: &mut Vec<Json>,
+        conversation: &mut Conversation,
     ) -> Result<Option<Stepped>, AgentError> {
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(node, 0);
@@ -230,17 +250,17 @@ impl LeadAgent {
 
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
-        conversation.push(answer.clone());
-        let verdict = loop_detection::assess(&self.loop_detection, conversation);
+        conversation.turn.push(answer.clone());
+        let verdict = loop_detection::assess(&self.loop_detection, &conversation.turn);
         if let Verdict::Stop(finding) = &verdict {
             answer = message::strip_tool_calls(&answer, &finding.stop_notice());
-            conversation.pop();
-            conversation.push(answer.clone());
+            conversation.turn.pop();
+            conversation.turn.push(answer.clone());
             stop_reason = Some(STOP_REASON.to_owned());
         }
         let next = vec![NodeName::from(TOOLS); calls(&answer).len()];
         let mut update = Map::from_iter([("messages".to_owned(), json!([answer]))]);
-        if let Some(title) = self.title(session, conversation, next.is_empty()).await {
+        if let Some(title) = self.title(session, conversation, next.is_empty()).await? {
             update.insert("title".to_owned(), json!(title));
         }
         session.observer.model_answered(self.model.name(), &self.caller, &answer);
@@ -253,7 +273,7 @@ impl LeadAgent {
         let update = Json::Object(update);
         session.observer.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
-        session.writer.commit(Source::Loop, next, session.terms.metadata.clone()).await?;
+        session.commit(Source::Loop, next).await?;
         Ok(Some(Stepped { stop_reason, fallback }))
     }
 
@@ -263,18 +283,18 @@ impl LeadAgent {
         session: &mut Session<'_>,
         step: i64,
         task: &Task,
-        conversation: &[Json],
+        conversation: &Conversation,
     ) -> Result<Option<Json>, AgentError> {
         let tools = self.toolbox.specs();
-        let mut messages = dangling::repaired(conversation);
-        if let Verdict::Warn(finding) = loop_detection::assess(&self.loop_detection, conversation) {
+        let mut messages = dangling::repaired(&conversation.turn);
+        if let Verdict::Warn(finding) = loop_detection::assess(&self.loop_detection, &conversation.turn) {
             messages.push(message::hidden(WARNING_NAME, finding.warning()));
         }
-        if let Some(summary) = earlier_summary(session.writer.state())? {
-            messages.insert(0, prompt::summary(&summary));
-        }
+        let summary = earlier_summary(session.writer.state())?;
+        let summary = summary.map(|summary| prompt::summary(&summary));
         let request = ModelRequest {
             system: Some(prompt::system(Utc::now(), !tools.is_empty())),
+            earlier: conversation.earlier.clone().after(summary),
             messages,
             tools,
             caller: self.caller.clone(),
@@ -299,25 +319,31 @@ impl LeadAgent {
     }
 
     /// The title, if this answer ends the thread's first exchange.
-    async fn title(&self, session: &mut Session<'_>, conversation: &[Json], last: bool) -> Option<String> {
+    async fn title(
+        &self,
+        session: &mut Session<'_>,
+        conversation: &Conversation,
+        last: bool,
+    ) -> Result<Option<String>, AgentError> {
         let config = &self.title;
         let has_title =
             session.writer.state().is_some_and(|s| s.value("title").is_some_and(|t| !t.is_null()));
-        if !config.enabled || !last || has_title {
-            return None;
+        if !config.enabled || !last || has_title || conversation.is_beyond_first_exchange()? {
+            return Ok(None);
         }
-        if !title::is_due(conversation) {
-            return None;
+        let conversation = conversation.whole()?;
+        if !title::is_due(&conversation) {
+            return Ok(None);
         }
-        let Some(model) = &self.title_model else { return Some(title::local(config, conversation)) };
+        let Some(model) = &self.title_model else { return Ok(Some(title::local(config, &conversation))) };
         let (title, answer) = tokio::select! {
-            () = session.terms.cancel.cancelled() => return None,
-            made = title::by_model(config, model, conversation) => made,
+            () = session.terms.cancel.cancelled() => return Ok(None),
+            made = title::by_model(config, model, &conversation) => made,
         };
         if let Some(answer) = answer {
             session.observer.model_answered(model.name(), title::CALLER, &answer);
         }
-        Some(title)
+        Ok(Some(title))
     }
 
     /// Runs the tool calls of the last answer in parallel; adds their results to the conversation. `None` if they were
@@ -326,10 +352,15 @@ impl LeadAgent {
         &self,
         session: &mut Session<'_>,
         next: &[NodeName],
-        conversation: &mut Vec<Json>,
+        conversation: &mut Conversation,
     ) -> Result<Option<Stepped>, AgentError> {
         let step = next_step(session.writer.state());
-        let calls = conversation.iter().rfind(|m| m["type"] == "ai").map(calls).unwrap_or_default();
+        let answer = match conversation.turn.iter().rfind(|m| m["type"] == "ai") {
+            Some(answer) => Some(answer.clone()),
+            // Someone has added a question since.
+            None => conversation.whole()?.into_iter().rfind(|m| m["type"] == "ai"),
+        };
+        let calls = answer.as_ref().map(calls).unwrap_or_default();
         let mut results: Vec<Option<Json>> = vec![None; calls.len()];
         for row in session.writer.recovered().into_iter().cloned().collect::<Vec<TaskWrites>>() {
             let recovered = messages_of(&row.writes)?.pop();
@@ -371,7 +402,7 @@ impl LeadAgent {
             let last = running.is_empty();
             if last
                 && ends_run
-                && let Some(title) = self.title(session, conversation, true).await
+                && let Some(title) = self.title(session, conversation, true).await?
             {
                 writes.push(session.writer.write("title", json!(title), false)?);
                 update.insert("title".to_owned(), json!(title));
@@ -383,8 +414,8 @@ impl LeadAgent {
         }
         drop(running);
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };
-        session.writer.commit(Source::Loop, next, session.terms.metadata.clone()).await?;
-        conversation.extend(results.into_iter().flatten());
+        session.commit(Source::Loop, next).await?;
+        conversation.turn.extend(results.into_iter().flatten());
         Ok(Some(Stepped::default()))
     }
 }
@@ -402,6 +433,48 @@ pub(crate) fn next_step(state: Option<&StateSnapshot>) -> i64 {
 fn earlier_summary(state: Option<&StateSnapshot>) -> Result<Option<String>, AgentError> {
     let summary = state.map(|state| state.json(summary::CHANNEL)).transpose()?.flatten();
     Ok(summary.and_then(|summary| summary.as_str().map(str::to_owned)))
+}
+
+/// The conversation of a run: the current turn, decoded, and what came before it, which only a model needs, and not
+/// every one. So the work of a turn does not grow with its thread.
+struct Conversation {
+    earlier: Earlier,
+    /// From the user's last message on.
+    turn: Vec<Json>,
+}
+
+impl Conversation {
+    /// How many messages decide whether a long conversation is beyond its first exchange.
+    const BEGINNING: usize = 32;
+
+    fn of(state: Option<&StateSnapshot>) -> Result<Self, AgentError> {
+        let Some(ChannelValue::List(messages)) = state.and_then(|state| state.value("messages")) else {
+            return Ok(Self { earlier: Earlier::default(), turn: conversation(state)? });
+        };
+        let mut turn = Vec::new();
+        for message in messages.iter().rev() {
+            turn.push(message.to_json()?);
+            if turn.last().is_some_and(message::is_from_user) {
+                break;
+            }
+        }
+        turn.reverse();
+        Ok(Self { earlier: Earlier::new(messages.clone(), messages.len() - turn.len()), turn })
+    }
+
+    /// All messages.
+    fn whole(&self) -> Result<Vec<Json>, AgentError> {
+        let mut messages = self.earlier.decode()?;
+        messages.extend_from_slice(&self.turn);
+        Ok(messages)
+    }
+
+    /// Whether its beginning shows that the first exchange is over.
+    fn is_beyond_first_exchange(&self) -> Result<bool, AgentError> {
+        let mut beginning = self.earlier.first(Self::BEGINNING)?;
+        beginning.extend_from_slice(&self.turn);
+        Ok(!title::is_first_exchange(&beginning))
+    }
 }
 
 pub(crate) fn conversation(state: Option<&StateSnapshot>) -> Result<Vec<Json>, AgentError> {

@@ -28,6 +28,6 @@ pub use error::AgentError;
 pub use lead::{LeadAgent, MODEL as MODEL_NODE};
 pub use observer::{Added, Observer, ObserverError, Origin, TaskInput};
 pub use pattern::Pattern;
-pub use session::{Breakpoints, Ended, Interrupts, RunTerms, Session};
+pub use session::{Breakpoints, Durability, Ended, Interrupts, RunTerms, Session};
 pub use spans::{TRACE_FAILED, TRACE_TARGET};
 pub use tokens::Tokens;

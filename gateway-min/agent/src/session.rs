@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value as Json};
 use threadkeep::id::NodeName;
+use threadkeep::metadata::Source;
+use threadkeep::saver::Flush;
 use threadkeep::step::StepWriter;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +22,19 @@ pub struct RunTerms {
     pub breakpoints: Breakpoints,
     /// Stops the run at the next point where nothing is half-written.
     pub cancel: CancellationToken,
+    /// When each superstep is on disk.
+    pub durability: Durability,
+}
+
+/// When the supersteps of a run are on disk, so that they survive a power loss: what a client requests as `durability`.
+/// A crash of the process loses none of them in any case, and each is a checkpoint of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// Each before the next one starts.
+    Sync,
+    /// All when the run ends: one flush for the whole turn.
+    #[default]
+    Async,
 }
 
 impl RunTerms {
@@ -31,6 +46,7 @@ impl RunTerms {
             recursion_limit,
             breakpoints: Breakpoints::default(),
             cancel: CancellationToken::new(),
+            durability: Durability::default(),
         }
     }
 }
@@ -48,6 +64,14 @@ impl<'a> Session<'a> {
     /// A run that has not started. It continues from the state of `writer`.
     pub fn new(terms: RunTerms, writer: &'a mut StepWriter, observer: &'a mut dyn Observer) -> Self {
         Self { terms, writer, observer, steps: 0 }
+    }
+
+    /// Commits the superstep. The last one is flushed, and with it those before it.
+    pub(crate) async fn commit(&mut self, source: Source, next: Vec<NodeName>) -> Result<(), AgentError> {
+        let waits = next.is_empty() || self.terms.durability == Durability::Sync;
+        self.writer.set_flush(if waits { Flush::Now } else { Flush::WithNext });
+        self.writer.commit(source, next, self.terms.metadata.clone()).await?;
+        Ok(())
     }
 
     /// Reports a message that is added to the conversation.

@@ -74,12 +74,24 @@ impl ConfigHandle {
         Arc::clone(&state.current)
     }
 
-    /// [`ConfigHandle::current`] off the reactor.
+    /// [`ConfigHandle::current`] without blocking the reactor: in place if one look at the file shows that it is
+    /// unchanged, else on another thread.
     pub async fn current_async(&self) -> Arc<Config> {
+        if let Some(current) = self.unchanged() {
+            return current;
+        }
         let handle = self.clone();
         let refreshed = tokio::task::spawn_blocking(move || handle.current()).await;
         // The runtime is shutting down; the last good configuration suffices.
         refreshed.unwrap_or_else(|_| self.last_known())
+    }
+
+    /// The current configuration, if the file's stamp is the trusted one.
+    fn unchanged(&self) -> Option<Arc<Config>> {
+        // Another thread may be reading the file.
+        let state = self.shared.state.try_lock().ok()?;
+        let known = state.stamp.as_ref()?;
+        Stamp::of(known.path()).is_ok_and(|now| now == *known).then(|| Arc::clone(&state.current))
     }
 
     /// The configuration as of the last check of the file, without blocking.

@@ -203,12 +203,27 @@ impl KeyFile {
     /// # Errors
     /// [`KeyError::Io`], [`KeyError::Invalid`].
     pub fn find(&self, key: &Secret) -> Result<Option<KeyRecord>, KeyError> {
-        let Some((id, _)) = key.expose().strip_prefix(PREFIX).and_then(|rest| rest.split_once('_')) else {
-            return Ok(None);
+        Ok(found(&self.current()?, key))
+    }
+
+    /// [`Self::find`] without blocking the reactor: in place if one look at the file shows that it is unchanged, else on
+    /// another thread.
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn find_async(&self, key: Secret) -> Result<Option<KeyRecord>, KeyError> {
+        let unchanged = {
+            let read = self.read.try_lock().ok();
+            let read = read.as_ref().and_then(|read| read.as_ref());
+            let unchanged = read.filter(|read| Stamp::of(&self.path).is_ok_and(|now| now == read.stamp));
+            unchanged.map(|read| Arc::clone(&read.keys))
         };
-        let keys = self.current()?;
-        let record = keys.iter().find(|record| record.id == id);
-        Ok(record.filter(|record| record.hash == KeyHash::of(key)).cloned())
+        if let Some(keys) = unchanged {
+            return Ok(found(&keys, &key));
+        }
+        let file = self.clone();
+        // A panic or a stopping runtime refuses the request.
+        tokio::task::spawn_blocking(move || file.find(&key)).await.unwrap_or(Ok(None))
     }
 
     /// The keys, read again if the file may have changed.
@@ -267,6 +282,13 @@ impl KeyFile {
     fn io(&self, source: io::Error) -> KeyError {
         KeyError::Io { path: self.path.clone(), source }
     }
+}
+
+/// The record of a key.
+fn found(keys: &[KeyRecord], key: &Secret) -> Option<KeyRecord> {
+    let (id, _) = key.expose().strip_prefix(PREFIX)?.split_once('_')?;
+    let record = keys.iter().find(|record| record.id == id)?;
+    (record.hash == KeyHash::of(key)).then(|| record.clone())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -23,6 +23,11 @@ impl Stamp {
         Ok(Self { path: path.to_owned(), modified: metadata.modified()?, len: metadata.len() })
     }
 
+    /// The file's path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether an equal stamp means the same content.
     pub(crate) fn is_trusted(&self) -> bool {
         SystemTime::now().duration_since(self.modified).is_ok_and(|age| age > TRUSTED_AGE)

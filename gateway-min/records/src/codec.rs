@@ -73,14 +73,14 @@ pub(super) struct BadCell {
 
 /// Reads the cells of one row by column name; errors name table, row and column, but never show the content.
 pub(super) struct Cells<'r> {
-    row: &'r Row,
+    row: &'r Row<'r>,
     table: &'static str,
     id_columns: &'static [&'static str],
 }
 
 impl<'r> Cells<'r> {
     /// `id_columns` are the columns that identify the row in errors.
-    pub(super) fn new(row: &'r Row, table: &'static str, id_columns: &'static [&'static str]) -> Self {
+    pub(super) fn new(row: &'r Row<'r>, table: &'static str, id_columns: &'static [&'static str]) -> Self {
         Self { row, table, id_columns }
     }
 
@@ -97,7 +97,7 @@ impl<'r> Cells<'r> {
         ids.collect::<Vec<_>>().join("/")
     }
 
-    fn get<T: Cell<'r>>(&self, column: &'static str) -> sqlx::Result<T> {
+    fn get<T: Cell>(&self, column: &'static str) -> sqlx::Result<T> {
         self.row.get(column).map_err(|error| self.bad(column, error.to_string()))
     }
 

@@ -1,22 +1,26 @@
 //! The database handle that the repositories share: plain reads, and write transactions.
 //!
-//! In SQLite one connection writes and a few read. Writers queue in the process for that connection instead of
-//! contending for the file's lock (which fails with `database is locked` on a busy server), and in WAL mode readers and
-//! the writer do not block each other. In Postgres the writers of one thread queue for its lock.
+//! In SQLite one thread writes, and a few connections read. Writers queue in the process for that thread instead of
+//! contending for the file's lock (which fails with `database is locked` on a busy server); it commits whatever is
+//! queued together. In Postgres the writers of one thread queue for its lock.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 
 use chrono::{DateTime, TimeDelta};
-use sqlx::{Sqlite, Transaction};
+use futures::future::BoxFuture;
+use rusqlite::Connection;
+use sqlx::postgres::PgRow;
+use tokio::sync::oneshot;
 
 use super::codec::Clock;
 use super::error::RecordsError;
 use super::postgres::{self, Changes, PostgresTarget, Scope};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
-use super::sqlite;
+use super::sqlite::{self, Answer, Readers, Writer};
 
 /// What the commit of a write transaction waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,22 +35,32 @@ pub(super) enum Flush {
     WithNext,
 }
 
-/// Counts committed write transactions.
+/// Counts statements, and committed transactions that changed something. In SQLite one may serve several callers.
 #[derive(Debug, Default)]
 pub struct Commits {
     all: AtomicU64,
     flushed: AtomicU64,
+    statements: AtomicU64,
 }
 
 impl Commits {
-    fn add(&self, flush: Flush) {
+    pub(super) fn add(&self, flush: Flush) {
         self.all.fetch_add(1, Ordering::Relaxed);
         if flush == Flush::Now {
             self.flushed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// All of them.
+    fn statement(&self) {
+        self.statements.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The statements, reads included.
+    pub fn statements(&self) -> u64 {
+        self.statements.load(Ordering::Relaxed)
+    }
+
+    /// All transactions.
     pub fn all(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
@@ -72,26 +86,51 @@ pub(super) struct Db {
 /// What Postgres does is in boxes: its futures are deep and large, and SQLite's callers need not carry them.
 #[derive(Clone, Debug)]
 enum Pools {
-    Sqlite { writer: sqlite::Pool, readers: sqlite::Pool },
+    Sqlite {
+        writer: Writer,
+        /// None for a database in memory, which has only one connection.
+        readers: Option<Readers>,
+    },
     Postgres(postgres::Pool),
 }
 
+/// What a write transaction does. In SQLite it is called on the writer's thread and polled once, so it may wait for
+/// nothing but the transaction.
+pub(super) type Work<'a, T> = BoxFuture<'a, Result<T, RecordsError>>;
+
 impl Db {
     pub(super) async fn open(path: &Path, clock: Clock) -> Result<Self, RecordsError> {
-        let place = path.display().to_string();
-        let not_opened = |cause| not_opened(&place, cause);
-        let writer = sqlite::open_writer(path).await.map_err(not_opened)?;
-        sqlite::check_library(&writer).await?;
-        schema::migrate_sqlite(&writer, &place).await?;
-        let readers = sqlite::open_readers(path).await.map_err(not_opened)?;
-        Ok(Self::new(Pools::Sqlite { writer, readers }, clock))
+        let path = path.to_owned();
+        let opening = tokio::task::spawn_blocking(move || {
+            sqlite::check_library()?;
+            let place = path.display().to_string();
+            let not_opened = |cause| not_opened(&place, cause);
+            let mut connection = sqlite::open_writer(&path).map_err(not_opened)?;
+            schema::migrate_sqlite(&mut connection, &place)?;
+            let readers = Readers::open(&path).map_err(not_opened)?;
+            Self::with_sqlite(connection, Some(readers), clock)
+        });
+        opening.await.map_err(|error| sqlx::Error::Io(error.into()))?
     }
 
     pub(super) async fn open_memory(clock: Clock) -> Result<Self, RecordsError> {
-        let only = sqlite::open_memory().await?;
-        sqlite::check_library(&only).await?;
-        schema::migrate_sqlite(&only, ":memory:").await?;
-        Ok(Self::new(Pools::Sqlite { writer: only.clone(), readers: only }, clock))
+        let opening = tokio::task::spawn_blocking(move || {
+            sqlite::check_library()?;
+            let mut connection = sqlite::open_memory()?;
+            schema::migrate_sqlite(&mut connection, ":memory:")?;
+            Self::with_sqlite(connection, None, clock)
+        });
+        opening.await.map_err(|error| sqlx::Error::Io(error.into()))?
+    }
+
+    fn with_sqlite(
+        connection: Connection,
+        readers: Option<Readers>,
+        clock: Clock,
+    ) -> Result<Self, RecordsError> {
+        let commits = Arc::<Commits>::default();
+        let writer = Writer::start(connection, Arc::clone(&commits))?;
+        Ok(Self { commits, ..Self::new(Pools::Sqlite { writer, readers }, clock) })
     }
 
     pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
@@ -146,15 +185,31 @@ impl Db {
         self.idle_disk.store(true, Ordering::Relaxed);
     }
 
+    /// How many transactions wait for the writer's thread.
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        match &self.pools {
+            Pools::Sqlite { writer, .. } => writer.queued(),
+            Pools::Postgres { .. } => 0,
+        }
+    }
+
     /// The same database, with write transactions that do not wait for the disk; see [`Flush::WithNext`].
     pub(super) fn unflushed(&self) -> Self {
-        Self { flush: Flush::WithNext, ..self.clone() }
+        self.flushing(Flush::WithNext)
+    }
+
+    /// The same database, with write transactions that wait for this.
+    pub(super) fn flushing(&self, flush: Flush) -> Self {
+        Self { flush, ..self.clone() }
     }
 
     pub(super) async fn close(&self) {
         match &self.pools {
             Pools::Sqlite { writer, readers } => {
-                readers.close().await;
+                if let Some(readers) = readers {
+                    readers.close().await;
+                }
                 // Last, because closing the last connection checkpoints the WAL.
                 writer.close().await;
             }
@@ -174,37 +229,56 @@ impl Db {
         Builder::new(self.dialect(), text)
     }
 
+    /// Reads a row by its key.
     pub(super) async fn fetch_optional<T: FromRow>(&self, sql: Sql) -> Result<Option<T>, RecordsError> {
-        let row = match &self.pools {
-            Pools::Sqlite { readers, .. } => {
-                sqlite::prepared(sql).fetch_optional(readers).await?.map(Row::Sqlite)
+        self.commits.statement();
+        match &self.pools {
+            Pools::Sqlite { readers: Some(readers), .. } => {
+                Ok(readers.row(|connection| sqlite::fetch_optional(connection, &sql)).await?)
+            }
+            Pools::Sqlite { readers: None, writer } => {
+                let read = move |tx: &mut Connection| Ok(sqlite::fetch_optional(tx, &sql)?);
+                on_thread(writer, Flush::WithNext, read, || Ok(())).await
             }
             Pools::Postgres(pool) => {
-                Box::pin(pool.fetch_all(sql)).await?.into_iter().next().map(Row::Postgres)
+                let row = Box::pin(pool.fetch_all(sql)).await?.into_iter().next().map(Row::Postgres);
+                Ok(row.as_ref().map(T::from_row).transpose()?)
             }
-        };
-        Ok(row.as_ref().map(T::from_row).transpose()?)
+        }
     }
 
+    /// Reads any number of rows.
     pub(super) async fn fetch_all<T: FromRow>(&self, sql: Sql) -> Result<Vec<T>, RecordsError> {
-        let rows = match &self.pools {
-            Pools::Sqlite { readers, .. } => {
-                read_all(sqlite::prepared(sql).fetch_all(readers).await?, Row::Sqlite)
+        self.commits.statement();
+        match &self.pools {
+            Pools::Sqlite { readers: Some(readers), .. } => {
+                Ok(readers.rows(move |connection| sqlite::fetch_all(connection, &sql)).await?)
             }
-            Pools::Postgres(pool) => read_all(Box::pin(pool.fetch_all(sql)).await?, Row::Postgres),
-        };
-        Ok(rows?)
+            Pools::Sqlite { readers: None, writer } => {
+                let read = move |tx: &mut Connection| Ok(sqlite::fetch_all(tx, &sql)?);
+                on_thread(writer, Flush::WithNext, read, || Ok(())).await
+            }
+            Pools::Postgres(pool) => Ok(read_all(Box::pin(pool.fetch_all(sql)).await?)?),
+        }
     }
 
-    /// Begins a write transaction for a thread, after those requested earlier. Write transactions for one thread run
-    /// one after the other, and the repositories rely on it: what one has read of its thread stays valid until it
-    /// commits.
-    pub(super) async fn write(&self, thread_id: &str) -> Result<WriteTx, RecordsError> {
-        self.begin(Scope::Thread(thread_id)).await
+    /// Does `work` in a write transaction for a thread, after those requested earlier: commits it if `work` succeeds, and
+    /// rolls it back otherwise. Write transactions for one thread run one after the other, and the repositories rely on
+    /// it: what one has read of its thread stays valid until it commits.
+    pub(super) async fn write<T: Send + 'static>(
+        &self,
+        thread_id: &str,
+        work: impl for<'a> FnOnce(&'a mut WriteTx<'_>) -> Work<'a, T> + Send + 'static,
+    ) -> Result<T, RecordsError> {
+        self.transact(Scope::Thread(thread_id), work).await
     }
 
-    /// Begins a write transaction for the thread of a row of `runs`.
-    pub(super) async fn write_of_run(&self, run_id: &str) -> Result<WriteTx, RecordsError> {
+    /// As [`Self::write`], for the thread of a row of `runs`.
+    pub(super) async fn write_of_run<T: Send + 'static>(
+        &self,
+        run_id: &str,
+        work: impl for<'a> FnOnce(&'a mut WriteTx<'_>) -> Work<'a, T> + Send + 'static,
+    ) -> Result<T, RecordsError> {
         let mut thread_id = None;
         if self.dialect() == Dialect::Postgres {
             // A row's thread never changes.
@@ -214,32 +288,105 @@ impl Db {
         }
         // A missing run locks nothing that matters, and nothing will be changed.
         let (thread_id,) = thread_id.unwrap_or_else(|| (run_id.to_owned(),));
-        self.begin(Scope::Thread(&thread_id)).await
+        self.transact(Scope::Thread(&thread_id), work).await
     }
 
-    /// Begins a write transaction for any number of threads.
-    pub(super) async fn write_everywhere(&self) -> Result<WriteTx, RecordsError> {
-        self.begin(Scope::EveryThread).await
+    /// As [`Self::write`], for any number of threads.
+    pub(super) async fn write_everywhere<T: Send + 'static>(
+        &self,
+        work: impl for<'a> FnOnce(&'a mut WriteTx<'_>) -> Work<'a, T> + Send + 'static,
+    ) -> Result<T, RecordsError> {
+        self.transact(Scope::EveryThread, work).await
     }
 
-    async fn begin(&self, scope: Scope<'_>) -> Result<WriteTx, RecordsError> {
-        let flush = match self.dialect() {
-            Dialect::Sqlite => self.flush,
-            Dialect::Postgres => Flush::Now,
+    async fn transact<T: Send + 'static>(
+        &self,
+        scope: Scope<'_>,
+        work: impl for<'a> FnOnce(&'a mut WriteTx<'_>) -> Work<'a, T> + Send + 'static,
+    ) -> Result<T, RecordsError> {
+        #[cfg(any(test, feature = "testing"))]
+        let fault = self.fault.clone();
+        match &self.pools {
+            Pools::Sqlite { writer, .. } => {
+                let flush = self.flush;
+                #[cfg(test)]
+                let flush = if self.idle_disk.load(Ordering::Relaxed) { Flush::WithNext } else { flush };
+                #[cfg(any(test, feature = "testing"))]
+                let (answered, fault) = (fault.clone(), fault);
+                let commits = Arc::clone(&self.commits);
+                let work = move |connection: &mut Connection| {
+                    let mut tx = WriteTx {
+                        tx: Tx::Sqlite(connection),
+                        commits,
+                        #[cfg(any(test, feature = "testing"))]
+                        fault,
+                    };
+                    let done = at_once(work(&mut tx))?;
+                    tx.statement_done()?;
+                    Ok(done)
+                };
+                let committed = move || {
+                    #[cfg(any(test, feature = "testing"))]
+                    answered.committed()?;
+                    Ok(())
+                };
+                on_thread(writer, flush, work, committed).await
+            }
+            Pools::Postgres(pool) => {
+                let tx = Box::pin(pool.begin(scope)).await?;
+                let mut tx = WriteTx {
+                    tx: Tx::Postgres(tx),
+                    commits: Arc::clone(&self.commits),
+                    #[cfg(any(test, feature = "testing"))]
+                    fault,
+                };
+                let done = work(&mut tx).await?;
+                tx.commit().await?;
+                self.commits.add(Flush::Now);
+                Ok(done)
+            }
+        }
+    }
+}
+
+/// Does `work` on the writer's thread. If the caller drops the future, it may or may not be done. `committed` is called
+/// when the work has succeeded and is committed.
+async fn on_thread<T: Send + 'static>(
+    writer: &Writer,
+    flush: Flush,
+    work: impl FnOnce(&mut Connection) -> Result<T, RecordsError> + Send + 'static,
+    committed: impl FnOnce() -> Result<(), RecordsError> + Send + 'static,
+) -> Result<T, RecordsError> {
+    let (reply, answer) = oneshot::channel();
+    let queued = writer.send(flush, move |connection| {
+        let result = match connection {
+            Ok(connection) => work(connection),
+            Err(failure) => Err(sqlx::Error::from(failure).into()),
         };
-        #[cfg(test)]
-        let flush = if self.idle_disk.load(Ordering::Relaxed) { Flush::WithNext } else { flush };
-        let tx = match &self.pools {
-            Pools::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with(sqlite::begin(flush)).await?),
-            Pools::Postgres(pool) => Tx::Postgres(Box::pin(pool.begin(scope)).await?),
+        let send = move |ended: sqlite::Committed, result: Result<T, RecordsError>| {
+            let result = result.and_then(|done| {
+                ended.result()?;
+                committed()?;
+                Ok(done)
+            });
+            // The caller may have stopped waiting.
+            let _ = reply.send(result);
         };
-        Ok(WriteTx {
-            tx,
-            flush,
-            commits: Arc::clone(&self.commits),
-            #[cfg(any(test, feature = "testing"))]
-            fault: self.fault.clone(),
-        })
+        Answer { failed: result.is_err(), send: Box::new(move |ended| send(ended, result)) }
+    });
+    queued.await?;
+    // The thread drops what it cannot do: after the store was closed, or a panic, which it takes back.
+    answer.await.unwrap_or_else(|_| Err(sqlx::Error::PoolClosed.into()))
+}
+
+/// The result of work that waits for nothing.
+fn at_once<T>(mut work: Work<'_, T>) -> Result<T, RecordsError> {
+    match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => {
+            let problem = "a write transaction waited for something else than the database";
+            Err(sqlx::Error::Protocol(problem.to_owned()).into())
+        }
     }
 }
 
@@ -251,29 +398,29 @@ fn not_opened(place: &str, cause: sqlx::Error) -> RecordsError {
     }
 }
 
-fn read_all<R, T: FromRow>(rows: Vec<R>, row: fn(R) -> Row) -> sqlx::Result<Vec<T>> {
-    rows.into_iter().map(|found| T::from_row(&row(found))).collect()
+fn read_all<T: FromRow>(rows: Vec<PgRow>) -> sqlx::Result<Vec<T>> {
+    rows.into_iter().map(|row| T::from_row(&Row::Postgres(row))).collect()
 }
 
-/// A write transaction. If it is dropped without [`WriteTx::commit`], by an error or with its future, it rolls back.
-pub(super) struct WriteTx {
-    tx: Tx,
-    flush: Flush,
+/// A write transaction.
+pub(super) struct WriteTx<'c> {
+    tx: Tx<'c>,
     commits: Arc<Commits>,
     #[cfg(any(test, feature = "testing"))]
     fault: super::fault::Fault,
 }
 
-enum Tx {
-    Sqlite(Transaction<'static, Sqlite>),
+enum Tx<'c> {
+    Sqlite(&'c mut Connection),
     Postgres(postgres::Transaction),
 }
 
-impl WriteTx {
+impl WriteTx<'_> {
     /// Returns the number of changed rows.
     pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, RecordsError> {
+        self.commits.statement();
         let changed = match &mut self.tx {
-            Tx::Sqlite(tx) => sqlite::prepared(sql).execute(&mut **tx).await?.rows_affected(),
+            Tx::Sqlite(connection) => sqlite::execute(connection, &sql)?,
             Tx::Postgres(tx) => Box::pin(tx.execute(sql)).await?,
         };
         self.statement_done()?;
@@ -281,21 +428,26 @@ impl WriteTx {
     }
 
     pub(super) async fn fetch_optional<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, RecordsError> {
+        self.commits.statement();
         let row = match &mut self.tx {
-            Tx::Sqlite(tx) => sqlite::prepared(sql).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
-            Tx::Postgres(tx) => Box::pin(tx.fetch_all(sql)).await?.into_iter().next().map(Row::Postgres),
+            Tx::Sqlite(connection) => sqlite::fetch_optional(connection, &sql)?,
+            Tx::Postgres(tx) => {
+                let row = Box::pin(tx.fetch_all(sql)).await?.into_iter().next().map(Row::Postgres);
+                row.as_ref().map(T::from_row).transpose()?
+            }
         };
         self.statement_done()?;
-        Ok(row.as_ref().map(T::from_row).transpose()?)
+        Ok(row)
     }
 
     pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, RecordsError> {
+        self.commits.statement();
         let rows = match &mut self.tx {
-            Tx::Sqlite(tx) => read_all(sqlite::prepared(sql).fetch_all(&mut **tx).await?, Row::Sqlite),
-            Tx::Postgres(tx) => read_all(Box::pin(tx.fetch_all(sql)).await?, Row::Postgres),
+            Tx::Sqlite(connection) => sqlite::fetch_all(connection, &sql)?,
+            Tx::Postgres(tx) => read_all(Box::pin(tx.fetch_all(sql)).await?)?,
         };
         self.statement_done()?;
-        Ok(rows?)
+        Ok(rows)
     }
 
     /// Wakes the processes that own or follow this run, when the transaction commits; see [`Changes`].
@@ -306,18 +458,14 @@ impl WriteTx {
         }
     }
 
-    /// Makes the changes durable, to the degree of its [`Flush`]. If the future is dropped, the commit may or may not
-    /// have happened.
-    pub(super) async fn commit(self) -> Result<(), RecordsError> {
+    /// Makes the changes durable. If the future is dropped, the commit may or may not have happened.
+    async fn commit(self) -> Result<(), RecordsError> {
         self.statement_done()?;
-        let done = match self.tx {
-            Tx::Sqlite(tx) => tx.commit().await,
-            Tx::Postgres(tx) => Box::pin(tx.commit()).await,
-        };
-        done.map_err(|cause| RecordsError::InDoubt { cause })?;
+        if let Tx::Postgres(tx) = self.tx {
+            Box::pin(tx.commit()).await.map_err(|cause| RecordsError::InDoubt { cause })?;
+        }
         #[cfg(any(test, feature = "testing"))]
         self.fault.committed()?;
-        self.commits.add(self.flush);
         Ok(())
     }
 

@@ -39,39 +39,50 @@ impl Records {
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Conflict`] if the run is active.
     pub async fn delete_run(&self, run_id: &str) -> Result<(), RecordsError> {
-        let mut tx = self.db.write_of_run(run_id).await?;
-        let run = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id);
-        let run: RunRow = tx.fetch_optional(run).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
-        if run.status.is_active() {
-            return Err(RecordsError::Conflict { thread_id: run.thread_id, holder: run.operation_kind });
-        }
-        let events = query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
-        tx.execute(events.bind(&run.thread_id).bind(run_id)).await?;
-        tx.execute(query("DELETE FROM run_frames WHERE run_id = $1").bind(run_id)).await?;
-        tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(run_id)).await?;
-        tx.commit().await?;
+        let id = run_id.to_owned();
+        let deleted = self.db.write_of_run(run_id, move |tx| {
+            Box::pin(async move {
+                let run = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(&id);
+                let run: RunRow =
+                    tx.fetch_optional(run).await?.ok_or_else(|| RecordsError::run_not_found(&id))?;
+                if run.status.is_active() {
+                    return Err(RecordsError::Conflict {
+                        thread_id: run.thread_id,
+                        holder: run.operation_kind,
+                    });
+                }
+                let events = query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
+                tx.execute(events.bind(&run.thread_id).bind(&id)).await?;
+                tx.execute(query("DELETE FROM run_frames WHERE run_id = $1").bind(&id)).await?;
+                tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(&id)).await?;
+                Ok(run)
+            })
+        });
+        let run = deleted.await?;
         self.events.forget_run(&run.thread_id, run_id).await;
         Ok(())
     }
 
     async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         let thread_id = reservation.thread_id();
-        let mut tx = self.db.write(thread_id).await?;
-        let own_row = query("DELETE FROM runs WHERE run_id = $1").bind(reservation.row_id());
-        if tx.execute(own_row).await? == 0 {
-            return Err(RecordsError::NotFound {
-                entity: Entity::Reservation,
-                id: reservation.row_id().to_owned(),
-            });
-        }
-        let runs = tx.execute(query("DELETE FROM runs WHERE thread_id = $1").bind(thread_id)).await?;
-        let events = tx.execute(query("DELETE FROM run_events WHERE thread_id = $1").bind(thread_id)).await?;
-        tx.execute(query("DELETE FROM run_frames WHERE thread_id = $1").bind(thread_id)).await?;
-        let threads =
-            tx.execute(query("DELETE FROM threads_meta WHERE thread_id = $1").bind(thread_id)).await?;
-        tx.commit().await?;
-        let in_memory = self.events.forget_thread(thread_id).await;
+        let (thread, row) = (thread_id.to_owned(), reservation.row_id().to_owned());
+        let deleted = self.db.write(thread_id, move |tx| {
+            Box::pin(async move {
+                if tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(&row)).await? == 0 {
+                    return Err(RecordsError::NotFound { entity: Entity::Reservation, id: row });
+                }
+                let runs = tx.execute(query("DELETE FROM runs WHERE thread_id = $1").bind(&thread)).await?;
+                let events = query("DELETE FROM run_events WHERE thread_id = $1").bind(&thread);
+                let events = tx.execute(events).await?;
+                tx.execute(query("DELETE FROM run_frames WHERE thread_id = $1").bind(&thread)).await?;
+                let threads = query("DELETE FROM threads_meta WHERE thread_id = $1").bind(&thread);
+                let thread = tx.execute(threads).await? > 0;
+                Ok(DeletedThread { thread, runs, events })
+            })
+        });
+        let mut deleted = deleted.await?;
+        deleted.events += self.events.forget_thread(thread_id).await;
         reservation.forget();
-        Ok(DeletedThread { thread: threads > 0, runs, events: events + in_memory })
+        Ok(deleted)
     }
 }

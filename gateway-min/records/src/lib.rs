@@ -27,7 +27,7 @@
 //!
 //! # Transactions
 //!
-//! Every operation is one transaction; write transactions of one thread run one after the other. After an error, a
+//! Every operation is one transaction; write transactions of one thread run one after the other, in SQLite all of them. After an error, a
 //! dropped future or a crash, an operation has either happened completely or not at all. [`RecordsError`] says which,
 //! except when a commit itself fails ([`RecordsError::InDoubt`]). A caller whose future is dropped does not learn which;
 //! the methods for which that matters say what to do.

@@ -4,9 +4,10 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use rusqlite::RowIndex;
+use rusqlite::types::FromSql;
 use sqlx::postgres::PgRow;
-use sqlx::sqlite::SqliteRow;
-use sqlx::{ColumnIndex, Decode, Postgres, Row as _, Sqlite, Type};
+use sqlx::{ColumnIndex, Decode, Postgres, Row as _, Type};
 
 use super::{postgres, sqlite};
 
@@ -161,46 +162,42 @@ impl Builder {
 }
 
 /// A row of either database.
-pub(super) enum Row {
-    Sqlite(SqliteRow),
+pub(super) enum Row<'r> {
+    Sqlite(&'r rusqlite::Row<'r>),
     Postgres(PgRow),
 }
 
-impl Row {
+impl Row<'_> {
     /// The value of a column, by name or index.
-    pub(super) fn get<'r, T, I>(&'r self, column: I) -> sqlx::Result<T>
+    pub(super) fn get<T: Cell, I>(&self, column: I) -> sqlx::Result<T>
     where
-        T: Cell<'r>,
-        I: ColumnIndex<SqliteRow> + ColumnIndex<PgRow>,
+        I: RowIndex + ColumnIndex<PgRow>,
     {
         match self {
-            Self::Sqlite(row) => row.try_get(column),
+            Self::Sqlite(row) => row.get(column).map_err(|error| sqlx::Error::Decode(error.into())),
             Self::Postgres(row) => row.try_get(column),
         }
     }
 }
 
 /// A type that a cell of either database can be read as.
-pub(super) trait Cell<'r>:
-    Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>
-{
-}
+pub(super) trait Cell: FromSql + for<'r> Decode<'r, Postgres> + Type<Postgres> {}
 
-impl<'r, T: Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>> Cell<'r> for T {}
+impl<T: FromSql + for<'r> Decode<'r, Postgres> + Type<Postgres>> Cell for T {}
 
 /// A type that a row can be read as.
-pub(super) trait FromRow: Sized {
-    fn from_row(row: &Row) -> sqlx::Result<Self>;
+pub(super) trait FromRow: Sized + Send + 'static {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self>;
 }
 
-impl<T: for<'r> Cell<'r>, U: for<'r> Cell<'r>> FromRow for (T, U) {
-    fn from_row(row: &Row) -> sqlx::Result<Self> {
+impl<T: Cell + Send + 'static, U: Cell + Send + 'static> FromRow for (T, U) {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
         Ok((row.get(0)?, row.get(1)?))
     }
 }
 
-impl<T: for<'r> Cell<'r>> FromRow for (T,) {
-    fn from_row(row: &Row) -> sqlx::Result<Self> {
+impl<T: Cell + Send + 'static> FromRow for (T,) {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
         Ok((row.get(0)?,))
     }
 }

@@ -1,10 +1,10 @@
 //! The numbered migrations of the database, and applying them.
 
-use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
+use rusqlite::{Connection, TransactionBehavior};
+use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _, SqlStr};
 
-use super::db::Flush;
 use super::error::RecordsError;
 use super::postgres::{self, PostgresTarget, Scope, Tables};
 use super::query::query;
@@ -44,8 +44,8 @@ const STEPS: [Step; 7] = [
 /// # Errors
 /// [`RecordsError::NewerSchema`] if a newer build wrote the database, [`RecordsError::Corrupt`] if an applied migration
 /// differs from this build's.
-pub(super) async fn migrate_sqlite(writer: &sqlite::Pool, place: &str) -> Result<(), RecordsError> {
-    apply_sqlite(&STEPS, writer, place).await
+pub(super) fn migrate_sqlite(connection: &mut Connection, place: &str) -> Result<(), RecordsError> {
+    apply_sqlite(&STEPS, connection, place)
 }
 
 /// The same for the tables in a Postgres database.
@@ -56,11 +56,57 @@ pub(super) async fn migrate_postgres(
     apply_postgres(&STEPS, pool, target).await
 }
 
-async fn apply_sqlite(steps: &[Step], writer: &sqlite::Pool, place: &str) -> Result<(), RecordsError> {
+fn apply_sqlite(steps: &[Step], connection: &mut Connection, place: &str) -> Result<(), RecordsError> {
     let migrator = migrator(steps, |step| step.sqlite.into_sql_str());
-    let mut tx = writer.begin_with(sqlite::begin(Flush::Now)).await?;
-    apply(&migrator, &mut *tx, place).await?;
-    Ok(tx.commit().await?)
+    let mut applying = || -> rusqlite::Result<Result<(), MigrateError>> {
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        tx.execute_batch(LIST_OF_MIGRATIONS)?;
+        let sql = "SELECT version, checksum FROM _sqlx_migrations ORDER BY version";
+        let applied = tx
+            .prepare(sql)?
+            .query_map([], |row| {
+                Ok(AppliedMigration { version: row.get(0)?, checksum: row.get::<_, Vec<u8>>(1)?.into() })
+            })?
+            .collect::<rusqlite::Result<Vec<_>>>()?;
+        let missing = match missing(&migrator, &applied) {
+            Ok(missing) => missing,
+            Err(error) => return Ok(Err(error)),
+        };
+        for migration in missing {
+            tx.execute_batch(migration.sql.as_str())?;
+            let sql = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                       VALUES (?1, ?2, TRUE, ?3, 0)";
+            tx.execute(sql, (migration.version, &*migration.description, &*migration.checksum))?;
+        }
+        tx.commit()?;
+        Ok(Ok(()))
+    };
+    applied(&migrator, applying().map_err(sqlite::failed)?, place)
+}
+
+/// The list of applied migrations, as earlier builds created it.
+const LIST_OF_MIGRATIONS: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations ( \
+     version BIGINT PRIMARY KEY, description TEXT NOT NULL, \
+     installed_on TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP, success BOOLEAN NOT NULL, \
+     checksum BLOB NOT NULL, execution_time BIGINT NOT NULL)";
+
+/// The migrations that were not applied yet.
+fn missing<'m>(
+    migrator: &'m Migrator,
+    applied: &[AppliedMigration],
+) -> Result<Vec<&'m Migration>, MigrateError> {
+    for row in applied {
+        let known = migrator.iter().find(|migration| migration.version == row.version);
+        match known {
+            None => return Err(MigrateError::VersionMissing(row.version)),
+            Some(known) if known.checksum != row.checksum => {
+                return Err(MigrateError::VersionMismatch(row.version));
+            }
+            Some(_) => {}
+        }
+    }
+    let is_missing = |migration: &&Migration| applied.iter().all(|row| row.version != migration.version);
+    Ok(migrator.iter().filter(is_missing).collect())
 }
 
 async fn apply_postgres(
@@ -124,7 +170,11 @@ fn migrator(steps: &[Step], text: impl Fn(&Step) -> SqlStr) -> Migrator {
 
 async fn apply<C: Migrate>(migrator: &Migrator, connection: &mut C, place: &str) -> Result<(), RecordsError> {
     // Like `run`, whose future is not `Send`.
-    match migrator.run_direct(None, connection, false).await {
+    applied(migrator, migrator.run_direct(None, connection, false).await, place)
+}
+
+fn applied(migrator: &Migrator, result: Result<(), MigrateError>, place: &str) -> Result<(), RecordsError> {
+    match result {
         Ok(()) => Ok(()),
         Err(MigrateError::VersionMissing(found)) => {
             let supported = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
@@ -145,15 +195,16 @@ mod tests {
     use threadkeep_testing::postgres as server;
 
     use super::*;
-    use crate::sqlite::{Pool, open_memory, open_writer};
+    use crate::query::query;
+    use crate::sqlite::{fetch_all, open_memory, open_writer};
 
-    async fn schema(pool: &Pool) -> Vec<(String,)> {
+    fn schema(connection: &Connection) -> Vec<(String,)> {
         let sql = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
-        sqlx::query_as(sql).fetch_all(pool).await.unwrap()
+        fetch_all(connection, &query(sql)).unwrap()
     }
 
-    async fn versions(pool: &Pool) -> Vec<(i64,)> {
-        sqlx::query_as("SELECT version FROM _sqlx_migrations ORDER BY version").fetch_all(pool).await.unwrap()
+    fn versions(connection: &Connection) -> Vec<(i64,)> {
+        fetch_all(connection, &query("SELECT version FROM _sqlx_migrations ORDER BY version")).unwrap()
     }
 
     fn numbers() -> Vec<(i64,)> {
@@ -165,47 +216,57 @@ mod tests {
         [step!("0001", "threads"), Step { name: "broken", sqlite: broken, postgres: broken }]
     }
 
-    #[tokio::test]
-    async fn every_older_schema_becomes_the_newest() {
-        let fresh = open_memory().await.unwrap();
-        migrate_sqlite(&fresh, "fresh").await.unwrap();
+    #[test]
+    fn every_older_schema_becomes_the_newest() {
+        let mut fresh = open_memory().unwrap();
+        migrate_sqlite(&mut fresh, "fresh").unwrap();
         for older in 0..STEPS.len() {
-            let pool = open_memory().await.unwrap();
-            apply_sqlite(&STEPS[..older], &pool, "old").await.unwrap();
-            assert_eq!(versions(&pool).await.len(), older);
-            migrate_sqlite(&pool, "old").await.unwrap();
-            assert_eq!(schema(&pool).await, schema(&fresh).await);
-            assert_eq!(versions(&pool).await, versions(&fresh).await);
+            let mut old = open_memory().unwrap();
+            apply_sqlite(&STEPS[..older], &mut old, "old").unwrap();
+            assert_eq!(versions(&old).len(), older);
+            migrate_sqlite(&mut old, "old").unwrap();
+            assert_eq!(schema(&old), schema(&fresh));
+            assert_eq!(versions(&old), versions(&fresh));
         }
     }
 
-    #[tokio::test]
-    async fn failing_migration_takes_the_ones_before_it_back() {
-        let pool = open_memory().await.unwrap();
-        apply_sqlite(&STEPS[..1], &pool, "old").await.unwrap();
-        let before = schema(&pool).await;
-        let error = apply_sqlite(&broken(), &pool, "old").await.unwrap_err();
+    #[test]
+    fn failing_migration_takes_the_ones_before_it_back() {
+        let mut old = open_memory().unwrap();
+        apply_sqlite(&STEPS[..1], &mut old, "old").unwrap();
+        let before = schema(&old);
+        let error = apply_sqlite(&broken(), &mut old, "old").unwrap_err();
         assert!(error.to_string().contains("table x already exists"), "{error}");
-        assert_eq!(schema(&pool).await, before);
-        assert_eq!(versions(&pool).await, [(1,)]);
+        assert_eq!(schema(&old), before);
+        assert_eq!(versions(&old), [(1,)]);
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn processes_that_start_together_migrate_once() {
+    /// A database that the library sqlx migrated, as earlier builds did: the list of migrations is read as it is.
+    #[test]
+    fn list_of_migrations_of_earlier_builds_is_understood() {
+        let mut old = open_memory().unwrap();
+        migrate_sqlite(&mut old, "old").unwrap();
+        let sql = query("SELECT checksum FROM _sqlx_migrations ORDER BY version");
+        let checksums: Vec<(Vec<u8>,)> = fetch_all(&old, &sql).unwrap();
+        let of = |step: &Step| <sha2::Sha384 as sha2::Digest>::digest(step.sqlite.as_bytes()).to_vec();
+        assert_eq!(checksums, STEPS.iter().map(|step| (of(step),)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn processes_that_start_together_migrate_once() {
         for _ in 0..10 {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("gateway.db");
             // The file exists, as if another process had just opened it.
-            open_writer(&path).await.unwrap().close().await;
+            drop(open_writer(&path).unwrap());
             let starts = (0..4).map(|_| {
                 let path = path.clone();
-                tokio::spawn(async move { migrate_sqlite(&open_writer(&path).await.unwrap(), "here").await })
+                std::thread::spawn(move || migrate_sqlite(&mut open_writer(&path).unwrap(), "here"))
             });
-            for result in futures::future::try_join_all(starts).await.unwrap() {
-                result.unwrap();
+            for start in starts.collect::<Vec<_>>() {
+                start.join().unwrap().unwrap();
             }
-            let pool = open_writer(&path).await.unwrap();
-            assert_eq!(versions(&pool).await, numbers());
+            assert_eq!(versions(&open_writer(&path).unwrap()), numbers());
         }
     }
 

@@ -153,8 +153,8 @@ impl Threads {
     pub async fn count(&self, query: &ThreadQuery) -> Result<u64, RecordsError> {
         let mut sql = self.db.builder("SELECT COUNT(*) FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
-        let count: Option<(i64,)> = self.db.fetch_optional(sql.build()).await?;
-        Ok(count.map_or(0, |(count,)| count.unsigned_abs()))
+        let count: Vec<(i64,)> = self.db.fetch_all(sql.build()).await?;
+        Ok(count.first().map_or(0, |(count,)| count.unsigned_abs()))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
 use super::db::{Db, WriteTx};
 use super::error::RecordsError;
-use super::query::{FromRow, Row, query};
+use super::query::{FromRow, Row, Sql, query};
 use super::runs::RunStatus;
 use chrono::{DateTime, Utc};
 
@@ -85,7 +85,7 @@ impl ThreadRow {
 }
 
 impl FromRow for ThreadRow {
-    fn from_row(row: &Row) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "threads_meta", &["thread_id"]);
         Ok(Self {
             thread_id: cells.text("thread_id")?,
@@ -122,31 +122,28 @@ impl Threads {
     /// Creates the row with status `idle`, or returns the existing row unchanged, whatever its owner (see
     /// [`ThreadRow::visible_to`]).
     pub async fn create(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {
-        let now = time_text(self.db.clock.now());
-        let mut tx = self.db.write(&new.thread_id).await?;
-        let inserted = tx
-            .fetch_optional(
-                query(
-                    "INSERT INTO threads_meta (thread_id, assistant_id, user_id, display_name, status, \
-                     metadata_json, pinned, created_at, updated_at) \
-                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT DO NOTHING RETURNING *",
-                )
-                .bind(&new.thread_id)
-                .bind(&new.assistant_id)
-                .bind(&new.user_id)
-                .bind(new.display_name.as_deref().map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)))
-                .bind(ThreadStatus::Idle.as_str())
-                .bind(object_text(&new.metadata))
-                .bind(is_pinned(&new.metadata))
-                .bind(now),
-            )
-            .await?;
-        let created = match inserted {
-            Some(row) => CreatedThread { row, created: true },
-            None => CreatedThread { row: self.row(&mut tx, &new.thread_id).await?, created: false },
-        };
-        tx.commit().await?;
-        Ok(created)
+        let insert = query(
+            "INSERT INTO threads_meta (thread_id, assistant_id, user_id, display_name, status, metadata_json, pinned, \
+             created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT DO NOTHING RETURNING *",
+        )
+        .bind(&new.thread_id)
+        .bind(&new.assistant_id)
+        .bind(&new.user_id)
+        .bind(new.display_name.as_deref().map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)))
+        .bind(ThreadStatus::Idle.as_str())
+        .bind(object_text(&new.metadata))
+        .bind(is_pinned(&new.metadata))
+        .bind(time_text(self.db.clock.now()));
+        let thread_id = new.thread_id.clone();
+        let created = self.db.write(&new.thread_id, move |tx| {
+            Box::pin(async move {
+                Ok(match tx.fetch_optional(insert).await? {
+                    Some(row) => CreatedThread { row, created: true },
+                    None => CreatedThread { row: row(tx, &thread_id).await?, created: false },
+                })
+            })
+        });
+        created.await
     }
 
     /// The row, if it exists and `owner` may see it (`None` sees all rows).
@@ -169,46 +166,29 @@ impl Threads {
         owner: Option<&str>,
         patch: JsonObject,
     ) -> Result<ThreadRow, RecordsError> {
-        let mut tx = self.db.write(thread_id).await?;
-        let mut row = self.row(&mut tx, thread_id).await?;
-        if !row.visible_to(owner) {
-            return Err(RecordsError::thread_not_found(thread_id));
-        }
-        if patch.len() != 1 || !patch.contains_key(PINNED_KEY) {
-            row.updated_at = self.db.clock.now();
-        }
-        row.metadata.extend(patch);
-        tx.execute(
-            query(
-                "UPDATE threads_meta SET metadata_json = $2, pinned = $3, updated_at = $4 WHERE thread_id = $1",
-            )
-            .bind(thread_id)
-            .bind(object_text(&row.metadata))
-            .bind(is_pinned(&row.metadata))
-            .bind(time_text(row.updated_at)),
-        )
-        .await?;
-        tx.commit().await?;
-        Ok(row)
-    }
-
-    /// Sets the stored status to `running`, if the run is; later it follows the run's end. It is flushed with the run's
-    /// record.
-    ///
-    /// # Errors
-    /// [`RecordsError::NotFound`].
-    pub async fn set_running(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
-        let mut tx = self.db.unflushed().write(thread_id).await?;
-        // A process that stood still may have lost the run, and somebody else has set the status since.
-        let sql = query(
-            "UPDATE threads_meta SET status = 'running', updated_at = $3 WHERE thread_id = $1
-             AND EXISTS (SELECT 1 FROM runs WHERE run_id = $2 AND status = 'running')",
-        );
-        let sql = sql.bind(thread_id).bind(run_id).bind(time_text(self.db.clock.now()));
-        if tx.execute(sql).await? == 0 {
-            return self.row(&mut tx, thread_id).await.map(drop);
-        }
-        tx.commit().await
+        let (id, owner, now) = (thread_id.to_owned(), owner.map(str::to_owned), self.db.clock.now());
+        let patched = self.db.write(thread_id, move |tx| {
+            Box::pin(async move {
+                let mut row = row(tx, &id).await?;
+                if !row.visible_to(owner.as_deref()) {
+                    return Err(RecordsError::thread_not_found(&id));
+                }
+                if patch.len() != 1 || !patch.contains_key(PINNED_KEY) {
+                    row.updated_at = now;
+                }
+                row.metadata.extend(patch);
+                let sql = "UPDATE threads_meta SET metadata_json = $2, pinned = $3, updated_at = $4 \
+                           WHERE thread_id = $1";
+                let sql = query(sql)
+                    .bind(&id)
+                    .bind(object_text(&row.metadata))
+                    .bind(is_pinned(&row.metadata))
+                    .bind(time_text(row.updated_at));
+                tx.execute(sql).await?;
+                Ok(row)
+            })
+        });
+        patched.await
     }
 
     /// Sets the stored status, for tests.
@@ -217,13 +197,17 @@ impl Threads {
     /// [`RecordsError::NotFound`].
     #[cfg(any(test, feature = "testing"))]
     pub async fn set_status(&self, thread_id: &str, status: ThreadStatus) -> Result<(), RecordsError> {
-        let mut tx = self.db.unflushed().write(thread_id).await?;
-        let sql = query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1");
-        let sql = sql.bind(thread_id).bind(status.as_str()).bind(time_text(self.db.clock.now()));
-        if tx.execute(sql).await? == 0 {
-            return Err(RecordsError::thread_not_found(thread_id));
-        }
-        tx.commit().await
+        Self::update(
+            &self.db.unflushed(),
+            thread_id,
+            query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1")
+                .bind(thread_id)
+                .bind(status.as_str())
+                .bind(time_text(self.db.clock.now())),
+        )
+        .await?
+        .then_some(())
+        .ok_or_else(|| RecordsError::thread_not_found(thread_id))
     }
 
     /// Sets or, with `None`, clears the title, if it still is `seen`; see [`DISPLAY_NAME_MAX_CHARS`]. Returns whether it
@@ -237,7 +221,6 @@ impl Threads {
         seen: Option<&str>,
         name: Option<&str>,
     ) -> Result<bool, RecordsError> {
-        let mut tx = self.db.write(thread_id).await?;
         let sql = query(
             "UPDATE threads_meta SET display_name = $2, updated_at = $3
              WHERE thread_id = $1 AND display_name IS NOT DISTINCT FROM $4",
@@ -245,18 +228,28 @@ impl Threads {
         let sql = sql.bind(thread_id).bind(name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)));
         let sql = sql.bind(time_text(self.db.clock.now()));
         let sql = sql.bind(seen.map(|seen| cut(seen, DISPLAY_NAME_MAX_CHARS)));
-        if tx.execute(sql).await? == 0 {
-            return self.row(&mut tx, thread_id).await.map(|_| false);
-        }
-        tx.commit().await?;
-        Ok(true)
+        Self::update(&self.db, thread_id, sql).await
     }
 
-    async fn row(&self, tx: &mut WriteTx, thread_id: &str) -> Result<ThreadRow, RecordsError> {
-        tx.fetch_optional(query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
-            .await?
-            .ok_or_else(|| RecordsError::thread_not_found(thread_id))
+    /// Runs an update of an existing thread; returns whether it changed anything.
+    async fn update(db: &Db, thread_id: &str, sql: Sql) -> Result<bool, RecordsError> {
+        let id = thread_id.to_owned();
+        let updated = db.write(thread_id, move |tx| {
+            Box::pin(async move {
+                match tx.execute(sql).await? {
+                    0 => row(tx, &id).await.map(|_| false),
+                    _ => Ok(true),
+                }
+            })
+        });
+        updated.await
     }
+}
+
+async fn row(tx: &mut WriteTx<'_>, thread_id: &str) -> Result<ThreadRow, RecordsError> {
+    tx.fetch_optional(query("SELECT * FROM threads_meta WHERE thread_id = $1").bind(thread_id))
+        .await?
+        .ok_or_else(|| RecordsError::thread_not_found(thread_id))
 }
 
 fn is_pinned(metadata: &JsonObject) -> bool {

@@ -81,11 +81,9 @@ impl Authenticator {
     /// # Errors
     /// [`KeyError`] if the keys cannot be read: then every request is refused.
     pub(crate) async fn authenticate(&self, key: Option<Secret>) -> Result<Option<Principal>, KeyError> {
-        let Some(file) = self.keys.clone() else { return Ok(Some(Principal::single_user())) };
+        let Some(file) = &self.keys else { return Ok(Some(Principal::single_user())) };
         let Some(key) = key else { return Ok(None) };
-        // This reads the file, so it runs off the reactor; a panic or a stopping runtime refuses the request.
-        let found = tokio::task::spawn_blocking(move || file.find(&key)).await;
-        let record = found.unwrap_or(Ok(None))?;
+        let record = file.find_async(key).await?;
         Ok(record.map(|record| Principal { user: record.user.into(), role: record.role, sees_all: false }))
     }
 }

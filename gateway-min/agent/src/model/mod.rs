@@ -19,11 +19,15 @@ mod retry;
 pub mod scripted;
 mod settings;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use serde_json::Value;
+use threadkeep::value::{Element, ListValue};
+
+use crate::tools::dangling;
 
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
@@ -58,7 +62,9 @@ pub trait ChatModel: Send + Sync {
 pub struct ModelRequest {
     /// The system prompt; sent before `messages`.
     pub system: Option<String>,
-    /// The conversation, oldest message first, in serialised form.
+    /// What was said before `messages`.
+    pub earlier: Earlier,
+    /// The conversation, oldest message first, in serialised form; if there is an earlier part, the current turn.
     pub messages: Vec<Value>,
     /// The tools the model may call.
     pub tools: Vec<ToolSpec>,
@@ -72,6 +78,61 @@ pub struct ModelRequest {
     /// How often this request was tried before; set by [`RetryingModel`]. Scripts can use it to fail the first
     /// attempts.
     pub attempt: u32,
+}
+
+impl ModelRequest {
+    /// The whole conversation. Decodes the earlier part, so it takes as long as that is.
+    pub(crate) fn conversation(&self) -> threadkeep::Result<Cow<'_, [Value]>> {
+        if self.earlier.is_empty() {
+            return Ok(Cow::Borrowed(&self.messages));
+        }
+        let mut said = self.earlier.decode()?;
+        said.extend_from_slice(&self.messages);
+        let summary = self.earlier.summary.iter().cloned();
+        Ok(summary.chain(dangling::repaired(&said)).collect())
+    }
+}
+
+/// What was said before the current turn: stored messages, decoded when a model needs them, and the summary of what
+/// preceded them. Cloning shares the messages.
+#[derive(Debug, Clone, Default)]
+pub struct Earlier {
+    summary: Option<Value>,
+    messages: ListValue,
+    /// How many of the messages belong to it.
+    len: usize,
+}
+
+impl Earlier {
+    /// The first `len` of these messages.
+    pub(crate) fn new(messages: ListValue, len: usize) -> Self {
+        Self { summary: None, messages, len }
+    }
+
+    /// The same, after this summary.
+    pub(crate) fn after(self, summary: Option<Value>) -> Self {
+        Self { summary, ..self }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0 && self.summary.is_none()
+    }
+
+    /// The messages.
+    ///
+    /// # Errors
+    /// [`threadkeep::Error::Corrupt`] if stored bytes do not decode.
+    pub(crate) fn decode(&self) -> threadkeep::Result<Vec<Value>> {
+        self.first(self.len)
+    }
+
+    /// The first `count` messages, or all.
+    ///
+    /// # Errors
+    /// See [`Self::decode`].
+    pub(crate) fn first(&self, count: usize) -> threadkeep::Result<Vec<Value>> {
+        self.messages.iter().take(self.len.min(count)).map(Element::to_json).collect()
+    }
 }
 
 /// A tool as described to the model.

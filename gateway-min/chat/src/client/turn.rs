@@ -11,7 +11,8 @@ use threadkeep::step::{StepWriter, Task};
 use threadkeep_agent::model::message;
 use threadkeep_agent::serialize;
 use threadkeep_agent::{
-    AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Observer, Origin, RunTerms, Session, Tokens,
+    AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Durability, Observer, Origin, RunTerms, Session,
+    Tokens,
 };
 use threadkeep_storage::Checkpoints;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -193,11 +194,13 @@ async fn work(
         recursion_limit: limit.min(u64::from(current.max_recursion_limit)),
         breakpoints: Breakpoints::default(),
         cancel: cancel.clone(),
+        durability: Durability::default(),
     };
     let mut session = Session::new(terms, &mut writer, &mut sender);
     let input = Map::from_iter([("messages".to_owned(), json!([input]))]);
     // No other run waits for the thread: there are no runs here.
     agent.work(&mut session, Some(input), || async { Ok(false) }).await?;
+    writer.flush().await?;
     let Tokens { input, output, total } = sender.tokens;
     Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })
 }

@@ -9,7 +9,7 @@ use crate::error::RecordsError;
 use crate::query::{FromRow, Row, Sql, query};
 
 impl FromRow for EventRow {
-    fn from_row(row: &Row) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "run_events", &["thread_id", "seq"]);
         Ok(Self {
             thread_id: cells.text("thread_id")?,
@@ -31,14 +31,19 @@ pub(super) async fn append(
     run_id: &str,
     events: Vec<PreparedEvent>,
 ) -> Result<Vec<i64>, RecordsError> {
-    let mut tx = db.unflushed().write(thread_id).await?;
-    let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
-    let mut places = Vec::with_capacity(events.len());
-    for event in &events {
-        places.push(feed.insert(&mut tx, run_id, event).await?);
-    }
-    tx.commit().await?;
-    Ok(places)
+    let (thread, run) = (thread_id.to_owned(), run_id.to_owned());
+    let db = db.unflushed();
+    let appended = db.write(thread_id, move |tx| {
+        Box::pin(async move {
+            let mut feed = Feed::of_run(tx, &thread, &run).await?;
+            let mut places = Vec::with_capacity(events.len());
+            for event in &events {
+                places.push(feed.insert(tx, &run, event).await?);
+            }
+            Ok(places)
+        })
+    });
+    appended.await
 }
 
 pub(super) async fn append_if_absent(
@@ -47,24 +52,37 @@ pub(super) async fn append_if_absent(
     run_id: &str,
     event: PreparedEvent,
 ) -> Result<Option<i64>, RecordsError> {
-    let mut tx = db.unflushed().write(thread_id).await?;
-    let mut feed = Feed::of_run(&mut tx, thread_id, run_id).await?;
-    let present: Option<(i64,)> = tx
-        .fetch_optional(
-            query(
-                "SELECT seq FROM run_events WHERE thread_id = $1 AND run_id = $2 AND event_type = $3 LIMIT 1",
-            )
-            .bind(thread_id)
-            .bind(run_id)
-            .bind(&event.event_type),
-        )
-        .await?;
-    if present.is_some() {
-        return Ok(None);
-    }
-    let place = feed.insert(&mut tx, run_id, &event).await?;
-    tx.commit().await?;
-    Ok(Some(place))
+    let (thread, run) = (thread_id.to_owned(), run_id.to_owned());
+    let db = db.unflushed();
+    let appended = db.write(thread_id, move |tx| {
+        Box::pin(async move {
+            let mut feed = Feed::of_run(tx, &thread, &run).await?;
+            feed.insert_if_absent(tx, &run, &event).await
+        })
+    });
+    appended.await
+}
+
+/// The last events of a run, and its receipt if it has none.
+pub(super) async fn conclude(
+    db: &Db,
+    thread_id: &str,
+    run_id: &str,
+    events: Vec<PreparedEvent>,
+    receipt: PreparedEvent,
+) -> Result<(), RecordsError> {
+    let (thread, run) = (thread_id.to_owned(), run_id.to_owned());
+    let db = db.unflushed();
+    let concluded = db.write(thread_id, move |tx| {
+        Box::pin(async move {
+            let mut feed = Feed::of_run(tx, &thread, &run).await?;
+            for event in &events {
+                feed.insert(tx, &run, event).await?;
+            }
+            feed.insert_if_absent(tx, &run, &receipt).await.map(drop)
+        })
+    });
+    concluded.await
 }
 
 pub(super) async fn seed(
@@ -72,21 +90,24 @@ pub(super) async fn seed(
     thread_id: &str,
     runs: Vec<(String, Vec<PreparedEvent>)>,
 ) -> Result<bool, RecordsError> {
-    let mut tx = db.write(thread_id).await?;
-    let owner: Option<Owner> = tx.fetch_optional(thread_owner(thread_id)).await?;
-    let (user_id,) = owner.ok_or_else(|| RecordsError::thread_not_found(thread_id))?;
-    let messages: Option<(i64,)> = tx.fetch_optional(messages_of(thread_id)).await?;
-    if messages.is_some_and(|(count,)| count > 0) {
-        return Ok(false);
-    }
-    let mut feed = Feed::of(&mut tx, thread_id, user_id).await?;
-    for (run_id, events) in &runs {
-        for event in events {
-            feed.insert(&mut tx, run_id, event).await?;
-        }
-    }
-    tx.commit().await?;
-    Ok(true)
+    let thread = thread_id.to_owned();
+    let seeded = db.write(thread_id, move |tx| {
+        Box::pin(async move {
+            let owner: Option<Owner> = tx.fetch_optional(thread_owner(&thread)).await?;
+            let (user_id,) = owner.ok_or_else(|| RecordsError::thread_not_found(&thread))?;
+            if tx.fetch_optional::<(i64,)>(a_message_of(&thread)).await?.is_some() {
+                return Ok(false);
+            }
+            let mut feed = Feed::of(tx, &thread, user_id).await?;
+            for (run_id, events) in &runs {
+                for event in events {
+                    feed.insert(tx, run_id, event).await?;
+                }
+            }
+            Ok(true)
+        })
+    });
+    seeded.await
 }
 
 pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, RecordsError> {
@@ -108,13 +129,21 @@ pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, R
     db.fetch_all(sql.build()).await
 }
 
+pub(super) async fn has_messages(db: &Db, thread_id: &str) -> Result<bool, RecordsError> {
+    Ok(db.fetch_optional::<(i64,)>(a_message_of(thread_id)).await?.is_some())
+}
+
+#[cfg(test)]
 pub(super) async fn count_messages(db: &Db, thread_id: &str) -> Result<u64, RecordsError> {
-    let count: Option<(i64,)> = db.fetch_optional(messages_of(thread_id)).await?;
+    let sql = query("SELECT COUNT(*) FROM run_events WHERE thread_id = $1 AND category = $2");
+    let count: Option<(i64,)> = db.fetch_optional(sql.bind(thread_id).bind(MESSAGE_CATEGORY)).await?;
+    assert_eq!(has_messages(db, thread_id).await?, count.is_some_and(|(count,)| count > 0));
     Ok(count.map_or(0, |(count,)| count.unsigned_abs()))
 }
 
-fn messages_of(thread_id: &str) -> Sql {
-    query("SELECT COUNT(*) FROM run_events WHERE thread_id = $1 AND category = $2")
+/// The newest message of the thread: its place, found from the end, where a run leaves one.
+fn a_message_of(thread_id: &str) -> Sql {
+    query("SELECT seq FROM run_events WHERE thread_id = $1 AND category = $2 ORDER BY seq DESC LIMIT 1")
         .bind(thread_id)
         .bind(MESSAGE_CATEGORY)
 }
@@ -127,21 +156,42 @@ struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    async fn of_run(tx: &mut WriteTx, thread_id: &'a str, run_id: &str) -> Result<Self, RecordsError> {
+    async fn of_run(tx: &mut WriteTx<'_>, thread_id: &'a str, run_id: &str) -> Result<Self, RecordsError> {
         let owner: Option<Owner> = tx.fetch_optional(run_owner(thread_id, run_id)).await?;
         let (user_id,) = owner.ok_or_else(|| RecordsError::run_not_found(run_id))?;
         Self::of(tx, thread_id, user_id).await
     }
 
-    async fn of(tx: &mut WriteTx, thread_id: &'a str, user_id: Option<String>) -> Result<Self, RecordsError> {
+    async fn of(
+        tx: &mut WriteTx<'_>,
+        thread_id: &'a str,
+        user_id: Option<String>,
+    ) -> Result<Self, RecordsError> {
         let sql = query("SELECT seq FROM run_events WHERE thread_id = $1 ORDER BY seq DESC LIMIT 1");
         let last: Option<(i64,)> = tx.fetch_optional(sql.bind(thread_id)).await?;
         Ok(Self { thread_id, user_id, last_seq: last.map_or(0, |(seq,)| seq) })
     }
 
+    /// Inserts an event unless the run has one of its type.
+    async fn insert_if_absent(
+        &mut self,
+        tx: &mut WriteTx<'_>,
+        run_id: &str,
+        event: &PreparedEvent,
+    ) -> Result<Option<i64>, RecordsError> {
+        let sql =
+            "SELECT seq FROM run_events WHERE thread_id = $1 AND run_id = $2 AND event_type = $3 LIMIT 1";
+        let sql = query(sql).bind(self.thread_id).bind(run_id).bind(&event.event_type);
+        let present: Option<(i64,)> = tx.fetch_optional(sql).await?;
+        if present.is_some() {
+            return Ok(None);
+        }
+        self.insert(tx, run_id, event).await.map(Some)
+    }
+
     async fn insert(
         &mut self,
-        tx: &mut WriteTx,
+        tx: &mut WriteTx<'_>,
         run_id: &str,
         event: &PreparedEvent,
     ) -> Result<i64, RecordsError> {

@@ -51,7 +51,7 @@ impl MemoryFeed {
     ) -> Result<Option<i64>, RecordsError> {
         let mut feeds = self.0.lock().await;
         let user_id = owner_of_run(db, thread_id, run_id).await?;
-        if feeds.rows(thread_id).any(|row| row.run_id == run_id && row.event_type == event.event_type) {
+        if feeds.rows_of_run(thread_id, run_id).any(|row| row.event_type == event.event_type) {
             return Ok(None);
         }
         Ok(Some(feeds.push(thread_id, run_id, user_id.as_deref(), event)))
@@ -90,6 +90,11 @@ impl MemoryFeed {
         self.0.lock().await.rows(&query.thread_id).filter(wanted).take(limit).cloned().collect()
     }
 
+    pub(super) async fn has_messages(&self, thread_id: &str) -> bool {
+        self.0.lock().await.newest_rows(thread_id).any(is_message)
+    }
+
+    #[cfg(test)]
     pub(super) async fn count_messages(&self, thread_id: &str) -> u64 {
         let messages = self.0.lock().await.rows(thread_id).filter(|row| is_message(row)).count();
         messages.try_into().unwrap_or(u64::MAX)
@@ -131,6 +136,8 @@ struct Feed {
     rows: VecDeque<EventRow>,
     bytes: usize,
     last_seq: i64,
+    /// The number of the first event of each run that has any.
+    began: HashMap<String, i64>,
     /// When it was last written: its key in [`Feeds::by_age`].
     written: u64,
 }
@@ -142,6 +149,20 @@ impl Feeds {
 
     fn rows(&self, thread_id: &str) -> impl Iterator<Item = &EventRow> {
         self.by_thread.get(thread_id).into_iter().flat_map(|feed| &feed.rows)
+    }
+
+    /// Those of one run, which are near the end of the feed.
+    fn rows_of_run(&self, thread_id: &str, run_id: &str) -> impl Iterator<Item = &EventRow> {
+        let feed = self.by_thread.get(thread_id);
+        let first = feed.and_then(|feed| feed.began.get(run_id)).copied().unwrap_or(i64::MAX);
+        let of_run = move |row: &&EventRow| row.run_id == run_id;
+        let later = feed.map(|feed| feed.rows.range(feed.rows.partition_point(|row| row.seq < first)..));
+        later.into_iter().flatten().filter(of_run)
+    }
+
+    /// All of a thread, newest first.
+    fn newest_rows(&self, thread_id: &str) -> impl Iterator<Item = &EventRow> {
+        self.by_thread.get(thread_id).into_iter().flat_map(|feed| feed.rows.iter().rev())
     }
 
     /// Appends an event and returns its number; evicts older feeds to make room.
@@ -161,6 +182,9 @@ impl Feeds {
             created_at: event.created_at,
         };
         let size = bytes(&row);
+        if !feed.began.contains_key(run_id) {
+            feed.began.insert(run_id.to_owned(), seq);
+        }
         feed.rows.push_back(row);
         feed.bytes += size;
         self.bytes += size;
@@ -203,6 +227,7 @@ impl Feeds {
     fn forget_run(&mut self, thread_id: &str, run_id: &str) {
         let Some(feed) = self.by_thread.get_mut(thread_id) else { return };
         feed.rows.retain(|row| row.run_id != run_id);
+        feed.began.remove(run_id);
         let left = feed.rows.iter().map(bytes).sum();
         self.bytes = self.bytes - feed.bytes + left;
         feed.bytes = left;

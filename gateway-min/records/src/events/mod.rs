@@ -206,6 +206,27 @@ impl Events {
         }
     }
 
+    /// Appends the last `events` of a run and its `receipt`, unless it has one; in the database all or none.
+    ///
+    /// # Errors
+    /// See [`Events::append`].
+    pub async fn conclude(
+        &self,
+        thread_id: &str,
+        run_id: &str,
+        events: Vec<NewEvent>,
+        receipt: NewEvent,
+    ) -> Result<(), RecordsError> {
+        if let Feed::Database = &self.feed {
+            let (events, receipt) = (self.prepare(events)?, self.prepare_one(receipt)?);
+            return database::conclude(&self.db, thread_id, run_id, events, receipt).await;
+        }
+        if !events.is_empty() {
+            self.append(thread_id, run_id, events).await?;
+        }
+        self.append_if_absent(thread_id, run_id, receipt).await.map(drop)
+    }
+
     /// Fills the feed of a thread that has no messages with the events of synthetic runs, all or none; `false`, without
     /// a change, if it has messages.
     ///
@@ -239,13 +260,26 @@ impl Events {
         }
     }
 
-    /// How many events of the category `message` the thread has; without any, its feed counts as empty.
-    pub async fn count_messages(&self, thread_id: &str) -> Result<u64, RecordsError> {
+    /// Whether the thread has events of the category `message`; without any, its feed counts as empty. The feed is not
+    /// read for that.
+    pub async fn has_messages(&self, thread_id: &str) -> Result<bool, RecordsError> {
         match &self.feed {
-            Feed::Memory(feed) => Ok(feed.count_messages(thread_id).await),
-            Feed::Database => database::count_messages(&self.db, thread_id).await,
-            Feed::Files(feed) => feed.count_messages(thread_id).await,
+            Feed::Memory(feed) => Ok(feed.has_messages(thread_id).await),
+            Feed::Database => database::has_messages(&self.db, thread_id).await,
+            Feed::Files(feed) => feed.has_messages(thread_id).await,
         }
+    }
+
+    /// How many events of the category `message` the thread has.
+    #[cfg(test)]
+    pub(super) async fn count_messages(&self, thread_id: &str) -> Result<u64, RecordsError> {
+        let count = match &self.feed {
+            Feed::Memory(feed) => feed.count_messages(thread_id).await,
+            Feed::Database => return database::count_messages(&self.db, thread_id).await,
+            Feed::Files(feed) => feed.count_messages(thread_id).await?,
+        };
+        assert_eq!(self.has_messages(thread_id).await?, count > 0);
+        Ok(count)
     }
 
     /// Removes what is stored outside the database for a thread whose rows are deleted; returns how many events.

@@ -22,7 +22,7 @@ use super::{
     CancelAction, Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER,
 };
 use crate::codec::{cut, object_text, time_text};
-use crate::db::WriteTx;
+use crate::db::{Flush, WriteTx};
 use crate::error::RecordsError;
 use crate::query::query;
 
@@ -63,47 +63,54 @@ impl Runs {
     /// * [`RecordsError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
     /// * [`RecordsError::DuplicateRun`]: the run id is already used.
     pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, RecordsError> {
-        let mut tx = self.db.write(&run.thread_id).await?;
-        if let Some(key) = &run.idempotency_key {
-            let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
-            if let Some(existing) = tx.fetch_optional(sql).await? {
-                return Ok(Admission::Existing(existing));
-            }
-        }
-        let thread = query("SELECT thread_id FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
-        if tx.fetch_optional::<(String,)>(thread).await?.is_none() {
-            return Err(RecordsError::thread_not_found(&run.thread_id));
-        }
-
-        let row = RowToInsert {
-            run: &run,
-            kind: OperationKind::Run,
-            status: RunStatus::Pending,
-            waiting: false,
-            strategy,
-            now: self.db.clock.now(),
-            lease: self.lease.as_deref(),
-        };
-        let admission = match insert(&mut tx, &row).await? {
-            Some(run) => Admission::Admitted(run),
-            None => wait(&mut tx, RowToInsert { waiting: true, ..row }).await?,
-        };
-        tx.commit().await?;
-        Ok(admission)
+        let (thread_id, lease, now) = (run.thread_id.clone(), self.lease.clone(), self.db.clock.now());
+        let flush = if run.acknowledged { Flush::Now } else { Flush::WithNext };
+        let db = self.db.flushing(flush);
+        let admitted = db.write(&thread_id, move |tx| {
+            Box::pin(async move {
+                let row = RowToInsert {
+                    run: &run,
+                    kind: OperationKind::Run,
+                    status: RunStatus::Pending,
+                    waiting: false,
+                    strategy,
+                    now,
+                    lease: lease.as_deref(),
+                };
+                admit(tx, row).await
+            })
+        });
+        admitted.await
     }
-}
 
-impl Runs {
     /// The run, if an admission with an [unknown outcome](RecordsError::InDoubt) stored it: read after that transaction,
     /// which by then has either happened or never will.
     pub async fn admitted(&self, run: &NewRun) -> Result<Option<RunRow>, RecordsError> {
-        let mut tx = self.db.write(&run.thread_id).await?;
-        tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1").bind(&run.run_id)).await
+        let sql = query("SELECT * FROM runs WHERE run_id = $1").bind(&run.run_id);
+        self.db.write(&run.thread_id, move |tx| Box::pin(tx.fetch_optional(sql))).await
+    }
+}
+
+async fn admit(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
+    let run = row.run;
+    if let Some(key) = &run.idempotency_key {
+        let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
+        if let Some(existing) = tx.fetch_optional(sql).await? {
+            return Ok(Admission::Existing(existing));
+        }
+    }
+    let thread = query("SELECT thread_id FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
+    if tx.fetch_optional::<(String,)>(thread).await?.is_none() {
+        return Err(RecordsError::thread_not_found(&run.thread_id));
+    }
+    match insert(tx, &row).await? {
+        Some(run) => Ok(Admission::Admitted(run)),
+        None => wait(tx, RowToInsert { waiting: true, ..row }).await,
     }
 }
 
 /// Handles a taken thread: makes the run wait, if its strategy allows it.
-async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
+async fn wait(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
     let thread_id = &row.run.thread_id;
     let duplicate = || RecordsError::DuplicateRun { run_id: row.run.run_id.clone() };
     let holder: RunRow =
@@ -139,7 +146,7 @@ async fn wait(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, Recor
 }
 
 /// Queues the run after all that hold the thread or wait for it.
-async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
+async fn enqueue(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
     let thread_id = &row.run.thread_id;
     let waiting = query("SELECT COUNT(*) FROM runs WHERE thread_id = $1 AND waiting").bind(thread_id);
     let waiting: Option<(i64,)> = tx.fetch_optional(waiting).await?;
@@ -152,7 +159,7 @@ async fn enqueue(tx: &mut WriteTx, row: RowToInsert<'_>) -> Result<Admission, Re
 
 /// Requests the cancellation of `run` and returns its action: an earlier request takes precedence.
 pub(super) async fn mark_cancelled(
-    tx: &mut WriteTx,
+    tx: &mut WriteTx<'_>,
     run: &RunRow,
     action: CancelAction,
     now: DateTime<Utc>,
@@ -183,7 +190,10 @@ pub(super) struct RowToInsert<'a> {
 }
 
 /// Inserts the row; `None` if a unique index forbids it.
-pub(super) async fn insert(tx: &mut WriteTx, row: &RowToInsert<'_>) -> Result<Option<RunRow>, RecordsError> {
+pub(super) async fn insert(
+    tx: &mut WriteTx<'_>,
+    row: &RowToInsert<'_>,
+) -> Result<Option<RunRow>, RecordsError> {
     let run = row.run;
     tx.fetch_optional(
         query(

@@ -28,7 +28,7 @@ pub struct FrameBatch {
 }
 
 impl FromRow for FrameBatch {
-    fn from_row(row: &Row) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "run_frames", &["run_id", "first_seq"]);
         Ok(Self {
             first_seq: cells.int("first_seq")?.unsigned_abs(),
@@ -42,13 +42,18 @@ impl FromRow for FrameBatch {
 impl Runs {
     /// Requests the frames of an active run from the process that owns it.
     pub async fn follow(&self, run_id: &str) -> Result<(), RecordsError> {
-        let mut tx = self.db.write_of_run(run_id).await?;
         let sql = "UPDATE runs SET followed = TRUE WHERE run_id = $1 AND status IN ('pending', 'running') \
                    AND NOT followed";
-        if tx.execute(query(sql).bind(run_id)).await? > 0 {
-            tx.announce(run_id).await?;
-        }
-        tx.commit().await
+        let (sql, id) = (query(sql).bind(run_id), run_id.to_owned());
+        let followed = self.db.write_of_run(run_id, move |tx| {
+            Box::pin(async move {
+                if tx.execute(sql).await? > 0 {
+                    tx.announce(&id).await?;
+                }
+                Ok(())
+            })
+        });
+        followed.await
     }
 
     /// Stores frames of a run whose row exists, and removes those before `keep_from`. Storing the same batch again
@@ -61,23 +66,25 @@ impl Runs {
         keep_from: u64,
     ) -> Result<(), RecordsError> {
         let seq = |seq: u64| i64::try_from(seq).unwrap_or(i64::MAX);
-        let mut tx = self.db.write(thread_id).await?;
         let sql = "INSERT INTO run_frames (run_id, thread_id, first_seq, next_seq, frames, ends, created_at) \
                    SELECT run_id, thread_id, $2, $3, $4, $5, $6 FROM runs WHERE run_id = $1 ON CONFLICT DO NOTHING";
-        tx.execute(
-            query(sql)
-                .bind(run_id)
-                .bind(seq(batch.first_seq))
-                .bind(seq(batch.next_seq))
-                .bind(Value::from(batch.frames.clone()).to_string())
-                .bind(batch.ends)
-                .bind(time_text(self.db.clock.now())),
-        )
-        .await?;
+        let insert = query(sql)
+            .bind(run_id)
+            .bind(seq(batch.first_seq))
+            .bind(seq(batch.next_seq))
+            .bind(Value::from(batch.frames.clone()).to_string())
+            .bind(batch.ends)
+            .bind(time_text(self.db.clock.now()));
         let old = query("DELETE FROM run_frames WHERE run_id = $1 AND next_seq <= $2 AND NOT ends");
-        tx.execute(old.bind(run_id).bind(seq(keep_from))).await?;
-        tx.announce(run_id).await?;
-        tx.commit().await
+        let (remove, id) = (old.bind(run_id).bind(seq(keep_from)), run_id.to_owned());
+        let appended = self.db.write(thread_id, move |tx| {
+            Box::pin(async move {
+                tx.execute(insert).await?;
+                tx.execute(remove).await?;
+                tx.announce(&id).await
+            })
+        });
+        appended.await
     }
 
     /// The frames of a run from this number on, oldest first: at most `batches` batches, the first of which may start
@@ -97,11 +104,10 @@ impl Runs {
 
     /// Removes the frames of a run that has ended, and abandoned frames of other runs.
     pub async fn forget_frames(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
-        let mut tx = self.db.write(thread_id).await?;
         let sql = "DELETE FROM run_frames WHERE run_id = $1 OR (created_at < $2 AND NOT EXISTS (SELECT 1 FROM runs \
                    WHERE runs.run_id = run_frames.run_id AND runs.status IN ('pending', 'running')))";
         let left_behind = time_text(self.db.clock.now() - LEFT_BEHIND);
-        tx.execute(query(sql).bind(run_id).bind(left_behind)).await?;
-        tx.commit().await
+        let sql = query(sql).bind(run_id).bind(left_behind);
+        self.db.write(thread_id, move |tx| Box::pin(tx.execute(sql))).await.map(drop)
     }
 }

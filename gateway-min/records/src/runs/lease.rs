@@ -36,7 +36,7 @@ pub struct Noticed {
 }
 
 impl FromRow for Noticed {
-    fn from_row(row: &Row) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "runs", &["run_id"]);
         Ok(Self {
             run_id: cells.text("run_id")?,
@@ -62,13 +62,12 @@ impl Runs {
             return Ok(());
         }
         // Rows of many threads, in no particular order, so that taking each thread's lock could deadlock.
-        let mut tx = self.db.write_everywhere().await?;
         let mut sql = self.db.builder("UPDATE runs SET lease_expires_at = ");
         sql.push_bind(time_text(self.db.clock.now() + lease.length));
         sql.push(" WHERE status IN ('pending', 'running') AND owner_worker_id = ").push_bind(&lease.owner);
         sql.push(" AND ").push_text_in("run_id", &held);
-        tx.execute(sql.build()).await?;
-        tx.commit().await
+        let sql = sql.build();
+        self.db.write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.map(drop)
     }
 
     /// Which of these runs were cancelled, were ended, or are followed by another process.

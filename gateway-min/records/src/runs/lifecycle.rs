@@ -1,7 +1,9 @@
 //! The life of an admitted run: start, progress, cancellation, end. Every change checks the current state in its own
-//! transaction, so that of two racing changes one wins and the other gets to know. SQLite does not flush what happens
-//! between admission and the decided outcome, because after a power loss a run is recovered the same way from each of
-//! these steps.
+//! transaction, so that of two racing changes one wins and the other gets to know.
+//!
+//! In SQLite a run is flushed once, when it is finished; its admission also, if that is acknowledged to someone who does
+//! not wait for the end ([`NewRun::acknowledged`](super::NewRun)), and an accepted cancellation. After a power loss the
+//! rest is as of some earlier step, from each of which a run is recovered the same way, or the run is not known at all.
 
 use super::admission::mark_cancelled;
 use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
@@ -9,7 +11,7 @@ use crate::codec::{cut, object_text, time_text};
 use crate::db::WriteTx;
 use crate::error::RecordsError;
 use crate::query::{Sql, query};
-use crate::threads::ThreadStatus;
+use crate::threads::{DISPLAY_NAME_MAX_CHARS, ThreadStatus};
 
 /// The result of [`Runs::start`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub struct RunEnd {
     pub error: Option<String>,
     /// Why it stopped early.
     pub stop_reason: Option<String>,
+    /// The title that its thread gets; `None` keeps the current one.
+    pub display_name: Option<String>,
     /// Its total usage and messages.
     pub totals: RunTotals,
 }
@@ -89,28 +93,33 @@ macro_rules! set_totals {
 }
 
 impl Runs {
-    /// Moves the run from `pending` to `running`.
+    /// Moves the run from `pending` to `running`, and its thread with it.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`].
     pub async fn start(&self, run_id: &str) -> Result<StartOutcome, RecordsError> {
-        let mut tx = self.db.unflushed().write_of_run(run_id).await?;
-        let run = run(&mut tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
-        match (run.status, run.cancel_action) {
-            (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
-            (RunStatus::Pending, None) if run.waiting => return Ok(StartOutcome::Waiting),
-            (RunStatus::Pending, None) => {}
-            (status, _) => return Ok(StartOutcome::NotPending(status)),
-        }
-        let sql = query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
-        tx.execute(sql.bind(run_id).bind(time_text(self.db.clock.now()))).await?;
-        tx.commit().await?;
-        Ok(StartOutcome::Started)
+        let (id, now) = (run_id.to_owned(), time_text(self.db.clock.now()));
+        let db = self.db.unflushed();
+        let started = db.write_of_run(run_id, move |tx| {
+            Box::pin(async move {
+                let run = existing(tx, &id).await?;
+                match (run.status, run.cancel_action) {
+                    (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
+                    (RunStatus::Pending, None) if run.waiting => return Ok(StartOutcome::Waiting),
+                    (RunStatus::Pending, None) => {}
+                    (status, _) => return Ok(StartOutcome::NotPending(status)),
+                }
+                let sql = query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
+                tx.execute(sql.bind(&id).bind(&now)).await?;
+                tx.execute(set_thread(&run, ThreadStatus::Running, None, &now)).await?;
+                Ok(StartOutcome::Started)
+            })
+        });
+        started.await
     }
 
     /// Stores the run's usage so far; `false`, without a change, if it is not `running`.
     pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, RecordsError> {
-        let mut tx = self.db.unflushed().write_of_run(run_id).await?;
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
@@ -121,9 +130,9 @@ impl Runs {
             .bind(time_text(self.db.clock.now())),
             totals,
         );
-        let changed = tx.execute(sql).await? == 1;
-        tx.commit().await?;
-        Ok(changed)
+        let db = self.db.unflushed();
+        let changed = db.write_of_run(run_id, move |tx| Box::pin(tx.execute(sql)));
+        Ok(changed.await? == 1)
     }
 
     /// Records the cancellation of an active run. It keeps its thread until it has stopped and finished; clients see it
@@ -133,16 +142,20 @@ impl Runs {
         run_id: &str,
         action: CancelAction,
     ) -> Result<CancelOutcome, RecordsError> {
-        let mut tx = self.db.write_of_run(run_id).await?;
-        let Some(run) = run(&mut tx, run_id).await? else { return Ok(CancelOutcome::NotFound) };
-        match run.decided_status.unwrap_or(run.reported_status()) {
-            RunStatus::Pending | RunStatus::Running => {}
-            RunStatus::Interrupted => return Ok(CancelOutcome::AlreadyInterrupted),
-            status => return Ok(CancelOutcome::AlreadyTerminal(status)),
-        }
-        mark_cancelled(&mut tx, &run, action, self.db.clock.now()).await?;
-        tx.commit().await?;
-        Ok(CancelOutcome::Accepted)
+        let (id, now) = (run_id.to_owned(), self.db.clock.now());
+        let cancelled = self.db.write_of_run(run_id, move |tx| {
+            Box::pin(async move {
+                let Some(run) = run(tx, &id).await? else { return Ok(CancelOutcome::NotFound) };
+                match run.decided_status.unwrap_or(run.reported_status()) {
+                    RunStatus::Pending | RunStatus::Running => {}
+                    RunStatus::Interrupted => return Ok(CancelOutcome::AlreadyInterrupted),
+                    status => return Ok(CancelOutcome::AlreadyTerminal(status)),
+                }
+                mark_cancelled(tx, &run, action, now).await?;
+                Ok(CancelOutcome::Accepted)
+            })
+        });
+        cancelled.await
     }
 
     /// Stores how a running run will end. It keeps its thread until [`Runs::finish`], so that its remaining writes come
@@ -153,15 +166,6 @@ impl Runs {
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
     pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, RecordsError> {
         check_end(end)?;
-        let mut tx = self.db.write_of_run(run_id).await?;
-        let run = run(&mut tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
-        match run.cancel_action {
-            _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),
-            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
-                return Ok(DecideOutcome::CancelRequested(action));
-            }
-            _ => {}
-        }
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
@@ -172,9 +176,24 @@ impl Runs {
             .bind(time_text(self.db.clock.now())),
             &end.totals,
         );
-        tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
-        tx.commit().await?;
-        Ok(DecideOutcome::Decided)
+        let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
+        let (id, status) = (run_id.to_owned(), end.status);
+        let db = self.db.unflushed();
+        let decided = db.write_of_run(run_id, move |tx| {
+            Box::pin(async move {
+                let run = existing(tx, &id).await?;
+                match run.cancel_action {
+                    _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),
+                    Some(action) if status == RunStatus::Success && run.decided_status.is_none() => {
+                        return Ok(DecideOutcome::CancelRequested(action));
+                    }
+                    _ => {}
+                }
+                tx.execute(sql).await?;
+                Ok(DecideOutcome::Decided)
+            })
+        });
+        decided.await
     }
 
     /// Ends an active run, sets the resulting status of its thread if the run has worked on it, and passes the thread
@@ -186,15 +205,6 @@ impl Runs {
     pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, RecordsError> {
         check_end(end)?;
         let now = time_text(self.db.clock.now());
-        let mut tx = self.db.write_of_run(run_id).await?;
-        let run = run(&mut tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))?;
-        match run.cancel_action {
-            _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
-            Some(action) if end.status == RunStatus::Success && run.decided_status.is_none() => {
-                return Ok(FinishOutcome::CancelRequested(action));
-            }
-            _ => {}
-        }
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
@@ -205,15 +215,28 @@ impl Runs {
             .bind(&now),
             &end.totals,
         );
-        tx.execute(sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason)).await?;
-        if run.status == RunStatus::Running {
-            let sql = query("UPDATE threads_meta SET status = $2, updated_at = $3 WHERE thread_id = $1");
-            let left = ThreadStatus::after(end.status);
-            tx.execute(sql.bind(&run.thread_id).bind(left.as_str()).bind(&now)).await?;
-        }
-        let promoted = promote_waiting(&mut tx, &run.thread_id, &now).await?;
-        tx.commit().await?;
-        Ok(FinishOutcome::Finished { promoted })
+        let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
+        let (id, status, display_name) = (run_id.to_owned(), end.status, end.display_name.clone());
+        let finished = self.db.write_of_run(run_id, move |tx| {
+            Box::pin(async move {
+                let run = existing(tx, &id).await?;
+                match run.cancel_action {
+                    _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
+                    Some(action) if status == RunStatus::Success && run.decided_status.is_none() => {
+                        return Ok(FinishOutcome::CancelRequested(action));
+                    }
+                    _ => {}
+                }
+                tx.execute(sql).await?;
+                if run.status == RunStatus::Running {
+                    let display_name = display_name.as_deref();
+                    tx.execute(set_thread(&run, ThreadStatus::after(status), display_name, &now)).await?;
+                }
+                let promoted = promote_waiting(tx, &run.thread_id, &now).await?;
+                Ok(FinishOutcome::Finished { promoted })
+            })
+        });
+        finished.await
     }
 }
 
@@ -225,14 +248,29 @@ fn check_end(end: &RunEnd) -> Result<(), RecordsError> {
     Ok(())
 }
 
-async fn run(tx: &mut WriteTx, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
+async fn run(tx: &mut WriteTx<'_>, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
     tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id))
         .await
 }
 
+async fn existing(tx: &mut WriteTx<'_>, run_id: &str) -> Result<RunRow, RecordsError> {
+    run(tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))
+}
+
+/// The statement that sets the status of a run's thread, and its title, unless that stays.
+fn set_thread(run: &RunRow, status: ThreadStatus, display_name: Option<&str>, now: &str) -> Sql {
+    let sql = "UPDATE threads_meta SET status = $2, display_name = COALESCE($3, display_name), updated_at = $4 \
+               WHERE thread_id = $1";
+    query(sql)
+        .bind(&run.thread_id)
+        .bind(status.as_str())
+        .bind(display_name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)))
+        .bind(now)
+}
+
 /// Gives the thread, if it is free, to the run that has waited longest.
 pub(super) async fn promote_waiting(
-    tx: &mut WriteTx,
+    tx: &mut WriteTx<'_>,
     thread_id: &str,
     now: &str,
 ) -> Result<Option<String>, RecordsError> {

@@ -129,6 +129,9 @@ pub struct NewRun {
     pub first_human_message: Option<String>,
     /// The run that this one continues.
     pub follow_up_to_run_id: Option<String>,
+    /// Whether its admission is acknowledged to someone who does not follow the run, or may be asked for again: then it
+    /// survives a power loss. Otherwise it does once the run has ended.
+    pub acknowledged: bool,
 }
 
 /// A run's usage and messages so far.
@@ -222,7 +225,7 @@ impl RunRow {
 }
 
 impl FromRow for RunRow {
-    fn from_row(row: &Row) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
         let cells = Cells::new(row, "runs", &["run_id"]);
         Ok(Self {
             run_id: cells.text("run_id")?,

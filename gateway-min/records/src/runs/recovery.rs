@@ -6,7 +6,7 @@ use super::lifecycle::promote_waiting;
 use super::{RunRow, Runs};
 use crate::codec::time_text;
 use crate::error::RecordsError;
-use crate::query::query;
+use crate::query::{Sql, query};
 use crate::threads::ThreadStatus;
 
 /// The error of a run whose process ended before it did.
@@ -89,27 +89,22 @@ impl Runs {
         error_of_leased: &'static str,
     ) -> Result<Recovered, RecordsError> {
         let now = time_text(now);
-        let mut tx = self.db.write_everywhere().await?;
         let sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ").with(dead);
-        let released: Vec<(String,)> =
-            tx.fetch_all(sql.with(" RETURNING thread_id").build().bind(&parameter)).await?;
+        let release = sql.with(" RETURNING thread_id").build().bind(&parameter);
         let sql = self.db.builder(
             "UPDATE runs SET owner_worker_id = $2, lease_expires_at = $3, updated_at = $4 \
              WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND cancel_action = 'rollback' \
              AND decided_status IS NULL AND NOT waiting AND ",
         );
         let lease = self.lease.as_deref();
-        let rollbacks: Vec<RunRow> = tx
-            .fetch_all(
-                sql.with(dead)
-                    .with(" RETURNING *")
-                    .build()
-                    .bind(&parameter)
-                    .bind(lease.map(|lease| lease.owner.as_str()))
-                    .bind(lease.map(|lease| time_text(self.db.clock.now() + lease.length)))
-                    .bind(&now),
-            )
-            .await?;
+        let take_over = sql
+            .with(dead)
+            .with(" RETURNING *")
+            .build()
+            .bind(&parameter)
+            .bind(lease.map(|lease| lease.owner.as_str()))
+            .bind(lease.map(|lease| time_text(self.db.clock.now() + lease.length)))
+            .bind(&now);
         let sql = self.db.builder(
             "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
              stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
@@ -118,57 +113,49 @@ impl Runs {
              WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
              AND (COALESCE(cancel_action, '') <> 'rollback' OR decided_status IS NOT NULL OR waiting) AND ",
         );
-        let runs: Vec<RunRow> = tx
-            .fetch_all(
-                sql.with(dead)
-                    .with(" RETURNING *")
-                    .build()
-                    .bind(&parameter)
-                    .bind(&now)
-                    .bind(RECOVERY_ERROR)
-                    .bind(error_of_leased)
-                    .bind(RECOVERY_STOP_REASON),
-            )
-            .await?;
-
-        let mut promoted = Vec::new();
-        for (thread_id,) in &released {
-            promoted.extend(promote_waiting(&mut tx, thread_id, &now).await?);
-        }
-        for run in &runs {
-            promoted.extend(promote_waiting(&mut tx, &run.thread_id, &now).await?);
-            tx.execute(
-                query(
-                    "UPDATE threads_meta SET status = $4, updated_at = $3 WHERE thread_id = $1 AND $2 = \
-                     (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
-                     ORDER BY admission_seq DESC LIMIT 1)",
-                )
-                .bind(&run.thread_id)
-                .bind(&run.run_id)
-                .bind(&now)
-                .bind(ThreadStatus::after(run.status).as_str()),
-            )
-            .await?;
-        }
-        // Repairs threads whose process ended between ending the run and setting the thread's status.
-        tx.execute(
-            query(
-                "UPDATE threads_meta SET updated_at = $1, status = COALESCE((SELECT CASE runs.status \
-                 WHEN 'success' THEN 'idle' WHEN 'interrupted' THEN 'interrupted' ELSE 'error' END \
-                 FROM runs WHERE runs.thread_id = threads_meta.thread_id AND operation_kind = 'run' \
-                 ORDER BY admission_seq DESC LIMIT 1), 'idle') \
-                 WHERE status = 'running' AND NOT EXISTS (SELECT 1 FROM runs \
-                 WHERE runs.thread_id = threads_meta.thread_id AND runs.status IN ('pending', 'running'))",
-            )
-            .bind(&now),
-        )
-        .await?;
-        tx.commit().await?;
-        Ok(Recovered {
-            runs,
-            rollbacks,
-            released: released.into_iter().map(|(thread_id,)| thread_id).collect(),
-            promoted,
-        })
+        let end = sql
+            .with(dead)
+            .with(" RETURNING *")
+            .build()
+            .bind(&parameter)
+            .bind(&now)
+            .bind(RECOVERY_ERROR)
+            .bind(error_of_leased)
+            .bind(RECOVERY_STOP_REASON);
+        let recovered = self.db.write_everywhere(move |tx| {
+            Box::pin(async move {
+                let released: Vec<(String,)> = tx.fetch_all(release).await?;
+                let rollbacks: Vec<RunRow> = tx.fetch_all(take_over).await?;
+                let runs: Vec<RunRow> = tx.fetch_all(end).await?;
+                let mut promoted = Vec::new();
+                for (thread_id,) in &released {
+                    promoted.extend(promote_waiting(tx, thread_id, &now).await?);
+                }
+                for run in &runs {
+                    promoted.extend(promote_waiting(tx, &run.thread_id, &now).await?);
+                    tx.execute(status_of_thread(run, &now)).await?;
+                }
+                tx.execute(query(REPAIR_THREADS).bind(&now)).await?;
+                let released = released.into_iter().map(|(thread_id,)| thread_id).collect();
+                Ok(Recovered { runs, released, rollbacks, promoted })
+            })
+        });
+        recovered.await
     }
+}
+
+/// Repairs threads whose process ended between ending the run and setting the thread's status.
+const REPAIR_THREADS: &str = "UPDATE threads_meta SET updated_at = $1, status = COALESCE((SELECT CASE runs.status \
+     WHEN 'success' THEN 'idle' WHEN 'interrupted' THEN 'interrupted' ELSE 'error' END \
+     FROM runs WHERE runs.thread_id = threads_meta.thread_id AND operation_kind = 'run' \
+     ORDER BY admission_seq DESC LIMIT 1), 'idle') \
+     WHERE status = 'running' AND NOT EXISTS (SELECT 1 FROM runs \
+     WHERE runs.thread_id = threads_meta.thread_id AND runs.status IN ('pending', 'running'))";
+
+/// Sets the status of the thread of a recovered run, if that is its last one.
+fn status_of_thread(run: &RunRow, now: &str) -> Sql {
+    let sql = "UPDATE threads_meta SET status = $4, updated_at = $3 WHERE thread_id = $1 AND $2 = \
+               (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
+               ORDER BY admission_seq DESC LIMIT 1)";
+    query(sql).bind(&run.thread_id).bind(&run.run_id).bind(now).bind(ThreadStatus::after(run.status).as_str())
 }

@@ -105,13 +105,20 @@ impl Drop for Reservation {
 }
 
 async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), RecordsError> {
-    let mut tx = runs.db.write_of_run(row_id).await?;
+    let now = time_text(runs.db.clock.now());
     let sql = "DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run' RETURNING thread_id";
-    let freed: Option<(String,)> = tx.fetch_optional(query(sql).bind(row_id)).await?;
-    if let Some((thread_id,)) = freed {
-        promote_waiting(&mut tx, &thread_id, &time_text(runs.db.clock.now())).await?;
-    }
-    tx.commit().await
+    let sql = query(sql).bind(row_id);
+    let db = runs.db.unflushed();
+    let deleted = db.write_of_run(row_id, move |tx| {
+        Box::pin(async move {
+            let freed: Option<(String,)> = tx.fetch_optional(sql).await?;
+            if let Some((thread_id,)) = freed {
+                promote_waiting(tx, &thread_id, &now).await?;
+            }
+            Ok(())
+        })
+    });
+    deleted.await
 }
 
 impl Runs {
@@ -129,27 +136,36 @@ impl Runs {
 async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Reservation, RecordsError> {
     let row_id = Uuid::new_v4().to_string();
     let run = NewRun { run_id: row_id.clone(), thread_id: thread_id.clone(), ..NewRun::default() };
-    let row = RowToInsert {
-        run: &run,
-        kind: kind.into(),
-        status: RunStatus::Running,
-        waiting: false,
-        strategy: MultitaskStrategy::Reject,
-        now: runs.db.clock.now(),
-        lease: runs.lease.as_deref(),
-    };
-    let mut tx = runs.db.write(&thread_id).await?;
-    if insert(&mut tx, &row).await?.is_none() {
-        let holder: Option<RunRow> = tx.fetch_optional(query(SELECT_HOLDER).bind(&thread_id)).await?;
-        return Err(match holder {
-            Some(holder) => RecordsError::Conflict { thread_id, holder: holder.operation_kind },
-            None => RecordsError::DuplicateRun { run_id: row_id },
-        });
-    }
+    let (lease, now) = (runs.lease.clone(), runs.db.clock.now());
     let reservation = Reservation { runs, thread_id, row_id, kind, held: true };
     // Before the commit, because the row needs renewals from then on.
     reservation.runs.reserved().insert(reservation.row_id.clone());
-    match tx.commit().await {
+    // A power loss ends the writer with its reservation, so that need not be on disk.
+    let db = reservation.runs.db.unflushed();
+    let inserted = db.write(&reservation.thread_id, move |tx| {
+        Box::pin(async move {
+            let row = RowToInsert {
+                run: &run,
+                kind: kind.into(),
+                status: RunStatus::Running,
+                waiting: false,
+                strategy: MultitaskStrategy::Reject,
+                now,
+                lease: lease.as_deref(),
+            };
+            if insert(tx, &row).await?.is_some() {
+                return Ok(());
+            }
+            let sql = query(SELECT_HOLDER).bind(&run.thread_id);
+            let holder: Option<RunRow> = tx.fetch_optional(sql).await?;
+            let (thread_id, run_id) = (run.thread_id.clone(), run.run_id.clone());
+            Err(match holder {
+                Some(holder) => RecordsError::Conflict { thread_id, holder: holder.operation_kind },
+                None => RecordsError::DuplicateRun { run_id },
+            })
+        })
+    });
+    match inserted.await {
         Ok(()) => Ok(reservation),
         // Dropping it releases it, in case the commit happened.
         Err(error @ RecordsError::InDoubt { .. }) => Err(error),

@@ -25,6 +25,7 @@ async fn admitted_run_reads_back() {
         kwargs: json!({"input": {"messages": []}, "config": null}),
         first_human_message: Some("é".repeat(2001)),
         follow_up_to_run_id: Some("r0".to_owned()),
+        acknowledged: true,
     };
     let admission = owner.runs().admit(new, Reject).await.unwrap();
     let expected = RunRow {
@@ -137,13 +138,14 @@ async fn the_database_itself_allows_one_active_row() {
     create_thread(&fixture.store, "t").await;
     start(&fixture.store, "t", "r1").await;
     for status in ["pending", "running"] {
-        let mut tx = fixture.store.db.write("t").await.unwrap();
         let insert = fixture.store.db.builder(&format!(
             "INSERT INTO runs (run_id, thread_id, status, operation_kind, waiting, multitask_strategy, \
              metadata_json, kwargs_json, created_at, updated_at) \
              VALUES ('r3', 't', '{status}', 'run', FALSE, 'reject', '{{}}', 'null', '', '')"
         ));
-        let error = tx.execute(insert.build()).await.unwrap_err().to_string();
+        let insert = insert.build();
+        let inserted = fixture.store.db.write("t", move |tx| Box::pin(tx.execute(insert)));
+        let error = inserted.await.unwrap_err().to_string();
         assert!(
             error.contains("UNIQUE constraint failed: runs.thread_id")
                 || error.contains("one_active_per_thread"),

@@ -54,7 +54,7 @@ async fn a_run_from_admission_to_end() {
     create_thread(store, "t").await;
     let keyed = |run_id: &str| NewRun { idempotency_key: Some(run_id.to_owned()), ..new_run("t", run_id) };
     every_statement_fails_once(store, 4, async || runs.admit(keyed("r1"), Reject).await).await;
-    every_statement_fails_once(store, 3, async || runs.start("r1").await).await;
+    every_statement_fails_once(store, 4, async || runs.start("r1").await).await;
     let totals = RunTotals { message_count: 1, ..RunTotals::default() };
     every_statement_fails_once(store, 2, async || runs.progress("r1", &totals).await).await;
     every_statement_fails_once(store, 3, async || runs.request_cancel("r1", CancelAction::Rollback).await)
@@ -111,9 +111,11 @@ async fn recovery() {
     }
     std::mem::forget(store.runs().reserve("t3", WriterKind::Delete).await.unwrap());
     let now = fixture.clock.now();
-    // Two for each of the two runs, one for the writer, three for all, the commit.
-    every_statement_fails_once(store, 9, async || store.runs().recover_orphans(now, TimeDelta::zero()).await)
-        .await;
+    // Two for each of the two runs, one for the writer, four for all, the commit.
+    every_statement_fails_once(store, 10, async || {
+        store.runs().recover_orphans(now, TimeDelta::zero()).await
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -51,6 +51,7 @@ async fn run_goes_from_pending_to_success() {
         error: None,
         stop_reason: Some("loop_capped".to_owned()),
         // Long texts are truncated.
+        display_name: Some("é".repeat(300)),
         totals: RunTotals {
             first_human_message: None,
             last_ai_message: Some("é".repeat(2001)),
@@ -70,6 +71,7 @@ async fn run_goes_from_pending_to_success() {
         ..progressed
     };
     assert_eq!(run(store, "r").await, finished);
+    assert_eq!(thread(store, "t").await.display_name, Some("é".repeat(DISPLAY_NAME_MAX_CHARS)));
     assert_eq!(holder(store, "t").await, None);
 }
 

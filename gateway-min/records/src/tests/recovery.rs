@@ -115,9 +115,10 @@ async fn live_run_inherits_the_thread_of_a_dead_one() {
     wait(&fixture.owner("a").await, "t", "live", MultitaskStrategy::Interrupt).await;
     let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.promoted, ["live"]);
+    // The dead run was not the thread's last one: its end is not the thread's.
+    assert_eq!(thread(store, "t").await.status, ThreadStatus::Running);
     assert_eq!(store.runs().start("live").await.unwrap(), StartOutcome::Started);
-    // The dead run was not the thread's last one.
-    assert_eq!(thread(store, "t").await.status, ThreadStatus::Idle);
+    assert_eq!(thread(store, "t").await.status, ThreadStatus::Running);
 }
 
 #[tokio::test]

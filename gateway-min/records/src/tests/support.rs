@@ -165,6 +165,7 @@ pub(super) fn new_run(thread_id: &str, run_id: &str) -> NewRun {
         run_id: run_id.to_owned(),
         thread_id: thread_id.to_owned(),
         kwargs: json!({"input": null}),
+        acknowledged: true,
         ..NewRun::default()
     }
 }
@@ -196,7 +197,7 @@ pub(super) async fn wait(
 }
 
 pub(super) fn end(status: RunStatus) -> RunEnd {
-    RunEnd { status, error: None, stop_reason: None, totals: RunTotals::default() }
+    RunEnd { status, error: None, stop_reason: None, display_name: None, totals: RunTotals::default() }
 }
 
 pub(super) async fn run(store: &Records, run_id: &str) -> RunRow {
@@ -226,17 +227,43 @@ pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_mins(1), future).await.expect("never happened")
 }
 
+/// A write transaction on the thread `t` in Postgres that somebody holds open.
+pub(super) struct OpenTransaction(tokio::task::JoinHandle<Result<(), RecordsError>>);
+
+impl OpenTransaction {
+    /// Begins it and runs a statement.
+    pub(super) async fn begin(store: &Records, sql: &'static str) -> Self {
+        let (begun, stands) = tokio::sync::oneshot::channel();
+        let db = store.db.clone();
+        let held = tokio::spawn(async move {
+            let holding = db.write("t", move |tx| {
+                Box::pin(async move {
+                    tx.execute(query::query(sql)).await?;
+                    begun.send(()).unwrap();
+                    std::future::pending().await
+                })
+            });
+            holding.await
+        });
+        stands.await.unwrap();
+        Self(held)
+    }
+
+    /// Drops its future.
+    pub(super) async fn give_up(self) {
+        self.0.abort();
+        assert!(self.0.await.unwrap_err().is_cancelled());
+    }
+}
+
 /// Runs any SQL in a write transaction.
 pub(super) async fn sql(store: &Records, sql: &'static str) {
-    let mut tx = store.db.write_everywhere().await.unwrap();
-    tx.execute(query::query(sql)).await.unwrap();
-    tx.commit().await.unwrap();
+    store.db.write_everywhere(move |tx| Box::pin(tx.execute(query::query(sql)))).await.unwrap();
 }
 
 /// All rows of all tables as text, after all running transactions.
 pub(super) async fn dump(store: &Records) -> Vec<String> {
-    let mut tx = store.db.write_everywhere().await.unwrap();
-    let mut rows: Vec<(String,)> = Vec::new();
+    let mut tables = Vec::new();
     for (columns, table) in [
         (
             "'thread', thread_id, assistant_id, user_id, display_name, status, metadata_json, pinned, created_at, \
@@ -262,8 +289,16 @@ pub(super) async fn dump(store: &Records) -> Vec<String> {
             Dialect::Sqlite => format!("json_array({columns})"),
             Dialect::Postgres => format!("json_build_array({columns})::text"),
         };
-        let sql = store.db.builder(&format!("SELECT {row} FROM {table} ORDER BY 1")).build();
-        rows.extend(tx.fetch_all::<(String,)>(sql).await.unwrap());
+        tables.push(store.db.builder(&format!("SELECT {row} FROM {table} ORDER BY 1")).build());
     }
-    rows.into_iter().map(|(row,)| row).collect()
+    let dumped = store.db.write_everywhere(move |tx| {
+        Box::pin(async move {
+            let mut rows = Vec::new();
+            for table in tables {
+                rows.extend(tx.fetch_all::<(String,)>(table).await?);
+            }
+            Ok(rows)
+        })
+    });
+    dumped.await.unwrap().into_iter().map(|(row,)| row).collect()
 }

@@ -183,18 +183,16 @@ async fn changing_an_unknown_thread_is_not_found() {
 #[tokio::test]
 async fn a_thread_is_running_only_while_its_run_is() {
     let fixture = fixture().await;
-    let (store, threads) = (&fixture.store, fixture.store.threads());
+    let store = &fixture.store;
     create_thread(store, "t").await;
     let status = async || thread(store, "t").await.status;
     admit(store, "t", "r").await;
-    threads.set_running("t", "r").await.unwrap();
     assert_eq!(status().await, ThreadStatus::Idle, "it has not begun");
     store.runs().start("r").await.unwrap();
-    threads.set_running("t", "r").await.unwrap();
     assert_eq!(status().await, ThreadStatus::Running);
     store.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
     assert_eq!(status().await, ThreadStatus::Error);
-    threads.set_running("t", "r").await.unwrap();
+    let again = store.runs().start("r").await.unwrap();
+    assert_eq!(again, StartOutcome::NotPending(RunStatus::Error));
     assert_eq!(status().await, ThreadStatus::Error, "the run was ended by somebody else");
-    assert!(threads.set_running("t9", "r").await.unwrap_err().is_not_found());
 }

@@ -66,7 +66,13 @@ impl Gateway {
             runs.start(run).await.unwrap();
         }
         if !status.is_active() {
-            let end = RunEnd { status, error: None, stop_reason: None, totals: RunTotals::default() };
+            let end = RunEnd {
+                status,
+                error: None,
+                stop_reason: None,
+                display_name: None,
+                totals: RunTotals::default(),
+            };
             runs.finish(run, &end).await.unwrap();
         }
     }
@@ -134,6 +140,7 @@ async fn a_thread_is_busy_from_the_admission_of_a_run_to_its_last_write() {
             status: RunStatus::Success,
             error: None,
             stop_reason: None,
+            display_name: None,
             totals: RunTotals::default(),
         };
         gateway.app.store.threads().set_status("t", ThreadStatus::Running).await.unwrap();

@@ -18,6 +18,12 @@ impl Collector for Collected {
         for (name, help, count) in [
             ("records_commits", "Write transactions on threads, runs and events", self.0.all()),
             ("records_flushes", "Write transactions that waited for the disk", self.0.flushed()),
+            (
+                "values_decoded_bytes",
+                "Bytes of stored values that were decoded",
+                threadkeep::value::decoded_bytes(),
+            ),
+            ("records_statements", "Statements on threads, runs and events", self.0.statements()),
         ] {
             let counter = ConstCounter::new(count);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;

@@ -28,7 +28,12 @@ impl Collector for Collected {
                 "Write operations; those of one flush became durable together",
                 stats.commands,
             ),
-            ("sqlite_flushes", "Transactions; each waits for the disk once", stats.transactions),
+            (
+                "sqlite_flushes",
+                "Transactions; all or the last one of a turn wait for the disk",
+                stats.transactions,
+            ),
+            ("sqlite_syncs", "Transactions that waited for the disk", stats.flushes),
             ("sqlite_elements_stored", "List elements that were stored", stats.elements_stored),
             ("sqlite_element_bytes", "Bytes of stored list elements before compression", stats.bytes_stored),
         ] {

@@ -8,7 +8,7 @@ use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Load};
 use threadkeep_agent::model::message;
-use threadkeep_agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT};
+use threadkeep_agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT, Durability};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
@@ -107,6 +107,9 @@ impl Runs {
             }
         }
         let run_id = Uuid::new_v4().to_string();
+        // A client that follows the run sees its end only after everything of it is on disk.
+        let acknowledged =
+            idempotency_key.is_some() || request.options.on_disconnect == OnDisconnect::Continue;
         let new = NewRun {
             run_id: run_id.clone(),
             thread_id: thread_id.to_owned(),
@@ -117,6 +120,7 @@ impl Runs {
             metadata: request.metadata.clone(),
             kwargs: request.kwargs.clone(),
             first_human_message: first_human(&request.input),
+            acknowledged: acknowledged || request.options.durability == Durability::Sync,
             ..NewRun::default()
         };
         let runs = Arc::clone(self);
@@ -180,6 +184,7 @@ impl Runs {
             },
             // A checkpoint of a nested graph does not select anything in the thread's own graph.
             checkpoint: request.checkpoint.filter(is_root).map(|selected| selected.id),
+            durability: request.options.durability,
             edits: request.metadata.get(REPLAY_KIND).is_some_and(|kind| kind == EDIT),
             input: request.input,
             metadata: metadata.clone(),
@@ -250,7 +255,7 @@ impl Runs {
     /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows the conversation
     /// so far. The head is read through the gate.
     async fn seed_feed(&self, thread_id: &str) -> Result<(), CreateError> {
-        if self.store.events().count_messages(thread_id).await? > 0 {
+        if self.store.events().has_messages(thread_id).await? {
             return Ok(());
         }
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());

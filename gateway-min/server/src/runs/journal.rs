@@ -123,12 +123,21 @@ impl Journal {
     /// Writes the buffered events, and the delivery receipt, which is written once. A failing feed does not keep a run
     /// from ending.
     pub(crate) async fn close(&mut self) {
-        if let Err(error) = self.flush().await {
-            let (thread_id, run_id) = (&self.thread_id, &self.run_id);
-            tracing::error!(thread_id, run_id, %error, "the last events of the run are lost");
-        }
         let receipt = NewEvent::new("run.delivery", "outputs", self.delivery.receipt());
         let (events, thread_id, run_id) = (self.store.events(), &self.thread_id, &self.run_id);
+        let last = std::mem::take(&mut self.pending);
+        let Err(error) = events.conclude(thread_id, run_id, last.clone(), receipt.clone()).await else {
+            return;
+        };
+        // One after the other: perhaps only one of them cannot be stored. In doubt, the events may be there already.
+        let stored = match error {
+            RecordsError::InDoubt { .. } => Err(error),
+            _ if last.is_empty() => Ok(Vec::new()),
+            _ => events.append(thread_id, run_id, last).await,
+        };
+        if let Err(error) = stored {
+            tracing::error!(thread_id, run_id, %error, "the last events of the run are lost");
+        }
         let written = persistently(|| events.append_if_absent(thread_id, run_id, receipt.clone())).await;
         if let Err(error) = written {
             tracing::error!(thread_id, run_id, %error, "the receipt of the run is lost");

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 use threadkeep::checkpoint::CheckpointKey;
-use threadkeep_agent::Interrupts;
+use threadkeep_agent::{Durability, Interrupts};
 
 use threadkeep_records::MultitaskStrategy;
 
@@ -149,6 +149,8 @@ pub struct RunOptions {
     pub on_disconnect: OnDisconnect,
     /// What happens if another run is active.
     pub multitask_strategy: MultitaskStrategy,
+    /// When the run's supersteps are on disk.
+    pub durability: Durability,
 }
 
 /// The credentials of one request. They live as long as its run and are never stored.

@@ -46,6 +46,7 @@ impl Runs {
             status: RunStatus::Error,
             error: Some(ROLLED_BACK.to_owned()),
             stop_reason: None,
+            display_name: None,
             totals: RunTotals::default(),
         };
         let outcome = persistently(|| self.store.runs().finish(&row.run_id, &end)).await?;

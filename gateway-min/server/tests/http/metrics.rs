@@ -57,7 +57,12 @@ async fn runs_commits_flushes_the_cache_and_bytes_are_counted() {
     let path = format!("/api/threads/secret-thread/runs/{run}/cancel?wait=true");
     assert_eq!(gateway.post(&path, json!({})).await.status, 204);
     gateway.join("secret-thread", waiting["run_id"].as_str().unwrap()).await;
-    gateway.history("secret-thread").await;
+    // Runs continue from the cached head; an older state is replayed, the second time from the cache.
+    let entries = gateway.history("secret-thread").await;
+    let older = entries[entries.len() / 2]["checkpoint_id"].as_str().unwrap();
+    for _ in 0..2 {
+        gateway.get(&format!("/api/threads/secret-thread/state/{older}")).await.ok();
+    }
 
     let text = read(&gateway).await;
     assert_eq!(value(&text, "threadkeep_runs_total{outcome=\"success\"}"), 4);

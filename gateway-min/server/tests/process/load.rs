@@ -14,6 +14,7 @@ fn load(gateway: PathBuf, scratch: &TempDir) -> Load {
         modes: vec![Mode::Full, Mode::Delta(2)],
         threads: 4,
         turns: 2,
+        frames: vec!["values".to_owned(), "messages-tuple".to_owned()],
     }
 }
 
@@ -34,6 +35,9 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
         assert!(0.0 < row.first_frame_p50_ms && row.first_frame_p50_ms <= row.first_frame_p99_ms, "{row:?}");
         assert!(row.first_frame_p99_ms <= row.turn_p99_ms && row.turn_p50_ms <= row.turn_p99_ms, "{row:?}");
         assert!(row.rss_end > 0 && row.rss_end <= row.rss_peak, "{row:?}");
+        assert!(row.turn_first10pct_ms > 0.0 && row.turn_last10pct_ms > 0.0, "{row:?}");
+        assert!(row.gateway_calls > 0.0 && row.gateway_waits > 0.0, "{row:?}");
+        assert!(row.record_statements.is_some_and(|count| count > 0.0), "{row:?}");
         let sqlite = row.store == StoreKind::Sqlite;
         assert_eq!(
             (row.checkpoint_flushes.is_some(), row.server_cpu_ms.is_some()),

@@ -73,7 +73,10 @@ fn tool(spec: &ToolSpec) -> Value {
 fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
     let mut messages: Vec<Value> =
         request.system.iter().map(|prompt| json!({"role": "system", "content": prompt})).collect();
-    for message in &request.messages {
+    let conversation = request.conversation().map_err(|error| {
+        Failure::new(ModelErrorKind::Rejected, format!("the conversation is damaged: {error}"))
+    })?;
+    for message in conversation.iter() {
         match kind(message) {
             "system" => messages.push(json!({"role": "system", "content": text(message)})),
             "human" => messages.push(json!({"role": "user", "content": user_content(&message["content"])})),

@@ -73,6 +73,8 @@ const DEMO: &str = include_str!("../../../scripts/demo.json");
 pub struct ScriptedModel {
     name: String,
     script: Script,
+    /// Whether the script needs more than the current turn.
+    looks_back: bool,
 }
 
 impl ScriptedModel {
@@ -80,7 +82,7 @@ impl ScriptedModel {
     pub fn from_json(name: impl Into<String>, json: &str) -> Result<Self, ModelError> {
         let name = name.into();
         match threadkeep::json::from_str(json) {
-            Ok(script) => Ok(Self { name, script }),
+            Ok(script) => Ok(Self::new(name, script)),
             Err(error) => {
                 Err(ModelError::new(&name, ModelErrorKind::Configuration, format!("script: {error}")))
             }
@@ -96,7 +98,15 @@ impl ScriptedModel {
         };
         let json = std::fs::read_to_string(&path).map_err(|error| in_file(&error))?;
         let script = threadkeep::json::from_str(&json).map_err(|error| in_file(&error))?;
-        Ok(Self { name: settings.name, script })
+        Ok(Self::new(settings.name, script))
+    }
+
+    fn new(name: String, script: Script) -> Self {
+        Self { looks_back: script.looks_back(), name, script }
+    }
+
+    fn damaged(&self, error: &threadkeep::Error) -> ModelError {
+        ModelError::new(&self.name, ModelErrorKind::Script, format!("the conversation is damaged: {error}"))
     }
 }
 
@@ -111,8 +121,15 @@ impl ChatModel for ScriptedModel {
     }
 
     async fn stream(&self, request: &ModelRequest) -> Result<ChunkStream, ModelError> {
-        let situation = situation(request);
+        let all = || request.conversation().map_err(|error| self.damaged(&error));
+        let situation = if self.looks_back || turn_start(&request.messages).is_none() {
+            situation(&all()?, &request.caller)
+        } else {
+            situation(&request.messages, &request.caller)
+        };
         let Some(answer) = self.script.answer(&situation) else {
+            // The error counts the turns.
+            let situation = self::situation(&all()?, &request.caller);
             return Err(ModelError::new(
                 &self.name,
                 ModelErrorKind::Script,
@@ -128,18 +145,17 @@ impl ChatModel for ScriptedModel {
 }
 
 /// What the script needs to know about the conversation.
-fn situation(request: &ModelRequest) -> Situation {
-    let messages = &request.messages;
+fn situation(messages: &[Value], caller: &str) -> Situation {
     let start = turn_start(messages);
     let turn = messages.iter().filter(|message| super::message::is_from_user(message)).count();
-    let since = start.map_or(&messages[..], |start| &messages[start..]);
+    let since = start.map_or(messages, |start| &messages[start..]);
     Situation {
         input: start.map(|start| text(&messages[start])).unwrap_or_default(),
         input_id: start.and_then(|start| messages[start]["id"].as_str()).unwrap_or("none").to_owned(),
         turn: turn.saturating_sub(1),
         answered: since.iter().filter(|message| kind(message) == "ai").count(),
         tool_result: messages.iter().rfind(|message| kind(message) == "tool").map(text).unwrap_or_default(),
-        caller: request.caller.clone(),
+        caller: caller.to_owned(),
     }
 }
 

@@ -107,6 +107,19 @@ pub(super) struct Situation {
 }
 
 impl Script {
+    /// Whether answers depend on earlier turns.
+    pub(super) fn looks_back(&self) -> bool {
+        const RESULT: &str = "{{tool_result}}";
+        self.rules.iter().any(|rule| {
+            let shows_result = |answer: &Answer| {
+                let in_args =
+                    |call: &ScriptedCall| Value::Object(call.args.clone()).to_string().contains(RESULT);
+                answer.text.contains(RESULT) || answer.tool_calls.iter().any(in_args)
+            };
+            rule.when.turn.is_some() || rule.answers.iter().any(shows_result)
+        })
+    }
+
     /// The answer for `situation`, if the script has one.
     pub(super) fn answer(&self, situation: &Situation) -> Option<&Answer> {
         let rule = self.rules.iter().find(|rule| rule.when.holds(situation))?;

@@ -193,8 +193,8 @@ async fn a_delay_comes_before_each_chunk() {
     let script = json!({"chunk_chars": 1, "rules": [{"answers": [{"text": "ab", "delay_ms": 1}]}]});
     let slow = model(script.clone());
     let plan = slow.plan(
-        slow.script.answer(&situation(&asking(vec![human("x")]))).unwrap(),
-        &situation(&asking(vec![human("x")])),
+        slow.script.answer(&situation(&[human("x")], "lead_agent")).unwrap(),
+        &situation(&[human("x")], "lead_agent"),
         0,
     );
     let pauses = plan.iter().filter(|event| matches!(event, Event::Pause(time) if time.as_millis() == 1));

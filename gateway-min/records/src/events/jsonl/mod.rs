@@ -182,6 +182,11 @@ impl JsonlFeed {
         Ok(events.into_iter().map(EventRow::from).collect())
     }
 
+    pub(super) async fn has_messages(&self, thread_id: &str) -> Result<bool, RecordsError> {
+        Ok(!self.select(thread_id, 1, is_message).await?.is_empty())
+    }
+
+    #[cfg(test)]
     pub(super) async fn count_messages(&self, thread_id: &str) -> Result<u64, RecordsError> {
         let messages = self.select(thread_id, usize::MAX, is_message).await?.len();
         Ok(messages.try_into().unwrap_or(u64::MAX))

@@ -9,7 +9,6 @@ use threadkeep_testing::{Cluster, Replication, pgbouncer, postgres};
 use tokio::task::spawn_blocking;
 
 use super::support::*;
-use crate::query::query;
 use crate::*;
 
 async fn count(connection: &mut PgConnection, sql: &'static str) -> i64 {
@@ -42,11 +41,8 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
     let mut admin = place.open().await.unwrap();
     for waits in 0..12 {
         // Another process works on the thread.
-        let mut blocking = other.db.write("t").await.unwrap();
-        blocking
-            .execute(query("UPDATE threads_meta SET status = status WHERE thread_id = 't'"))
-            .await
-            .unwrap();
+        let update = "UPDATE threads_meta SET status = status WHERE thread_id = 't'";
+        let blocking = OpenTransaction::begin(&other, update).await;
         let mut leaving = Vec::new();
         for _ in 0..4 {
             leaving.push(Box::pin(store.runs().request_cancel("r", CancelAction::Interrupt)));
@@ -59,7 +55,7 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
         drop(leaving);
-        drop(blocking);
+        blocking.give_up().await;
         // Within the time that the server would need to end them.
         soon(store.threads().set_status("t", ThreadStatus::Running)).await.unwrap();
         soon(other.threads().set_status("t", ThreadStatus::Running)).await.unwrap();
@@ -94,14 +90,14 @@ async fn requests_that_wait_for_one_thread_do_not_hold_up_the_others() {
     let store =
         Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
     create_thread(&store, "t").await;
-    let held = store.db.write("t").await.unwrap();
+    let held = OpenTransaction::begin(&store, "SELECT 1").await;
     let mut waiting = Box::pin(join_all(
         (0..20).map(|_| store.threads().set_status("t", ThreadStatus::Running)).collect::<Vec<_>>(),
     ));
     assert!(matches!(futures::poll!(waiting.as_mut()), Poll::Pending));
     create_thread(&store, "u").await;
     assert!(store.threads().get("t", None).await.unwrap().is_some());
-    drop(held);
+    held.give_up().await;
     for done in waiting.await {
         done.unwrap();
     }
@@ -153,7 +149,7 @@ async fn sessions_do_not_pile_up() {
     let store = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
     create_thread(&store, "t").await;
     for _ in 0..50 {
-        drop(store.db.write("t").await.unwrap());
+        OpenTransaction::begin(&store, "SELECT 1").await.give_up().await;
         let _dropped = poll_immediate(Box::pin(store.threads().get("t", None))).await;
         let _dropped = poll_immediate(Box::pin(store.threads().set_status("t", ThreadStatus::Idle))).await;
     }

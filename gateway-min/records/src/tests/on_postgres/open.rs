@@ -120,7 +120,7 @@ async fn the_clocks_of_process_and_database_are_compared() {
 async fn a_process_that_stands_still_does_not_hold_up_the_others_for_long() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
-    let _still = fixture.store.db.write("t").await.unwrap();
+    let still = OpenTransaction::begin(&fixture.store, "SELECT 1").await;
     let second = fixture.reopen(EventBackend::Memory).await;
     // The thread's own transactions wait until the server ends the stalled one; those of other threads do not wait.
     create_thread(&second, "u").await;
@@ -134,4 +134,5 @@ async fn a_process_that_stands_still_does_not_hold_up_the_others_for_long() {
     });
     waited.await;
     assert_eq!(thread(&second, "t").await.status, ThreadStatus::Error);
+    still.give_up().await;
 }

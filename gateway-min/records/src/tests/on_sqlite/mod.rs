@@ -30,6 +30,7 @@ mod search;
 mod send;
 #[path = "../threads.rs"]
 mod threads;
+mod writer;
 
 mod support {
     pub(super) use crate::tests::support::*;

@@ -50,9 +50,9 @@ async fn writing_connection_is_durable_and_checks_foreign_keys() {
         ("SELECT CAST(foreign_keys AS TEXT) FROM pragma_foreign_keys", "1"),
         ("SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout", "5000"),
     ] {
-        let mut tx = store.db.write("t").await.unwrap();
-        let value: Option<(String,)> = tx.fetch_optional(query::query(pragma)).await.unwrap();
-        assert_eq!(value.unwrap().0, expected, "{pragma}");
+        let sql = query::query(pragma);
+        let value = store.db.write("t", move |tx| Box::pin(tx.fetch_optional::<(String,)>(sql)));
+        assert_eq!(value.await.unwrap().unwrap().0, expected, "{pragma}");
     }
 }
 
@@ -68,11 +68,26 @@ async fn reading_connections_cannot_write() {
 async fn readers_do_not_wait_for_a_writer() {
     let fixture = fixture().await;
     create_thread(&fixture.store, "t").await;
-    let mut tx = fixture.store.db.write("t").await.unwrap();
-    tx.execute(query::query("DELETE FROM threads_meta")).await.unwrap();
+    let (in_transaction, opened) = tokio::sync::oneshot::channel();
+    let (go_on, waits) = std::sync::mpsc::channel::<()>();
+    let db = fixture.store.db.clone();
+    let writing = tokio::spawn(async move {
+        let deleting = db.write("t", move |tx| {
+            Box::pin(async move {
+                tx.execute(query::query("DELETE FROM threads_meta")).await?;
+                in_transaction.send(()).unwrap();
+                // Blocks the writer's thread, not this runtime.
+                let _ = waits.recv();
+                Ok(())
+            })
+        });
+        deleting.await
+    });
+    opened.await.unwrap();
     // Returns although the transaction is open, and does not see uncommitted changes.
     assert_eq!(thread(&fixture.store, "t").await.thread_id, "t");
-    tx.commit().await.unwrap();
+    go_on.send(()).unwrap();
+    writing.await.unwrap().unwrap();
     assert!(fixture.store.threads().get("t", None).await.unwrap().is_none());
 }
 
@@ -95,14 +110,14 @@ async fn newer_schema_is_refused_and_left_alone() {
     sql(
         &fixture.store,
         "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
-         VALUES (7, 'future', TRUE, x'00', 0)",
+         VALUES (8, 'future', TRUE, x'00', 0)",
     )
     .await;
     fixture.store.close().await;
     let before = std::fs::read(fixture.place.path()).unwrap();
 
     let error = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap_err();
-    assert!(matches!(error, RecordsError::NewerSchema { found: 7, supported: 6, .. }), "{error}");
+    assert!(matches!(error, RecordsError::NewerSchema { found: 8, supported: 7, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&fixture.place.path().display().to_string()) && text.contains("newer"), "{text}");
     assert_eq!(std::fs::read(fixture.place.path()).unwrap(), before);

@@ -1,7 +1,7 @@
 //! The options of a run, read from the request.
 
 use serde_json::Value;
-use threadkeep_agent::Interrupts;
+use threadkeep_agent::{Durability, Interrupts};
 
 use crate::http::fields::{Fields, Flaw};
 use crate::runs::request::{OnDisconnect, RunOptions, StreamMode};
@@ -22,12 +22,25 @@ impl RunOptions {
                 let name = fields.field("multitask_strategy").one_of(&strategies);
                 name.and_then(|name| name.parse().ok()).unwrap_or_default()
             },
+            durability: durability(fields),
         };
         // There is no choice: a missing thread is created, or is a 404 on the routes that name it.
         if_not_exists(fields);
         inert(fields);
         options
     }
+}
+
+/// `sync` waits for the disk after each superstep, `async` and `exit` at the end. Each superstep is stored as a checkpoint
+/// in any case: what older clients request with `checkpoint_during: false` differs in nothing else.
+fn durability(fields: &mut Fields<'_>) -> Durability {
+    let name = "durability";
+    let requested = fields.field(name).nullable().read(|value| match value.as_str() {
+        Some("sync") => Ok(Durability::Sync),
+        Some("async" | "exit") => Ok(Durability::Async),
+        _ => Err((unsupported(name), value)),
+    });
+    requested.unwrap_or_default()
 }
 
 fn interrupts(fields: &mut Fields<'_>, name: &str) -> Interrupts {
@@ -75,13 +88,12 @@ fn inert(fields: &mut Fields<'_>) {
         let refuse = |value| if is_inert(&value) { Ok(()) } else { Err((unsupported(name), value)) };
         let _: Option<()> = fields.field(name).nullable().read(refuse);
     };
-    // Runs leave no trace to delete, streams can always be resumed, and each step is durable before the next one.
+    // Runs leave no trace to delete, streams can always be resumed, and each step is a checkpoint.
     inert("stream_resumable", Value::is_boolean);
     inert("on_completion", |value| value == "keep" || value == "complete");
     inert("feedback_keys", |value| value.as_array().is_some_and(Vec::is_empty));
     inert("webhook", |_| false);
     inert("after_seconds", |_| false);
-    inert("durability", |value| value == "sync" || value == "async" || value == "exit");
     inert("checkpoint_during", Value::is_boolean);
 }
 

@@ -1,6 +1,6 @@
 use axum::body::to_bytes;
 use axum::response::IntoResponse;
-use threadkeep_agent::Interrupts;
+use threadkeep_agent::{Durability, Interrupts};
 
 use super::*;
 use crate::http::fields::Problems;
@@ -248,8 +248,12 @@ fn options_are_read() {
             stream_subgraphs: true,
             on_disconnect: OnDisconnect::Continue,
             multitask_strategy: MultitaskStrategy::Rollback,
+            durability: Durability::Async,
         }
     );
+    let durability = |text| request(&json!({"durability": text})).options.durability;
+    let durabilities = ["sync", "async", "exit"].map(durability);
+    assert_eq!(durabilities, [Durability::Sync, Durability::Async, Durability::Async]);
     let strategy = |text| request(&json!({"multitask_strategy": text})).options.multitask_strategy.as_str();
     let strategies = ["reject", "rollback", "interrupt", "enqueue"];
     assert_eq!(strategies.map(strategy), strategies);

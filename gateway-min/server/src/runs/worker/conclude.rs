@@ -80,14 +80,15 @@ impl Worker<'_> {
             self.leave();
             return Ok(());
         }
+        let mut title = None;
         if let Some(accessor) = accessor {
             if end.status == RunStatus::Success {
                 self.note_duration(accessor, started).await;
             }
-            self.settle_title(accessor, &end).await;
+            title = self.settle_title(accessor, &end).await;
         }
         // Last: ending the row releases the thread, also to other processes.
-        self.end_row(&end).await
+        self.end_row(&end, title).await
     }
 
     /// Leaves the run to the process that has ended it, or taken it over.
@@ -113,6 +114,12 @@ impl Worker<'_> {
         }
         let rolls_back = action == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
+            // What was committed stays, also after a power loss.
+            if let (Some(accessor), Some(_)) = (accessor, &self.left)
+                && let Err(error) = accessor.saver().flush(&self.thread).await
+            {
+                tracing::warn!(run_id = self.spec.run_id, %error, "a power loss may take what the run has written");
+            }
             return Ok(Some(End::new(RunStatus::Interrupted)));
         }
         Ok(Some(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) }))
@@ -156,14 +163,14 @@ impl Worker<'_> {
             CancelAction::Interrupt => End::new(RunStatus::Interrupted),
         };
         self.reporter.journal.close().await;
-        self.end_row(&end).await?;
+        self.end_row(&end, None).await?;
         Ok(())
     }
 
     /// Ends the run's row, after everything else is written, and wakes the run that waited for it.
-    async fn end_row(&mut self, end: &End) -> Result<(), RecordsError> {
+    async fn end_row(&mut self, end: &End, title: Option<String>) -> Result<(), RecordsError> {
         let status = end.status;
-        let end = self.row_end(end);
+        let end = RunEnd { display_name: title, ..self.row_end(end) };
         let outcome = persistently(|| self.runs.store.runs().finish(&self.spec.run_id, &end)).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
             self.runs.metrics.run_ended(status);
@@ -189,6 +196,7 @@ impl Worker<'_> {
             status: end.status,
             error: end.error.clone(),
             stop_reason: end.stop_reason.clone(),
+            display_name: None,
             totals: self.reporter.usage.totals(),
         }
     }

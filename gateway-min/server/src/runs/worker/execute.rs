@@ -39,7 +39,10 @@ impl Worker<'_> {
         spans::run_model(agent.model.name());
         let at = self.linearized(accessor, &mut head).await;
         self.head = Some(head.clone());
-        let mut writer = StepWriter::open_known(accessor, head, at?).await?;
+        let mut writer = match (&self.rollback, spec.checkpoint) {
+            (Some(captured), None) => StepWriter::open_captured(accessor, head, captured),
+            _ => StepWriter::open_known(accessor, head, at?).await?,
+        };
         let input = self.input(accessor, writer.state()).await?;
         let (store, run_id) = (&self.runs.store, &spec.run_id);
         let progress =
@@ -52,6 +55,7 @@ impl Worker<'_> {
             recursion_limit: spec.recursion_limit,
             breakpoints: spec.breakpoints.clone(),
             cancel: self.guard.control.cancel.clone(),
+            durability: spec.durability,
         };
         let mut session = Session::new(terms, &mut writer, &mut self.reporter);
         // A run that waits for the thread goes first, and evaluates the goal after its own turn.
@@ -62,6 +66,7 @@ impl Worker<'_> {
             never = progress => match never {},
         };
         self.head = Some(writer.head().clone());
+        self.left = writer.state().cloned();
         ended
     }
 

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use chrono::Utc;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
-use threadkeep::state::{KnownHead, RollbackPoint};
+use threadkeep::state::{KnownHead, RollbackPoint, StateSnapshot};
 use threadkeep_agent::tools::Snapshot;
-use threadkeep_agent::{AgentSpec, Breakpoints, Ended, binding};
+use threadkeep_agent::{AgentSpec, Breakpoints, Durability, Ended, binding};
 use tracing::Instrument as _;
 
 use super::Runs;
@@ -47,6 +47,8 @@ pub(crate) struct RunSpec {
     pub(crate) breakpoints: Breakpoints,
     /// Whether the run repeats a turn with an edited question, and keeps the old turn if it fails.
     pub(crate) edits: bool,
+    /// When the run's supersteps are on disk.
+    pub(crate) durability: Durability,
     /// Scalar entries in the metadata of every checkpoint of the run.
     pub(crate) metadata: Map<String, Json>,
 }
@@ -101,6 +103,7 @@ async fn bury(store: &Records, run_id: &str) {
         status: RunStatus::Error,
         error: Some(DIED.to_owned()),
         stop_reason: None,
+        display_name: None,
         totals: RunTotals::default(),
     };
     if let Err(error) = persistently(|| store.runs().finish(run_id, &end)).await {
@@ -118,6 +121,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
         head: None,
+        left: None,
         rollback: None,
         workspace: None,
         taken_over: false,
@@ -159,6 +163,8 @@ struct Worker<'a> {
     reporter: Reporter,
     /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
     head: Option<KnownHead>,
+    /// The state that the agent left.
+    left: Option<StateSnapshot>,
     /// The state before the run; `None` until it is captured, or if that failed.
     rollback: Option<RollbackPoint>,
     /// The thread's files before the run; `None` until they are read, or if that failed.
@@ -176,7 +182,6 @@ impl Worker<'_> {
         let lock = self.runs.threads.lock(&self.spec.thread_id).await;
         self.guard.control.begun();
         let started = Utc::now();
-        self.runs.store.threads().set_running(&self.spec.thread_id, &self.spec.run_id).await?;
         self.reporter.journal.start().await?;
         let accessor = match self.runs.threads.accessor_for_run().await {
             Ok(accessor) => accessor,

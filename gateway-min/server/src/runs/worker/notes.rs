@@ -1,11 +1,13 @@
 //! What a run stores besides its state: its duration, its title, what it changed in the thread's files. A failure here
 //! does not fail the run.
 
+use std::io;
+
 use chrono::{DateTime, Utc};
 use serde_json::Value as Json;
 use threadkeep::id::ChannelName;
 use threadkeep::saver::Load;
-use threadkeep::state::{KnownHead, StateAccessor};
+use threadkeep::state::{RollbackPoint, StateAccessor};
 use threadkeep_agent::duration::{self, RunNotes};
 use threadkeep_agent::tools::Snapshot;
 
@@ -18,6 +20,10 @@ impl Worker<'_> {
     /// The thread's current files. A failure only costs the summary of their changes.
     pub(super) async fn look_at_workspace(&self) -> Option<Snapshot> {
         let root = self.runs.agents.thread_dir(&self.spec.thread_id);
+        // Most threads never have files. One look in place takes less than asking another thread to look.
+        if root.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return Some(Snapshot::default());
+        }
         let taken = tokio::task::spawn_blocking(move || Snapshot::take(&root)).await;
         let taken = taken.unwrap_or_else(|error| Err(error.into()));
         let run_id = &self.spec.run_id;
@@ -40,36 +46,39 @@ impl Worker<'_> {
             durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
             messages: self.reporter.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),
         };
-        let head = self.head.as_ref().and_then(KnownHead::id);
-        if let Err(error) = duration::note(accessor, &self.thread, head, &notes).await {
+        let Some(head) = &self.left else { return };
+        let before = self.rollback.as_ref().and_then(RollbackPoint::snapshot);
+        if let Err(error) = duration::note_on(accessor, head, before, &notes).await {
             tracing::warn!(run_id, %error, "could not note the duration of the run");
         }
     }
 
-    /// Gives an interrupted or failed first turn its title, and copies the state's title to the thread's display name.
-    pub(super) async fn settle_title(&self, accessor: &StateAccessor, end: &End) {
+    /// Gives an interrupted or failed first turn its title. Returns the state's title, which becomes the thread's display
+    /// name.
+    pub(super) async fn settle_title(&self, accessor: &StateAccessor, end: &End) -> Option<String> {
         let load = Load::Only([ChannelName::from("title")].into());
         let settled = async {
-            // A restored state is unchanged, and a failed edit is not a first turn.
-            if end.status != RunStatus::Success && !end.restored && !self.spec.edits {
-                let config = self.runs.config.current_async().await;
-                if let Some(head) = self.head.clone() {
-                    interrupted_title::write(accessor, head, &config.title).await?;
+            let title = if end.status == RunStatus::Success {
+                self.left.as_ref().map(|state| state.json("title"))
+            } else {
+                // A restored state is unchanged, and a failed edit is not a first turn.
+                if !end.restored && !self.spec.edits {
+                    let config = self.runs.config.current_async().await;
+                    if let Some(head) = self.head.clone() {
+                        interrupted_title::write(accessor, head, &config.title).await?;
+                    }
                 }
-            }
-            // The name before the title: if another process has changed both since, its name stays.
-            let (threads, id) = (self.runs.store.threads(), &self.spec.thread_id);
-            let known = threads.get(id, None).await?.and_then(|row| row.display_name);
-            let state = accessor.get_loading(&self.thread, None, load).await?;
-            if let Some(Json::String(title)) = state.map(|state| state.json("title")).transpose()?.flatten()
-                && known.as_ref() != Some(&title)
-            {
-                threads.set_display_name(id, known.as_deref(), Some(&title)).await?;
-            }
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+                accessor.get_loading(&self.thread, None, load).await?.map(|state| state.json("title"))
+            };
+            Ok::<_, threadkeep::Error>(title.transpose()?.flatten())
         };
-        if let Err(error) = settled.await {
-            tracing::warn!(thread_id = self.spec.thread_id, %error, "could not set the title");
+        match settled.await {
+            Ok(Some(Json::String(title))) => Some(title),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!(thread_id = self.spec.thread_id, %error, "could not set the title");
+                None
+            }
         }
     }
 }

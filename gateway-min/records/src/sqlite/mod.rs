@@ -1,0 +1,252 @@
+//! What is specific to SQLite: opening connections, running statements, and SQL expressions that differ between
+//! databases.
+//!
+//! One thread writes ([`writer`]); reads use a few other connections ([`readers`]). In WAL mode readers and the writer do
+//! not block each other.
+
+mod readers;
+mod writer;
+
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::types::{ToSqlOutput, Value as Stored};
+use rusqlite::{Connection, OpenFlags, ToSql};
+use sqlx::error::{DatabaseError, ErrorKind};
+
+pub(super) use self::readers::Readers;
+pub(super) use self::writer::{Answer, Committed, Writer};
+use super::error::RecordsError;
+use super::query::{Builder, FromRow, Row, Sql, Value};
+
+/// The oldest library whose WAL mode is safe: earlier ones can lose commits when a WAL file is reset while another
+/// connection checkpoints it.
+const OLDEST_LIBRARY: (u32, u32, u32) = (3, 51, 3);
+
+/// How long a statement waits for another *process* that holds the file. Within the process writers queue for the one
+/// writing thread instead.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// More than there are different statements.
+const STATEMENTS: usize = 128;
+
+/// Pages in the log from which on a commit moves them into the database file. Each move flushes twice, and pages that
+/// changed often are moved once.
+const LOG_PAGES: u32 = 4_000;
+
+/// The connection that writes to the file, which is created with its directory if missing. Blocks.
+pub(super) fn open_writer(path: &Path) -> Result<Connection, sqlx::Error> {
+    if let Some(directory) = path.parent() {
+        threadkeep_files::create_private_dir(directory)?;
+    }
+    let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
+    let settings = format!("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = {LOG_PAGES}");
+    connection.execute_batch(&settings).map_err(failed)?;
+    Ok(connection)
+}
+
+/// A read-only connection to the file.
+fn open_reader(path: &Path) -> Result<Connection, sqlx::Error> {
+    let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    connection.pragma_update(None, "query_only", true).map_err(failed)?;
+    Ok(connection)
+}
+
+fn open(path: &Path, flags: OpenFlags) -> Result<Connection, sqlx::Error> {
+    let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX);
+    prepare(connection.map_err(failed)?)
+}
+
+/// A private database in memory.
+pub(super) fn open_memory() -> Result<Connection, sqlx::Error> {
+    prepare(Connection::open_in_memory().map_err(failed)?)
+}
+
+fn prepare(connection: Connection) -> Result<Connection, sqlx::Error> {
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
+    Ok(connection)
+}
+
+/// Refuses a library with the WAL defect.
+pub(super) fn check_library() -> Result<(), RecordsError> {
+    check_version(rusqlite::version())
+}
+
+fn check_version(found: &str) -> Result<(), RecordsError> {
+    let mut numbers = found.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    if (next(), next(), next()) >= OLDEST_LIBRARY {
+        return Ok(());
+    }
+    let (major, minor, patch) = OLDEST_LIBRARY;
+    Err(RecordsError::OldLibrary { found: found.to_owned(), required: format!("{major}.{minor}.{patch}") })
+}
+
+/// Runs a statement; returns the number of changed rows.
+pub(super) fn execute(connection: &Connection, sql: &Sql) -> Result<u64, sqlx::Error> {
+    let before = connection.total_changes();
+    each(connection, sql, |_| Ok(false))?;
+    Ok(connection.total_changes() - before)
+}
+
+/// The first row of a query.
+pub(super) fn fetch_optional<T: FromRow>(
+    connection: &Connection,
+    sql: &Sql,
+) -> Result<Option<T>, sqlx::Error> {
+    let mut found = None;
+    each(connection, sql, |row| {
+        found = Some(T::from_row(row)?);
+        Ok(false)
+    })?;
+    Ok(found)
+}
+
+/// All rows of a query.
+pub(super) fn fetch_all<T: FromRow>(connection: &Connection, sql: &Sql) -> Result<Vec<T>, sqlx::Error> {
+    let mut found = Vec::new();
+    each(connection, sql, |row| {
+        found.push(T::from_row(row)?);
+        Ok(true)
+    })?;
+    Ok(found)
+}
+
+/// Passes each row to `read`, until that returns false.
+fn each(
+    connection: &Connection,
+    sql: &Sql,
+    mut read: impl FnMut(&Row<'_>) -> Result<bool, sqlx::Error>,
+) -> Result<(), sqlx::Error> {
+    let mut statement = connection.prepare_cached(&sql.text).map_err(failed)?;
+    // `$2` is a name to SQLite, which numbers names by their first use.
+    for place in 1..=statement.parameter_count() {
+        let number = statement.parameter_name(place).and_then(|name| name.strip_prefix('$')?.parse().ok());
+        let value = number.and_then(|number: usize| sql.values.get(number.checked_sub(1)?));
+        let value = value.ok_or_else(|| sqlx::Error::Protocol(format!("parameter {place} has no value")))?;
+        statement.raw_bind_parameter(place, value).map_err(failed)?;
+    }
+    let mut rows = statement.raw_query();
+    while let Some(row) = rows.next().map_err(failed)? {
+        if !read(&Row::Sqlite(row))? {
+            // A statement that changes rows has changed all of them when it returns the first one.
+            break;
+        }
+    }
+    Ok(())
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        match self {
+            Self::Text(text) => text.to_sql(),
+            Self::Int(number) => number.to_sql(),
+            Self::Flag(flag) => flag.to_sql(),
+            Self::Texts(texts) => {
+                Ok(ToSqlOutput::Owned(Stored::Text(serde_json::Value::from(texts.clone()).to_string())))
+            }
+        }
+    }
+}
+
+/// An error of SQLite, in the form of the errors of the other database.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    message: String,
+    code: Option<i32>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Failure {}
+
+impl DatabaseError for Failure {
+    fn message(&self) -> &str {
+        &self.message
+    }
+
+    fn as_error(&self) -> &(dyn Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn as_error_mut(&mut self) -> &mut (dyn Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn into_error(self: Box<Self>) -> Box<dyn Error + Send + Sync + 'static> {
+        self
+    }
+
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Other
+    }
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        let code = error.sqlite_error().map(|error| error.extended_code);
+        let message = match code {
+            Some(code) => format!("(code: {code}) {error}"),
+            None => error.to_string(),
+        };
+        Self { message, code }
+    }
+}
+
+pub(super) fn failed(error: rusqlite::Error) -> sqlx::Error {
+    Failure::from(error).into()
+}
+
+/// Whether SQLite reports that the file is damaged or not a database.
+pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
+    const CORRUPT: i32 = 11;
+    const NOT_A_DATABASE: i32 = 26;
+    let failure = error.try_downcast_ref::<Failure>();
+    // The low byte is the kind of error, the rest its details.
+    let kind = failure.and_then(|failure| failure.code).map(|code| code & 0xff);
+    matches!(kind, Some(CORRUPT | NOT_A_DATABASE))
+}
+
+/// The SQL around the list in "column is one of these texts".
+pub(super) const TEXT_IN: (&str, &str) = (" IN (SELECT value FROM json_each(", "))");
+
+/// Appends the text of the value at `key` of the JSON object in `column`.
+pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
+    query.push("(").push(column).push(" -> ").push_bind(format!("$.\"{key}\"")).push(")");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::query;
+
+    #[test]
+    fn libraries_with_the_wal_defect_are_refused() {
+        for safe in ["3.51.3", "3.51.10", "3.52.0", "4.0.0", "3.51.3.1"] {
+            assert!(check_version(safe).is_ok(), "{safe}");
+        }
+        for old in ["3.51.2", "3.50.9", "2.99.99", "", "nonsense"] {
+            let error = check_version(old).unwrap_err().to_string();
+            assert!(error.contains("3.51.3") && error.contains(old), "{error}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_bound_by_their_number() {
+        let connection = open_memory().unwrap();
+        let sql = query("SELECT $2 || $1 || $2 || $10").bind("a").bind("b");
+        let sql = (3..=10).fold(sql, |sql, number: i64| sql.bind(number));
+        let found: Option<(String,)> = fetch_optional(&connection, &sql).unwrap();
+        assert_eq!(found.unwrap().0, "bab10");
+        let short = fetch_optional::<(String,)>(&connection, &query("SELECT $2").bind("a"));
+        assert!(short.unwrap_err().to_string().contains("parameter 1"), "{sql:?}");
+    }
+}

@@ -1,0 +1,91 @@
+//! What a turn costs, in counts that do not depend on the machine: commits, flushes, statements, bytes decoded. A
+//! program of its own, because the bytes are counted per process.
+
+// Helpers are test code too, but the lint does not know it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[allow(dead_code, reason = "shared with the tests of the routes")]
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use support::{Gateway, Setup};
+
+/// The counters that say what a turn cost.
+const COUNTERS: [&str; 6] = [
+    "records_commits",
+    "records_flushes",
+    "records_statements",
+    "sqlite_commands",
+    "sqlite_syncs",
+    "values_decoded_bytes",
+];
+
+async fn counters(gateway: &Gateway) -> BTreeMap<&'static str, u64> {
+    let Value::String(text) = gateway.get("/metrics").await.ok() else { panic!("a text") };
+    let value = |name: &str| {
+        let prefix = format!("threadkeep_{name}_total ");
+        let line = text.lines().find_map(|line| line.strip_prefix(prefix.as_str()));
+        line.unwrap_or_else(|| panic!("no {name}\n{text}")).parse().unwrap()
+    };
+    COUNTERS.iter().map(|name| (*name, value(name))).collect()
+}
+
+/// Streams a turn to its end and returns what it cost.
+async fn turn(gateway: &Gateway, thread: &str, more: Value) -> BTreeMap<&'static str, u64> {
+    let before = counters(gateway).await;
+    let mut body =
+        json!({"input": {"messages": [{"role": "user", "content": "The same question each time."}]}});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let answer = gateway.post(&format!("/api/threads/{thread}/runs/stream"), body).await;
+    let Value::String(frames) = answer.ok() else { panic!("a stream") };
+    assert!(frames.ends_with("event: end\ndata: null\n\n") && !frames.contains("event: error"), "{frames}");
+    let after = counters(gateway).await;
+    after.into_iter().map(|(name, count)| (name, count - before[name])).collect()
+}
+
+/// One flush of the checkpoints, one of the records; `durability: sync` waits for each superstep and the admission.
+#[tokio::test]
+async fn a_turn_flushes_twice_and_does_the_same_work_however_long_its_thread_is() {
+    for mode in support::MODES {
+        // Other tests do not wait for the disk.
+        let database = json!({
+            "backend": "sqlite", "checkpoint_channel_mode": mode, "checkpoint_delta": {"snapshot_frequency": 10},
+            "sqlite_synchronous": "full",
+        });
+        let setup = Setup { sections: json!({"database": database}), ..Setup::on("sqlite", mode) };
+        let gateway = setup.start().await;
+        gateway.create("t").await;
+        let updates = || json!({"stream_mode": ["updates", "messages-tuple"]});
+        let mut costs = Vec::new();
+        for _ in 0..=200 {
+            costs.push(turn(&gateway, "t", updates()).await);
+        }
+        let at = |turn: usize, name: &str| costs[turn][name];
+        for cost in &costs[1..] {
+            assert_eq!((cost["records_flushes"], cost["sqlite_syncs"]), (1, 1), "{mode}: {cost:?}");
+            // The input, the answer, the note.
+            assert_eq!(cost["sqlite_commands"], 3, "{mode}: {cost:?}");
+            // Admission, start, events, the decided end, the end.
+            assert_eq!(cost["records_commits"], 5, "{mode}: {cost:?}");
+            assert!(cost["records_statements"] <= 22, "{mode}: {cost:?}");
+        }
+        assert_eq!(at(20, "records_statements"), at(200, "records_statements"), "{mode}");
+        // The median of some turns: a snapshot now and then decodes more.
+        let decoded = |turns: std::ops::Range<usize>| {
+            let mut bytes: Vec<u64> = turns.map(|turn| at(turn, "values_decoded_bytes")).collect();
+            bytes.sort_unstable();
+            (bytes[bytes.len() / 2], bytes.iter().sum::<u64>())
+        };
+        let ((early, early_sum), (late, late_sum)) = (decoded(10..30), decoded(180..200));
+        assert!(early > 0 && late * 10 <= early * 13, "{mode}: {early} bytes decoded, then {late}");
+        assert!(late_sum * 10 <= early_sum * 13, "{mode}: {early_sum} bytes decoded, then {late_sum}");
+
+        let sync = turn(&gateway, "t", json!({"durability": "sync", "stream_mode": "updates"})).await;
+        assert_eq!((sync["records_flushes"], sync["sqlite_syncs"]), (2, 2), "{mode}: {sync:?}");
+        let exit = turn(&gateway, "t", json!({"durability": "exit", "stream_mode": "updates"})).await;
+        assert_eq!((exit["records_flushes"], exit["sqlite_syncs"]), (1, 1), "{mode}: {exit:?}");
+    }
+}

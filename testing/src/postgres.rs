@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use tokio_postgres::{NoTls, SimpleQueryMessage};
@@ -21,6 +22,7 @@ const SETTINGS: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
 max_connections = 200
+authentication_timeout = 10s
 shared_buffers = 64MB
 fsync = off
 full_page_writes = off
@@ -221,10 +223,20 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let drop = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-        // The server may be gone; then so is the database.
-        let _whatever_happened = execute_blocking(&self.admin, &drop);
+        let (admin, (done, dropped)) = (self.admin.clone(), mpsc::channel());
+        std::thread::spawn(move || {
+            // The server may be gone; then so is the database.
+            let _whatever_happened = execute_blocking(&admin, &drop);
+            let _nobody_waits = done.send(());
+        });
+        // The server waits for connections that have not logged in yet. Those of this test's runtime cannot while this
+        // waits, so it must not wait for the server.
+        let _too_late = dropped.recv_timeout(DROPPING);
     }
 }
+
+/// How long a test waits until its database is gone.
+const DROPPING: Duration = Duration::from_millis(200);
 
 pub(crate) fn execute_blocking(url: &str, statement: &str) -> Result<()> {
     query_blocking(url, statement).map(|_| ())

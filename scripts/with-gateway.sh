@@ -49,6 +49,8 @@ if [ -n "${WITH_KEYS:-}" ]; then
     LANGGRAPH_API_KEY=$(threadkeep keys create --user sdk 2> /dev/null)
     export LANGGRAPH_API_KEY
 fi
+# The log exists before the gateway's process opens it: on a busy machine the loop below may read it first.
+: > "$home/log"
 # The system chooses the port: one that was free a moment ago may be taken by now.
 threadkeep serve --port 0 > "$home/log" 2>&1 &
 gateway=$!

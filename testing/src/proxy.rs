@@ -36,6 +36,8 @@ struct State {
     requests: AtomicUsize,
     /// Bytes of these requests.
     bytes: AtomicUsize,
+    /// How often a session was free after an answer, although another request was under way on it.
+    overlaps: AtomicUsize,
     /// The texts of the statements in them: what the server parses.
     statements: Mutex<Vec<String>>,
     /// The number of the request that is cut, and when.
@@ -101,6 +103,12 @@ impl Proxy {
     /// Bytes of requests passed on so far.
     pub fn bytes(&self) -> usize {
         self.state.bytes.load(Ordering::SeqCst)
+    }
+
+    /// How often a session was outside of a transaction after an answer, although another request was under way on it. If
+    /// its client ends there, a pooler may give the session, and the answer that is still to come, to somebody else.
+    pub fn overlaps(&self) -> usize {
+        self.state.overlaps.load(Ordering::SeqCst)
     }
 
     /// The statements passed on since this was asked last.
@@ -172,8 +180,8 @@ async fn pass(client: TcpStream, server: TcpStream, state: Arc<State>) {
     let (from_server, to_server) = server.into_split();
     // For each request that waits for its answer: what is to happen to the answer.
     let waiting = Arc::new(Mutex::new(VecDeque::from([None])));
-    let forth = requests(from_client, to_server, state, waiting.clone());
-    let back = answers(from_server, to_client, waiting);
+    let forth = requests(from_client, to_server, state.clone(), waiting.clone());
+    let back = answers(from_server, to_client, state, waiting);
     // Both sockets close when either direction ends.
     tokio::select! { () = forth => {}, () = back => {} }
 }
@@ -238,15 +246,23 @@ async fn requests(
 async fn answers(
     mut server: OwnedReadHalf,
     mut client: OwnedWriteHalf,
+    state: Arc<State>,
     waiting: Arc<Mutex<VecDeque<Option<Cut>>>>,
 ) {
     let mut answer = Vec::new();
     while let Some(message) = message(&mut server, true).await {
         let kind = message[0];
+        let is_idle = message.last() == Some(&b'I');
         answer.extend(message);
         match kind {
             b'Z' => {
-                let cut = waiting.lock().unwrap().pop_front().flatten();
+                let (cut, left) = {
+                    let mut waiting = waiting.lock().unwrap();
+                    (waiting.pop_front().flatten(), waiting.len())
+                };
+                if left > 0 && is_idle {
+                    state.overlaps.fetch_add(1, Ordering::SeqCst);
+                }
                 match cut {
                     Some(Cut::Stray) => answer.splice(..0, STRAY).for_each(drop),
                     Some(_) => return,

@@ -1,10 +1,8 @@
 //! A change of a thread: one call of the function `threadkeep_write`, which stores all of it or nothing. The usual commit
 //! has a function of its own: see [`Step`].
 
-use futures::future::try_join;
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::{Error, Result};
-use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
@@ -13,24 +11,11 @@ use crate::element::pack;
 use crate::error::{Trouble, unavailable};
 use crate::history::{History, Mark};
 use crate::keys;
-use crate::pool::Param;
+use crate::pool::{Ask, Param};
 use crate::record::needs;
 use crate::rows::{Node, ThreadRow, column, head_sum};
 use crate::sql::Sql;
 use crate::step::Step;
-
-/// What a rewrite removes.
-#[derive(Debug, Default)]
-pub(crate) struct Removal {
-    /// Checkpoints.
-    pub(crate) ns: Vec<Vec<u8>>,
-    pub(crate) ids: Vec<Uuid>,
-    /// Runs of elements.
-    pub(crate) first: Vec<i64>,
-    pub(crate) last: Vec<i64>,
-    /// Namespaces that have no checkpoint any more.
-    pub(crate) headless: Vec<Vec<u8>>,
-}
 
 /// What is written. Nothing is written unless the thread is unchanged.
 pub(crate) struct Change {
@@ -46,7 +31,6 @@ pub(crate) struct Change {
     elements: Vec<Vec<u8>>,
     rows: Vec<Row>,
     heads: Vec<Head>,
-    removal: Option<Removal>,
 }
 
 /// A row of a checkpoint.
@@ -95,7 +79,6 @@ impl Change {
             elements: bodies,
             rows: Vec::new(),
             heads: Vec::new(),
-            removal: None,
         })
     }
 
@@ -130,7 +113,7 @@ impl Change {
     /// # Errors
     /// The change itself if it is another one.
     pub(crate) fn into_step(mut self: Box<Self>) -> Result<Box<Step>, Box<Self>> {
-        let Some(from) = self.from.filter(|_| self.removal.is_none()) else { return Err(self) };
+        let Some(from) = self.from else { return Err(self) };
         let ([head], [.., new]) = (&mut self.heads[..], &mut self.rows[..]) else { return Err(self) };
         let (head_sum, id) = (std::mem::take(&mut head.sum), new.id);
         let mut step = Box::new(Step {
@@ -160,13 +143,8 @@ impl Change {
         Ok(step)
     }
 
-    /// Also removes rows. Only an existing thread has any.
-    pub(crate) fn remove(&mut self, removal: Removal) {
-        self.removal = Some(removal);
-    }
-
     /// Writes it. Returns whether the thread was as expected.
-    pub(crate) async fn write(&self, sql: &Sql, client: &Client) -> Result<bool, Trouble> {
+    pub(crate) async fn write(&self, sql: &Sql, asks: &mut impl Ask) -> Result<bool, Trouble> {
         let rows = Columns::of(&self.rows);
         let heads = &self.heads;
         let head_ns: Vec<_> = heads.iter().map(|head| &head.ns[..]).collect();
@@ -205,24 +183,7 @@ impl Change {
             (&head_names, Type::BYTEA_ARRAY),
             (&head_sums, Type::BYTEA_ARRAY),
         ];
-        let write = client.query_typed(&sql.write, &params);
-        let rows = match &self.removal {
-            None => write.await?,
-            Some(removal) => {
-                let params: [Param<'_>; 8] = [
-                    (&self.thread, Type::UUID),
-                    (&self.to.epoch, Type::INT8),
-                    (&self.to.revision, Type::INT8),
-                    (&removal.ns, Type::BYTEA_ARRAY),
-                    (&removal.ids, Type::UUID_ARRAY),
-                    (&removal.first, Type::INT8_ARRAY),
-                    (&removal.last, Type::INT8_ARRAY),
-                    (&removal.headless, Type::BYTEA_ARRAY),
-                ];
-                // In the same round trip.
-                try_join(write, client.query_typed(&sql.remove, &params)).await?.0
-            }
-        };
+        let rows = asks.ask(&sql.write, &params).await?;
         Ok(won(&rows, 1)?[0])
     }
 }

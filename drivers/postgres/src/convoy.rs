@@ -116,10 +116,10 @@ impl Convoys {
     }
 
     async fn alone(&self, step: &Step) -> Result<bool, Trouble> {
-        let client = self.connections.shared().await?;
+        let mut lease = self.connections.lease().await?;
         let (how, mut params) = (How { flushed: step.is_flushed(), waits: true }, Vec::new());
         step.add(&mut params, &how);
-        let rows = client.query(&self.statements[0], &params).await?;
+        let rows = lease.query(&self.statements[0], &params).await?;
         Ok(won(&rows, 1)?[0])
     }
 
@@ -137,12 +137,12 @@ impl Convoys {
             convoy.drain(..).map(|waiting| (waiting.step, waiting.reply)).unzip();
         let sent = {
             let sending = async {
-                let client = self.connections.shared().await?;
+                let mut lease = self.connections.lease().await?;
                 let mut params = Vec::new();
                 for step in &steps {
                     step.add(&mut params, &how);
                 }
-                let rows = client.query(&self.statements[steps.len() - 1], &params).await?;
+                let rows = lease.query(&self.statements[steps.len() - 1], &params).await?;
                 Ok::<_, Trouble>(won(&rows, steps.len())?)
             };
             let deserted = join_all(replies.iter_mut().map(oneshot::Sender::closed));

@@ -1,10 +1,12 @@
-//! Connections: an exclusive one for a read or a transaction, shared ones for single statements.
+//! Connections, each for one user at a time.
 //!
-//! A shared connection pipelines many statements: each is sent at once and answered in order, so that commits of many
-//! threads do not wait for each other's round trips.
+//! Outside of a transaction a connection has one statement under way. Two would be faster, but PgBouncer may give a
+//! server connection to its next client after the first of two answers, if the client that sent both is gone; the next
+//! client then takes the second for its own. The answer of a commit is one boolean, so such a mistake would not even be
+//! noticed. In a transaction statements may be pipelined: PgBouncer closes a connection whose client left a transaction.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,6 @@ use deadpool_postgres::{
 };
 use futures::future::join;
 use threadkeep::Result;
-use tokio::sync::OnceCell;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Row};
 
@@ -25,28 +26,9 @@ use crate::error::{CLOSED, SILENT, Trouble, unavailable};
 /// and a pooler may give each transaction another one.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// A connection that statements share. Its first user opens it.
-#[derive(Default)]
-struct Lane {
-    object: OnceCell<Object>,
-    /// Somebody stopped waiting for a statement on it, behind which all others would wait: nobody else uses it.
-    abandoned: AtomicBool,
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        if let (Some(object), true) = (self.object.take(), *self.abandoned.get_mut()) {
-            drop(Object::take(object));
-        }
-    }
-}
-
 /// The connections of a saver.
 pub(crate) struct Connections {
     pool: Pool,
-    lanes: Mutex<Vec<Weak<Lane>>>,
-    /// The number of connections that may be shared; the rest is for reads.
-    width: usize,
     /// Connections opened before this moment are not used any more.
     renewed: Arc<Mutex<Option<Instant>>>,
     /// For [`Self::probe`].
@@ -94,12 +76,12 @@ impl Connections {
         }
         let pool = pool.build().map_err(|error| unavailable(error.to_string()))?;
         let server = Mutex::default();
-        Ok(Self { pool, lanes: Mutex::default(), width: size / 2, renewed, config, connector, server })
+        Ok(Self { pool, renewed, config, connector, server })
     }
 
-    /// An exclusive connection.
-    pub(crate) async fn own(&self) -> Result<Object, Trouble> {
-        self.pool.get().await.map_err(|error| match error {
+    /// A connection for one statement after the other.
+    pub(crate) async fn lease(&self) -> Result<Lease, Trouble> {
+        let object = self.pool.get().await.map_err(|error| match error {
             // Nothing was sent on it yet.
             PoolError::Backend(error) => match Trouble::from(error) {
                 Trouble::Again { reason, renew, .. } => Trouble::Again { reason, in_doubt: false, renew },
@@ -110,34 +92,8 @@ impl Connections {
             }
             PoolError::Closed => unavailable(CLOSED).into(),
             error => unavailable(format!("no connection to the database: {error}")).into(),
-        })
-    }
-
-    /// A connection that other statements may be using.
-    pub(crate) async fn shared(&self) -> Result<Shared, Trouble> {
-        let lane = self.lane();
-        lane.object.get_or_try_init(|| self.own()).await?;
-        Ok(Shared { lane, waits: AtomicBool::new(false) })
-    }
-
-    fn lane(&self) -> Arc<Lane> {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut usable = Vec::with_capacity(lanes.len());
-        lanes.retain(|lane| {
-            let lane = lane.upgrade().filter(|lane| {
-                let closed = lane.object.get().is_some_and(|client| client.is_closed());
-                !closed && !lane.abandoned.load(Ordering::Relaxed)
-            });
-            let keep = lane.is_some();
-            usable.extend(lane);
-            keep
-        });
-        if usable.len() < self.width {
-            let lane = Arc::<Lane>::default();
-            lanes.push(Arc::downgrade(&lane));
-            return lane;
-        }
-        usable.into_iter().min_by_key(Arc::strong_count).unwrap_or_default()
+        })?;
+        Ok(Lease { object: Some(object), open: AtomicUsize::new(0) })
     }
 
     /// Asks on a new connection which server answers now.
@@ -157,7 +113,6 @@ impl Connections {
     /// Closes idle connections; those in use finish what is in progress on them and are not reused.
     pub(crate) fn renew(&self) {
         *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.pool.retain(|_, _| false);
     }
 
@@ -167,57 +122,61 @@ impl Connections {
     }
 }
 
-/// A shared connection, held while statements run on it.
-pub(crate) struct Shared {
-    lane: Arc<Lane>,
-    /// A statement may be under way.
-    waits: AtomicBool,
-}
-
-impl Shared {
-    /// Runs one statement.
-    pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
-        let rows = self.client()?.query_typed(statement, params).await;
-        self.answered();
-        Ok(rows?)
-    }
-
-    /// The connection. Its user says when everything was answered; if it is dropped before, nobody else gets it.
-    pub(crate) fn client(&self) -> Result<&Client, Trouble> {
-        match self.lane.object.get() {
-            Some(object) => {
-                self.waits.store(true, Ordering::Relaxed);
-                Ok(object)
-            }
-            None => Err(unavailable(CLOSED).into()),
-        }
-    }
-
-    /// Nothing is under way any more.
-    pub(crate) fn answered(&self) {
-        self.waits.store(false, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if *self.waits.get_mut() {
-            self.lane.abandoned.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-/// A transaction on a connection of its own. Dropping it before its end closes the connection, so that no connection
-/// with an open transaction is reused.
-pub(crate) struct Transaction {
+/// A connection that is in use. It goes back to the pool when everything that was sent on it is answered: dropped
+/// before, it is closed, as its next user would have two statements under way.
+pub(crate) struct Lease {
     object: Option<Object>,
-    ended: AtomicBool,
+    /// Statements and transactions under way.
+    open: AtomicUsize,
 }
+
+impl Lease {
+    /// Runs one statement.
+    pub(crate) async fn query(&mut self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+        self.sent(self.client()?.query_typed(statement, params)).await
+    }
+
+    /// Runs `work`, which sends one statement after the other.
+    pub(crate) async fn run<T>(
+        &mut self,
+        work: impl AsyncFnOnce(&Client) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        self.sent(work(self.client()?)).await
+    }
+
+    /// Awaits the answer to what is sent.
+    async fn sent<T, E>(&self, answer: impl Future<Output = Result<T, E>>) -> Result<T, Trouble>
+    where
+        Trouble: From<E>,
+    {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let answer = answer.await;
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        Ok(answer?)
+    }
+
+    /// Present until the end.
+    fn client(&self) -> Result<&Client, Trouble> {
+        self.object.as_deref().map(|client| &**client).ok_or_else(|| unavailable(CLOSED).into())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let (Some(object), 1..) = (self.object.take(), *self.open.get_mut()) {
+            drop(Object::take(object));
+        }
+    }
+}
+
+/// A transaction. Dropped before its end, it takes the connection with it.
+pub(crate) struct Transaction(Lease);
 
 impl Transaction {
     /// A transaction that has not begun.
-    pub(crate) fn on(object: Object) -> Self {
-        Self { object: Some(object), ended: AtomicBool::new(false) }
+    pub(crate) fn on(lease: Lease) -> Self {
+        lease.open.fetch_add(1, Ordering::Relaxed);
+        Self(lease)
     }
 
     /// Begins; `first` is sent in the same round trip.
@@ -225,10 +184,19 @@ impl Transaction {
         &self,
         first: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, Trouble> {
-        let begin = self.client()?.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED");
-        let (begun, asked) = join(begin, first).await;
+        let (begun, asked) = join(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"), first).await;
         begun?;
         asked
+    }
+
+    /// Runs a statement. Several may be under way.
+    pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+        self.0.sent(self.0.client()?.query_typed(statement, params)).await
+    }
+
+    /// Runs statements that have no parameters.
+    pub(crate) async fn execute(&self, statements: &str) -> Result<(), Trouble> {
+        self.0.sent(self.0.client()?.batch_execute(statements)).await
     }
 
     /// Commits; `last` is sent before it, in the same round trip.
@@ -236,34 +204,44 @@ impl Transaction {
         &self,
         last: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, Trouble> {
-        let (done, committed) = join(last, self.client()?.batch_execute("COMMIT")).await;
+        let (done, committed) = join(last, self.execute("COMMIT")).await;
         // If the last statement failed, the commit is a rollback.
         let done = done?;
         committed?;
-        self.ended.store(true, Ordering::Relaxed);
+        self.ended();
         Ok(done)
     }
 
     /// Ends the transaction without changes.
     pub(crate) async fn roll_back(&self) -> Result<(), Trouble> {
-        self.client()?.batch_execute("ROLLBACK").await?;
-        self.ended.store(true, Ordering::Relaxed);
+        self.execute("ROLLBACK").await?;
+        self.ended();
         Ok(())
     }
 
-    /// The connection; present until the end.
-    pub(crate) fn client(&self) -> Result<&Client, Trouble> {
-        match &self.object {
-            Some(object) => Ok(object),
-            None => Err(unavailable(CLOSED).into()),
-        }
+    fn ended(&self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Drop for Transaction {
-    fn drop(&mut self) {
-        if let (Some(object), false) = (self.object.take(), *self.ended.get_mut()) {
-            drop(Object::take(object));
-        }
+/// What a single statement can be sent on.
+pub(crate) trait Ask {
+    /// Runs the statement.
+    fn ask(
+        &mut self,
+        statement: &str,
+        params: &[Param<'_>],
+    ) -> impl Future<Output = Result<Vec<Row>, Trouble>> + Send;
+}
+
+impl Ask for Lease {
+    async fn ask(&mut self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+        self.query(statement, params).await
+    }
+}
+
+impl Ask for &Transaction {
+    async fn ask(&mut self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+        self.query(statement, params).await
     }
 }

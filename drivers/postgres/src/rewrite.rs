@@ -6,17 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
 
-use futures::future::join;
+use futures::future::{join, try_join};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{Flush, Outline, Revision, Rewrite};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Form, Run, chunk_runs, push_run};
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Row};
+use uuid::Uuid;
 
-use crate::change::{Change, Removal};
+use crate::change::Change;
 use crate::doubt::{Asked, Fate, Request};
 use crate::draft::Draft;
 use crate::element::{SPACES, Space};
@@ -28,6 +29,7 @@ use crate::pool::{Param, Transaction};
 use crate::read::{namespace_of, revision};
 use crate::record::{CheckpointRecord, Kept, StoredChannel, TaskRecord};
 use crate::rows::{Node, Snapshot, ThreadRow, column};
+use crate::sql::Sql;
 use crate::store::{Store, known};
 use crate::thread::ThreadState;
 
@@ -50,20 +52,19 @@ impl Store {
         let mut state = held.take().unwrap_or_else(ThreadState::absent);
         for _ in 0..ROUNDS {
             let known = slot.known();
-            let transaction = Transaction::on(self.connections.own().await?);
-            let client = transaction.client()?;
-            let rows = transaction.begin(self.look_at_all(client, thread, &state)).await?;
+            let transaction = Transaction::on(self.connections.lease().await?);
+            let rows = transaction.begin(self.look_at_all(&transaction, thread, &state)).await?;
             let mut snapshot = Snapshot::of(thread, &rows)?;
             let found = snapshot.thread.as_ref().map(|row| row.history.clone());
-            self.agree(client, thread, &known, found.as_ref()).await?;
+            self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
             if state.since(&snapshot).is_some_and(|since| since != Since::Contained) {
                 state = ThreadState::absent();
-                snapshot = Snapshot::of(thread, &self.look_at_all(client, thread, &state).await?)?;
+                snapshot = Snapshot::of(thread, &self.look_at_all(&transaction, thread, &state).await?)?;
             }
             slot.found(&known, found.as_ref());
             state = ThreadState::found(state, &snapshot);
             if again {
-                let buried = self.is_buried(client, thread, asked.lives()).await?;
+                let buried = self.is_buried(&mut &transaction, thread, asked.lives()).await?;
                 match asked.fate(found.as_ref(), buried) {
                     Fate::NotDone => {}
                     Fate::Done => return self.settle(&transaction).await,
@@ -77,15 +78,15 @@ impl Store {
                 Some(found) => found.rewritten(epoch),
                 None => History::first(Flush::Now),
             };
-            let change = match plan(thread, &state, &snapshot, expected, rewrite, &to) {
-                Ok(Planned::Change(change)) => change,
+            let (change, removal) = match plan(thread, &state, &snapshot, expected, rewrite, &to) {
+                Ok(Planned::Change(change, removal)) => (change, removal),
                 Ok(Planned::Nothing) => return transaction.roll_back().await,
-                Ok(Planned::Removal) => {
+                Ok(Planned::Deletion) => {
                     let life = found.map(|found| found.life);
                     if let Some(life) = life {
                         asked.note(Request::Removal { life });
                     }
-                    transaction.commit(self.delete_in(client, thread, life)).await?;
+                    transaction.commit(self.delete_in(&transaction, thread, life)).await?;
                     if let Some(life) = life {
                         slot.deleted(life);
                     }
@@ -97,7 +98,15 @@ impl Store {
                 }
             };
             asked.note(Request::Write { to: to.moment(), creates: found.is_none() });
-            if transaction.commit(change.write(&self.sql, client)).await? {
+            let write = async {
+                let mut asks = &transaction;
+                let write = change.write(&self.sql, &mut asks);
+                let Some(removal) = &removal else { return write.await };
+                // In the same round trip.
+                let removes = removal.remove(&transaction, &self.sql, (keys::of_thread(thread), to.mark));
+                Ok(try_join(write, removes).await?.0)
+            };
+            if transaction.commit(write).await? {
                 slot.acknowledged(to.moment());
                 return Ok(());
             }
@@ -117,17 +126,16 @@ impl Store {
         let mut held = slot.hold(&self.threads).await;
         held.take();
         let known = slot.known();
-        let transaction = Transaction::on(self.connections.own().await?);
-        let client = transaction.client()?;
+        let transaction = Transaction::on(self.connections.lease().await?);
         let key = keys::of_thread(thread);
         let claim: [Param<'_>; 1] = [(&key, Type::UUID)];
-        let claim = async { Ok(client.query_typed(&self.sql.claim, &claim).await?) };
-        let found = claimed(thread, &transaction.begin(claim).await?)?;
-        self.agree(client, thread, &known, found.as_ref()).await?;
+        let rows = transaction.begin(transaction.query(&self.sql.claim, &claim)).await?;
+        let found = claimed(thread, &rows)?;
+        self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
         let life = found.map(|found| found.life);
         let target = *target.get_or_init(|| life);
         if life.is_none() || life == target {
-            transaction.commit(self.delete_in(client, thread, life)).await?;
+            transaction.commit(self.delete_in(&transaction, thread, life)).await?;
         } else {
             // The claim has written to the log, so this waits for the disk and the standby.
             transaction.commit(async { Ok(()) }).await?;
@@ -140,13 +148,18 @@ impl Store {
 
     /// Removes a thread whose row the transaction has locked or inserted, so that no one can write to it or create it
     /// until the transaction ends. Each statement sees everything that was committed before it began.
-    async fn delete_in(&self, client: &Client, thread: &ThreadId, life: Option<i64>) -> Result<(), Trouble> {
-        Ok(client.batch_execute(&self.sql.delete(keys::of_thread(thread), life)).await?)
+    async fn delete_in(
+        &self,
+        transaction: &Transaction,
+        thread: &ThreadId,
+        life: Option<i64>,
+    ) -> Result<(), Trouble> {
+        transaction.execute(&self.sql.delete(keys::of_thread(thread), life)).await
     }
 
     async fn look_at_all(
         &self,
-        client: &Client,
+        transaction: &Transaction,
         thread: &ThreadId,
         state: &ThreadState,
     ) -> Result<Vec<Row>, Trouble> {
@@ -160,10 +173,10 @@ impl Store {
             (&next, Type::INT8_ARRAY),
         ];
         let (locked, rows) =
-            join(client.query_typed(&self.sql.lock, &lock), client.query_typed(&self.sql.look_at_all, &look))
+            join(transaction.query(&self.sql.lock, &lock), transaction.query(&self.sql.look_at_all, &look))
                 .await;
         locked?;
-        Ok(rows?)
+        rows
     }
 }
 
@@ -184,8 +197,40 @@ fn claimed(thread: &ThreadId, rows: &[Row]) -> Result<Option<History>> {
 enum Planned {
     Nothing,
     /// The thread is removed as a whole.
-    Removal,
-    Change(Box<Change>),
+    Deletion,
+    /// Rows are written, and then, if the thread existed, others are removed.
+    Change(Box<Change>, Option<Removal>),
+}
+
+/// The rows that a rewrite removes from a thread.
+struct Removal {
+    /// Checkpoints.
+    ns: Vec<Vec<u8>>,
+    ids: Vec<Uuid>,
+    /// Runs of elements.
+    first: Vec<i64>,
+    last: Vec<i64>,
+    /// Namespaces that have no checkpoint any more.
+    headless: Vec<Vec<u8>>,
+}
+
+impl Removal {
+    /// Removes them, if the thread has this mark now.
+    async fn remove(&self, transaction: &Transaction, sql: &Sql, at: (Uuid, Mark)) -> Result<(), Trouble> {
+        let (thread, mark) = at;
+        let params: [Param<'_>; 8] = [
+            (&thread, Type::UUID),
+            (&mark.epoch, Type::INT8),
+            (&mark.revision, Type::INT8),
+            (&self.ns, Type::BYTEA_ARRAY),
+            (&self.ids, Type::UUID_ARRAY),
+            (&self.first, Type::INT8_ARRAY),
+            (&self.last, Type::INT8_ARRAY),
+            (&self.headless, Type::BYTEA_ARRAY),
+        ];
+        transaction.query(&sql.remove, &params).await?;
+        Ok(())
+    }
 }
 
 fn plan(
@@ -226,7 +271,7 @@ fn plan(
         left.insert(place, (node, names));
     }
     if left.is_empty() {
-        return Ok(Planned::Removal);
+        return Ok(Planned::Deletion);
     }
 
     let drafted = draft.done();
@@ -243,18 +288,18 @@ fn plan(
     for (namespace, head) in &heads {
         change.head(namespace, keys::uuid(*head));
     }
-    if state.history.is_some() {
+    let removal = state.history.is_some().then(|| {
         let dead = used.dead(state);
         let headless = snapshot.heads.values().filter(|(namespace, _)| !heads.contains_key(namespace));
-        change.remove(Removal {
+        Removal {
             ns: rewrite.remove.iter().map(|(namespace, _)| keys::of_namespace(namespace)).collect(),
             ids: rewrite.remove.iter().map(|(_, id)| keys::uuid(*id)).collect(),
             first: dead.iter().map(|[first, _]| *first).collect(),
             last: dead.iter().map(|[_, last]| *last).collect(),
             headless: headless.map(|(namespace, _)| keys::of_namespace(namespace)).collect(),
-        });
-    }
-    Ok(Planned::Change(Box::new(change)))
+        }
+    });
+    Ok(Planned::Change(Box::new(change), removal))
 }
 
 fn outline(node: &Node) -> Outline {

@@ -64,7 +64,10 @@ impl PostgresSaver {
             threads: Threads::default(),
             patience: options.patience,
         };
-        let check = || async { schema::check(&**store.connections.own().await?, &options, &quoted).await };
+        let check = || async {
+            let mut lease = store.connections.lease().await?;
+            lease.run(async |client| schema::check(client, &options, &quoted).await).await
+        };
         store.reading(|| check().boxed()).await?;
         if !options.patience.is_zero() {
             store.connections.probe(options.patience).await;

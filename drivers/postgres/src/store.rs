@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use futures::future::{BoxFuture, join};
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::{Error, Result};
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use crate::convoy::Convoys;
@@ -17,7 +17,7 @@ use crate::error::{BUSY, OVERTAKEN, SILENT, Trouble, in_doubt, unavailable};
 use crate::history::{History, Since, lost};
 use crate::keys;
 use crate::plan::Planned;
-use crate::pool::{Connections, Param, Probed, Transaction};
+use crate::pool::{Ask, Connections, Param, Probed, Transaction};
 use crate::rows::{Snapshot, ThreadRow};
 use crate::sql::{EMIT, Sql};
 use crate::thread::{Agreement, Known, Slot, ThreadState, Threads};
@@ -128,7 +128,7 @@ impl Store {
 
     /// Runs a statement on a connection of its own.
     pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
-        Ok(self.connections.own().await?.query_typed(statement, params).await?)
+        self.connections.lease().await?.query(statement, params).await
     }
 
     /// Reads a thread by one statement, and compares the result with what this process knows.
@@ -140,11 +140,11 @@ impl Store {
     ) -> Result<Snapshot, Trouble> {
         let slot = self.threads.existing(thread);
         let known = slot.as_deref().map(Slot::known);
-        let client = self.connections.own().await?;
-        let snapshot = Snapshot::of(thread, &client.query_typed(statement, params).await?)?;
+        let mut lease = self.connections.lease().await?;
+        let snapshot = Snapshot::of(thread, &lease.query(statement, params).await?)?;
         if let (Some(slot), Some(known)) = (slot, known) {
             let found = snapshot.thread.as_ref().map(|row| &row.history);
-            self.agree(&client, thread, &known, found).await?;
+            self.agree(&mut lease, thread, &known, found).await?;
             slot.found(&known, found);
         }
         Ok(snapshot)
@@ -153,7 +153,7 @@ impl Store {
     /// Checks that the result includes what this process knew, before it asked, to be flushed.
     pub(crate) async fn agree(
         &self,
-        client: &Client,
+        asks: &mut impl Ask,
         thread: &ThreadId,
         known: &Known,
         found: Option<&History>,
@@ -161,7 +161,7 @@ impl Store {
         let then = match known.compare(found) {
             Agreement::Agrees => return Ok(()),
             Agreement::Lacks(then) => then,
-            Agreement::IfBuried(then) if self.is_buried(client, thread, vec![then.life]).await? => {
+            Agreement::IfBuried(then) if self.is_buried(asks, thread, vec![then.life]).await? => {
                 return Ok(());
             }
             Agreement::IfBuried(then) => then.mark,
@@ -172,7 +172,7 @@ impl Store {
     /// Whether one of these lives of a thread was deleted recently.
     pub(crate) async fn is_buried(
         &self,
-        client: &Client,
+        asks: &mut impl Ask,
         thread: &ThreadId,
         lives: Vec<i64>,
     ) -> Result<bool, Trouble> {
@@ -181,15 +181,13 @@ impl Store {
         }
         let key = keys::of_thread(thread);
         let params: [Param<'_>; 2] = [(&key, Type::UUID), (&lives, Type::INT8_ARRAY)];
-        Ok(!client.query_typed(&self.sql.buried, &params).await?.is_empty())
+        Ok(!asks.ask(&self.sql.buried, &params).await?.is_empty())
     }
 
     /// Ends an operation that has nothing to write: what it relies on may have been committed without a flush, or
     /// without having reached a synchronous standby. A commit now waits for both.
     pub(crate) async fn settle(&self, transaction: &Transaction) -> Result<(), Trouble> {
-        let client = transaction.client()?;
-        let emit = async { Ok(client.query_typed(EMIT, &[]).await?) };
-        transaction.commit(emit).await.map(|_| ())
+        transaction.commit(transaction.query(EMIT, &[])).await.map(|_| ())
     }
 
     /// Writes to a thread. `quick` plans with what is remembered, if that is enough: one statement, which has no effect
@@ -214,10 +212,8 @@ impl Store {
             let written = match step {
                 Ok(step) => self.convoys.commit(step).await?,
                 Err(change) => {
-                    let client = self.connections.shared().await?;
-                    let written = change.write(&self.sql, client.client()?).await;
-                    client.answered();
-                    written?
+                    let mut lease = self.connections.lease().await?;
+                    change.write(&self.sql, &mut lease).await?
                 }
             };
             if written {
@@ -230,12 +226,11 @@ impl Store {
         }
         for _ in 0..ROUNDS {
             let known = slot.known();
-            let transaction = Transaction::on(self.connections.own().await?);
-            let client = transaction.client()?;
-            let rows = transaction.begin(self.look(client, &wanted, &state)).await?;
+            let transaction = Transaction::on(self.connections.lease().await?);
+            let rows = transaction.begin(self.look(&transaction, &wanted, &state)).await?;
             let mut snapshot = Snapshot::of(wanted.thread, &rows)?;
             let found = snapshot.thread.as_ref().map(|row| row.history.clone());
-            self.agree(client, wanted.thread, &known, found.as_ref()).await?;
+            self.agree(&mut &transaction, wanted.thread, &known, found.as_ref()).await?;
             if let Err(trouble) = keeps_head(&wanted, &state, &snapshot) {
                 // The next attempt needs it too.
                 held.put(state);
@@ -244,14 +239,14 @@ impl Store {
             if state.since(&snapshot).is_some_and(|since| since != Since::Contained) {
                 // What is known of elements may be wrong: only later ones were read from the server.
                 state = ThreadState::absent();
-                snapshot = Snapshot::of(wanted.thread, &self.look(client, &wanted, &state).await?)?;
+                snapshot = Snapshot::of(wanted.thread, &self.look(&transaction, &wanted, &state).await?)?;
             }
             slot.found(&known, found.as_ref());
             state = ThreadState::found(state, &snapshot);
             let head = snapshot.head(wanted.thread, &keys::of_namespace(wanted.namespace))?;
             state.heads.put(wanted.namespace.clone(), head.map(|head| head.clone().into()));
             let fate = if again {
-                let buried = self.is_buried(client, wanted.thread, asked.lives()).await?;
+                let buried = self.is_buried(&mut &transaction, wanted.thread, asked.lives()).await?;
                 asked.fate(found.as_ref(), buried)
             } else {
                 Fate::NotDone
@@ -283,7 +278,7 @@ impl Store {
             let written = if creates_again {
                 self.create_again(&transaction, &wanted, asked, &planned).await?
             } else {
-                transaction.commit(planned.change.write(&self.sql, client)).await?
+                transaction.commit(planned.change.write(&self.sql, &mut &transaction)).await?
             };
             if written {
                 slot.acknowledged(planned.after.to.moment());
@@ -305,9 +300,8 @@ impl Store {
         asked: &Asked,
         planned: &Planned,
     ) -> Result<bool, Trouble> {
-        let client = transaction.client()?;
-        let written = planned.change.write(&self.sql, client).await?;
-        if self.is_buried(client, wanted.thread, asked.lives()).await? {
+        let written = planned.change.write(&self.sql, &mut &*transaction).await?;
+        if self.is_buried(&mut &*transaction, wanted.thread, asked.lives()).await? {
             // The next round finds the grave.
             transaction.roll_back().await?;
             return Ok(false);
@@ -322,19 +316,15 @@ impl Store {
         let slot = self.threads.slot(thread);
         let known = slot.known();
         let key = keys::of_thread(thread);
-        let client = self.connections.shared().await?;
-        let rows = client.query(&self.sql.lock, &[(&key, Type::UUID)]).await?;
+        let mut lease = self.connections.lease().await?;
+        let rows = lease.query(&self.sql.lock, &[(&key, Type::UUID)]).await?;
         let found = rows.first().map(|row| ThreadRow::of(thread, row)).transpose()?.map(|row| row.history);
-        let agreed = self.agree(client.client()?, thread, &known, found.as_ref()).await;
-        client.answered();
-        agreed?;
+        self.agree(&mut lease, thread, &known, found.as_ref()).await?;
         let Some(newest) = known.newest() else { return Ok(()) };
         let gone = match found.as_ref().map(|found| found.since(&newest)) {
             Some(Since::Missing) => true,
             None | Some(Since::AnotherLife) if known.is_unflushed() => {
-                let buried = self.is_buried(client.client()?, thread, vec![newest.life]).await;
-                client.answered();
-                !buried?
+                !self.is_buried(&mut lease, thread, vec![newest.life]).await?
             }
             _ => false,
         };
@@ -349,7 +339,7 @@ impl Store {
     /// Locks a thread and reads what a writer must know beyond `state`.
     async fn look(
         &self,
-        client: &Client,
+        transaction: &Transaction,
         wanted: &Wanted<'_>,
         state: &ThreadState,
     ) -> Result<Vec<Row>, Trouble> {
@@ -367,9 +357,9 @@ impl Store {
             (&next, Type::INT8_ARRAY),
         ];
         let (locked, rows) =
-            join(client.query_typed(&self.sql.lock, &lock), client.query_typed(&self.sql.look, &look)).await;
+            join(transaction.query(&self.sql.lock, &lock), transaction.query(&self.sql.look, &look)).await;
         locked?;
-        Ok(rows?)
+        rows
     }
 }
 

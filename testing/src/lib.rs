@@ -4,6 +4,7 @@ mod certificate;
 mod cluster;
 mod container;
 mod corpus;
+mod log;
 mod pgbouncer;
 mod postgres;
 pub mod proxy;
@@ -15,6 +16,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub use cluster::{Cluster, Replication};
 pub use corpus::corpus;
+pub use log::Log;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
 pub use redis::Redis;

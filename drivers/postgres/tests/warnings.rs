@@ -3,42 +3,23 @@
 
 mod common;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
-
 use common::damage::connect;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
-use threadkeep_testing::postgres;
+use threadkeep_testing::{Log, postgres};
 use tracing::instrument::WithSubscriber as _;
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// The settings that were warned of while `work` ran.
 async fn warned(work: impl Future<Output = ()>) -> Vec<String> {
     let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
     work.with_subscriber(subscriber).await;
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let setting = |line: &str| {
         let (_, rest) = line.split_once("WARN")?.1.split_once("the server has ")?;
         let (setting, consequence) = rest.split_once(": ")?;
         assert!(consequence.len() > 20, "{line}");
         Some(setting.to_owned())
     };
-    log.lines().filter_map(setting).collect()
+    log.text().lines().filter_map(setting).collect()
 }
 
 #[tokio::test]

@@ -69,30 +69,14 @@ impl Outage {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::Arc;
+    use threadkeep_testing::Log;
 
     use super::*;
-
-    /// What this thread logged.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 
     #[test]
     fn an_outage_and_its_end_are_logged_once_and_refusals_once_for_all() {
         let log = Log::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
         let _logging = tracing::subscriber::set_default(subscriber);
         let outage = Outage::default();
         for _ in 0..2 {
@@ -106,9 +90,13 @@ mod tests {
                 outage.refused("a", "full");
             }
         }
-        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        let count = |text| log.matches(text).count();
-        assert_eq!((count("does not answer"), count("answers again"), count("refuses")), (2, 2, 1), "{log}");
+        let count = |text| log.count(text);
+        assert_eq!(
+            (count("does not answer"), count("answers again"), count("refuses")),
+            (2, 2, 1),
+            "{}",
+            log.text()
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,8 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::AsyncCommands as _;
@@ -19,8 +18,7 @@ use threadkeep::state::{StateAccessor, Update};
 use threadkeep::value::ChannelValue;
 use threadkeep_memory::MemorySaver;
 use threadkeep_redis::{RedisCache, Settings};
-use threadkeep_testing::Redis;
-use tracing_subscriber::fmt::MakeWriter;
+use threadkeep_testing::{Log, Redis};
 
 /// The bound of what happens soon on a machine that is not busy.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -156,35 +154,6 @@ async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
     while !happened().await {
         assert!(started.elapsed() < PATIENCE, "{what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// What this thread logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn count(&self, text: &str) -> usize {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap().matches(text).count()
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
     }
 }
 

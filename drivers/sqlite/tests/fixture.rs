@@ -1,8 +1,10 @@
-//! A file of the current format, stored in the repository: whatever changes later, this file is read as it was written,
-//! and can be continued.
+//! Files of each format, stored in the repository: whatever changes later, they are read as they were written, and can be
+//! continued.
+//!
+//! A new format needs a fixture of its own. `WRITE_FIXTURE=1 cargo test -p threadkeep-sqlite --test fixture` writes it, once.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
@@ -19,10 +21,9 @@ use threadkeep::verify::verify;
 use threadkeep_sqlite::schema::FORMAT_VERSION;
 use threadkeep_sqlite::{Options, SqliteSaver};
 
-/// A file of version 3, compressed with zstd.
-const FILE: &[u8] = include_bytes!("fixtures/version_3.db.zst");
-/// Its contents, as [`contents`] returned them for the saver that wrote it.
-const CONTENTS: &str = include_str!("fixtures/version_3.json");
+/// The formats that have a fixture: a file, compressed with zstd, and its contents, as [`contents`] returned them for the
+/// saver that wrote it.
+const VERSIONS: [u32; 1] = [3];
 
 const THREADS: [(&str, ChannelMode); 2] = [("full", ChannelMode::Full), ("delta", ChannelMode::Delta)];
 
@@ -123,11 +124,14 @@ async fn write(saver: &Arc<dyn Saver>) {
     }
 }
 
-/// Writes the fixture of the current format: `cargo test -p threadkeep-sqlite --test fixture -- --ignored`, once for each
-/// version.
-#[tokio::test]
-#[ignore = "writes a fixture instead of checking one"]
-async fn write_the_fixture() {
+/// The file of a format, and that of its contents.
+fn fixture(version: u32) -> (PathBuf, PathBuf) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    (dir.join(format!("version_{version}.db.zst")), dir.join(format!("version_{version}.json")))
+}
+
+/// Writes the fixture of the current format.
+async fn write_fixture() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let store = open(&path);
@@ -135,19 +139,28 @@ async fn write_the_fixture() {
     write(&saver).await;
     let written = serde_json::to_string(&contents(&*saver).await).unwrap();
     store.close().await;
-    let file = zstd::encode_all(&std::fs::read(&path).unwrap()[..], 19).unwrap();
-    let to = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    std::fs::write(to.join(format!("version_{FORMAT_VERSION}.db.zst")), file).unwrap();
-    std::fs::write(to.join(format!("version_{FORMAT_VERSION}.json")), written + "\n").unwrap();
+    let (file, expected) = fixture(FORMAT_VERSION);
+    std::fs::write(file, zstd::encode_all(&std::fs::read(&path).unwrap()[..], 19).unwrap()).unwrap();
+    std::fs::write(expected, written + "\n").unwrap();
 }
 
 #[tokio::test]
-async fn a_file_of_this_format_is_read_as_it_was_written_and_goes_on() {
-    assert_eq!(FORMAT_VERSION, 3, "write a fixture of the new format, and keep this one");
+async fn a_file_of_each_format_is_read_as_it_was_written_and_goes_on() {
+    if std::env::var_os("WRITE_FIXTURE").is_some() {
+        write_fixture().await;
+    }
+    assert!(VERSIONS.contains(&FORMAT_VERSION), "format {FORMAT_VERSION} has no fixture");
+    for version in VERSIONS {
+        goes_on(version).await;
+    }
+}
+
+async fn goes_on(version: u32) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
-    std::fs::write(&path, zstd::decode_all(FILE).unwrap()).unwrap();
-    let expected: Json = serde_json::from_str(CONTENTS).unwrap();
+    let (file, expected) = fixture(version);
+    std::fs::write(&path, zstd::decode_all(&std::fs::read(file).unwrap()[..]).unwrap()).unwrap();
+    let expected: Json = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
     assert_eq!(expected.as_object().unwrap().len(), THREADS.len());
     for opened in 0..2 {
         let store = open(&path);

@@ -1,9 +1,9 @@
 //! A project directory for tests, and a capture of the log.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+
+use threadkeep_testing::Log;
 
 use super::{Config, ConfigError, LoadOptions, Loaded};
 
@@ -64,25 +64,9 @@ pub(super) fn load_error(yaml: &str) -> String {
 /// What `action` logs, one line per event.
 pub(super) fn logged<T>(action: impl FnOnce() -> T) -> (T, String) {
     let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
     let value = tracing::subscriber::with_default(subscriber, action);
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    (value, text)
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    (value, log.text())
 }
 
 /// The example file of this repository.

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+#[cfg(target_os = "linux")]
+#[path = "process/beside.rs"]
+mod beside;
 #[path = "process/commands.rs"]
 mod commands;
 #[path = "process/killed.rs"]

@@ -28,7 +28,7 @@ async fn two(store: &Opened, talk: &mut Talk) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn whoever_goes_on_alone_commits_in_place() {
+async fn a_caller_that_is_alone_commits_in_place() {
     let store = Opened::new();
     let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
     for number in 0..10 {

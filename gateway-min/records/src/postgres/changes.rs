@@ -1,5 +1,5 @@
-//! What processes tell each other through the database, so that they need not wait for the next poll. A message may be
-//! lost, with its connection or behind a pooler: whoever waits for one polls too.
+//! Messages between processes through the database, so that they need not wait for the next poll. A message may be lost,
+//! with its connection or behind a pooler, so a waiting process polls too.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -195,13 +195,11 @@ pub fn with_conventions<S: Clone + Send + Sync + 'static>(router: Router<S>) -> 
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::{Arc, Mutex};
-
     use axum::body::{Body, to_bytes};
     use axum::http::Request;
     use axum::routing::get;
     use serde_json::{Value, json};
+    use threadkeep_testing::Log;
     use tower::ServiceExt;
 
     use super::super::fields::Flaw;
@@ -256,31 +254,15 @@ mod tests {
         assert!(!ApiError::bad_request("x").into_response().headers().contains_key(header::RETRY_AFTER));
     }
 
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
     /// The response to an engine error of thread `t-1`, and what was logged.
     async fn mapped(error: &Error) -> (u16, String, String) {
         let log = Log::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
         let error = tracing::subscriber::with_default(subscriber, || {
             ApiError::from_engine(&"t-1".into(), "Failed to get thread state", error)
         });
         let (status, _, body) = parts(error.into_response()).await;
-        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        (status, body, log)
+        (status, body, log.text())
     }
 
     /// Service reference, "HTTP mapping (threads router)".

@@ -1,8 +1,7 @@
 //! API keys: who is admitted, and whose threads they see.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -11,6 +10,7 @@ use futures::SinkExt as _;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_config::{KeyFile, Role};
+use threadkeep_testing::Log;
 
 use crate::sse::Frames;
 use crate::support::{Answer, Gateway, MODES, Setup, question};
@@ -360,20 +360,6 @@ async fn keys_that_cannot_be_read_let_nobody_in() {
     assert_eq!(ann.get("/api/models").await.status, 401);
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Every file under a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
@@ -389,9 +375,8 @@ fn contains(bytes: &[u8], part: &str) -> bool {
 async fn no_secret_is_stored_logged_or_shown() {
     for mode in MODES {
         let log = Log::default();
-        let writer = log.clone();
         let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE);
-        let subscriber = subscriber.with_writer(move || writer.clone()).finish();
+        let subscriber = subscriber.with_writer(log.clone()).finish();
         let _logged = tracing::subscriber::set_default(subscriber);
 
         let events = if mode == "full" { "db" } else { "jsonl" };
@@ -427,17 +412,17 @@ async fn no_secret_is_stored_logged_or_shown() {
         std::fs::write(&keys, [b"[", stored.as_slice()].concat()).unwrap();
         shown += &ann.get("/api/models").await.body.to_string();
         std::fs::write(&keys, stored).unwrap();
-        let log = log.0.lock().unwrap().clone();
+        let log = log.text();
         let random = ann.1.rsplit('_').next().unwrap();
         for hidden in [random, secret] {
             assert!(!shown.contains(hidden), "{mode}: an answer shows {hidden}: {shown}");
-            assert!(!contains(&log, hidden), "{mode}: the log shows {hidden}");
+            assert!(!log.contains(hidden), "{mode}: the log shows {hidden}");
             for file in files(&root) {
                 let content = std::fs::read(&file).unwrap();
                 assert!(!contains(&content, hidden), "{mode}: {hidden} is in {}", file.display());
             }
         }
-        assert!(contains(&log, "cannot authenticate requests"), "what is logged was looked at");
+        assert!(log.contains("cannot authenticate requests"), "what is logged was looked at");
     }
 }
 

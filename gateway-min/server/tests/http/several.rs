@@ -318,7 +318,7 @@ fn said(state: &Value) -> Vec<Value> {
 
 /// The process that has the run is gone before it notices that it should roll back: another one does it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rollback_is_carried_out_by_whoever_takes_the_run_over() {
+async fn a_rollback_is_carried_out_by_the_process_that_takes_the_run_over() {
     for mode in MODES {
         for first_turn in [true, false] {
             let name = format!("several-dead-{mode}-{first_turn}");

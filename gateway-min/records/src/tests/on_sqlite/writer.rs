@@ -31,7 +31,7 @@ async fn behind_another(
     outcomes
 }
 
-/// Holds the writer's thread until it is told to go on.
+/// Occupies the writer's thread until a message permits it to continue.
 async fn held(store: &Records) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Result<u64, RecordsError>>) {
     let (go_on, waits) = mpsc::channel();
     let (begun, holds) = tokio::sync::oneshot::channel();

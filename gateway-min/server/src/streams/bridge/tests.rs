@@ -2,11 +2,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Wake;
 
 use futures::{FutureExt, StreamExt};
-use proptest::prelude::*;
 use serde_json::json;
 use tokio::time::{Instant, advance, sleep};
 
 use super::*;
+
+mod bytes;
+mod model;
+mod relayed;
 
 /// Returns its numbers in order, then the last one forever.
 struct Times(Vec<u64>, AtomicU64);
@@ -199,72 +202,6 @@ async fn the_smallest_buffer_keeps_one_event() {
     let run = bridge.open("r");
     publish(&run, 3);
     assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![2], None));
-}
-
-/// A bridge that keeps 10 kB of a run and 30 kB of all.
-fn small_bridge() -> StreamBridge {
-    let options =
-        BridgeOptions { queue_max_bytes: 10_000, total_max_bytes: 30_000, ..BridgeOptions::default() };
-    StreamBridge::with_clock(options, times(&[1000]))
-}
-
-fn publish_bytes(publisher: &Publisher, bytes: usize) {
-    publisher.publish("custom", &json!("x".repeat(bytes))).unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_buffer_is_bounded_in_bytes_and_keeps_the_newest_event() {
-    let bridge = small_bridge();
-    let run = bridge.open("r");
-    let mut slow = bridge.subscribe("r", None);
-    for _ in 0..5 {
-        publish_bytes(&run, 4000);
-    }
-    assert_eq!(read(&mut slow), (vec![], Some(gap(None, 3, 4))));
-    assert!(bridge.bytes() <= 10_000, "{}", bridge.bytes());
-    publish_bytes(&run, 50_000);
-    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![5], None), "a frame is sent whatever its size");
-    publish_bytes(&run, 10);
-    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![6], None));
-    assert!(bridge.bytes() <= 1000, "{}", bridge.bytes());
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_buffers_of_all_runs_are_bounded_in_bytes() {
-    let bridge = small_bridge();
-    let ended: Vec<_> = (0..3)
-        .map(|n| {
-            let run = bridge.open(&format!("ended-{n}"));
-            publish_bytes(&run, 4000);
-            publish_bytes(&run, 4000);
-            run.end();
-            run
-        })
-        .collect();
-    let live = bridge.open("live");
-    let mut following = bridge.subscribe("ended-0", None);
-    assert!(matches!(now(&mut following), Some(Frame::Event(_))));
-    publish_bytes(&live, 4000);
-    publish_bytes(&live, 4000);
-    assert!(bridge.bytes() <= 30_000, "{}", bridge.bytes());
-    let (rest, frame) = read(&mut following);
-    assert!(rest.is_empty() && matches!(frame, Some(Frame::Gap(_))), "the first to end is the first to go");
-    assert_eq!(read(&mut bridge.subscribe("ended-0", Some("1000-1"))), (vec![], Some(Frame::End)));
-    assert_eq!(read(&mut bridge.subscribe("ended-1", None)), (vec![0, 1], Some(Frame::End)));
-
-    // Beyond the limit with live runs alone, each has its newest event.
-    let more: Vec<_> = (0..4).map(|n| bridge.open(&format!("more-{n}"))).collect();
-    for run in &more {
-        publish_bytes(run, 9000);
-        publish_bytes(run, 9000);
-    }
-    for n in 0..4 {
-        assert_eq!(read(&mut bridge.subscribe(&format!("more-{n}"), None)), (vec![1], None));
-    }
-    assert!(bridge.bytes() <= 30_000 + 4 * 9200, "{}", bridge.bytes());
-    drop((ended, live, more, following));
-    pass(Duration::from_mins(1)).await;
-    assert_eq!(bridge.bytes(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -482,168 +419,4 @@ async fn subscribers_on_other_threads_get_every_event_once() {
             .collect();
         assert_eq!(data, (0..2000).map(|n| (n.to_string(), n.to_string())).collect::<Vec<_>>());
     }
-}
-
-#[derive(Debug, Clone)]
-enum Act {
-    Publish(u64),
-    /// This client reads up to this many frames.
-    Read(usize, u64),
-    /// This client's connection breaks, and it reconnects with the id of the last event it saw.
-    Reconnect(usize),
-}
-
-fn act() -> impl Strategy<Value = Act> {
-    prop_oneof![
-        (1..6_u64).prop_map(Act::Publish),
-        (0..3_usize, 1..8_u64).prop_map(|(client, frames)| Act::Read(client, frames)),
-        (0..3_usize).prop_map(Act::Reconnect),
-    ]
-}
-
-/// A client that follows a run over broken connections.
-struct Client {
-    subscription: Subscription,
-    /// How many events it has.
-    seen: u64,
-    last: Option<EventId>,
-    gap: bool,
-    ended: bool,
-}
-
-impl Client {
-    fn new(bridge: &StreamBridge) -> Self {
-        Self { subscription: bridge.subscribe("r", None), seen: 0, last: None, gap: false, ended: false }
-    }
-
-    fn reconnect(&mut self, bridge: &StreamBridge) {
-        let last = self.last.map(|id| id.to_string());
-        self.subscription = bridge.subscribe("r", last.as_deref());
-    }
-
-    /// Reads a frame and checks it against the number of published and kept events.
-    fn read(&mut self, published: u64, size: u64) {
-        let oldest = published.saturating_sub(size);
-        match now(&mut self.subscription) {
-            Some(Frame::Event(event)) => {
-                assert!(!self.gap && !self.ended, "nothing follows a gap or an end");
-                assert_eq!(event.id.seq, self.seen, "every event once, in order");
-                assert_eq!(event.data, self.seen.to_string());
-                self.seen += 1;
-                self.last = Some(event.id);
-            }
-            Some(Frame::Gap(gap)) => {
-                assert!(self.seen < oldest, "a gap only if an event is gone");
-                let seqs = (gap.requested.map(|id| id.seq), gap.earliest.seq, gap.latest.seq);
-                assert_eq!(seqs, (self.seen.checked_sub(1), oldest, published - 1));
-                self.gap = true;
-            }
-            Some(Frame::End) => {
-                assert_eq!(self.seen, published, "the end comes after the last event");
-                self.ended = true;
-            }
-            Some(Frame::Heartbeat) => panic!("no time has passed"),
-            None => assert!(
-                self.gap || self.ended || self.seen == published,
-                "waits although there are more events"
-            ),
-        }
-    }
-}
-
-proptest! {
-    /// In any schedule, a client that reconnects with its last id gets every event exactly once, or a gap.
-    #[test]
-    fn every_event_comes_once_or_there_is_a_gap(size in 1..12_u64, acts in prop::collection::vec(act(), 1..60)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async {
-            let bridge = bridge(usize::try_from(size).unwrap());
-            let run = bridge.open("r");
-            let mut clients: Vec<_> = (0..3).map(|_| Client::new(&bridge)).collect();
-            let mut published = 0;
-            for act in acts {
-                match act {
-                    Act::Publish(count) => for _ in 0..count {
-                        let id = run.publish("custom", &json!(published)).unwrap();
-                        assert_eq!(id.seq, published);
-                        published += 1;
-                    },
-                    Act::Read(client, frames) => for _ in 0..frames {
-                        clients[client].read(published, size);
-                    },
-                    // A client without an event has no id to send: it would start at the oldest one that is kept.
-                    Act::Reconnect(client) => if clients[client].last.is_some() && !clients[client].gap {
-                        clients[client].reconnect(&bridge);
-                    },
-                }
-            }
-            run.end();
-            for client in &mut clients {
-                while !client.gap && !client.ended {
-                    client.read(published, size);
-                }
-                assert!(over(&mut client.subscription));
-            }
-        });
-    }
-}
-
-fn event(seq: u64) -> Event {
-    Event { id: EventId { unix_ms: 500 + seq, seq }, name: "custom".into(), data: "null".into() }
-}
-
-#[tokio::test(start_paused = true)]
-async fn events_of_another_process_keep_their_ids_and_come_once() {
-    let bridge = bridge(8);
-    let run = bridge.open_relayed("r").unwrap();
-    assert!(bridge.open_relayed("r").is_none(), "one at a time");
-    let mut subscription = bridge.subscribe("r", None);
-    for seq in [0, 1, 1, 0, 2] {
-        run.repeat(event(seq));
-    }
-    let found: Vec<_> = (0..3).map(|_| now(&mut subscription).unwrap()).collect();
-    assert_eq!(found, [0, 1, 2].map(|seq| Frame::Event(event(seq))));
-    // Events added by this process follow.
-    assert_eq!(run.publish("values", &json!({})).unwrap().seq, 3);
-    run.end();
-    run.repeat(event(4));
-    assert_eq!(read(&mut subscription), (vec![3], Some(Frame::End)));
-}
-
-/// It received them from the process that publishes them.
-#[tokio::test(start_paused = true)]
-async fn a_client_that_comes_from_another_process_gets_what_follows_what_it_has() {
-    let bridge = bridge(4);
-    let run = bridge.open_relayed("r").unwrap();
-    let mut ahead = bridge.subscribe("r", Some(&event(5).id.to_string()));
-    let mut behind = bridge.subscribe("r", Some(&event(1).id.to_string()));
-    let mut new = bridge.subscribe("r", Some("-1"));
-    assert_eq!(now(&mut ahead), None);
-    for seq in 3..8 {
-        run.repeat(event(seq));
-    }
-    assert_eq!(read(&mut ahead), (vec![6, 7], None));
-    let gap = |requested: Option<u64>| Gap {
-        run_id: "r".into(),
-        requested: requested.map(|seq| event(seq).id),
-        earliest: event(4).id,
-        latest: event(7).id,
-    };
-    assert_eq!(read(&mut behind), (vec![], Some(Frame::Gap(gap(Some(1))))));
-    assert_eq!(read(&mut new), (vec![], Some(Frame::Gap(gap(None)))), "what it missed is unknown");
-    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![4, 5, 6, 7], None));
-}
-
-#[tokio::test(start_paused = true)]
-async fn where_events_of_another_process_are_missing_a_subscriber_gets_a_gap() {
-    let bridge = bridge(8);
-    let run = bridge.open_relayed("r").unwrap();
-    run.repeat(event(0));
-    let (mut late, mut slow) = (bridge.subscribe("r", None), bridge.subscribe("r", None));
-    assert_eq!(read(&mut late), (vec![0], None));
-    run.repeat(event(5));
-    let gap = |requested| Gap { run_id: "r".into(), requested, earliest: event(5).id, latest: event(5).id };
-    assert_eq!(read(&mut late), (vec![], Some(Frame::Gap(gap(Some(event(0).id))))));
-    assert_eq!(read(&mut slow), (vec![], Some(Frame::Gap(gap(None)))));
-    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![5], None));
 }

@@ -1,0 +1,63 @@
+//! Events of another process.
+
+use super::*;
+
+fn event(seq: u64) -> Event {
+    Event { id: EventId { unix_ms: 500 + seq, seq }, name: "custom".into(), data: "null".into() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_of_another_process_keep_their_ids_and_come_once() {
+    let bridge = bridge(8);
+    let run = bridge.open_relayed("r").unwrap();
+    assert!(bridge.open_relayed("r").is_none(), "one at a time");
+    let mut subscription = bridge.subscribe("r", None);
+    for seq in [0, 1, 1, 0, 2] {
+        run.repeat(event(seq));
+    }
+    let found: Vec<_> = (0..3).map(|_| now(&mut subscription).unwrap()).collect();
+    assert_eq!(found, [0, 1, 2].map(|seq| Frame::Event(event(seq))));
+    // Events added by this process follow.
+    assert_eq!(run.publish("values", &json!({})).unwrap().seq, 3);
+    run.end();
+    run.repeat(event(4));
+    assert_eq!(read(&mut subscription), (vec![3], Some(Frame::End)));
+}
+
+/// It received them from the process that publishes them.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_comes_from_another_process_gets_what_follows_what_it_has() {
+    let bridge = bridge(4);
+    let run = bridge.open_relayed("r").unwrap();
+    let mut ahead = bridge.subscribe("r", Some(&event(5).id.to_string()));
+    let mut behind = bridge.subscribe("r", Some(&event(1).id.to_string()));
+    let mut new = bridge.subscribe("r", Some("-1"));
+    assert_eq!(now(&mut ahead), None);
+    for seq in 3..8 {
+        run.repeat(event(seq));
+    }
+    assert_eq!(read(&mut ahead), (vec![6, 7], None));
+    let gap = |requested: Option<u64>| Gap {
+        run_id: "r".into(),
+        requested: requested.map(|seq| event(seq).id),
+        earliest: event(4).id,
+        latest: event(7).id,
+    };
+    assert_eq!(read(&mut behind), (vec![], Some(Frame::Gap(gap(Some(1))))));
+    assert_eq!(read(&mut new), (vec![], Some(Frame::Gap(gap(None)))), "what it missed is unknown");
+    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![4, 5, 6, 7], None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_events_of_another_process_are_missing_a_subscriber_gets_a_gap() {
+    let bridge = bridge(8);
+    let run = bridge.open_relayed("r").unwrap();
+    run.repeat(event(0));
+    let (mut late, mut slow) = (bridge.subscribe("r", None), bridge.subscribe("r", None));
+    assert_eq!(read(&mut late), (vec![0], None));
+    run.repeat(event(5));
+    let gap = |requested| Gap { run_id: "r".into(), requested, earliest: event(5).id, latest: event(5).id };
+    assert_eq!(read(&mut late), (vec![], Some(Frame::Gap(gap(Some(event(0).id))))));
+    assert_eq!(read(&mut slow), (vec![], Some(Frame::Gap(gap(None)))));
+    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![5], None));
+}

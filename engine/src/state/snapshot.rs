@@ -57,6 +57,11 @@ impl StateSnapshot {
         self.channels.get(channel).and_then(|c| c.value.as_ref())
     }
 
+    /// Every loaded channel, in the order of the names.
+    pub fn loaded(&self) -> impl Iterator<Item = (&ChannelName, &ChannelValue)> {
+        self.channels.iter().filter_map(|(name, channel)| Some((name, channel.value.as_ref()?)))
+    }
+
     /// The value of a channel, decoded. See [`Self::value`].
     ///
     /// # Errors
@@ -70,8 +75,7 @@ impl StateSnapshot {
     /// # Errors
     /// [`Error::Corrupt`] if stored bytes do not decode.
     pub fn values(&self) -> Result<Map<String, Json>> {
-        let loaded = self.channels.iter().filter_map(|(name, c)| Some((name, c.value.as_ref()?)));
-        loaded.map(|(name, value)| Ok((name.to_string(), value.to_json()?))).collect()
+        self.loaded().map(|(name, value)| Ok((name.to_string(), value.to_json()?))).collect()
     }
 
     /// The version of a channel; `None` if it was never written.

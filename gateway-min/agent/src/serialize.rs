@@ -1,5 +1,9 @@
 //! Converts stored values to what clients see.
 
+mod rendered;
+
+pub use rendered::Rendered;
+
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value, json};
 use threadkeep::Result;
@@ -17,17 +21,31 @@ pub fn time(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, false)
 }
 
-/// Every loaded channel of a state.
+/// Every loaded channel of a state. For text, [`Rendered::values`] is cheaper.
 ///
 /// # Errors
 /// [`threadkeep::Error::Corrupt`] if stored bytes do not decode.
 pub fn values(state: &StateSnapshot) -> Result<Map<String, Value>> {
-    let mut values = state.values()?;
-    values.retain(|channel, _| !channel.starts_with(RUNTIME_CHANNEL_PREFIX));
+    values_of(state, |_| true)
+}
+
+/// As [`values`], of the channels that `shows` selects by their name.
+///
+/// # Errors
+/// As [`values`].
+pub fn values_of(state: &StateSnapshot, shows: impl Fn(&str) -> bool) -> Result<Map<String, Value>> {
+    let shown = state.loaded().filter(|(name, _)| !is_runtime(name.as_str()) && shows(name.as_str()));
+    let mut values =
+        shown.map(|(name, value)| Ok((name.to_string(), value.to_json()?))).collect::<Result<Map<_, _>>>()?;
     if let Some(Value::Array(messages)) = values.get_mut(MESSAGES_CHANNEL) {
         messages.iter_mut().for_each(complete_message);
     }
     Ok(values)
+}
+
+/// Whether a channel is not for clients.
+fn is_runtime(channel: &str) -> bool {
+    channel.starts_with(RUNTIME_CHANNEL_PREFIX)
 }
 
 /// A checkpoint's metadata without credentials.

@@ -59,11 +59,11 @@ pub use keys::{KeyError, KeyFile, KeyRecord, Role};
 pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
-    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent,
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent, Gateway,
     INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox,
-    SandboxProvider, Server, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride,
-    SubagentRuntime, Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride,
-    TokenUsage, Tool, ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
+    SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime,
+    Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool,
+    ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
 };
 pub use trust::{Prints, UserDirs};
 pub use unread::{UNREAD, no_effect_warning, unknown_section_warning};
@@ -77,7 +77,7 @@ use node::{Node, Report};
 const SECTIONS: [&str; 25] = [
     CONFIG_VERSION_KEY,
     "auth",
-    "server",
+    "gateway",
     "database",
     "models",
     "run_events",
@@ -150,7 +150,7 @@ pub struct Config {
     /// Who may use the gateway.
     pub auth: Auth,
     /// What a client may hold of the gateway.
-    pub server: Server,
+    pub gateway: Gateway,
     /// Where and how checkpoints are kept.
     pub database: Database,
     /// The language models, at least one; the first is the default.
@@ -246,7 +246,7 @@ impl Config {
             root: location.root.clone(),
             state_dir: location.state_dir.clone(),
             auth: Auth::read(&root, location),
-            server: Server::read(&root),
+            gateway: Gateway::read(&root),
             database: Database::read(&root.section("database"), location),
             models: models::read(&root, config_dir),
             run_events: RunEvents::read(&root),
@@ -295,7 +295,7 @@ impl Config {
         let database = |of: &Self| Database { checkpoint_graph_cache: live(), ..of.database.clone() };
         let changes = [
             ("auth", self.auth != first.auth),
-            ("server", self.server != first.server),
+            ("gateway", self.gateway != first.gateway),
             ("database", database(self) != database(first)),
             ("run_events", self.run_events != first.run_events),
             ("stream_bridge", self.stream_bridge != first.stream_bridge),

@@ -71,6 +71,8 @@ pub struct App {
     pub(crate) streams: Arc<Streams>,
     pub(crate) runs: Arc<Runs>,
     connections: Arc<Connections>,
+    /// See [`crate::config::Gateway::history_max_bytes`].
+    pub(crate) history_max_bytes: usize,
     metrics: Metrics,
     checkpoints: Checkpoints,
     /// Work that outlives its request or its client; all of it writes to the stores.
@@ -160,7 +162,8 @@ impl App {
             threads,
             streams,
             runs,
-            connections: Connections::new(&current.server, metrics.clone()),
+            connections: Connections::new(&current.gateway, metrics.clone()),
+            history_max_bytes: current.gateway.history_max_bytes,
             metrics,
             checkpoints,
             background,

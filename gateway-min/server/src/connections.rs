@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Server;
+use crate::config::Gateway;
 use crate::metrics::Metrics;
 
 /// Open files that are left for the stores, models and tools.
@@ -61,7 +61,7 @@ struct State {
 
 impl Connections {
     /// No connections, with limits as configured.
-    pub(crate) fn new(settings: &Server, metrics: Metrics) -> Arc<Self> {
+    pub(crate) fn new(settings: &Gateway, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
             max: settings.max_connections.min(open_files().saturating_sub(RESERVED_FILES).max(1)),
             header_timeout: Duration::from_secs(settings.header_timeout_seconds),

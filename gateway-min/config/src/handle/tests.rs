@@ -118,7 +118,7 @@ fn an_edit_of_what_is_read_at_start_only_is_told_until_it_is_taken_back() {
     };
     for section in [
         "auth: {enabled: true}",
-        "server: {max_connections: 7}",
+        "gateway: {max_connections: 7}",
         "database: {checkpoint_channel_mode: delta}",
         "database: {checkpoint_delta: {snapshot_frequency: 3}}",
         "run_events: {backend: db}",

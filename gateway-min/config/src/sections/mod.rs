@@ -7,9 +7,9 @@
 mod agent;
 mod auth;
 mod delegation;
+mod gateway;
 mod runs;
 mod sandbox;
-mod server;
 mod subagents;
 mod telemetry;
 mod tools;
@@ -22,9 +22,9 @@ pub use auth::Auth;
 pub use delegation::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, SubagentBatches, SubagentRuntime,
 };
+pub use gateway::Gateway;
 pub use runs::{RunEvents, RunEventsBackend, RunOwnership, StreamBridge, StreamBridgeType};
 pub use sandbox::{Sandbox, SandboxProvider};
-pub use server::Server;
 pub use subagents::{CustomAgent, INHERIT_MODEL, SubagentOverride, Subagents, TokenBudgetOverride};
 pub use telemetry::{Telemetry, Traces};
 pub use tools::{Tool, ToolGroup};

@@ -10,6 +10,7 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
+use threadkeep::value::ChannelValue;
 use threadkeep_agent::duration::{RUN_DURATIONS, RUN_MESSAGE_IDS};
 use threadkeep_agent::serialize;
 use tokio::task::JoinHandle;
@@ -30,8 +31,10 @@ pub(super) const HISTORY_FAILED: &str = "Failed to get thread history";
 const LIMIT_MAX: usize = 100;
 const LIMIT_DEFAULT: usize = 10;
 
-/// The channels shown in an entry; the first entry also has the messages.
-const SHOWN_CHANNELS: [&str; 2] = ["title", "thread_data"];
+/// The channels shown in an entry.
+const SHOWN_CHANNELS: [&str; 3] = ["title", "thread_data", MESSAGES_CHANNEL];
+/// In the metadata of an entry without its messages: there would be too many bytes in one response.
+const MESSAGES_OMITTED: &str = "messages_omitted";
 /// Metadata not shown in an entry.
 const INTERNAL_KEYS: [&str; 7] =
     ["created_at", "updated_at", "source", "writes", "parents", RUN_DURATIONS, RUN_MESSAGE_IDS];
@@ -91,8 +94,9 @@ fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
 
 /// Read the history of a thread, newest checkpoint first.
 ///
-/// Entries show only the title; the first one also has the messages, each with the run that created it, and the last
-/// answer of each run with the run's duration in seconds.
+/// Entries show the title and the messages. In the first one each message names the run that created it, and the last
+/// answer of each run has the run's duration in seconds. Messages of further entries are left out beyond
+/// `gateway.history_max_bytes`; the metadata of such an entry has `messages_omitted`.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/history", tag = "state", params(("thread_id" = String, Path)),
     request_body = Option<ReadHistory>,
     responses((status = 200, description = "The entries; none for a thread without checkpoints", body = Vec<ThreadState>), Gated))]
@@ -125,19 +129,12 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
         load: Load::Only(SHOWN_CHANNELS.map(ChannelName::from).into()),
     };
     let states = accessor.history(thread, query).await.map_err(engine)?;
-    let mut entries = states.iter().map(entry).collect::<threadkeep::Result<Vec<_>>>().map_err(engine)?;
-    let (Some(first), Some(newest)) = (entries.first_mut(), states.first()) else {
-        return Ok(Page { entries, note: None });
-    };
-    let load = Load::Only([ChannelName::from(MESSAGES_CHANNEL)].into());
-    let messages = accessor.get_loading(thread, Some(newest.key.id), load).await.map_err(engine)?;
-    let messages = messages.map(|state| serialize::values(&state)).transpose().map_err(engine)?;
-    let Some(Value::Array(mut messages)) = messages.and_then(|mut values| values.remove(MESSAGES_CHANNEL))
-    else {
-        return Ok(Page { entries, note: None });
-    };
-    let missing = turns::attribute(app, thread, &head, &mut messages).await?;
-    first.values.insert(MESSAGES_CHANNEL.to_owned(), Value::Array(messages));
+    let mut room = Room { left: app.history_max_bytes, is_first: true };
+    let entries = states.iter().map(|state| entry(state, &mut room)).collect::<threadkeep::Result<Vec<_>>>();
+    let mut entries = entries.map_err(engine)?;
+    let first = entries.first_mut().and_then(|first| first.values.get_mut(MESSAGES_CHANNEL));
+    let Some(Value::Array(messages)) = first else { return Ok(Page { entries, note: None }) };
+    let missing = turns::attribute(app, thread, &head, messages).await?;
     // A later reader can write the note; a stopping gateway cannot wait for it.
     let missing = missing.filter(|_| !app.runs.is_stopping());
     let note =
@@ -150,8 +147,31 @@ fn successor(id: CheckpointId) -> CheckpointId {
     CheckpointId::from_bytes(u128::from_be_bytes(*id.as_bytes()).saturating_add(1).to_be_bytes())
 }
 
-fn entry(state: &StateSnapshot) -> threadkeep::Result<ThreadState> {
-    let mut entry = ThreadState::of(state)?;
+/// What a response has room for.
+struct Room {
+    /// Bytes of messages.
+    left: usize,
+    /// The first entry has its messages anyway.
+    is_first: bool,
+}
+
+impl Room {
+    /// Whether an entry with this many bytes of messages has its messages. After one without, none has.
+    fn takes(&mut self, bytes: usize) -> bool {
+        let left = self.left.checked_sub(bytes);
+        self.left = left.unwrap_or(0);
+        std::mem::take(&mut self.is_first) || left.is_some()
+    }
+}
+
+fn entry(state: &StateSnapshot, room: &mut Room) -> threadkeep::Result<ThreadState> {
+    let bytes = state.value(MESSAGES_CHANNEL).map_or(0, ChannelValue::encoded_len);
+    let has_messages = room.takes(bytes);
+    let values = serialize::values_of(state, |channel| has_messages || channel != MESSAGES_CHANNEL)?;
+    let mut entry = ThreadState::with(state, values);
+    if !has_messages {
+        entry.metadata.insert(MESSAGES_OMITTED.to_owned(), true.into());
+    }
     entry.metadata.retain(|key, _| !INTERNAL_KEYS.contains(&key.as_str()));
     Ok(entry)
 }

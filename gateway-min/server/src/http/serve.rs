@@ -249,7 +249,7 @@ mod tests {
 
     use super::super::extract::collected;
     use super::*;
-    use crate::config::Server;
+    use crate::config::Gateway;
     use crate::metrics::Metrics;
 
     const PATIENCE: Duration = Duration::from_mins(1);
@@ -268,7 +268,7 @@ mod tests {
     impl Place {
         async fn new(max: usize, header_timeout: Duration, body_timeout: Duration) -> Self {
             let metrics = Metrics::new(None, Arc::default());
-            let settings = Server { max_connections: max, ..Server::default() };
+            let settings = Gateway { max_connections: max, ..Gateway::default() };
             let mut connections = Connections::new(&settings, metrics.clone());
             let limits = Arc::get_mut(&mut connections).unwrap();
             (limits.header_timeout, limits.body_timeout) = (header_timeout, body_timeout);

@@ -145,9 +145,14 @@ impl ThreadState {
     /// # Errors
     /// [`Error::Corrupt`] if stored bytes do not decode.
     pub(super) fn of(state: &StateSnapshot) -> threadkeep::Result<Self> {
+        Ok(Self::with(state, serialize::values(state)?))
+    }
+
+    /// The state with these values.
+    pub(super) fn with(state: &StateSnapshot, values: Map<String, Value>) -> Self {
         let tasks: Vec<TaskState> = state.tasks().into_iter().map(TaskState::from).collect();
-        Ok(Self {
-            values: serialize::values(state)?,
+        Self {
+            values,
             next: state.next.iter().map(NodeName::to_string).collect(),
             metadata: serialize::metadata(&state.metadata),
             checkpoint: CheckpointRef::new(&state.key, state.key.id),
@@ -157,7 +162,7 @@ impl ThreadState {
             created_at: state.created_at(),
             interrupts: tasks.iter().flat_map(|task| task.interrupts.clone()).collect(),
             tasks,
-        })
+        }
     }
 }
 

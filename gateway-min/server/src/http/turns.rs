@@ -126,6 +126,7 @@ async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, 
 /// Notes on the head what [`attribute`] had to look up, unless a writer is active on the thread; then a later reader
 /// notes it.
 pub(super) async fn note(app: Arc<App>, thread: ThreadId, missing: RunNotes) {
+    let _unnoted = app.threads.unnoted(thread.as_str()).await;
     let work = note_now(Arc::clone(&app), thread.clone(), missing);
     let noted =
         exclusively(&app.threads, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work)

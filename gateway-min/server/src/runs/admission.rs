@@ -141,7 +141,9 @@ impl Runs {
         // Create the stream before the run becomes known, and the handle before it can be cancelled.
         let publisher = self.streams.open(&run_id);
         let guard = self.local.enter(&run_id);
+        let unnoted = self.threads.unnoted(&thread_id).await;
         let admitted = self.store.runs().admit(new.clone(), request.options.multitask_strategy).await;
+        drop(unnoted);
         let run = match admitted {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
             Err(error @ RecordsError::InDoubt { .. }) => {
@@ -190,7 +192,12 @@ impl Runs {
             metadata: metadata.clone(),
         };
         let publisher = Arc::new(publisher);
-        let frames = Frames::new(Arc::clone(&publisher), request.options.stream_modes, &thread_id, metadata);
+        let frames = Frames::new(
+            (Arc::clone(&publisher), self.streams.rendered()),
+            request.options.stream_modes,
+            &thread_id,
+            metadata,
+        );
         worker::start(self, spec, publisher, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })

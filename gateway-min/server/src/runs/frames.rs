@@ -9,7 +9,7 @@ use threadkeep::id::CheckpointId;
 use threadkeep::state::{StateSnapshot, TaskView};
 use threadkeep::step::Task;
 use threadkeep_agent::Origin;
-use threadkeep_agent::serialize;
+use threadkeep_agent::serialize::{self, Rendered};
 
 use super::request::StreamMode;
 use crate::streams::bridge::Publisher;
@@ -17,6 +17,7 @@ use crate::streams::bridge::Publisher;
 /// Publishes the frames of one run in the requested modes. Nothing is rendered for other modes.
 pub(crate) struct Frames {
     publisher: Arc<Publisher>,
+    rendered: Arc<Rendered>,
     modes: Vec<StreamMode>,
     thread: String,
     /// Scalar entries of the run's configuration, included in every message frame.
@@ -25,12 +26,12 @@ pub(crate) struct Frames {
 
 impl Frames {
     pub(crate) fn new(
-        publisher: Arc<Publisher>,
+        (publisher, rendered): (Arc<Publisher>, Arc<Rendered>),
         modes: Vec<StreamMode>,
         thread: &str,
         run_metadata: Map<String, Json>,
     ) -> Self {
-        Self { publisher, modes, thread: thread.to_owned(), run_metadata }
+        Self { publisher, rendered, modes, thread: thread.to_owned(), run_metadata }
     }
 
     fn wants(&self, mode: StreamMode) -> bool {
@@ -133,7 +134,7 @@ impl Frames {
     /// The whole state.
     pub(crate) fn values(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {
-            self.publisher.publish("values", &Json::Object(serialize::values(state)?));
+            self.publisher.publish_text("values", self.rendered.values(state, &[])?.into());
         }
         Ok(())
     }
@@ -155,9 +156,8 @@ impl Frames {
     pub(crate) fn interrupted(&self, state: &StateSnapshot) -> Result<()> {
         self.updates("__interrupt__", &json!([]));
         if self.wants(StreamMode::Values) {
-            let mut values = serialize::values(state)?;
-            values.insert("__interrupt__".to_owned(), json!([]));
-            self.publisher.publish("values", &Json::Object(values));
+            let values = self.rendered.values(state, &[("__interrupt__", &json!([]))])?;
+            self.publisher.publish_text("values", values.into());
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use self::bridge::{Publisher, StreamBridge, Subscription};
 use crate::threads::Threads;
+use threadkeep_agent::serialize::Rendered;
 use threadkeep_records::{Records, RunRow};
 
 /// The streams of runs.
@@ -18,6 +19,7 @@ pub(crate) struct Streams {
     store: Records,
     threads: Arc<Threads>,
     bridge: StreamBridge,
+    rendered: Arc<Rendered>,
     /// Relays streams to other processes.
     background: TaskTracker,
 }
@@ -29,7 +31,12 @@ impl Streams {
         bridge: StreamBridge,
         background: TaskTracker,
     ) -> Self {
-        Self { store, threads, bridge, background }
+        Self { store, threads, bridge, rendered: Arc::default(), background }
+    }
+
+    /// What renders the states in frames.
+    pub(crate) fn rendered(&self) -> Arc<Rendered> {
+        Arc::clone(&self.rendered)
     }
 
     /// Starts the stream of a run of this process.

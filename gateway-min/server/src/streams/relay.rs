@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
-use threadkeep_agent::serialize;
 use tokio::time::Instant;
 
 use super::Streams;
@@ -115,9 +114,9 @@ async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, pub
         publisher.publish("metadata", &json!({"run_id": row.run_id, "thread_id": row.thread_id}));
     }
     let head = streams.threads.accessor().get(&thread, None).await;
-    match head.and_then(|head| head.as_ref().map(serialize::values).transpose()) {
+    match head.and_then(|head| head.map(|head| streams.rendered.values(&head, &[])).transpose()) {
         Ok(Some(values)) => {
-            publisher.publish("values", &Json::Object(values));
+            publisher.publish_text("values", values.into());
         }
         Ok(None) => {}
         Err(error) => {

@@ -24,6 +24,7 @@ pub(crate) struct Threads {
     accessor: StateAccessor,
     modes: Arc<ModeRegister>,
     locks: ThreadLocks,
+    notes: ThreadLocks,
     /// Writers that continue without the request that started them.
     background: TaskTracker,
 }
@@ -48,7 +49,15 @@ impl Threads {
         modes: Arc<ModeRegister>,
         background: TaskTracker,
     ) -> Self {
-        Self { store, config, accessor, modes, locks: ThreadLocks::default(), background }
+        Self {
+            store,
+            config,
+            accessor,
+            modes,
+            locks: ThreadLocks::default(),
+            notes: ThreadLocks::default(),
+            background,
+        }
     }
 
     /// The state accessor of this process: the frozen mode and cadence.
@@ -69,6 +78,12 @@ impl Threads {
     /// Waits for this process's lock on the thread, which every writer holds.
     pub(crate) async fn lock(&self, thread_id: &str) -> OwnedMutexGuard<()> {
         self.locks.lock(thread_id).await
+    }
+
+    /// Waits until no note is being written on the thread that a read has caused. Nobody should be refused the thread
+    /// because of it, so it is held while a run is admitted.
+    pub(crate) async fn unnoted(&self, thread_id: &str) -> OwnedMutexGuard<()> {
+        self.notes.lock(thread_id).await
     }
 
     /// Does work that continues if the request that started it is dropped. A stopping process waits for its end.

@@ -24,7 +24,7 @@ async fn with_turns(backend: &'static str, mode: &'static str, turns: usize) -> 
 }
 
 #[tokio::test]
-async fn entries_come_newest_first_and_only_the_first_has_messages() {
+async fn entries_come_newest_first_each_with_its_messages() {
     for (backend, mode) in ALL {
         let gateway = with_turns(backend, mode, 4).await;
         let entries = gateway.history("t").await;
@@ -60,13 +60,74 @@ async fn entries_come_newest_first_and_only_the_first_has_messages() {
                 assert_eq!(entry[key], state[key], "{key}");
             }
             let values = entry["values"].as_object().unwrap();
-            let allowed = |key: &String| key == "title" || (key == "messages" && entry == &entries[0]);
-            assert!(values.keys().all(allowed), "{values:?}");
+            assert!(values.keys().all(|key| key == "title" || key == "messages"), "{values:?}");
+            assert_eq!(
+                ids_of_messages(values.get("messages")),
+                ids_of_messages(state["values"].get("messages"))
+            );
             assert_eq!(values.get("title"), state["values"].get("title"));
         }
         let unfinished = entries.iter().find(|e| e["metadata"]["step"] == 0).unwrap();
         assert_eq!(unfinished["next"], json!(["model"]));
         assert_eq!(unfinished["tasks"][0]["name"], "model");
+    }
+}
+
+/// The ids of messages, in order; `None` without the channel.
+fn ids_of_messages(messages: Option<&Value>) -> Option<Vec<&Value>> {
+    messages.map(|messages| messages.as_array().unwrap().iter().map(|message| &message["id"]).collect())
+}
+
+/// Where a client that compares entries finds the checkpoint at which a message was first seen, it edits at the right
+/// place.
+#[tokio::test]
+async fn a_message_is_first_seen_in_the_entry_of_its_turn() {
+    for mode in MODES {
+        let gateway = with_turns("sqlite", mode, 3).await;
+        let entries = page(&gateway, json!({"limit": 100})).await;
+        let head = entries[0]["values"]["messages"].as_array().unwrap();
+        for (turn, message) in head.iter().step_by(2).enumerate() {
+            assert_eq!(message["content"], format!("turn {turn}"));
+            let has = |entry: &&Value| {
+                ids_of_messages(entry["values"].get("messages"))
+                    .is_some_and(|ids| ids.contains(&&message["id"]))
+            };
+            let first_seen = entries.iter().rfind(has).unwrap();
+            assert_eq!(texts(first_seen).len(), 2 * turn + 1, "the checkpoint of its input");
+            // An edit goes on from the parent.
+            let before = first_seen["parent_checkpoint"].clone();
+            let mut body = question("edited");
+            body["checkpoint"] = before;
+            gateway.post("/api/threads/t/runs/wait", body).await.ok();
+            let edited = gateway.state("t").await;
+            assert_eq!(texts(&edited).len(), 2 * turn + 2, "{mode}, turn {turn}");
+        }
+    }
+}
+
+/// The first entry has its messages whatever their size.
+#[tokio::test]
+async fn beyond_the_limit_in_bytes_entries_come_without_their_messages() {
+    for (bytes, expected) in [(0, 1..=1), (8_000, 2..=8), (8 << 20, 12..=12)] {
+        let sections = json!({"gateway": {"history_max_bytes": bytes}});
+        let gateway = Setup { sections, ..Setup::on("sqlite", "full") }.start().await;
+        gateway.create("t").await;
+        for turn in 0..4 {
+            gateway.ask("t", &format!("turn {turn} {}", "x".repeat(80))).await;
+        }
+        let entries = page(&gateway, json!({"limit": 100})).await;
+        assert_eq!(entries.len(), 13);
+        let has = |entry: &Value| entry["values"].get("messages").is_some();
+        let omitted = |entry: &Value| entry["metadata"].get("messages_omitted") == Some(&json!(true));
+        let with = entries.iter().take_while(|entry| has(entry)).count();
+        assert!(expected.contains(&with), "{bytes}: {with} entries have messages");
+        assert!(!entries[..with].iter().any(omitted), "{bytes}");
+        // The checkpoint before the first turn has none to leave out.
+        let (first, rest) = entries[with..].split_last().unwrap();
+        assert!(rest.iter().all(|entry| omitted(entry) && !has(entry)), "{bytes}");
+        assert!(!omitted(first) && !has(first), "{bytes}");
+        assert_eq!(texts(&entries[0]).len(), 8);
+        assert!(entries.iter().take(10).all(|entry| entry["values"]["title"].is_string()));
     }
 }
 
@@ -318,5 +379,20 @@ async fn the_duration_of_a_failed_run_comes_from_its_record() {
             messages[1]["additional_kwargs"]["turn_duration"].is_u64(),
             "the other one is known from its note"
         );
+    }
+}
+
+/// A read of the history notes what it had to look up. A run that comes at the same moment is not refused for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_right_after_a_read_is_not_refused_because_of_the_note_of_the_read() {
+    let script = json!({"rules": [{"answers": [{"error": {"kind": "fatal", "message": "no"}}]}]});
+    let gateway = Setup { script, ..Setup::on("sqlite", "full") }.start().await;
+    gateway.create("t").await;
+    for turn in 0..20 {
+        // A failed run has noted nothing.
+        let run = gateway.post("/api/threads/t/runs", question(&turn.to_string())).await;
+        assert_eq!(run.status, 200, "turn {turn}: {}", run.body);
+        gateway.join("t", run.body["run_id"].as_str().unwrap()).await;
+        gateway.history("t").await;
     }
 }

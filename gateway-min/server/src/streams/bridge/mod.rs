@@ -258,7 +258,11 @@ impl fmt::Debug for Publisher {
 impl Publisher {
     /// Publishes an event; never waits. After [`Self::end`] the event is dropped and has no id.
     pub fn publish(&self, event: &str, data: &Value) -> Option<EventId> {
-        let data = Bytes::from(data.to_string());
+        self.publish_text(event, data.to_string().into())
+    }
+
+    /// As [`Self::publish`], of data that is JSON text in one line.
+    pub(crate) fn publish_text(&self, event: &str, data: Bytes) -> Option<EventId> {
         let id = self.run.push(event.into(), data, self.bridge.clock.now_ms());
         self.relieve();
         id

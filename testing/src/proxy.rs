@@ -25,6 +25,8 @@ pub enum Cut {
     /// The server has carried it out; a message that does not belong there comes before its answer, as from a pooler that
     /// mixes up its clients.
     Stray,
+    /// The server has carried it out; the client gets the answer to the request before it on that connection instead.
+    Earlier,
 }
 
 /// The end of a copy that nobody began.
@@ -249,7 +251,7 @@ async fn answers(
     state: Arc<State>,
     waiting: Arc<Mutex<VecDeque<Option<Cut>>>>,
 ) {
-    let mut answer = Vec::new();
+    let (mut answer, mut earlier) = (Vec::new(), Vec::new());
     while let Some(message) = message(&mut server, true).await {
         let kind = message[0];
         let is_idle = message.last() == Some(&b'I');
@@ -265,8 +267,9 @@ async fn answers(
                 }
                 match cut {
                     Some(Cut::Stray) => answer.splice(..0, STRAY).for_each(drop),
+                    Some(Cut::Earlier) => answer.clone_from(&earlier),
                     Some(_) => return,
-                    None => {}
+                    None => earlier.clone_from(&answer),
                 }
             }
             // What is asked for a password, and what ends a session.

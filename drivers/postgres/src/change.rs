@@ -1,19 +1,19 @@
 //! A change of a thread: one call of the function `threadkeep_write`, which stores all of it or nothing. The usual commit
 //! has a function of its own: see [`Step`].
 
+use threadkeep::Result;
 use threadkeep::id::{Namespace, ThreadId};
-use threadkeep::{Error, Result};
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use crate::draft::Drafted;
 use crate::element::pack;
-use crate::error::{Trouble, unavailable};
+use crate::error::{STRAY, Trouble, unavailable};
 use crate::history::{History, Mark};
 use crate::keys;
 use crate::pool::{Ask, Param};
 use crate::record::needs;
-use crate::rows::{Node, ThreadRow, column, head_sum};
+use crate::rows::{Node, ThreadRow, head_sum};
 use crate::sql::Sql;
 use crate::step::Step;
 
@@ -184,7 +184,7 @@ impl Change {
             (&head_sums, Type::BYTEA_ARRAY),
         ];
         let rows = asks.ask(&sql.write, &params).await?;
-        Ok(won(&rows, 1)?[0])
+        Ok(answers(&rows, (1, self.to.nonce))?[0])
     }
 }
 
@@ -222,10 +222,18 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The answers of a statement that calls a writing function this many times.
-pub(crate) fn won(rows: &[tokio_postgres::Row], calls: usize) -> Result<Vec<bool>> {
-    match rows {
-        [row] if row.len() == calls => (0..calls).map(|call| column(row, call)).collect(),
-        _ => Err(Error::corrupt("an answer of the database", format!("{} rows of one", rows.len()))),
+/// The answers of a statement that calls a writing function this many times. The first column repeats the nonce that was
+/// sent: whatever stands between this process and the server, the answer to another statement acknowledges nothing.
+pub(crate) fn answers(
+    rows: &[tokio_postgres::Row],
+    (calls, nonce): (usize, Uuid),
+) -> Result<Vec<bool>, Trouble> {
+    if let [row] = rows
+        && row.len() == 1 + calls
+        && row.try_get::<_, Option<Uuid>>(0).is_ok_and(|found| found == Some(nonce))
+        && let Ok(answers) = (1..=calls).map(|call| row.try_get(call)).collect()
+    {
+        return Ok(answers);
     }
+    Err(Trouble::Again { reason: STRAY.to_owned(), in_doubt: true, renew: true })
 }

@@ -14,7 +14,7 @@ use futures::future::{join_all, select};
 use futures::pin_mut;
 use tokio::sync::oneshot;
 
-use crate::change::won;
+use crate::change::answers;
 use crate::error::{SILENT, Trouble};
 use crate::pool::Connections;
 use crate::step::{How, MOST, Step, statement};
@@ -120,7 +120,7 @@ impl Convoys {
         let (how, mut params) = (How { flushed: step.is_flushed(), waits: true }, Vec::new());
         step.add(&mut params, &how);
         let rows = lease.query(&self.statements[0], &params).await?;
-        Ok(won(&rows, 1)?[0])
+        Ok(answers(&rows, (1, step.to.nonce))?[0])
     }
 
     /// Takes a commit back that has not been sent.
@@ -143,7 +143,7 @@ impl Convoys {
                     step.add(&mut params, &how);
                 }
                 let rows = lease.query(&self.statements[steps.len() - 1], &params).await?;
-                Ok::<_, Trouble>(won(&rows, steps.len())?)
+                answers(&rows, (steps.len(), steps[0].to.nonce))
             };
             let deserted = join_all(replies.iter_mut().map(oneshot::Sender::closed));
             pin_mut!(sending, deserted);

@@ -28,6 +28,9 @@ pub(crate) const CLOSED: &str = "the store is closed; open it again";
 pub(crate) const OVERTAKEN: &str = "the server's answer was lost, and the thread was rewritten, deleted or written to many \
     times since";
 
+/// The answer is that to another statement.
+pub(crate) const STRAY: &str =
+    "an answer came that belongs to another statement, as from a pooler that mixes up its clients";
 /// The server does not answer.
 pub(crate) const SILENT: &str = "the server does not answer";
 

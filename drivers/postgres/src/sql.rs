@@ -43,7 +43,8 @@ pub(crate) struct Sql {
     pub(crate) look: String,
     /// `thread, null, epoch, next[]`: the same of a whole thread.
     pub(crate) look_at_all: String,
-    /// Stores a change of a thread if it is unchanged, and returns whether it was: see [`crate::change::Change`].
+    /// Stores a change of a thread if it is unchanged, and returns its new nonce and whether it was: see
+    /// [`crate::change::Change`].
     pub(crate) write: String,
     /// `thread, epoch, revision`, and what to remove: see [`crate::change::Removal`].
     pub(crate) remove: String,
@@ -200,7 +201,7 @@ impl Sql {
                 &hashes("$4", "$5"),
             ),
             look_at_all: about(&all, &hashes("$3", "$4")),
-            write: call("SELECT", "write", 27),
+            write: call("SELECT $8,", "write", 27),
             remove: fill(REMOVE),
             schema: schema.to_owned(),
         }

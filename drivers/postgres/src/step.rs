@@ -89,11 +89,12 @@ impl Step {
     }
 }
 
-/// The statement that carries out this many commits, and answers for each whether its thread was as expected.
+/// The statement that carries out this many commits, and answers for each whether its thread was as expected, after the
+/// new nonce of the first: see [`crate::change::answers`].
 pub(crate) fn statement(schema: &str, commits: usize) -> String {
     let call = |n: usize| {
         let arguments: Vec<_> = (n * ARGUMENTS + 1..=(n + 1) * ARGUMENTS).map(|n| format!("${n}")).collect();
         format!("{schema}.threadkeep_commit({})", arguments.join(", "))
     };
-    format!("SELECT {}", (0..commits).map(call).collect::<Vec<_>>().join(", "))
+    format!("SELECT $6, {}", (0..commits).map(call).collect::<Vec<_>>().join(", "))
 }

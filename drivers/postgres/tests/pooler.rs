@@ -7,10 +7,11 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::proxy::Proxy;
+use common::proxy::{Cut, Proxy};
 use common::talk::{Talk, note};
 use common::{database, open};
 use futures::future::join_all;
+use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Rewrite, Saver, StepCommit};
 use threadkeep_postgres::{Options, PostgresSaver};
@@ -95,4 +96,33 @@ async fn the_session_of_a_call_that_was_given_up_is_not_used_again() {
         tokio::join!(others, release);
     }
     assert_eq!(proxy.overlaps(), 0, "a free session had a statement under way");
+}
+
+/// A commit that lost is answered with the success of another thread's commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_to_another_commit_acknowledges_nothing() {
+    let database = database().await;
+    let proxy = Proxy::before(database.url()).await;
+    let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+    let saver = PostgresSaver::connect(proxy.url(), options).await.unwrap();
+    let other = open(database.url()).await;
+    let (mut talk, mut beside) = (Talk::new("t"), Talk::new("beside"));
+    let say = async |saver: &PostgresSaver, talk: &mut Talk, n| {
+        let step = talk.say(&note(n));
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    };
+    for n in 0..3 {
+        say(&saver, &mut talk, n).await;
+        say(&saver, &mut beside, n).await;
+    }
+    let lost = talk.say(&note(3));
+    say(&other, &mut talk, 4).await;
+    say(&saver, &mut beside, 3).await;
+    proxy.cut(0, Cut::Earlier);
+    let refused = saver.commit(lost).await;
+    assert!(proxy.mend(), "the answer was not replaced");
+    assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+    let head = other.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
+    assert_eq!(Some(head.checkpoint.id), talk.head);
 }

@@ -66,12 +66,13 @@ async fn what_is_asked_all_the_time_is_not_planned_anew() {
         talk.accept(&step);
     }
     saver.put_writes(&talk.key(), &talk.task(talk.messages.last().unwrap())).await.unwrap();
-    let call = |function: &str, arguments: usize| {
+    // Each repeats the nonce that it sets, which identifies the answer.
+    let call = |nonce: &str, function: &str, arguments: usize| {
         let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
-        format!("SELECT \"public\".threadkeep_{function}({})", arguments.join(", "))
+        format!("SELECT {nonce}, \"public\".threadkeep_{function}({})", arguments.join(", "))
     };
     // The first commit creates the thread; the last call puts writes.
-    let (write, commit) = (call("write", 27), call("commit", 24));
+    let (write, commit) = (call("$8", "write", 27), call("$6", "commit", 24));
     let mut expected = vec![commit; 21];
     (expected[0], expected[20]) = (write.clone(), write);
     assert_eq!(proxy.statements(), expected);

@@ -173,6 +173,25 @@ impl ListValue {
         self.elements.last()
     }
 
+    /// Whether the list begins with all elements of `base`. Compares only what the two do not share.
+    pub fn starts_with(&self, base: &Self) -> bool {
+        if base.len() > self.len() {
+            return false;
+        }
+        let (mut ours, mut theirs) = (self.elements.focus(), base.elements.focus());
+        let mut at = 0;
+        while at < base.len() {
+            let ((place, own), (base_place, other)) = (ours.chunk_at(at), theirs.chunk_at(at));
+            let (own, other) = (&own[at - place.start..], &other[at - base_place.start..]);
+            let len = own.len().min(other.len());
+            if !std::ptr::eq(own.as_ptr(), other.as_ptr()) && own[..len] != other[..len] {
+                return false;
+            }
+            at += len;
+        }
+        true
+    }
+
     /// Appends an element.
     pub fn push(&mut self, element: Element) {
         // Without positions, no lookup has happened yet.
@@ -367,12 +386,32 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(rebuilt, model.clone());
+                let at_base: ListValue = base.iter().cloned().collect();
+                prop_assert_eq!(list.starts_with(&at_base), model.starts_with(&base));
+                prop_assert!(list.starts_with(&list.clone()) && list.starts_with(&ListValue::default()));
                 for (i, e) in model.iter().enumerate() {
                     prop_assert_eq!(list.position(e.id().unwrap()), Some(i));
                 }
                 prop_assert_eq!(list.position("absent"), None);
                 prop_assert_eq!(list.bytes_len(), model.iter().map(|e| e.bytes().len()).sum::<usize>());
             }
+        }
+    }
+
+    #[test]
+    fn a_list_starts_with_those_that_it_grew_from() {
+        let mut list: ListValue = (0..700).map(|i| element(i, 0)).collect();
+        let mut older = vec![list.clone()];
+        for i in 700..1000 {
+            list.push(element(i, 0));
+            older.push(list.clone());
+        }
+        assert!(older.iter().all(|base| list.starts_with(base)));
+        assert!(!older[0].starts_with(&list), "it is longer");
+        for changed in [0, 63, 64, 699] {
+            let mut other = older[0].clone();
+            other.replace(changed, element(changed, 1));
+            assert!(!list.starts_with(&other), "{changed}");
         }
     }
 

@@ -1,20 +1,24 @@
 //! `threadkeep checkpoints`: lists, shows and compares the checkpoints of a thread.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::mem::discriminant;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
-use threadkeep::channel::{ChannelTable, MESSAGES_CHANNEL};
-use threadkeep::checkpoint::{CheckpointTuple, Stored, Write};
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::checkpoint::{ChannelEntry, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::deletion::{Lineage, RUN_ID_KEY};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
-use threadkeep::saver::{CheckpointSelector, Load, LocalKey};
-use threadkeep::value::ChannelValue;
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
+use threadkeep::metadata::Metadata;
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, LocalKey};
+use threadkeep::value::{ChannelValue, ListValue};
 
 use super::diff;
 use super::error::{OpsError, Result};
 use super::lineage::draw;
 use super::output::{Columns, NONE, Out, bytes, count, moment, one_line, or_dash, short, tail};
+use super::pages::Newest;
 use super::target::{StoreArgs, Target};
 use super::threads::{mode, namespace_name};
 
@@ -24,11 +28,12 @@ pub(crate) enum CheckpointsCommand {
     /// List the checkpoints of a thread, newest first, or draw its lineage as a tree.
     ///
     /// BY: the nodes whose writes created the checkpoint. NEXT: the nodes to run from it. MESSAGES: the messages in the
-    /// state; `?` if the state cannot be read, see `verify`. SIZE: what the checkpoint adds: metadata, values that its
-    /// parent does not have, and its task rows.
+    /// state; `?` if the state cannot be read, see `verify`. SIZE: what the checkpoint adds: metadata without the maps that
+    /// notes carry along, values that its parent does not have, and its task rows.
     #[command(after_help = "\
 Examples:
   threadkeep checkpoints list --thread my-thread --limit 20
+  threadkeep checkpoints list --thread my-thread --limit 20 --before 01a1fcab-c4a2-7779-938b-69cfe3835bcf
   threadkeep checkpoints list --thread my-thread --graph
   threadkeep checkpoints list --thread my-thread --json | jq 'select(.pending_rows > 0)'
 
@@ -96,8 +101,11 @@ pub(crate) struct List {
     /// Maximum checkpoints to list, newest first.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// Draw the lineage as a tree, oldest first.
-    #[arg(long, conflicts_with_all = ["limit", "json"])]
+    /// Only checkpoints older than this one.
+    #[arg(long, value_name = "CHECKPOINT")]
+    before: Option<CheckpointId>,
+    /// Draw the lineage as a tree, oldest first. Reads the whole thread.
+    #[arg(long, conflicts_with_all = ["limit", "before", "json"])]
     graph: bool,
     #[command(flatten)]
     store: StoreArgs,
@@ -132,55 +140,110 @@ struct Line {
     size: u64,
 }
 
-impl Line {
-    fn of(lineage: &Lineage<'_>, tuple: &CheckpointTuple, counts: &HashMap<LocalKey, Option<usize>>) -> Self {
-        let place = (tuple.namespace.clone(), tuple.checkpoint.id);
-        let parent = lineage.parent(tuple);
-        let rows = parent.map_or(&[][..], |parent| &parent.writes);
-        let by = tuple.checkpoint.applied.iter().filter_map(|task| rows.iter().find(|row| row.task == *task));
-        Self {
-            by: by.map(|row| row.node.to_string()).collect(),
-            run: tuple.metadata.extra.get(RUN_ID_KEY).and_then(Json::as_str).map(str::to_owned),
-            messages: counts.get(&place).copied().flatten(),
-            pending: lineage.get(&place).map_or(0, |tuple| lineage.pending(tuple).count()),
-            size: size(tuple, parent),
+/// What newer checkpoints say about older ones, for a reader that goes from the newest to the oldest: the children of
+/// each checkpoint, and the tasks that they applied.
+#[derive(Default)]
+struct Newer(HashMap<LocalKey, Children>);
+
+#[derive(Default)]
+struct Children {
+    ids: Vec<CheckpointId>,
+    applied: HashSet<TaskId>,
+}
+
+impl Newer {
+    /// Reads the checkpoints from the newest one down to this one.
+    async fn than(
+        target: &Target,
+        thread: &ThreadId,
+        namespace: Option<&Namespace>,
+        id: CheckpointId,
+    ) -> Result<Self> {
+        let query =
+            ListQuery { namespace: namespace.cloned(), load: Load::None, ..ListQuery::new(thread) };
+        let (mut newest, mut newer) = (Newest::new(&**target.saver(), query), Self::default());
+        loop {
+            let page = newest.next().await?;
+            page.iter().take_while(|tuple| tuple.checkpoint.id > id).for_each(|tuple| newer.add(tuple));
+            if page.last().is_none_or(|last| last.checkpoint.id <= id) {
+                return Ok(newer);
+            }
         }
     }
+
+    fn add(&mut self, tuple: &CheckpointTuple) {
+        if let Some(parent) = tuple.parent {
+            let children = self.0.entry((tuple.namespace.clone(), parent)).or_default();
+            children.ids.push(tuple.checkpoint.id);
+            children.applied.extend(&tuple.checkpoint.applied);
+        }
+    }
+
+    fn children(&self, tuple: &CheckpointTuple) -> Option<&Children> {
+        self.0.get(&(tuple.namespace.clone(), tuple.checkpoint.id))
+    }
+
+    /// The rows under a checkpoint that no child applied.
+    fn pending<'t>(&self, tuple: &'t CheckpointTuple) -> impl Iterator<Item = &'t TaskWrites> {
+        let children = self.children(tuple);
+        let is_pending =
+            move |row: &&TaskWrites| children.is_none_or(|children| !children.applied.contains(&row.task));
+        tuple.writes.iter().filter(is_pending)
+    }
+}
+
+/// The lines of checkpoints that come newest first, all with their values. `newer` knows of those that came before, and
+/// learns of these.
+async fn lines(target: &Target, page: &[CheckpointTuple], newer: &mut Newer) -> Result<Vec<Line>> {
+    page.iter().for_each(|tuple| newer.add(tuple));
+    let mut known: HashMap<LocalKey, CheckpointTuple> =
+        page.iter().map(|tuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple.clone())).collect();
+    let mut messages = Messages { target, values: HashMap::new() };
+    let mut lines = Vec::with_capacity(page.len());
+    for tuple in page.iter().rev() {
+        let parent = match tuple.parent {
+            Some(id) => {
+                let place = (tuple.namespace.clone(), id);
+                if !known.contains_key(&place)
+                    && let Some(parent) = stored_at(target, &tuple.thread, &place.0, id).await?
+                {
+                    known.insert(place.clone(), parent);
+                }
+                known.get(&place)
+            }
+            None => None,
+        };
+        let rows = parent.map_or(&[][..], |parent| &parent.writes);
+        let by = tuple.checkpoint.applied.iter().filter_map(|task| rows.iter().find(|row| row.task == *task));
+        lines.push(Line {
+            by: by.map(|row| row.node.to_string()).collect(),
+            run: tuple.metadata.extra.get(RUN_ID_KEY).and_then(Json::as_str).map(str::to_owned),
+            messages: messages.count(tuple, parent).await,
+            pending: newer.pending(tuple).count(),
+            size: size(tuple, parent),
+        });
+    }
+    lines.reverse();
+    Ok(lines)
 }
 
 async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
     let thread = ThreadId::from(asked.thread.as_str());
-    let image = target.image(&thread).await?;
-    let lineage = Lineage::new(&image);
-    let counts = message_counts(&lineage, &target.table);
     let namespace = asked.namespace.as_deref().map(Namespace::from);
-    if let Some(namespace) =
-        namespace.as_ref().filter(|wanted| !image.checkpoints.keys().any(|(ns, _)| ns == *wanted))
-    {
+    if let Some(namespace) = &namespace {
         target.checkpoint(&thread, namespace, None).await?;
+    } else {
+        target.newest(&thread).await?;
     }
-    let wanted = |(ns, _): &&LocalKey| namespace.as_ref().is_none_or(|wanted| ns == wanted);
     if asked.graph {
-        let namespaces: BTreeSet<&Namespace> =
-            image.checkpoints.keys().filter(wanted).map(|(ns, _)| ns).collect();
-        let many = namespaces.len() > 1;
-        for namespace in namespaces {
-            if many {
-                out.line(format!("namespace {}", one_line(&namespace_name(namespace))))?;
-            }
-            let label = |place: &LocalKey| match lineage.get(place) {
-                Some(tuple) => graph_label(tuple, &Line::of(&lineage, tuple, &counts)),
-                None => String::new(),
-            };
-            for line in draw(&lineage, namespace, label) {
-                out.line(line)?;
-            }
-        }
-        return Ok(());
+        return graph(target, out, &thread, namespace.as_ref()).await;
     }
-    let mut places: Vec<&LocalKey> = image.checkpoints.keys().filter(wanted).collect();
-    places.sort_by(|(a_ns, a), (b_ns, b)| b.cmp(a).then_with(|| a_ns.cmp(b_ns)));
-    places.truncate(asked.limit.unwrap_or(usize::MAX));
+    let mut newer = match asked.before {
+        Some(before) => Newer::than(target, &thread, namespace.as_ref(), before).await?,
+        None => Newer::default(),
+    };
+    let query = ListQuery { namespace, before: asked.before, limit: asked.limit, ..ListQuery::new(&thread) };
+    let mut newest = Newest::new(&**target.saver(), query);
     let mut table = Columns::new(&[
         "CHECKPOINT",
         "TIME",
@@ -196,31 +259,80 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
         "PENDING>",
         "SIZE>",
     ]);
-    for place in places {
-        let tuple = &image.checkpoints[place];
-        let line = Line::of(&lineage, tuple, &counts);
-        if asked.json {
-            out.json(&as_json(tuple, &line))?;
-            continue;
+    let mut left = asked.limit.unwrap_or(usize::MAX);
+    let (mut last, mut more) = (None, false);
+    while left > 0 {
+        let mut page = newest.next().await?;
+        more |= page.len() > left;
+        page.truncate(left);
+        left -= page.len();
+        let Some(oldest) = page.last() else { break };
+        last = Some(oldest.checkpoint.id);
+        for (tuple, line) in page.iter().zip(lines(target, &page, &mut newer).await?) {
+            if asked.json {
+                out.json(&as_json(tuple, &line))?;
+                continue;
+            }
+            table.row([
+                tuple.checkpoint.id.to_string(),
+                moment(tuple.checkpoint.id),
+                tuple.parent.map_or_else(|| NONE.to_owned(), tail),
+                namespace_name(&tuple.namespace),
+                source(tuple),
+                tuple.metadata.step.to_string(),
+                list_or_dash(&line.by),
+                list_or_dash(&tuple.checkpoint.next),
+                line.run.map_or_else(|| NONE.to_owned(), |run| short(&run, 13)),
+                marked_mode(tuple),
+                line.messages.map_or_else(|| "?".to_owned(), count),
+                count(line.pending),
+                bytes(line.size),
+            ]);
         }
-        table.row([
-            place.1.to_string(),
-            moment(place.1),
-            tuple.parent.map_or_else(|| NONE.to_owned(), tail),
-            namespace_name(&place.0),
-            source(tuple),
-            tuple.metadata.step.to_string(),
-            list_or_dash(&line.by),
-            list_or_dash(&tuple.checkpoint.next),
-            line.run.map_or_else(|| NONE.to_owned(), |run| short(&run, 13)),
-            marked_mode(tuple),
-            line.messages.map_or_else(|| "?".to_owned(), count),
-            count(line.pending),
-            bytes(line.size),
-        ]);
     }
     if !asked.json {
-        out.table(&table)?;
+        match last {
+            None => out.line("No checkpoint is older than that one.")?,
+            Some(last) => {
+                out.table(&table)?;
+                if more || (left == 0 && newest.has_more().await?) {
+                    out.line(format!("There are more; continue with --before {last}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn graph(
+    target: &Target,
+    out: &mut Out,
+    thread: &ThreadId,
+    namespace: Option<&Namespace>,
+) -> Result<()> {
+    let image = target.image(thread).await?;
+    let mut tuples: Vec<CheckpointTuple> = image.checkpoints.values().cloned().collect();
+    tuples.sort_by_key(|tuple| Reverse(tuple.checkpoint.id));
+    let labels = lines(target, &tuples, &mut Newer::default()).await?;
+    let labels: HashMap<LocalKey, String> = tuples
+        .iter()
+        .zip(&labels)
+        .map(|(tuple, line)| {
+            ((tuple.namespace.clone(), tuple.checkpoint.id), graph_label(tuple, line))
+        })
+        .collect();
+    let lineage = Lineage::new(&image);
+    let namespaces = image.checkpoints.keys().map(|(ns, _)| ns);
+    let namespaces: BTreeSet<&Namespace> =
+        namespaces.filter(|ns| namespace.is_none_or(|wanted| *ns == wanted)).collect();
+    let many = namespaces.len() > 1;
+    for namespace in namespaces {
+        if many {
+            out.line(format!("namespace {}", one_line(&namespace_name(namespace))))?;
+        }
+        for line in draw(&lineage, namespace, |place| labels.get(place).cloned().unwrap_or_default()) {
+            out.line(line)?;
+        }
     }
     Ok(())
 }
@@ -274,70 +386,96 @@ fn marked_mode(tuple: &CheckpointTuple) -> String {
 
 /// What a checkpoint adds, in bytes of encoded values.
 fn size(tuple: &CheckpointTuple, parent: Option<&CheckpointTuple>) -> u64 {
-    let metadata = Json::Object(tuple.metadata.to_json()).to_string().len();
-    let held = |name: &ChannelName| parent.and_then(|parent| parent.checkpoint.channels.get(name));
-    let own = tuple.checkpoint.channels.iter().filter(|(name, entry)| held(name) != Some(*entry));
+    let metadata = Json::Object(own_metadata(tuple).to_json()).to_string().len();
+    let held = |name: &ChannelName, entry: &ChannelEntry| {
+        let held = parent.and_then(|parent| parent.checkpoint.channels.get(name));
+        held.is_some_and(|held| {
+            held.version == entry.version && discriminant(&held.stored) == discriminant(&entry.stored)
+        })
+    };
+    let own = tuple.checkpoint.channels.iter().filter(|(name, entry)| !held(name, entry));
     let own: usize = own.filter_map(|(_, entry)| entry.stored.value()).map(ChannelValue::encoded_len).sum();
     let rows: usize =
         tuple.writes.iter().flat_map(|row| &row.writes).map(|write| write.value.encoded_len()).sum();
     (metadata + own + rows) as u64
 }
 
-/// The number of messages at every checkpoint; `None` where the state cannot be read. Each state is derived from its
-/// parent's.
-fn message_counts(lineage: &Lineage<'_>, table: &ChannelTable) -> HashMap<LocalKey, Option<usize>> {
-    let channel = ChannelName::from(MESSAGES_CHANNEL);
-    let mut values: HashMap<LocalKey, Option<ChannelValue>> = HashMap::new();
-    for (place, tuple) in &lineage.image().checkpoints {
-        let entry = tuple.checkpoint.channels.get(&channel);
-        let value = match entry.map(|entry| &entry.stored) {
+/// The metadata of a checkpoint without the large maps, which notes carry along.
+fn own_metadata(tuple: &CheckpointTuple) -> Metadata {
+    Metadata { extra: tuple.metadata.extra.split().0.into(), ..tuple.metadata.clone() }
+}
+
+/// Counts the messages of checkpoints, parents before their children: a state is derived from its parent's.
+struct Messages<'a> {
+    target: &'a Target,
+    values: HashMap<LocalKey, Option<ChannelValue>>,
+}
+
+impl Messages<'_> {
+    /// The number of messages; `None` if the state cannot be read.
+    async fn count(&mut self, tuple: &CheckpointTuple, parent: Option<&CheckpointTuple>) -> Option<usize> {
+        let channel = ChannelName::from(MESSAGES_CHANNEL);
+        let value = match tuple.checkpoint.channels.get(&channel).map(|entry| &entry.stored) {
+            None => return Some(0),
             Some(Stored::Value(value) | Stored::Snapshot(value)) => Some(value.clone()),
-            Some(Stored::Sentinel) => lineage.parent(tuple).and_then(|parent| {
-                let at = (parent.namespace.clone(), parent.checkpoint.id);
-                let current = match parent.checkpoint.channels.get(&channel) {
-                    Some(_) => Some(values.get(&at)?.clone()?),
-                    None => None,
-                };
-                let mut writes: Vec<&Write> = Vec::new();
-                for task in &tuple.checkpoint.applied {
-                    let row = parent.writes.iter().find(|row| row.task == *task)?;
-                    writes.extend(row.writes.iter().filter(|write| write.channel == channel));
-                }
-                table.behaviour(&channel)?.apply(&channel, current, &writes).ok()?
-            }),
-            Some(Stored::Held) | None => None,
+            Some(Stored::Sentinel) => self.replayed(tuple, parent, &channel).await,
+            Some(Stored::Held) => None,
         };
-        values.insert(place.clone(), value);
+        let count = value.as_ref().and_then(|value| value.as_list().map(ListValue::len));
+        self.values.insert((tuple.namespace.clone(), tuple.checkpoint.id), value);
+        count
     }
-    let counted = |(place, value): (LocalKey, Option<ChannelValue>)| {
-        let written =
-            lineage.get(&place).is_some_and(|tuple| tuple.checkpoint.channels.contains_key(&channel));
-        let count = match value {
-            Some(ChannelValue::List(list)) => Some(list.len()),
-            Some(ChannelValue::Plain(_)) => None,
-            None if written => None,
-            None => Some(0),
+
+    async fn replayed(
+        &self,
+        tuple: &CheckpointTuple,
+        parent: Option<&CheckpointTuple>,
+        channel: &ChannelName,
+    ) -> Option<ChannelValue> {
+        let parent = parent?;
+        let current = match parent.checkpoint.channels.get(channel).map(|entry| &entry.stored) {
+            None => None,
+            Some(Stored::Value(value) | Stored::Snapshot(value)) => Some(value.clone()),
+            Some(_) => match self.values.get(&(parent.namespace.clone(), parent.checkpoint.id)) {
+                Some(value) => Some(value.clone()?),
+                None => Some(self.read(parent, channel).await?),
+            },
         };
-        (place, count)
-    };
-    values.into_iter().map(counted).collect()
+        let mut writes: Vec<&Write> = Vec::new();
+        for task in &tuple.checkpoint.applied {
+            let row = parent.writes.iter().find(|row| row.task == *task)?;
+            writes.extend(row.writes.iter().filter(|write| write.channel == *channel));
+        }
+        self.target.table.behaviour(channel)?.apply(channel, current, &writes).ok()?
+    }
+
+    /// The value at a checkpoint, replayed from its nearest snapshot.
+    async fn read(&self, tuple: &CheckpointTuple, channel: &ChannelName) -> Option<ChannelValue> {
+        let accessor = self.target.accessor(&tuple.namespace);
+        let load = Load::Only([channel.clone()].into());
+        let state = accessor.get_loading(&tuple.thread, Some(tuple.checkpoint.id), load).await.ok()??;
+        state.value(channel.as_str()).cloned()
+    }
 }
 
 async fn show(target: &Target, out: &mut Out, id: Option<CheckpointId>, at: &At) -> Result<()> {
     let (thread, namespace) = at.place();
     let id = target.checkpoint(&thread, &namespace, id).await?;
-    let image = target.image(&thread).await?;
-    let lineage = Lineage::new(&image);
-    let place = (namespace.clone(), id);
-    let Some(tuple) = lineage.get(&place) else {
+    let Some(tuple) = stored_at(target, &thread, &namespace, id).await? else {
         // It was deleted between the two reads.
         return Err(OpsError::NoCheckpoint { thread, checkpoint: id, near: String::new() });
     };
-    let children: Vec<String> =
-        lineage.children(&place).iter().map(|child| child.checkpoint.id.to_string()).collect();
-    let applied: BTreeSet<_> =
-        lineage.children(&place).iter().flat_map(|child| &child.checkpoint.applied).collect();
-    let line = Line::of(&lineage, tuple, &message_counts(&lineage, &target.table));
+    let mut newer = Newer::than(target, &thread, Some(&namespace), id).await?;
+    let Some(line) = lines(target, std::slice::from_ref(&tuple), &mut newer).await?.pop() else {
+        return Ok(());
+    };
+    let tuple = &tuple;
+    let of_children = newer.children(tuple);
+    let mut children: Vec<String> =
+        of_children.map(|children| children.ids.iter().map(ToString::to_string).collect()).unwrap_or_default();
+    children.sort();
+    let is_pending =
+        |row: &TaskWrites| of_children.is_none_or(|children| !children.applied.contains(&row.task));
     if at.json {
         let mut document = as_json(tuple, &line);
         let channels = tuple.checkpoint.channels.iter().map(|(name, entry)| {
@@ -354,7 +492,7 @@ async fn show(target: &Target, out: &mut Out, id: Option<CheckpointId>, at: &At)
             });
             json!({
                 "task": row.task.to_string(), "node": row.node.as_str(), "index": row.index,
-                "pending": !applied.contains(&row.task), "writes": writes.collect::<Vec<_>>(),
+                "pending": is_pending(row), "writes": writes.collect::<Vec<_>>(),
             })
         });
         let more = json!({
@@ -409,7 +547,7 @@ async fn show(target: &Target, out: &mut Out, id: Option<CheckpointId>, at: &At)
                 row.index.to_string(),
                 list_or_dash(&writes),
                 bytes(size as u64),
-                if applied.contains(&row.task) { "yes" } else { "no, pending" }.to_owned(),
+                if is_pending(row) { "no, pending" } else { "yes" }.to_owned(),
             ]);
         }
         out.table(&table)?;
@@ -430,20 +568,30 @@ fn elements(value: &ChannelValue) -> Option<usize> {
     value.as_list().map(threadkeep::value::ListValue::len)
 }
 
-/// The raw checkpoint, with every value.
-pub(crate) async fn raw(
+/// The checkpoint as it is stored, with every value, if it exists.
+async fn stored_at(
     target: &Target,
     thread: &ThreadId,
     namespace: &Namespace,
     id: CheckpointId,
-) -> Result<CheckpointTuple> {
+) -> Result<Option<CheckpointTuple>> {
     let at = CheckpointSelector {
         namespace: namespace.clone(),
         id: Some(id),
         load: Load::All,
         ..CheckpointSelector::head(thread)
     };
-    let found = target.saver().get(&at).await?;
+    Ok(target.saver().get(&at).await?)
+}
+
+/// The checkpoint as it is stored, which must exist.
+pub(crate) async fn raw(
+    target: &Target,
+    thread: &ThreadId,
+    namespace: &Namespace,
+    id: CheckpointId,
+) -> Result<CheckpointTuple> {
+    let found = stored_at(target, thread, namespace, id).await?;
     found.ok_or_else(|| OpsError::NoCheckpoint {
         thread: thread.clone(),
         checkpoint: id,

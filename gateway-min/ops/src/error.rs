@@ -22,6 +22,8 @@ pub enum Exit {
     Found = 3,
     /// Nothing was changed, because the change was not confirmed.
     Refused = 4,
+    /// Ctrl-C ended it early. What was done stays done.
+    Interrupted = 130,
 }
 
 impl From<Exit> for std::process::ExitCode {
@@ -99,6 +101,16 @@ pub(crate) enum OpsError {
     /// The command does not support this.
     #[error("{0}")]
     Unsupported(String),
+    /// Ctrl-C ended a pass early.
+    #[error("interrupted: {done} of {total} {what}; what was done stays, and the same command does the rest")]
+    Interrupted {
+        /// What is counted.
+        what: &'static str,
+        /// How many are done.
+        done: String,
+        /// How many there are.
+        total: String,
+    },
     /// The change was not confirmed.
     #[error("nothing was changed: {0}")]
     Refused(&'static str),
@@ -121,6 +133,7 @@ impl OpsError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Refused(_) => Exit::Refused,
+            Self::Interrupted { .. } => Exit::Interrupted,
             // The reader has closed the pipe and needs no more: `threadkeep threads list | head`.
             Self::Output(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
             _ => Exit::Error,

@@ -14,9 +14,11 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod interrupt;
 mod keys;
 mod lineage;
 mod output;
+mod pages;
 mod plan;
 mod progress;
 mod prune;
@@ -177,7 +179,10 @@ impl StoreCommand {
 /// Runs a command: results go to stdout, errors and progress to stderr.
 pub async fn run(command: &OpsCommand) -> Exit {
     let mut out = Out::stdout();
-    let result = command.0.carry_out(&mut out).await;
+    let result = tokio::select! {
+        result = command.0.carry_out(&mut out) => result,
+        () = interrupt::again() => Ok(Exit::Interrupted),
+    };
     let flushed = out.flush().map_err(error::OpsError::from);
     match result.and_then(|exit| flushed.map(|()| exit)) {
         Ok(exit) => exit,

@@ -5,6 +5,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::error::{OpsError, Result};
+use super::interrupt;
+use super::output::number;
+
 /// How often a line is written if there is no bar.
 const PACE: Duration = Duration::from_secs(10);
 
@@ -22,11 +26,14 @@ impl Progress {
     pub(crate) fn new(what: &'static str, total: u64) -> Self {
         let bar = (total > 1 && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(total);
-            if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len}, {eta} left") {
+            if let Ok(style) = ProgressStyle::with_template("[{bar:40}] {human_pos} of {human_len} {msg}, {eta} left") {
                 bar.set_style(style);
             }
             bar.with_message(what)
         });
+        if total > 1 {
+            interrupt::watch();
+        }
         Self { what, bar, total, done: 0, said: Instant::now() }
     }
 
@@ -38,8 +45,29 @@ impl Progress {
         } else if self.said.elapsed() >= PACE {
             self.said = Instant::now();
             // Nobody may be reading stderr.
-            let _ = writeln!(std::io::stderr(), "{}: {done} of {}", self.what, self.total);
+            let _ = writeln!(std::io::stderr(), "{} of {} {}", number(done), number(self.total), self.what);
         }
+    }
+
+    /// Prints a line above the bar.
+    pub(crate) fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            // Nobody may be reading stderr.
+            None => drop(writeln!(std::io::stderr(), "{line}")),
+        }
+    }
+
+    /// Whether Ctrl-C ends the operation here.
+    ///
+    /// # Errors
+    /// [`OpsError::Interrupted`] if so.
+    pub(crate) fn interrupted(&self) -> Result<()> {
+        if interrupt::asked() {
+            let (done, total) = (number(self.done), number(self.total));
+            return Err(OpsError::Interrupted { what: self.what, done, total });
+        }
+        Ok(())
     }
 
     /// Records one more part.

@@ -1,16 +1,17 @@
 //! `threadkeep threads`: lists threads, and shows what they hold and how much space they take.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::CheckpointTuple;
-use threadkeep::deletion::{Lineage, Stats};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
-use threadkeep::saver::{CheckpointSelector, Load, ThreadImage};
+use threadkeep::deletion::{Counting, Stats};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 
-use super::error::Result;
+use super::error::{OpsError, Result};
 use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short};
+use super::pages::Newest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
 use threadkeep_records::ThreadRow;
@@ -159,6 +160,7 @@ pub(crate) fn mode(tuple: &CheckpointTuple) -> &'static str {
 }
 
 /// The contents of a namespace.
+#[derive(Debug, Default)]
 struct Chain {
     checkpoints: usize,
     delta: usize,
@@ -166,42 +168,61 @@ struct Chain {
     leaves: usize,
     pending: usize,
     duration: usize,
-    first: CheckpointId,
-    head: CheckpointId,
+    first: Option<CheckpointId>,
+    head: Option<CheckpointId>,
     step: i64,
+    /// The parents of the checkpoints seen so far that were not seen themselves, with the tasks that their children
+    /// applied.
+    awaited: HashMap<CheckpointId, HashSet<TaskId>>,
 }
 
-fn chains(image: &ThreadImage) -> BTreeMap<Namespace, Chain> {
-    let lineage = Lineage::new(image);
-    let mut chains: BTreeMap<Namespace, Chain> = BTreeMap::new();
-    for (place, tuple) in &image.checkpoints {
-        let chain = chains.entry(place.0.clone()).or_insert(Chain {
-            checkpoints: 0,
-            delta: 0,
-            roots: 0,
-            leaves: 0,
-            pending: 0,
-            duration: 0,
-            first: place.1,
-            head: place.1,
-            step: 0,
-        });
-        chain.checkpoints += 1;
-        chain.delta += usize::from(tuple.metadata.is_delta());
-        chain.roots += usize::from(tuple.parent.is_none());
-        chain.leaves += usize::from(lineage.children(place).is_empty());
-        chain.pending += lineage.pending(tuple).count();
-        chain.duration += usize::from(tuple.metadata.is_duration_only());
-        (chain.head, chain.step) = (place.1, tuple.metadata.step);
+impl Chain {
+    /// Adds a checkpoint, newest first: its children came before it.
+    fn add(&mut self, tuple: &CheckpointTuple) {
+        let id = tuple.checkpoint.id;
+        let children = self.awaited.remove(&id);
+        self.leaves += usize::from(children.is_none());
+        let applied = children.unwrap_or_default();
+        self.pending += tuple.writes.iter().filter(|row| !applied.contains(&row.task)).count();
+        match tuple.parent {
+            Some(parent) => self.awaited.entry(parent).or_default().extend(&tuple.checkpoint.applied),
+            None => self.roots += 1,
+        }
+        self.checkpoints += 1;
+        self.delta += usize::from(tuple.metadata.is_delta());
+        self.duration += usize::from(tuple.metadata.is_duration_only());
+        if self.head.is_none() {
+            (self.head, self.step) = (Some(id), tuple.metadata.step);
+        }
+        self.first = Some(id);
     }
-    chains
+}
+
+/// What a thread, which must exist, holds. Reads it page by page.
+async fn contents(target: &Target, thread: &ThreadId) -> Result<(Stats, BTreeMap<Namespace, Chain>)> {
+    let (mut counting, mut chains) = (Counting::default(), BTreeMap::<Namespace, Chain>::new());
+    let query = ListQuery { namespace: None, ..ListQuery::new(thread) };
+    let mut newest = Newest::new(&**target.saver(), query);
+    loop {
+        let page = newest.next().await?;
+        if page.is_empty() {
+            break;
+        }
+        for tuple in &page {
+            counting.add(tuple);
+            chains.entry(tuple.namespace.clone()).or_default().add(tuple);
+        }
+    }
+    if chains.is_empty() {
+        target.newest(thread).await?;
+    }
+    Ok((counting.stats(), chains))
 }
 
 async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> Result<()> {
-    let image = target.image(thread).await?;
+    let (stats, chains) = contents(target, thread).await?;
     let record = target.record(thread).await?;
     let title = title(record.as_ref(), head(target, thread).await?.as_ref());
-    let (stats, chains) = (Stats::of(&image), chains(&image));
     let stored = stored(target, thread).await?;
     if json {
         let namespaces: Vec<Json> = chains
@@ -210,8 +231,9 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
                 json!({
                     "namespace": namespace.as_str(), "checkpoints": chain.checkpoints, "delta": chain.delta,
                     "roots": chain.roots, "leaves": chain.leaves, "pending_rows": chain.pending,
-                    "duration_only": chain.duration, "head": chain.head.to_string(), "step": chain.step,
-                    "first_at": chain.first.created_at(), "last_at": chain.head.created_at(),
+                    "duration_only": chain.duration, "head": chain.head.map(|id| id.to_string()), "step": chain.step,
+                    "first_at": chain.first.map(|id| id.created_at()),
+                    "last_at": chain.head.map(|id| id.created_at()),
                 })
             })
             .collect();
@@ -235,7 +257,7 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
         out.line(format!("status    {}", record.status.as_str()))?;
         out.line(format!("created   {}", record.created_at.to_rfc3339()))?;
     }
-    let logical = stats.checkpoint_bytes + stats.blob_bytes + stats.write_bytes;
+    let logical = stats.logical();
     let stored = stored.map_or_else(String::new, |stored| format!(", {} stored", bytes(stored)));
     out.line(format!(
         "holds     {} checkpoints, {} values, {} writes: {} logical{stored}",
@@ -267,8 +289,8 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
             count(chain.pending),
             count(chain.duration),
             chain.step.to_string(),
-            chain.head.to_string(),
-            moment(chain.head),
+            or_dash(chain.head),
+            or_dash(chain.head.map(moment)),
         ]);
     }
     out.table(&table)?;
@@ -301,13 +323,20 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
     } else {
         asked.thread.iter().map(|id| ThreadId::from(id.as_str())).collect()
     };
-    let mut usages = Vec::with_capacity(threads.len());
+    let (mut usages, mut stopped) = (Vec::with_capacity(threads.len()), Ok(()));
     let mut progress = Progress::new("threads read", threads.len() as u64);
     for thread in threads {
-        let stats = Stats::of(&target.image(&thread).await?);
+        stopped = progress.interrupted();
+        if stopped.is_err() {
+            break;
+        }
+        let stats = match contents(target, &thread).await {
+            // It was deleted since the threads were listed.
+            Err(OpsError::NoThread { .. }) if asked.thread.is_empty() => continue,
+            contents => contents?.0,
+        };
         let stored = stored(target, &thread).await?;
-        let logical = stats.checkpoint_bytes + stats.blob_bytes + stats.write_bytes;
-        usages.push(Usage { thread, checkpoints: stats.checkpoint_rows, logical, stored });
+        usages.push(Usage { thread, checkpoints: stats.checkpoint_rows, logical: stats.logical(), stored });
         progress.next();
     }
     drop(progress);
@@ -320,7 +349,7 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
                 "logical_bytes": usage.logical, "stored_bytes": usage.stored,
             }))?;
         }
-        return Ok(());
+        return stopped;
     }
     let total: u64 = usages.iter().map(weight).sum();
     let mut table = Columns::new(&["THREAD", "CHECKPOINTS>", "LOGICAL>", "STORED>", "%>", ""]);
@@ -353,5 +382,5 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
             bytes(size.free)
         ))?;
     }
-    Ok(())
+    stopped
 }

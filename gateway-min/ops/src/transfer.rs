@@ -1,40 +1,48 @@
-//! `threadkeep export` and `threadkeep import`: a thread to a file and back ([`super::archive`] is the format).
+//! `threadkeep export` and `threadkeep import`: threads to files and back ([`super::archive`] is the format).
 
-use std::fs::File;
-use std::io::{self, BufReader, BufWriter, IsTerminal as _, Write as _};
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{Revision, Rewrite, ThreadImage};
+use threadkeep::saver::{ListQuery, Load, Revision, Rewrite};
 
-use super::archive::{Archive, ArchiveError, MAX_PLACES, Record, Source, Written, read_within, write};
+use super::archive::{Archive, ArchiveError, MAX_PLACES, Record, Source, Writer, Written, read_within};
 use super::error::{OpsError, Result};
 use super::output::{Out, bytes, number, one_line};
-use super::target::{StoreArgs, Target};
-use threadkeep_files::NewFile;
+use super::pages::Oldest;
+use super::progress::Progress;
+use super::target::{StoreArgs, Target, Threads};
+use threadkeep_files::{NewFile, create_private_dir, thread_name};
 use threadkeep_records::NewThread;
 
 /// The file name that means stdout or stdin.
 const STANDARD: &str = "-";
+/// The ending of exported files in a directory.
+const ENDING: &str = "ndjson";
+/// How often the export of a thread to a file begins again because the thread was pruned or converted meanwhile.
+const ATTEMPTS: usize = 4;
 
-/// Write a thread to a file that any store can import.
+/// Write a thread to a file that any store can import, or every thread to a directory.
 ///
-/// The file is text, one JSON document per line, with a hash over the whole; gateway-min/ops/src/export.md
-/// describes the format. It holds the complete thread, in its current mode, and the gateway's title, owner and
-/// metadata, but no runs or events.
+/// A file is text, one JSON document per line, with a hash over the whole; gateway-min/ops/src/export.md
+/// describes the format. It holds the complete thread as it was at one moment, in its current mode, and the gateway's
+/// title, owner and metadata, but no runs or events. Runs can go on meanwhile.
+///
+/// With --all, a file that is there already is left alone, so an interrupted export can be repeated.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   threadkeep export --thread my-thread --out my-thread.ndjson
-  threadkeep export --thread my-thread | zstd > my-thread.ndjson.zst")]
+  threadkeep export --thread my-thread | zstd > my-thread.ndjson.zst
+  threadkeep export --all --out exported/")]
 pub(crate) struct ExportCommand {
-    /// The thread.
-    #[arg(long, value_name = "ID")]
-    thread: String,
-    /// The file, which must not exist; - for stdout.
-    #[arg(long, value_name = "FILE", default_value = STANDARD)]
+    #[command(flatten)]
+    threads: Threads,
+    /// The file, which must not exist; - for stdout. With --all, a directory, which is created if necessary.
+    #[arg(long, value_name = "PATH", default_value = STANDARD)]
     out: PathBuf,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -42,32 +50,90 @@ pub(crate) struct ExportCommand {
 
 impl ExportCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
-        let thread = ThreadId::from(self.thread.as_str());
-        let image = target.image(&thread).await?;
-        let record = target.record(&thread).await?.map(|row| Record {
-            title: row.display_name,
-            owner: row.user_id,
-            assistant: row.assistant_id,
-            metadata: row.metadata,
-        });
-        if self.out == Path::new(STANDARD) {
-            return match write(&image, source(target), record, out) {
-                Ok(_) => Ok(()),
-                Err(ArchiveError::Io { cause, .. }) => Err(OpsError::Output(cause)),
-                Err(error) => Err(OpsError::Archive { file: "stdout".to_owned(), error }),
-            };
+        let standard = self.out == Path::new(STANDARD);
+        let threads = target.threads(&self.threads).await?;
+        match &threads[..] {
+            [thread] if !self.threads.are_all() => {
+                let record = record(target, thread).await?;
+                if standard {
+                    return match write(target, thread, record, out).await {
+                        Ok(_) => Ok(()),
+                        Err(OpsError::Archive { error: ArchiveError::Io { cause, .. }, .. }) => {
+                            Err(OpsError::Output(cause))
+                        }
+                        Err(error) => Err(error),
+                    };
+                }
+                let written = to_file(target, thread, record, &self.out).await?;
+                let written = told(&written);
+                out.line(format!("{}: thread {}, {written}.", shown(&self.out), one_line(thread.as_str())))?;
+                Ok(())
+            }
+            _ if standard => Err(OpsError::Unsupported(
+                "several threads need a directory: --out DIRECTORY".to_owned(),
+            )),
+            threads => self.many(target, out, threads).await,
         }
-        let written = to_file(&self.out, &image, source(target), record)?;
-        out.line(format!(
-            "{}: thread {}, {} checkpoints, {} elements, {}.",
-            one_line(&self.out.display().to_string()),
-            one_line(&self.thread),
-            number(written.checkpoints),
-            number(written.elements),
-            bytes(written.bytes)
-        ))?;
-        Ok(())
     }
+
+    /// Exports each thread to a file of its own.
+    async fn many(&self, target: &Target, out: &mut Out, threads: &[ThreadId]) -> Result<()> {
+        create_private_dir(&self.out).map_err(|cause| failed(&self.out, cause))?;
+        let mut progress = Progress::new("threads exported", threads.len() as u64);
+        let (mut files, mut there, mut size, mut stopped) = (0, 0, 0, Ok(()));
+        for thread in threads {
+            stopped = progress.interrupted();
+            if stopped.is_err() {
+                break;
+            }
+            let path = self.out.join(format!("{}.{ENDING}", thread_name(thread.as_str())));
+            if path.symlink_metadata().is_ok() {
+                there += 1;
+            } else {
+                let done = async { to_file(target, thread, record(target, thread).await?, &path).await };
+                match done.await {
+                    Ok(written) => (files, size) = (files + 1, size + written.bytes),
+                    // It was deleted since the threads were listed.
+                    Err(OpsError::NoThread { .. }) => {}
+                    Err(error) => {
+                        stopped = Err(error);
+                        break;
+                    }
+                }
+            }
+            progress.next();
+        }
+        drop(progress);
+        out.line(format!("{}: {} threads were exported, {}.", shown(&self.out), number(files), bytes(size)))?;
+        if there > 0 {
+            let there = number(there);
+            out.line(format!("{there} threads have a file there already, which was left as it is."))?;
+        }
+        stopped
+    }
+}
+
+/// What was written, for people.
+fn told(written: &Written) -> String {
+    format!(
+        "{} checkpoints, {} elements, {}",
+        number(written.checkpoints),
+        number(written.elements),
+        bytes(written.bytes)
+    )
+}
+
+fn shown(path: &Path) -> String {
+    one_line(&path.display().to_string())
+}
+
+async fn record(target: &Target, thread: &ThreadId) -> Result<Option<Record>> {
+    Ok(target.record(thread).await?.map(|row| Record {
+        title: row.display_name,
+        owner: row.user_id,
+        assistant: row.assistant_id,
+        metadata: row.metadata,
+    }))
 }
 
 fn source(target: &Target) -> Source {
@@ -77,38 +143,87 @@ fn source(target: &Target) -> Source {
     }
 }
 
-/// Writes a file completely or not at all.
-fn to_file(path: &Path, image: &ThreadImage, source: Source, record: Option<Record>) -> Result<Written> {
-    let failed = |cause: io::Error| {
-        let cause = match cause.kind() {
-            io::ErrorKind::AlreadyExists => {
-                io::Error::new(cause.kind(), "it already exists; choose another name")
-            }
-            _ => cause,
-        };
-        OpsError::File { path: path.display().to_string(), cause }
-    };
-    let file = NewFile::create(path).map_err(failed)?;
-    let written = write(image, source, record, BufWriter::new(file.file()));
-    let written = written.map_err(|error| OpsError::Archive { file: path.display().to_string(), error })?;
-    file.finish().map_err(failed)?;
-    Ok(written)
+/// Writes a thread, which is read page by page.
+async fn write(
+    target: &Target,
+    thread: &ThreadId,
+    record: Option<Record>,
+    to: impl Write,
+) -> Result<Written> {
+    let failed =
+        |error| OpsError::Archive { file: format!("the export of thread {thread}"), error };
+    let mut pages = Oldest::open(&**target.saver(), thread).await?;
+    if pages.left() == 0 {
+        target.newest(thread).await?;
+    }
+    let mut writer = Writer::begin(thread, source(target), record, to).map_err(failed)?;
+    loop {
+        let page = pages.next().await?;
+        if page.is_empty() {
+            return writer.end().map_err(failed);
+        }
+        for tuple in &page {
+            writer.checkpoint(tuple).map_err(failed)?;
+        }
+    }
 }
 
-/// Read a thread from a file.
+/// Writes a file completely or not at all.
+async fn to_file(
+    target: &Target,
+    thread: &ThreadId,
+    record: Option<Record>,
+    path: &Path,
+) -> Result<Written> {
+    let mut attempt = 1;
+    loop {
+        let file = NewFile::create(path).map_err(|cause| failed(path, cause))?;
+        match write(target, thread, record.clone(), BufWriter::new(file.file())).await {
+            Err(OpsError::Checkpoints(threadkeep::Error::Stale { .. })) if attempt < ATTEMPTS => {
+                attempt += 1;
+            }
+            Err(OpsError::Archive { error: ArchiveError::Io { cause, .. }, .. }) => {
+                return Err(failed(path, cause));
+            }
+            written => {
+                let written = written?;
+                file.finish().map_err(|cause| failed(path, cause))?;
+                return Ok(written);
+            }
+        }
+    }
+}
+
+fn failed(path: &Path, cause: io::Error) -> OpsError {
+    let cause = match cause.kind() {
+        io::ErrorKind::AlreadyExists => {
+            io::Error::new(cause.kind(), "it already exists; choose another name")
+        }
+        io::ErrorKind::StorageFull => io::Error::new(
+            cause.kind(),
+            "the disk is full, and nothing was left there; free some space or choose another disk",
+        ),
+        _ => cause,
+    };
+    OpsError::File { path: path.display().to_string(), cause }
+}
+
+/// Read a thread from a file, or every thread from a directory of exported files.
 ///
-/// The whole file is checked before anything is written. The thread is written in one atomic change, and must not exist
-/// yet. If the store has gateway records, the thread gets one, so that the gateway serves it.
+/// A whole file is checked before anything is written. Each thread is written in one atomic change, and must not exist
+/// yet; from a directory, threads that exist are left alone, so an interrupted import can be repeated. If the store has
+/// gateway records, the thread gets one, so that the gateway serves it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   threadkeep import my-thread.ndjson
   threadkeep import my-thread.ndjson --as a-copy
+  threadkeep import exported/ --owner ann
   zstd -dc my-thread.ndjson.zst | threadkeep import -")]
 pub(crate) struct ImportCommand {
-    /// The file; - for stdin.
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The file; - for stdin; or a directory, of which all files named *.ndjson are read.
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
     /// The id of the imported thread [default: its id in the file].
     #[arg(long = "as", value_name = "ID")]
     thread: Option<String>,
@@ -119,19 +234,109 @@ pub(crate) struct ImportCommand {
     /// Import the thread without an owner, so that every user of the gateway sees it.
     #[arg(long)]
     no_owner: bool,
-    /// The maximum number of elements in the lists and maps of the thread; each takes about 100 bytes of memory.
+    /// The maximum number of elements in the lists and maps of a thread; each takes about 100 bytes of memory.
     #[arg(long, value_name = "N", default_value_t = MAX_PLACES)]
     max_elements: u64,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Print JSON.
+    /// Print JSON: one document per thread.
     #[arg(long)]
     json: bool,
 }
 
+/// What became of a file.
+enum Imported {
+    Now { thread: ThreadId, checkpoints: u64 },
+    ThereAlready(ThreadId),
+}
+
 impl ImportCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
-        let Archive { thread, record, mut checkpoints, .. } = self.read()?;
+        if self.path.is_dir() {
+            return self.directory(target, out).await;
+        }
+        match self.file(target, &self.path).await? {
+            Imported::Now { thread, checkpoints } => self.tell(out, &thread, checkpoints),
+            Imported::ThereAlready(thread) => Err(OpsError::Unsupported(format!(
+                "nothing was imported: thread {thread} already exists; import it under another id with --as"
+            ))),
+        }
+    }
+
+    fn tell(&self, out: &mut Out, thread: &ThreadId, checkpoints: u64) -> Result<()> {
+        if self.json {
+            out.json(&json!({"thread": thread.as_str(), "checkpoints": checkpoints}))?;
+        } else {
+            let (thread, checkpoints) = (one_line(thread.as_str()), number(checkpoints));
+            out.line(format!("thread {thread}: {checkpoints} checkpoints were imported."))?;
+        }
+        Ok(())
+    }
+
+    /// Imports each file of the directory. One that cannot be imported does not keep the others from it.
+    async fn directory(&self, target: &Target, out: &mut Out) -> Result<()> {
+        if self.thread.is_some() {
+            return Err(OpsError::Unsupported(
+                "--as names one thread; import a file of the directory instead of all".to_owned(),
+            ));
+        }
+        let entries = fs::read_dir(&self.path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = entries.map_err(|cause| failed(&self.path, cause))?;
+        let files = entries.into_iter().map(|entry| entry.path());
+        let mut files: Vec<PathBuf> =
+            files.filter(|file| file.extension().is_some_and(|ending| ending == ENDING)).collect();
+        files.sort();
+        if files.is_empty() {
+            return Err(OpsError::Unsupported(format!("{}: no file in it is named *.{ENDING}", shown(&self.path))));
+        }
+        let mut progress = Progress::new("files imported", files.len() as u64);
+        let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0, 0, 0, 0, Ok(()));
+        for file in &files {
+            stopped = progress.interrupted();
+            if stopped.is_err() {
+                break;
+            }
+            match self.file(target, file).await {
+                Ok(Imported::Now { thread, checkpoints }) => {
+                    (threads, total) = (threads + 1, total + checkpoints);
+                    if self.json {
+                        self.tell(out, &thread, checkpoints)?;
+                    }
+                }
+                Ok(Imported::ThereAlready(_)) => there += 1,
+                Err(error @ (OpsError::Archive { .. } | OpsError::File { .. } | OpsError::Unsupported(_))) => {
+                    wrong += 1;
+                    progress.say(&format!("error: {}", one_line(&error.to_string())));
+                }
+                Err(error) => {
+                    stopped = Err(error);
+                    break;
+                }
+            }
+            progress.next();
+        }
+        drop(progress);
+        if !self.json {
+            let (threads, total) = (number(threads), number(total));
+            out.line(format!("{threads} threads were imported, with {total} checkpoints."))?;
+            if there > 0 {
+                out.line(format!("{} threads exist already and were left as they are.", number(there)))?;
+            }
+        }
+        stopped?;
+        if wrong > 0 {
+            let all = files.len() as u64;
+            return Err(OpsError::Unsupported(format!(
+                "{} of {} files could not be imported: see above",
+                number(wrong),
+                number(all)
+            )));
+        }
+        Ok(())
+    }
+
+    async fn file(&self, target: &Target, file: &Path) -> Result<Imported> {
+        let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
         let named = record.as_ref().and_then(|record| record.owner.as_deref());
         if let Some(named) = named
             && target.records().is_some()
@@ -139,8 +344,9 @@ impl ImportCommand {
             && !self.no_owner
         {
             return Err(OpsError::Unsupported(format!(
-                "nothing was imported: the thread belonged to user {}; say whose it is now with --owner USER, or \
+                "{}: nothing was imported: the thread belonged to user {}; say whose it is now with --owner USER, or \
                  --no-owner for everybody's",
+                shown(file),
                 one_line(named)
             )));
         }
@@ -151,8 +357,8 @@ impl ImportCommand {
         let count = checkpoints.len() as u64;
         let rewrite = Rewrite { put: checkpoints, ..Rewrite::default() };
         rewrite.check(&thread, std::collections::BTreeMap::new())?;
-        if !target.saver().read_thread(&thread).await?.checkpoints.is_empty() {
-            return Err(there(&thread));
+        if exists(target, &thread).await? {
+            return Ok(Imported::ThereAlready(thread));
         }
         // The record first: if writing the thread fails, the same import can be repeated.
         if let Some(records) = target.records() {
@@ -167,37 +373,38 @@ impl ImportCommand {
             records.threads().create(NewThread { thread_id, user_id, ..record.unwrap_or_default() }).await?;
         }
         match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
-            Err(threadkeep::Error::Stale { .. }) => return Err(there(&thread)),
-            done => done?,
+            Ok(()) => Ok(Imported::Now { thread, checkpoints: count }),
+            Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread)),
+            // It was written as a whole or not at all, so a look settles which.
+            Err(threadkeep::Error::InDoubt { saver, reason }) => match exists(target, &thread).await {
+                Ok(true) => Ok(Imported::Now { thread, checkpoints: count }),
+                Ok(false) => {
+                    let reason = format!("nothing of thread {thread} was imported: {reason}");
+                    Err(threadkeep::Error::Unavailable { saver, reason }.into())
+                }
+                Err(_) => Err(threadkeep::Error::InDoubt { saver, reason }.into()),
+            },
+            Err(error) => Err(error.into()),
         }
-        if self.json {
-            out.json(&json!({"thread": thread.as_str(), "checkpoints": count}))?;
-        } else {
-            let thread = one_line(thread.as_str());
-            out.line(format!("thread {thread}: {} checkpoints were imported.", number(count)))?;
-        }
-        Ok(())
     }
 
-    fn read(&self) -> Result<Archive> {
-        let file = self.file.display().to_string();
-        let read = if self.file == Path::new(STANDARD) {
+    fn read(&self, path: &Path) -> Result<Archive> {
+        let file = path.display().to_string();
+        let read = if path == Path::new(STANDARD) {
             if io::stdin().is_terminal() {
                 // Explain why nothing seems to happen.
                 let _ = writeln!(io::stderr(), "reading from the terminal; Ctrl-D ends the file");
             }
             read_within(io::stdin().lock(), self.max_elements)
         } else {
-            let opened = File::open(&self.file);
-            let opened = opened.map_err(|cause| OpsError::File { path: file.clone(), cause })?;
+            let opened = File::open(path).map_err(|cause| OpsError::File { path: file.clone(), cause })?;
             read_within(BufReader::new(opened), self.max_elements)
         };
         read.map_err(|error| OpsError::Archive { file, error })
     }
 }
 
-fn there(thread: &ThreadId) -> OpsError {
-    OpsError::Unsupported(format!(
-        "nothing was imported: thread {thread} already exists; import it under another id with --as"
-    ))
+async fn exists(target: &Target, thread: &ThreadId) -> Result<bool> {
+    let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
+    Ok(!target.saver().list(&query).await?.is_empty())
 }

@@ -1,6 +1,6 @@
 //! The elements of a thread that are referred to.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use threadkeep::Result;
 use threadkeep_layout::{Form, Manifest, NUMBER_LIMIT, Run};
@@ -10,9 +10,14 @@ use crate::rows::element::{self, Elements, SPACES, Space};
 use crate::rows::record::{CheckpointRecord, Kept, Rest, StoredChannel, TaskRecord};
 use crate::sql::Db;
 
-/// The elements that rows refer to, by space. The checkpoints of a thread mostly refer to the same runs.
+/// The elements that rows refer to. The checkpoints of a thread mostly refer to the same runs and chunks.
 #[derive(Default)]
-pub(crate) struct Used([HashSet<Run>; 3]);
+pub(crate) struct Used {
+    /// By space.
+    runs: [HashSet<Run>; 3],
+    /// The runs of chunks that were read: their starts, and how many chunks of each.
+    chunks: HashMap<u32, u32>,
+}
 
 impl Used {
     /// Notes what a checkpoint and the tasks that ran from it refer to.
@@ -49,19 +54,29 @@ impl Used {
     }
 
     fn manifest(&mut self, space: Space, manifest: &Manifest, elements: &mut Elements<'_>) -> Result<()> {
-        self.add(Space::Chunks, manifest.chunks.iter().copied());
-        let runs = elements.runs(manifest)?;
-        self.add(space, runs);
+        self.add(space, manifest.tail.iter().copied());
+        for run in &manifest.chunks {
+            // Each chunk is read once, however many manifests have it.
+            let known = self.chunks.entry(run.start).or_default();
+            if run.len > *known {
+                let more = Run { start: run.start + *known, len: run.len - *known };
+                *known = run.len;
+                let chunks = vec![more];
+                let runs = elements.runs(&Manifest { chunks, tail: Vec::new() })?;
+                self.add(space, runs);
+                self.add(Space::Chunks, [*run]);
+            }
+        }
         Ok(())
     }
 
     fn add(&mut self, space: Space, runs: impl IntoIterator<Item = Run>) {
-        self.0[space as usize].extend(runs);
+        self.runs[space as usize].extend(runs);
     }
 
     /// The noted sequence numbers of a space as disjoint runs, in order.
     pub(crate) fn runs(&self, space: Space) -> Vec<Run> {
-        let mut noted: Vec<Run> = self.0[space as usize].iter().copied().collect();
+        let mut noted: Vec<Run> = self.runs[space as usize].iter().copied().collect();
         noted.sort_unstable_by_key(|run| run.start);
         let mut runs: Vec<Run> = Vec::new();
         for run in noted {

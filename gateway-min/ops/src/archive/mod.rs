@@ -8,7 +8,7 @@ mod write;
 
 pub use format::{FORMAT, Record, Source, VERSION};
 pub use read::{Archive, MAX_PLACES, read, read_within};
-pub use write::{Written, write};
+pub use write::{Writer, Written, write};
 
 /// Why a file cannot be imported or written. Lines count from 1.
 #[derive(Debug, thiserror::Error)]

@@ -2,20 +2,21 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Read as _};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
-use threadkeep::metadata::{Counters, Metadata};
+use threadkeep::metadata::{Counters, Entries, Extra, Metadata};
 use threadkeep::saver::LocalKey;
 use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 
 use super::ArchiveError;
 use super::format::{
     Append, ChannelPart, CheckpointLine, ElementLine, FORMAT, Form, Header, Line, MetadataPart, Record,
-    Source, StoredName, TaskPart, VERSION, entries_of, hex,
+    Runs, Source, StoredName, TaskPart, VERSION, entries_of, hex,
 };
 
 /// The maximum length of a line in bytes. A line holds at most one large value.
@@ -64,6 +65,7 @@ pub fn read_within(from: impl BufRead, max_places: u64) -> Result<Archive, Archi
         room: max_places.saturating_mul(LIST_COST),
         max_places,
         lists: HashMap::new(),
+        maps: HashMap::new(),
         checkpoints: Vec::new(),
         count: 0,
         tasks: 0,
@@ -167,6 +169,8 @@ struct Reader {
     max_places: u64,
     /// The lists read so far, for lists that extend them.
     lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
+    /// The latest metadata map of each key, with its runs, for maps that extend it.
+    maps: HashMap<String, (Runs, Entries)>,
     checkpoints: Vec<CheckpointTuple>,
     count: u64,
     tasks: u64,
@@ -274,35 +278,48 @@ impl Reader {
         Ok(list.into())
     }
 
-    fn extra(&mut self, key: &str, form: Form) -> Result<Json, String> {
-        match form {
-            Form::Json(json) => Ok(json),
-            Form::Map(runs) => {
-                let (of, mut map) = (entries_of(key), Map::new());
-                for run in runs {
-                    let elements = self.run(&of, run)?.to_vec();
-                    for element in elements {
-                        let entry = element.to_json().map_err(|error| error.to_string())?;
-                        self.charge(nodes(&entry))?;
-                        match entry {
-                            Json::Array(pair) => match <[Json; 2]>::try_from(pair) {
-                                Ok([Json::String(key), value]) if !map.contains_key(&key) => {
-                                    map.insert(key, value);
-                                }
-                                _ => {
-                                    return Err(
-                                        "an entry of a map is not a new key with its value".to_owned()
-                                    );
-                                }
-                            },
-                            _ => return Err("an entry of a map is not an array".to_owned()),
-                        }
+    /// A metadata map. One that extends the latest one under the same key shares its entries.
+    fn map(&mut self, key: &str, runs: Runs) -> Result<Entries, String> {
+        let of = entries_of(key);
+        let known = self.maps.remove(key);
+        let known = known.and_then(|(have, entries)| Some((entries, beyond(&have, &runs)?)));
+        let (mut entries, rest) = known.unwrap_or_else(|| (Entries::default(), runs.clone()));
+        for run in rest {
+            for element in self.run(&of, run)?.to_vec() {
+                let entry = element.to_json().map_err(|error| error.to_string())?;
+                self.charge(nodes(&entry))?;
+                let Json::Array(pair) = entry else {
+                    return Err("an entry of a map is not an array".to_owned());
+                };
+                match <[Json; 2]>::try_from(pair) {
+                    Ok([Json::String(key), value]) if entries.get(&key).is_none() => {
+                        entries.insert((key.into(), Arc::new(value)));
                     }
+                    _ => return Err("an entry of a map is not a new key with its value".to_owned()),
                 }
-                Ok(Json::Object(map))
             }
-            form => self.value(&key.into(), form)?.to_json().map_err(|error| error.to_string()),
         }
+        self.maps.insert(key.to_owned(), (runs, entries.clone()));
+        Ok(entries)
+    }
+
+    fn extra(&mut self, part: BTreeMap<String, Form>) -> Result<Extra, String> {
+        let (mut rest, mut large) = (Map::new(), Vec::new());
+        for (key, form) in part {
+            match form {
+                Form::Json(json) => drop(rest.insert(key, json)),
+                Form::Map(runs) => {
+                    let entries = self.map(&key, runs)?;
+                    large.push((key, entries));
+                }
+                form => {
+                    let value = self.value(&key.as_str().into(), form)?;
+                    let value = value.to_json().map_err(|error| error.to_string())?;
+                    rest.insert(key, value);
+                }
+            }
+        }
+        Ok(Extra::sharing(rest, large))
     }
 
     fn checkpoint(&mut self, line: CheckpointLine) -> Result<(), String> {
@@ -355,11 +372,7 @@ impl Reader {
         let counters = counters
             .map(|(name, (updates, supersteps))| (name.into(), Counters { updates, supersteps }))
             .collect();
-        let extra = part.extra.into_iter().map(|(key, form)| {
-            let value = self.extra(&key, form)?;
-            Ok((key, value))
-        });
-        let extra = extra.collect::<Result<Map<_, _>, String>>()?.into();
+        let extra = self.extra(part.extra)?;
         Ok(Metadata {
             source: part.source,
             step: part.step,
@@ -383,6 +396,15 @@ impl Reader {
             writes,
         })
     }
+}
+
+/// The runs that follow `have`, if these runs begin with it.
+fn beyond(have: &[(u32, u32)], runs: &[(u32, u32)]) -> Option<Runs> {
+    let Some(((start, count), whole)) = have.split_last() else { return Some(runs.to_vec()) };
+    let ((next, total), more) = runs.strip_prefix(whole)?.split_first()?;
+    let grown = total.checked_sub(*count).filter(|_| next == start)?;
+    let first = (grown > 0).then_some((start + count, grown));
+    Some(first.into_iter().chain(more.iter().copied()).collect())
 }
 
 /// The values in a value; a long text counts as several.

@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use serde_json::{Map, Value as Json, json};
+use lru::LruCache;
+use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, Version};
-use threadkeep::metadata::Metadata;
-use threadkeep::saver::ThreadImage;
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
+use threadkeep::metadata::{Entries, Metadata};
+use threadkeep::saver::{LocalKey, ThreadImage};
 use threadkeep::value::{ChannelValue, Element, ElementHash, ListValue};
 
 use super::ArchiveError;
@@ -23,6 +26,8 @@ use super::format::{
 const INLINE: usize = 64;
 /// Larger metadata maps are written entry by entry: they often grow by one entry per run.
 const SMALL_MAP: usize = 16;
+/// How many checkpoints back a list is remembered. One that extends an older list is written as a list of its own.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add((1 << 12) - 1);
 
 /// What was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +38,8 @@ pub struct Written {
     pub elements: u64,
     /// Bytes of the file.
     pub bytes: u64,
+    /// Places of lists and entries of maps that were looked up: what the writing costs besides the bytes.
+    pub compared: u64,
 }
 
 /// Writes a thread. The same image always yields the same bytes.
@@ -45,27 +52,11 @@ pub fn write(
     record: Option<Record>,
     to: impl Write,
 ) -> Result<Written, ArchiveError> {
-    let mut writer = Writer {
-        lines: Lines { to, hash: blake3::Hasher::new(), count: 0, bytes: 0 },
-        elements: HashMap::new(),
-        lists: HashMap::new(),
-        entries: HashMap::new(),
-    };
-    let thread = image.thread.to_string();
-    let header = Header { format: FORMAT.to_owned(), version: VERSION, thread, source, record };
-    writer.lines.add(&Line::Header(header))?;
-    let mut tasks = 0;
+    let mut writer = Writer::begin(&image.thread, source, record, to)?;
     for tuple in image.checkpoints.values() {
-        tasks += tuple.writes.len() as u64;
-        writer.checkpoint(image, tuple)?;
+        writer.checkpoint(tuple)?;
     }
-    let (checkpoints, elements) =
-        (image.checkpoints.len() as u64, writer.elements.values().map(|of| of.len() as u64).sum());
-    let blake3 = writer.lines.hash.finalize().to_hex().to_string();
-    writer.lines.add(&Line::End(End { elements, checkpoints, tasks, blake3 }))?;
-    let mut lines = writer.lines;
-    lines.to.flush().map_err(|cause| ArchiveError::Io { line: lines.count, cause })?;
-    Ok(Written { checkpoints, elements, bytes: lines.bytes })
+    writer.end()
 }
 
 /// Writes the lines and hashes them.
@@ -88,20 +79,67 @@ impl<W: Write> Lines<W> {
     }
 }
 
-struct Writer<W> {
+/// Writes a thread checkpoint by checkpoint, in the order of namespaces and ids. It holds the hash of each element, and
+/// lists and maps of the latest checkpoints, which share what they have in common.
+pub struct Writer<W> {
     lines: Lines<W>,
     /// The numbers of elements, counted separately for each channel and each metadata map, so that lists and maps that
     /// grow are few runs.
     elements: HashMap<String, HashMap<ElementHash, u32>>,
-    /// The lists written so far, for lists that extend them.
-    lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
-    /// The entries of metadata maps that are already elements, by the map's key and their own.
-    entries: HashMap<String, HashMap<String, (Json, u32)>>,
+    /// The latest lists, for lists that extend them.
+    lists: LruCache<(Namespace, ChannelName, Version), ListValue>,
+    /// The versions of the lists of the latest checkpoints.
+    versions: LruCache<LocalKey, Vec<(ChannelName, Version)>>,
+    /// The latest metadata map of each key, and its runs.
+    maps: HashMap<String, (Entries, Runs)>,
+    checkpoints: u64,
+    tasks: u64,
+    compared: u64,
 }
 
 impl<W: Write> Writer<W> {
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// [`ArchiveError::Io`].
+    pub fn begin(
+        thread: &ThreadId,
+        source: Source,
+        record: Option<Record>,
+        to: W,
+    ) -> Result<Self, ArchiveError> {
+        let mut lines = Lines { to, hash: blake3::Hasher::new(), count: 0, bytes: 0 };
+        let thread = thread.to_string();
+        let header = Header { format: FORMAT.to_owned(), version: VERSION, thread, source, record };
+        lines.add(&Line::Header(header))?;
+        Ok(Self {
+            lines,
+            elements: HashMap::new(),
+            lists: LruCache::new(REMEMBERED),
+            versions: LruCache::new(REMEMBERED),
+            maps: HashMap::new(),
+            checkpoints: 0,
+            tasks: 0,
+            compared: 0,
+        })
+    }
+
+    /// Writes the end.
+    ///
+    /// # Errors
+    /// [`ArchiveError::Io`].
+    pub fn end(self) -> Result<Written, ArchiveError> {
+        let Self { mut lines, elements, checkpoints, tasks, compared, .. } = self;
+        let elements = elements.values().map(|of| of.len() as u64).sum();
+        let blake3 = lines.hash.finalize().to_hex().to_string();
+        lines.add(&Line::End(End { elements, checkpoints, tasks, blake3 }))?;
+        lines.to.flush().map_err(|cause| ArchiveError::Io { line: lines.count, cause })?;
+        Ok(Written { checkpoints, elements, bytes: lines.bytes, compared })
+    }
+
     /// The number of an element, which is written if it is new.
     fn element(&mut self, of: &str, element: &Element) -> Result<u32, ArchiveError> {
+        self.compared += 1;
         if let Some(n) = self.elements.get(of).and_then(|known| known.get(element.hash())) {
             return Ok(*n);
         }
@@ -147,51 +185,68 @@ impl<W: Write> Writer<W> {
     ) -> Result<Form, ArchiveError> {
         let ChannelValue::List(list) = value else { return self.value(name, value) };
         let key = |version| (namespace.clone(), name.clone(), version);
-        let base = above.and_then(|above| Some((above, self.lists.get(&key(above))?)));
-        let base = base.filter(|(_, base)| begins_with(list, base)).map(|(above, base)| (above, base.len()));
+        let base = above.and_then(|above| Some((above, self.lists.peek(&key(above))?)));
+        let base = base.filter(|(_, base)| list.starts_with(base)).map(|(above, base)| (above, base.len()));
         let form = match base {
             Some((above, len)) => {
                 Form::Append(Append { to: above.to_string(), list: self.runs(name.as_str(), list, len)? })
             }
             None => self.value(name, value)?,
         };
-        self.lists.insert(key(version), list.clone());
+        self.lists.put(key(version), list.clone());
         Ok(form)
     }
 
-    fn extra(&mut self, at: CheckpointId, key: &str, value: &Json) -> Result<Form, ArchiveError> {
-        match value {
-            Json::Object(map) if map.len() > SMALL_MAP => self.map(at, key, map).map(Form::Map),
-            value if shallow(value) => Ok(Form::Json(value.clone())),
-            value => encoded(at, value).map(|element| inline(&element)),
-        }
+    /// A value of metadata that is not a larger map.
+    fn extra(at: CheckpointId, value: Json) -> Result<Form, ArchiveError> {
+        if shallow(&value) { Ok(Form::Json(value)) } else { encoded(at, &value).map(|element| inline(&element)) }
     }
 
-    fn map(&mut self, at: CheckpointId, key: &str, map: &Map<String, Json>) -> Result<Runs, ArchiveError> {
-        let mut numbers = Vec::with_capacity(map.len());
-        for (name, value) in map {
-            let known = self.entries.get(key).and_then(|known| known.get(name));
-            if let Some((_, n)) = known.filter(|(known, _)| known == value) {
-                numbers.push(*n);
-                continue;
+    /// A larger map. Only the entries that the latest one under the same key does not have are looked at.
+    fn map(&mut self, at: CheckpointId, key: &str, map: &Entries) -> Result<Runs, ArchiveError> {
+        let of = entries_of(key);
+        if let Some((known, mut runs)) = self.maps.remove(key)
+            && let Some(added) = map.added_to(&known)
+        {
+            let numbers = self.numbers(at, &of, added)?;
+            let next = runs.last().map_or(0, |(start, count)| start + count);
+            if numbers.first().is_none_or(|first| *first >= next) {
+                numbers.into_iter().for_each(|n| push(&mut runs, n));
+                self.maps.insert(key.to_owned(), (map.clone(), runs.clone()));
+                return Ok(runs);
             }
-            let n = self.element(&entries_of(key), &encoded(at, &json!([name, value]))?)?;
-            self.entries.entry(key.to_owned()).or_default().insert(name.clone(), (value.clone(), n));
-            numbers.push(n);
         }
-        // The order of entries has no meaning, and sorted a map that grew is few runs.
-        numbers.sort_unstable();
         let mut runs = Runs::new();
-        for n in numbers {
-            push(&mut runs, n);
-        }
+        self.numbers(at, &of, map.iter())?.into_iter().for_each(|n| push(&mut runs, n));
+        self.maps.insert(key.to_owned(), (map.clone(), runs.clone()));
         Ok(runs)
     }
 
-    fn checkpoint(&mut self, image: &ThreadImage, tuple: &CheckpointTuple) -> Result<(), ArchiveError> {
+    /// The numbers of the elements that hold these entries, sorted: their order has no meaning, and sorted a map that
+    /// grew is few runs.
+    fn numbers<'e>(
+        &mut self,
+        at: CheckpointId,
+        of: &str,
+        entries: impl IntoIterator<Item = (&'e Arc<str>, &'e Arc<Json>)>,
+    ) -> Result<Vec<u32>, ArchiveError> {
+        let entries = entries.into_iter();
+        let numbers =
+            entries.map(|(name, value)| self.element(of, &encoded(at, &json!([&**name, &**value]))?));
+        let mut numbers = numbers.collect::<Result<Vec<_>, _>>()?;
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Writes a checkpoint, whose namespace and id must be greater than those of the one before.
+    ///
+    /// # Errors
+    /// As [`write()`].
+    pub fn checkpoint(&mut self, tuple: &CheckpointTuple) -> Result<(), ArchiveError> {
         let id = tuple.checkpoint.id;
-        let parent =
-            tuple.parent.and_then(|parent| image.checkpoints.get(&(tuple.namespace.clone(), parent)));
+        let place = |id| (tuple.namespace.clone(), id);
+        let parent = tuple.parent.and_then(|parent| self.versions.get(&place(parent)).cloned());
+        let parent = parent.unwrap_or_default();
         let mut channels = BTreeMap::new();
         for (name, entry) in &tuple.checkpoint.channels {
             let (stored, value) = match &entry.stored {
@@ -206,13 +261,15 @@ impl<W: Write> Writer<W> {
                     return Err(ArchiveError::Value { checkpoint: id, cause });
                 }
             };
-            let above =
-                parent.and_then(|parent| parent.checkpoint.channels.get(name)).map(|above| above.version);
+            let above = parent.iter().find(|(above, _)| above == name).map(|(_, version)| *version);
             let at = (&tuple.namespace, name);
             let value = value.map(|value| self.channel(at, (entry.version, above), value)).transpose()?;
             channels
                 .insert(name.to_string(), ChannelPart { version: entry.version.to_string(), stored, value });
         }
+        let lists = tuple.checkpoint.channels.iter().filter(|(_, entry)| is_list(&entry.stored));
+        let versions = lists.map(|(name, entry)| (name.clone(), entry.version)).collect();
+        self.versions.put(place(id), versions);
         let mut tasks = Vec::with_capacity(tuple.writes.len());
         for row in &tuple.writes {
             let mut writes = Vec::with_capacity(row.writes.len());
@@ -237,12 +294,26 @@ impl<W: Write> Writer<W> {
             channels,
             tasks,
         };
+        self.checkpoints += 1;
+        self.tasks += tuple.writes.len() as u64;
         self.lines.add(&Line::Checkpoint(Box::new(line)))
     }
 
     fn metadata(&mut self, at: CheckpointId, metadata: &Metadata) -> Result<MetadataPart, ArchiveError> {
-        let extra = metadata.extra.iter().map(|(key, value)| Ok((key.clone(), self.extra(at, key, value)?)));
-        let extra = extra.collect::<Result<_, ArchiveError>>()?;
+        let (rest, large) = metadata.extra.split();
+        let mut extra = BTreeMap::new();
+        for (key, value) in rest {
+            extra.insert(key, Self::extra(at, value)?);
+        }
+        for (key, map) in large {
+            let form = if map.len() > SMALL_MAP {
+                Form::Map(self.map(at, &key, &map)?)
+            } else {
+                let map = map.iter().map(|(name, value)| (name.to_string(), Json::clone(value)));
+                Self::extra(at, Json::Object(map.collect()))?
+            };
+            extra.insert(key, form);
+        }
         let parents = metadata.parents.iter().map(|(namespace, id)| (namespace.to_string(), id.to_string()));
         let counters = metadata.counters.iter();
         let counters =
@@ -269,8 +340,8 @@ fn inline(element: &Element) -> Form {
     }
 }
 
-fn begins_with(list: &ListValue, base: &ListValue) -> bool {
-    base.len() <= list.len() && base.iter().zip(list.iter()).all(|(a, b)| a == b)
+fn is_list(stored: &Stored) -> bool {
+    stored.value().is_some_and(|value| value.as_list().is_some())
 }
 
 fn push(runs: &mut Runs, n: u32) {

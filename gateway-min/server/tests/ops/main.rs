@@ -5,6 +5,7 @@
 mod backup;
 mod deleting;
 mod errors;
+mod long;
 mod looking;
 mod moving;
 mod postgres;

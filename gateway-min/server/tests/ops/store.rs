@@ -9,12 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::{Map, Value as Json, json};
 use tempfile::TempDir;
 use threadkeep::channel::Schema;
-use threadkeep::id::{CheckpointId, Clock, IdSource, Namespace, ThreadId};
-use threadkeep::metadata::{DURATION_NODE, Source};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::id::{
+    ChannelName, CheckpointId, Clock, IdSource, Namespace, TaskId, ThreadId, Version,
+};
+use threadkeep::metadata::{DURATION_NODE, Entries, Extra, Metadata, Source};
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::{Saver, ThreadImage};
+use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
 use threadkeep::state::{HistoryQuery, StateAccessor, Update};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 
 pub(crate) const MODES: [ChannelMode; 2] = [ChannelMode::Full, ChannelMode::Delta];
@@ -61,15 +65,71 @@ impl Said {
     }
 }
 
-/// Runs the binary with nothing on stdin.
-pub(crate) fn threadkeep(args: &[&str]) -> Said {
+/// The binary with these arguments, in an environment without settings.
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
     for name in ["SVC_CONFIG_PATH", "SVC_PROJECT_ROOT", "SVC_HOME", "RUST_LOG"] {
         command.env_remove(name);
     }
-    let output = command.args(args).stdin(Stdio::null()).output().unwrap();
+    command.args(args);
+    command
+}
+
+/// Runs the binary with nothing on stdin.
+pub(crate) fn threadkeep(args: &[&str]) -> Said {
+    let output = command(args).stdin(Stdio::null()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Said { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A thread that is being made.
+struct Made {
+    ids: Arc<IdSource>,
+    tuples: Vec<CheckpointTuple>,
+    messages: ListValue,
+}
+
+impl Made {
+    /// A step that adds these messages.
+    fn step(&mut self, node: &str, messages: &Json, metadata: Metadata) {
+        let ChannelValue::List(new) = ChannelValue::from_json(messages).unwrap() else { panic!("a list") };
+        new.iter().for_each(|message| self.messages.push(message.clone()));
+        let task = self.ids.task();
+        let write = Write { channel: "messages".into(), value: new.into(), overwrite: false };
+        let row = TaskWrites { task, node: node.into(), index: 0, writes: vec![write] };
+        let applied = match self.tuples.last_mut() {
+            Some(parent) => {
+                parent.writes.push(row);
+                vec![task]
+            }
+            None => Vec::new(),
+        };
+        let counter = self.messages.len() as u64;
+        let version = Version { counter, random: counter };
+        let entry = ChannelEntry { version, stored: Stored::Value(self.messages.clone().into()) };
+        self.messages.rebase(version);
+        self.add([("messages".into(), entry)].into(), applied, metadata);
+    }
+
+    /// A checkpoint that repeats the last one.
+    fn note(&mut self, metadata: Metadata) {
+        let channels = self.tuples.last().unwrap().checkpoint.channels.clone();
+        self.add(channels, Vec::new(), metadata);
+    }
+
+    fn add(&mut self, channels: BTreeMap<ChannelName, ChannelEntry>, applied: Vec<TaskId>, metadata: Metadata) {
+        let parent = self.tuples.last().map(|parent| parent.checkpoint.id);
+        let id = self.ids.checkpoint_after(parent);
+        let metadata = Metadata { step: self.tuples.len() as i64 - 1, ..metadata };
+        self.tuples.push(CheckpointTuple {
+            thread: TALK.into(),
+            namespace: Namespace::root(),
+            checkpoint: Checkpoint { id, channels, next: Vec::new(), applied },
+            parent,
+            metadata,
+            writes: Vec::new(),
+        });
+    }
 }
 
 impl Store {
@@ -105,6 +165,35 @@ impl Store {
         for turn in 0..2 {
             turn_of(&accessor, OTHER, turn).await;
         }
+        saver.close().await;
+        store
+    }
+
+    /// A thread with this many turns in full mode, as the gateway writes them: a question, an answer, and a note with
+    /// the durations and messages of all runs.
+    pub(crate) async fn long(turns: usize) -> Self {
+        let clock = Seconds(AtomicU64::new(1_700_000_000_000));
+        let ids = Arc::new(IdSource::seeded(clock, 11));
+        let store = Self { dir: tempfile::tempdir().unwrap(), mode: ChannelMode::Full, ids };
+        let mut made = Made { ids: store.ids.clone(), tuples: Vec::new(), messages: ListValue::default() };
+        let (mut durations, mut of_messages) = (Entries::default(), Entries::default());
+        for turn in 0..turns {
+            let run = format!("{turn:08}-0000-7000-8000-000000000000");
+            let mut extra = Extra::from(Map::from_iter([("run_id".to_owned(), json!(run))]));
+            for (node, kind, source) in [("input", "human", Source::Input), ("model", "ai", Source::Loop)] {
+                let id = format!("{node}-{turn}");
+                made.step(node, &said(kind, &id), Metadata { extra: extra.clone(), ..Metadata::new(source, 0) });
+                of_messages.insert((id.into(), Arc::new(json!(run))));
+            }
+            durations.insert((run.as_str().into(), Arc::new(json!(3))));
+            extra.insert_object("run_durations", durations.clone());
+            extra.insert_object("run_message_ids", of_messages.clone());
+            extra.insert("writes".to_owned(), json!({DURATION_NODE: {"run_ids": [run]}}));
+            made.note(Metadata { extra, ..Metadata::new(Source::Update, 0) });
+        }
+        let saver = store.open().await;
+        let rewrite = Rewrite { put: made.tuples, ..Rewrite::default() };
+        saver.rewrite_thread(&TALK.into(), &Revision::absent(), rewrite).await.unwrap();
         saver.close().await;
         store
     }

@@ -1,0 +1,45 @@
+//! Ctrl-C during a pass over many threads: the first one ends the pass after the thread that it works on, so that the
+//! command can report what it did; the second one ends the command at once. Each thread is changed completely or not at
+//! all either way.
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+
+/// A pass has begun: Ctrl-C no longer ends the process by itself.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+/// Ctrl-C was pressed.
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// It was pressed again.
+static AGAIN: Notify = Notify::const_new();
+
+/// Begins a pass.
+pub(crate) fn watch() {
+    // Without a runtime there is nothing that could be interrupted in between.
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    if WATCHED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    runtime.spawn(async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            return;
+        }
+        ASKED.store(true, Ordering::Relaxed);
+        // Nobody may be reading stderr.
+        let _ = writeln!(std::io::stderr(), "\nstopping after the current thread; Ctrl-C again stops at once");
+        if tokio::signal::ctrl_c().await.is_ok() {
+            AGAIN.notify_one();
+        }
+    });
+}
+
+/// Whether the pass is to end.
+pub(crate) fn asked() -> bool {
+    ASKED.load(Ordering::Relaxed)
+}
+
+/// Waits until the command is to end at once.
+pub(crate) async fn again() {
+    AGAIN.notified().await;
+}

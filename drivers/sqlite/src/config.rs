@@ -12,6 +12,9 @@ pub enum Synchronous {
     Normal,
 }
 
+/// Checkpoints of a new thread that are written in one transaction: about ten milliseconds.
+const PIECE: usize = 128;
+
 /// The settings of a [`crate::SqliteSaver`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -25,6 +28,9 @@ pub struct Options {
     /// Whether new elements are compressed where that saves space, with a dictionary that is trained once the database
     /// has enough data. Existing data is readable either way. Default: true.
     pub compression: bool,
+    /// See [`Options::piece`].
+    #[cfg(test)]
+    pub(crate) piece: usize,
     /// Failures that a test injects.
     #[cfg(test)]
     pub(crate) faults: std::sync::Arc<crate::tests::faults::Faults>,
@@ -38,7 +44,20 @@ impl Default for Options {
             busy_timeout: Duration::from_secs(5),
             compression: true,
             #[cfg(test)]
+            piece: PIECE,
+            #[cfg(test)]
             faults: std::sync::Arc::default(),
         }
+    }
+}
+
+impl Options {
+    /// How many checkpoints of a new thread are written in one transaction.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests choose another number"))]
+    pub(crate) fn piece(&self) -> usize {
+        #[cfg(test)]
+        return self.piece;
+        #[cfg(not(test))]
+        PIECE
     }
 }

@@ -29,6 +29,9 @@ pub(crate) const CANNOT_OPEN: &str =
 pub(crate) const GONE: &str = "the file of the database, its -wal or its -shm was removed, renamed or replaced while the \
     store was open, so nothing was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), \
     then reopen the store";
+/// A thread that was being written in pieces is gone.
+pub(crate) const SWEPT: &str =
+    "another process deleted what had been written of the new thread so far; repeat it";
 /// The disk returns other bytes than were written.
 const DAMAGED: &str = "a page does not match its checksum: the file was damaged, or written by another program; \
     restore a backup (`threadkeep backup` makes one), or export the threads that can still be read";

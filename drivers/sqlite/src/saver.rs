@@ -169,6 +169,13 @@ impl SqliteSaver {
     pub(crate) async fn write(&self, work: Work) -> Result<()> {
         self.writer.write(work).await
     }
+
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Db) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.readers.run(move |db, _| read(db)).await
+    }
 }
 
 #[async_trait]
@@ -225,6 +232,10 @@ impl Saver for SqliteSaver {
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        let most = self.options.piece();
+        if *expected == Revision::absent() && rewrite.remove.is_empty() && rewrite.put.len() > most {
+            return self.write_in_pieces(thread, rewrite, most).await;
+        }
         self.write(Work::Rewrite(thread.clone(), expected.clone(), Box::new(rewrite))).await
     }
 

@@ -110,9 +110,8 @@ impl Counting {
         let known: HashSet<&String> = rest.keys().collect();
         // A comma, the key, a colon and two braces around the map's entries and the commas between them.
         let large = large.into_iter().filter(|(key, _)| !known.contains(key));
-        let large = large.map(|(key, map)| {
-            text_len(&key) + 3 + map.len().max(1) + self.entries_len(key, map)
-        });
+        let large =
+            large.map(|(key, map)| text_len(&key) + 3 + map.len().max(1) + self.entries_len(key, map));
         let large: usize = large.sum();
         json_len(&Json::Object(rest)) + large
     }
@@ -152,8 +151,10 @@ mod tests {
     #[test]
     fn maps_that_grow_and_shrink_count_as_if_each_was_written_out() {
         let mut counting = Counting::default();
-        let map = |len: usize| (0..len).map(|n| (format!("run \"{n}").into(), Arc::new(json!({"s": n})))).collect();
-        for (len, text) in [(9, "a"), (10, "b"), (200, "ü"), (12, ""), (8, "x"), (3, "y"), (0, "z"), (40, "")] {
+        let map =
+            |len: usize| (0..len).map(|n| (format!("run \"{n}").into(), Arc::new(json!({"s": n})))).collect();
+        for (len, text) in [(9, "a"), (10, "b"), (200, "ü"), (12, ""), (8, "x"), (3, "y"), (0, "z"), (40, "")]
+        {
             let mut metadata = Metadata::new(Source::Loop, 1);
             metadata.extra.insert("text".to_owned(), json!(text));
             metadata.extra.insert_object("runs", map(len));

@@ -159,8 +159,7 @@ impl Newer {
         namespace: Option<&Namespace>,
         id: CheckpointId,
     ) -> Result<Self> {
-        let query =
-            ListQuery { namespace: namespace.cloned(), load: Load::None, ..ListQuery::new(thread) };
+        let query = ListQuery { namespace: namespace.cloned(), load: Load::None, ..ListQuery::new(thread) };
         let (mut newest, mut newer) = (Newest::new(&**target.saver(), query), Self::default());
         loop {
             let page = newest.next().await?;
@@ -317,9 +316,7 @@ async fn graph(
     let labels: HashMap<LocalKey, String> = tuples
         .iter()
         .zip(&labels)
-        .map(|(tuple, line)| {
-            ((tuple.namespace.clone(), tuple.checkpoint.id), graph_label(tuple, line))
-        })
+        .map(|(tuple, line)| ((tuple.namespace.clone(), tuple.checkpoint.id), graph_label(tuple, line)))
         .collect();
     let lineage = Lineage::new(&image);
     let namespaces = image.checkpoints.keys().map(|(ns, _)| ns);
@@ -471,8 +468,9 @@ async fn show(target: &Target, out: &mut Out, id: Option<CheckpointId>, at: &At)
     };
     let tuple = &tuple;
     let of_children = newer.children(tuple);
-    let mut children: Vec<String> =
-        of_children.map(|children| children.ids.iter().map(ToString::to_string).collect()).unwrap_or_default();
+    let mut children: Vec<String> = of_children
+        .map(|children| children.ids.iter().map(ToString::to_string).collect())
+        .unwrap_or_default();
     children.sort();
     let is_pending =
         |row: &TaskWrites| of_children.is_none_or(|children| !children.applied.contains(&row.task));

@@ -27,7 +27,8 @@ pub(crate) fn watch() {
         }
         ASKED.store(true, Ordering::Relaxed);
         // Nobody may be reading stderr.
-        let _ = writeln!(std::io::stderr(), "\nstopping after the current thread; Ctrl-C again stops at once");
+        let _ =
+            writeln!(std::io::stderr(), "\nstopping after the current thread; Ctrl-C again stops at once");
         if tokio::signal::ctrl_c().await.is_ok() {
             AGAIN.notify_one();
         }

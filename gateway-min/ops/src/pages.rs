@@ -129,9 +129,10 @@ impl<'a> Oldest<'a> {
             tuple.writes.truncate(seen.rows);
         }
         let same = page.len() == expected.len()
-            && page.iter().zip(&expected).all(|(tuple, seen)| {
-                tuple.checkpoint.id == seen.id && digest(tuple) == seen.digest
-            });
+            && page
+                .iter()
+                .zip(&expected)
+                .all(|(tuple, seen)| tuple.checkpoint.id == seen.id && digest(tuple) == seen.digest);
         if !same {
             return Err(Error::Stale { thread: self.thread.clone() });
         }
@@ -151,7 +152,8 @@ fn digest(tuple: &CheckpointTuple) -> [u8; 16] {
     let (rest, large) = metadata.extra.split();
     let facts = (tuple.parent, &tuple.checkpoint.next, &tuple.checkpoint.applied);
     add(format!("{facts:?}").as_bytes());
-    let facts = (metadata.source, metadata.step, metadata.delta_marker, &metadata.parents, &metadata.counters);
+    let facts =
+        (metadata.source, metadata.step, metadata.delta_marker, &metadata.parents, &metadata.counters);
     add(format!("{facts:?}").as_bytes());
     add(format!("{rest:?}").as_bytes());
     for (key, map) in large {

@@ -26,7 +26,9 @@ impl Progress {
     pub(crate) fn new(what: &'static str, total: u64) -> Self {
         let bar = (total > 1 && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(total);
-            if let Ok(style) = ProgressStyle::with_template("[{bar:40}] {human_pos} of {human_len} {msg}, {eta} left") {
+            if let Ok(style) =
+                ProgressStyle::with_template("[{bar:40}] {human_pos} of {human_len} {msg}, {eta} left")
+            {
                 bar.set_style(style);
             }
             bar.with_message(what)

@@ -69,9 +69,9 @@ impl ExportCommand {
                 out.line(format!("{}: thread {}, {written}.", shown(&self.out), one_line(thread.as_str())))?;
                 Ok(())
             }
-            _ if standard => Err(OpsError::Unsupported(
-                "several threads need a directory: --out DIRECTORY".to_owned(),
-            )),
+            _ if standard => {
+                Err(OpsError::Unsupported("several threads need a directory: --out DIRECTORY".to_owned()))
+            }
             threads => self.many(target, out, threads).await,
         }
     }
@@ -150,8 +150,7 @@ async fn write(
     record: Option<Record>,
     to: impl Write,
 ) -> Result<Written> {
-    let failed =
-        |error| OpsError::Archive { file: format!("the export of thread {thread}"), error };
+    let failed = |error| OpsError::Archive { file: format!("the export of thread {thread}"), error };
     let mut pages = Oldest::open(&**target.saver(), thread).await?;
     if pages.left() == 0 {
         target.newest(thread).await?;
@@ -169,12 +168,7 @@ async fn write(
 }
 
 /// Writes a file completely or not at all.
-async fn to_file(
-    target: &Target,
-    thread: &ThreadId,
-    record: Option<Record>,
-    path: &Path,
-) -> Result<Written> {
+async fn to_file(target: &Target, thread: &ThreadId, record: Option<Record>, path: &Path) -> Result<Written> {
     let mut attempt = 1;
     loop {
         let file = NewFile::create(path).map_err(|cause| failed(path, cause))?;
@@ -287,7 +281,10 @@ impl ImportCommand {
             files.filter(|file| file.extension().is_some_and(|ending| ending == ENDING)).collect();
         files.sort();
         if files.is_empty() {
-            return Err(OpsError::Unsupported(format!("{}: no file in it is named *.{ENDING}", shown(&self.path))));
+            return Err(OpsError::Unsupported(format!(
+                "{}: no file in it is named *.{ENDING}",
+                shown(&self.path)
+            )));
         }
         let mut progress = Progress::new("files imported", files.len() as u64);
         let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0, 0, 0, 0, Ok(()));
@@ -304,7 +301,9 @@ impl ImportCommand {
                     }
                 }
                 Ok(Imported::ThereAlready(_)) => there += 1,
-                Err(error @ (OpsError::Archive { .. } | OpsError::File { .. } | OpsError::Unsupported(_))) => {
+                Err(
+                    error @ (OpsError::Archive { .. } | OpsError::File { .. } | OpsError::Unsupported(_)),
+                ) => {
                     wrong += 1;
                     progress.say(&format!("error: {}", one_line(&error.to_string())));
                 }

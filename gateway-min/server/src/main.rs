@@ -58,7 +58,8 @@ Exit codes:
   1  an error; each thread was changed completely or not at all
   2  an invalid command line
   3  verify found violations
-  4  nothing was changed, because the change was not confirmed"
+  4  nothing was changed, because the change was not confirmed
+  130  Ctrl-C ended it early; what was done stays done"
 )]
 struct Cli {
     #[command(subcommand)]

@@ -70,6 +70,11 @@ pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
     Ok(check.found)
 }
 
+/// Whether a row of the directory is a thread, or becomes one.
+fn is_thread(scope: &Scope) -> bool {
+    scope.owner == 0 || directory::is_being_made(scope)
+}
+
 fn numbers(db: &Db, statement: &str) -> Result<Vec<u32>> {
     let mut numbers = Vec::new();
     db.each(statement, [], |row| {
@@ -131,8 +136,8 @@ impl Check<'_> {
             self.broken(None, place, &error);
         }
         let threads: HashSet<u32> =
-            scopes.iter().filter(|scope| scope.owner == 0).map(|scope| scope.key).collect();
-        for scope in scopes.iter().filter(|scope| scope.owner != 0 && !threads.contains(&scope.owner)) {
+            scopes.iter().filter(|scope| is_thread(scope)).map(|scope| scope.key).collect();
+        for scope in scopes.iter().filter(|scope| !is_thread(scope) && !threads.contains(&scope.owner)) {
             let what = format!("namespace {:?} of a thread that does not exist", scope.text);
             self.report(None, format!("table scope, key {}", scope.key), what, true);
         }
@@ -285,16 +290,16 @@ impl WriterState {
         }
         let threads: HashMap<ThreadKey, &str> = scopes
             .iter()
-            .filter(|scope| scope.owner == 0)
+            .filter(|scope| is_thread(scope))
             .map(|scope| (scope.key, scope.text.as_str()))
             .collect();
-        let lost = |scope: &&Scope| scope.owner != 0 && !threads.contains_key(&scope.owner);
+        let lost = |scope: &&Scope| !is_thread(scope) && !threads.contains_key(&scope.owner);
         for chain in scopes.iter().filter(lost) {
             directory::drop_chain(&self.db, chain.key)?;
         }
         let chains: HashSet<ChainKey> = scopes
             .iter()
-            .filter(|scope| scope.owner != 0 && threads.contains_key(&scope.owner))
+            .filter(|scope| !is_thread(scope) && threads.contains_key(&scope.owner))
             .map(|scope| scope.key)
             .collect();
         let keys = threads.keys().copied().collect();
@@ -304,7 +309,8 @@ impl WriterState {
                 self.db.execute(drop, [join_key(scope, 0), join_key(scope, u32::MAX)])?;
             }
         }
-        for (thread, id) in threads {
+        let named = scopes.iter().filter(|scope| scope.owner == 0);
+        for (thread, id) in named.map(|scope| (scope.key, scope.text.as_str())) {
             let mut used = Used::default();
             let mut elements = Elements::new(&self.db, thread);
             let mut left = false;

@@ -57,14 +57,13 @@ impl Used {
         self.add(space, manifest.tail.iter().copied());
         for run in &manifest.chunks {
             // Each chunk is read once, however many manifests have it.
-            let known = self.chunks.entry(run.start).or_default();
-            if run.len > *known {
-                let more = Run { start: run.start + *known, len: run.len - *known };
-                *known = run.len;
-                let chunks = vec![more];
-                let runs = elements.runs(&Manifest { chunks, tail: Vec::new() })?;
+            let known = self.chunks.get(&run.start).copied().unwrap_or_default();
+            if run.len > known {
+                let more = Run { start: run.start + known, len: run.len - known };
+                let runs = elements.runs(&Manifest { chunks: vec![more], tail: Vec::new() })?;
                 self.add(space, runs);
                 self.add(Space::Chunks, [*run]);
+                self.chunks.insert(run.start, run.len);
             }
         }
         Ok(())

@@ -1,10 +1,13 @@
 //! Threads and chains by their texts.
 //!
-//! Both are rows of one table: a thread belongs to owner 0, a chain (a namespace of a thread) to its thread. A row is
+//! Both are rows of one table: a thread belongs to owner 0, a chain (a namespace of a thread) to its thread. A thread that
+//! is being written in pieces belongs to nobody until it is complete. A row is
 //! looked up by its text *or* a hash of it and must match both, so that a damaged one is an error, not an unknown text.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use rusqlite::{Row, params};
-use threadkeep::id::{Namespace, ThreadId};
+use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::{Error, Result};
 
 use crate::rows::record::{Ordinal, decode_floor, encode_floor};
@@ -15,6 +18,7 @@ const FIND: &str =
     "SELECT key, owner, text, hash, body FROM scope WHERE (owner = ?1 AND text = ?2) OR hash = ?3";
 const OWNED: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text";
 const ADD: &str = "INSERT INTO scope (owner, text, hash, body) VALUES (?1, ?2, ?3, x'')";
+const NAME: &str = "UPDATE scope SET owner = ?2, text = ?3, hash = ?4 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
 const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
 const ALL: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key";
@@ -28,6 +32,10 @@ pub(crate) type ChainKey = u32;
 
 /// The owner of threads; no row has this key.
 const NOBODY: u32 = 0;
+/// The owner of threads that have no name yet; no row has this key.
+const UNNAMED: u32 = u32::MAX;
+/// After this time, nobody completes a thread without a name any more.
+const ABANDONED: Duration = Duration::from_secs(3600);
 /// Keys take the high half of a positive 64-bit number.
 const KEY_LIMIT: i64 = 1 << 31;
 
@@ -72,6 +80,30 @@ pub(crate) fn rewritten(db: &Db, thread: &ThreadId) -> Result<()> {
 /// Adds a thread.
 pub(crate) fn add_thread(db: &Db, thread: &ThreadId) -> Result<ThreadKey> {
     add(db, NOBODY, thread.as_str()).map(|chain| chain.key)
+}
+
+/// Adds a thread that nobody finds until it is [named](name). The token says when that was.
+pub(crate) fn add_unnamed(db: &Db, token: &str) -> Result<ThreadKey> {
+    add(db, UNNAMED, token).map(|chain| chain.key)
+}
+
+/// The number of a thread without a name, if it exists.
+pub(crate) fn find_unnamed(db: &Db, token: &str) -> Result<Option<ThreadKey>> {
+    Ok(find(db, UNNAMED, token)?.map(|chain| chain.key))
+}
+
+/// Names a thread, which no other one may be called.
+pub(crate) fn name(db: &Db, key: ThreadKey, thread: &ThreadId) -> Result<()> {
+    let hash = hash_of(NOBODY, thread.as_str());
+    db.execute(NAME, params![key, NOBODY, thread.as_str(), hash])?;
+    set_body(db, Chain { key, floor: 0 }, hash)
+}
+
+/// Whether a row of the directory is a thread without a name that a process may be writing right now.
+pub(crate) fn is_being_made(scope: &Scope) -> bool {
+    let since = scope.text.parse().ok().map(|token: CheckpointId| Duration::from_millis(token.unix_ms()));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    scope.owner == UNNAMED && since.is_some_and(|since| now.saturating_sub(since) < ABANDONED)
 }
 
 /// A chain of a thread, if it exists.

@@ -61,7 +61,7 @@ pub(super) async fn all(saver: &SqliteSaver, talk: &Talk) -> Vec<CheckpointTuple
 }
 
 /// A step with one of everything: new names, a new namespace on request, writes, shared metadata and a large map.
-fn rich(talk: &Talk, number: usize) -> StepCommit {
+pub(super) fn rich(talk: &Talk, number: usize) -> StepCommit {
     let mut step = talk.say(&message(number, 300));
     step.checkpoint.next = vec![format!("node-{number}").into()];
     let map: serde_json::Map<_, _> = (0..20).map(|i| (format!("run-{number}-{i}"), json!(i))).collect();

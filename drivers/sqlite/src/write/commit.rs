@@ -12,12 +12,12 @@ use threadkeep::{Error, Result};
 use crate::read::view::{Channel, View};
 use crate::rows::checkpoints;
 use crate::rows::directory::{self, Chain, ChainKey};
-use crate::rows::element;
 use crate::rows::names::Names;
 use crate::rows::pack;
 use crate::rows::record::{CheckpointRecord, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
 use crate::sql::Db;
 use crate::stats::Counters;
+use crate::write::stage::Piece;
 use crate::write::thread::{Node, ThreadState, Threads};
 
 /// One writing call of the contract.
@@ -27,6 +27,12 @@ pub(crate) enum Work {
     PutWrites(CheckpointKey, TaskWrites),
     DeleteThread(ThreadId),
     Rewrite(ThreadId, Revision, Box<Rewrite>),
+    /// A piece of a new thread that has no name yet.
+    Stage(Box<Piece>),
+    /// Such a thread gets its name.
+    Name(String, ThreadId),
+    /// Such a thread is deleted.
+    Discard(String),
     Sweep,
     Dictionary(Vec<u8>),
     /// Only a flush.
@@ -38,6 +44,7 @@ impl Work {
     pub(crate) fn flush(&self) -> Flush {
         match self {
             Self::Commit(step) => step.flush,
+            Self::Stage(_) => Flush::WithNext,
             _ => Flush::Now,
         }
     }
@@ -76,6 +83,9 @@ impl WriterState {
             Work::Dictionary(bytes) => pack::add_dictionary(&self.db, bytes),
             Work::Flush => Ok(()),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
+            Work::Stage(piece) => self.stage(piece),
+            Work::Name(token, thread) => self.name_thread(token, thread),
+            Work::Discard(token) => self.discard(token),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {
             self.names = Names::default();
@@ -354,11 +364,7 @@ impl WriterState {
 
     fn delete_thread(&mut self, thread: &ThreadId) -> Result<()> {
         let Some(state) = self.threads.take(&self.db, thread)? else { return Ok(()) };
-        for (_, chain) in directory::chains(&self.db, state.key)? {
-            checkpoints::drop_chain(&self.db, chain.key)?;
-        }
-        element::drop_thread(&self.db, state.key)?;
-        directory::drop_thread(&self.db, state.key)
+        self.drop_thread(state.key)
     }
 }
 
@@ -382,7 +388,7 @@ pub(crate) fn places(applied: &[TaskId], rows: &[TaskRecord]) -> Vec<u32> {
     applied.iter().filter_map(place).filter_map(|place| u32::try_from(place).ok()).collect()
 }
 
-fn not_found(thread: &ThreadId, checkpoint: CheckpointId) -> Error {
+pub(crate) fn not_found(thread: &ThreadId, checkpoint: CheckpointId) -> Error {
     Error::NotFound { thread: thread.clone(), checkpoint }
 }
 

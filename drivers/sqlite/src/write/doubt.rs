@@ -31,7 +31,8 @@ impl Identity {
             Work::PutWrites(at, task) => Some(Self::PutWrites(at.clone(), task.task)),
             Work::DeleteThread(thread) => Some(Self::Delete(thread.clone())),
             Work::Rewrite(thread, expected, _) => Some(Self::Rewrite(thread.clone(), expected.clone())),
-            Work::Sweep | Work::Dictionary(_) | Work::Flush => None,
+            Work::Name(_, thread) => Some(Self::Rewrite(thread.clone(), Revision::absent())),
+            Work::Sweep | Work::Dictionary(_) | Work::Flush | Work::Stage(_) | Work::Discard(_) => None,
         }
     }
 }

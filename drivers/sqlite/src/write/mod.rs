@@ -3,6 +3,7 @@
 pub(crate) mod commit;
 pub(crate) mod doubt;
 pub(crate) mod rewrite;
+pub(crate) mod stage;
 mod thread;
 pub(crate) mod turn;
 pub(crate) mod writer;

@@ -102,6 +102,12 @@ impl Turns {
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 
+    /// Orders a command whose outcome nobody waits for. Does nothing if the queue is full.
+    pub(crate) fn order(&self, work: Work) {
+        let (reply, _) = oneshot::channel();
+        let _ = self.queue.try_send(Message::Work(Command { work, reply }));
+    }
+
     /// Executes a command on the calling thread, or returns it if that is not its turn.
     fn in_place(&self, work: Work) -> Result<Result<()>, Work> {
         if !matches!(work, Work::Commit(_)) || tokio::runtime::worker_index().is_some() || !self.is_idle() {

@@ -15,8 +15,8 @@ use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 
 use super::ArchiveError;
 use super::format::{
-    Append, ChannelPart, CheckpointLine, ElementLine, FORMAT, Form, Header, Line, MetadataPart, Record,
-    Runs, Source, StoredName, TaskPart, VERSION, entries_of, hex,
+    Append, ChannelPart, CheckpointLine, ElementLine, FORMAT, Form, Header, Line, MetadataPart, Record, Runs,
+    Source, StoredName, TaskPart, VERSION, entries_of, hex,
 };
 
 /// The maximum length of a line in bytes. A line holds at most one large value.

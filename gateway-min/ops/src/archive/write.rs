@@ -199,7 +199,11 @@ impl<W: Write> Writer<W> {
 
     /// A value of metadata that is not a larger map.
     fn extra(at: CheckpointId, value: Json) -> Result<Form, ArchiveError> {
-        if shallow(&value) { Ok(Form::Json(value)) } else { encoded(at, &value).map(|element| inline(&element)) }
+        if shallow(&value) {
+            Ok(Form::Json(value))
+        } else {
+            encoded(at, &value).map(|element| inline(&element))
+        }
     }
 
     /// A larger map. Only the entries that the latest one under the same key does not have are looked at.

@@ -1,11 +1,8 @@
 //! Long threads: what a command holds and reads must not grow faster than its thread.
 
 use std::fs::File;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
-
-use serde_json::json;
-use threadkeep::mode::ChannelMode;
 
 use super::store::{OTHER, Store, TALK, command};
 
@@ -46,7 +43,10 @@ async fn the_memory_of_commands_grows_with_the_thread_and_not_with_its_square() 
         (vec!["export", "--thread", TALK, "--out", &a], vec!["export", "--thread", TALK, "--out", &b]),
         (vec!["import", &a, "--as", OTHER], vec!["import", &b, "--as", OTHER]),
         (vec!["threads", "show", TALK], vec!["threads", "show", TALK]),
-        (vec!["prune", "plan", "--all", "--keep", "last:2"], vec!["prune", "plan", "--all", "--keep", "last:2"]),
+        (
+            vec!["prune", "plan", "--all", "--keep", "last:2"],
+            vec!["prune", "plan", "--all", "--keep", "last:2"],
+        ),
     ] {
         let little = peak(&short, &args_short).saturating_sub(base);
         let much = peak(&long, &args_long).saturating_sub(base);

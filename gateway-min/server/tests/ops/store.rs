@@ -10,9 +10,7 @@ use serde_json::{Map, Value as Json, json};
 use tempfile::TempDir;
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
-use threadkeep::id::{
-    ChannelName, CheckpointId, Clock, IdSource, Namespace, TaskId, ThreadId, Version,
-};
+use threadkeep::id::{ChannelName, CheckpointId, Clock, IdSource, Namespace, TaskId, ThreadId, Version};
 use threadkeep::metadata::{DURATION_NODE, Entries, Extra, Metadata, Source};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
@@ -117,7 +115,12 @@ impl Made {
         self.add(channels, Vec::new(), metadata);
     }
 
-    fn add(&mut self, channels: BTreeMap<ChannelName, ChannelEntry>, applied: Vec<TaskId>, metadata: Metadata) {
+    fn add(
+        &mut self,
+        channels: BTreeMap<ChannelName, ChannelEntry>,
+        applied: Vec<TaskId>,
+        metadata: Metadata,
+    ) {
         let parent = self.tuples.last().map(|parent| parent.checkpoint.id);
         let id = self.ids.checkpoint_after(parent);
         let metadata = Metadata { step: self.tuples.len() as i64 - 1, ..metadata };
@@ -182,7 +185,11 @@ impl Store {
             let mut extra = Extra::from(Map::from_iter([("run_id".to_owned(), json!(run))]));
             for (node, kind, source) in [("input", "human", Source::Input), ("model", "ai", Source::Loop)] {
                 let id = format!("{node}-{turn}");
-                made.step(node, &said(kind, &id), Metadata { extra: extra.clone(), ..Metadata::new(source, 0) });
+                made.step(
+                    node,
+                    &said(kind, &id),
+                    Metadata { extra: extra.clone(), ..Metadata::new(source, 0) },
+                );
                 of_messages.insert((id.into(), Arc::new(json!(run))));
             }
             durations.insert((run.as_str().into(), Arc::new(json!(3))));

@@ -1,0 +1,230 @@
+//! A long new thread is written in pieces: complete or absent, whatever fails, and others get their turn in between.
+
+use futures::FutureExt as _;
+use threadkeep::deletion::copy_thread;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{Saver, ThreadImage};
+use threadkeep::{Error, Result};
+
+use super::common::{Talk, message};
+use super::faults::How;
+use super::statements::{Opened, rich};
+use crate::{Options, SqliteSaver};
+
+const COPY: &str = "copy";
+
+/// A store whose new threads are written in pieces of this many checkpoints.
+fn store(piece: usize) -> Opened {
+    Opened::with(Options { piece, ..Options::default() })
+}
+
+/// A thread of this many steps with a fork, a second namespace, a note that repeats its parent, and a pending row.
+async fn thread(store: &Opened, steps: usize) -> Talk {
+    let mut talk = Talk::new("t");
+    for number in 0..steps {
+        let step = rich(&talk, number);
+        store.saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    }
+    let note = talk.empty();
+    store.saver.commit(note.clone()).await.unwrap();
+    talk.accept(&note);
+    let root = store.saver.read_thread(&talk.thread).await.unwrap().checkpoints.into_keys().next().unwrap().1;
+    let mut fork = rich(&talk, 77);
+    fork.parent = Some(root);
+    store.saver.commit(fork.clone()).await.unwrap();
+    talk.head = Some(fork.checkpoint.id);
+    store.saver.put_writes(&talk.key(), &rich(&talk, 78).writes.remove(0)).await.unwrap();
+    for number in 0..3 {
+        let mut inner = Talk { namespace: "inner".into(), ..Talk::new("t") };
+        inner.head =
+            store.saver.list(&inner_of(&talk)).await.unwrap().first().map(|tuple| tuple.checkpoint.id);
+        let mut step = inner.say(&message(number, 300));
+        step.writes.clear();
+        step.checkpoint.applied.clear();
+        store.saver.commit(step).await.unwrap();
+    }
+    talk
+}
+
+fn inner_of(talk: &Talk) -> threadkeep::saver::ListQuery {
+    threadkeep::saver::ListQuery {
+        namespace: Some("inner".into()),
+        ..threadkeep::saver::ListQuery::new(&talk.thread)
+    }
+}
+
+async fn copy(saver: &SqliteSaver) -> Result<usize> {
+    copy_thread(saver, &"t".into(), &COPY.into()).await
+}
+
+/// The copy with the name of its source.
+async fn copied(saver: &SqliteSaver) -> ThreadImage {
+    let mut image = saver.read_thread(&COPY.into()).await.unwrap();
+    image.thread = "t".into();
+    image.checkpoints.values_mut().for_each(|tuple| tuple.thread = "t".into());
+    image
+}
+
+#[tokio::test]
+async fn a_thread_in_pieces_is_the_thread() {
+    let mut sizes = Vec::new();
+    for piece in [1, 2, 7, 1000] {
+        let store = store(piece);
+        let talk = thread(&store, 30).await;
+        let source = store.saver.read_thread(&talk.thread).await.unwrap();
+        assert_eq!(copy(&store.saver).await.unwrap(), source.checkpoints.len());
+        let image = copied(&store.saver).await;
+        assert!(image.checkpoints == source.checkpoints, "pieces of {piece}");
+        assert_eq!(store.saver.check().await.unwrap(), []);
+        let threads = store.saver.threads(None, 9).await.unwrap();
+        assert_eq!(threads, [ThreadId::from(COPY), talk.thread.clone()]);
+        sizes.push(store.saver.stored_bytes(&COPY.into()).await.unwrap());
+        // It is an ordinary thread: it goes on, and is pruned and deleted as one.
+        let image = store.saver.read_thread(&COPY.into()).await.unwrap();
+        let head = image.checkpoints.values().rfind(|tuple| tuple.namespace.as_str().is_empty()).unwrap();
+        let mut again = Talk::new(COPY);
+        again.resume(head);
+        store.say(&mut again, 99).await;
+        store.saver.delete_thread(&COPY.into()).await.unwrap();
+        assert_eq!(store.saver.check().await.unwrap(), []);
+        assert!(copied(&store.saver).await.checkpoints.is_empty());
+    }
+    let (least, most) = (*sizes.iter().min().unwrap(), *sizes.iter().max().unwrap());
+    assert!(most * 10 <= least * 11, "{sizes:?}");
+}
+
+/// A transaction writes one piece, and a lookup of an element is made for what a checkpoint adds, not for its list.
+#[tokio::test]
+async fn a_copy_costs_what_its_checkpoints_add() {
+    let cost = async |steps: usize| {
+        let store = store(8);
+        thread(&store, steps).await;
+        let before = store.saver.stats();
+        copy(&store.saver).await.unwrap();
+        let after = store.saver.stats();
+        let transactions = after.transactions - before.transactions;
+        assert!(transactions as usize >= steps / 8, "{transactions} transactions for {steps} checkpoints");
+        after.elements_examined - before.elements_examined
+    };
+    let (short, long) = (cost(40).await, cost(160).await);
+    assert!(long <= 5 * short, "{short} elements looked up for 40 steps, {long} for 160");
+}
+
+#[tokio::test]
+async fn others_write_between_the_pieces_and_see_nothing_of_them() {
+    let store = store(4);
+    thread(&store, 60).await;
+    let (mut copying, mut other) = (Box::pin(copy(&store.saver)), Talk::new("other"));
+    let mut turns = 0;
+    let copied = loop {
+        tokio::select! {
+            biased;
+            copied = &mut copying => break copied,
+            () = store.say(&mut other, turns) => {
+                turns += 1;
+                let there = store.saver.threads(None, 9).await.unwrap();
+                assert!(there.iter().all(|thread| ["t", "other", COPY].contains(&thread.as_str())), "{there:?}");
+                assert_eq!(store.saver.check().await.unwrap(), [], "a copy at work is no defect");
+            }
+        }
+    };
+    assert_eq!(copied.unwrap(), 65);
+    assert!(turns >= 5, "{turns} turns while 16 pieces were written");
+}
+
+#[tokio::test]
+async fn a_copy_with_a_failing_statement_never_happened() {
+    for how in [How::NotDone, How::Done, How::RolledBack, How::NoRoom] {
+        for nth in (0..).step_by(7) {
+            let store = store(2);
+            thread(&store, 3).await;
+            store.faults().arm(nth, how, "");
+            let result = copy(&store.saver).await;
+            if !store.faults().disarm() {
+                result.unwrap();
+                assert!(nth > 40, "only {nth} statements were met");
+                break;
+            }
+            match result {
+                Err(Error::Unavailable { .. }) => {
+                    assert!(copied(&store.saver).await.checkpoints.is_empty(), "{how:?} {nth}");
+                    assert_eq!(store.saver.threads(None, 9).await.unwrap().len(), 1);
+                    copy(&store.saver).await.unwrap();
+                }
+                // The last COMMIT, or a piece that was discarded.
+                Err(Error::InDoubt { .. }) => {
+                    let reopened = store.reopen();
+                    let _ = copy(&reopened).await;
+                    reopened.close().await;
+                    continue;
+                }
+                other => panic!("{how:?}, statement {nth}: {other:?}"),
+            }
+            let source = store.saver.read_thread(&"t".into()).await.unwrap();
+            assert!(copied(&store.saver).await.checkpoints == source.checkpoints, "{how:?} {nth}");
+            assert_eq!(store.saver.check().await.unwrap(), [], "{how:?} {nth}");
+        }
+    }
+}
+
+/// A dropped copy leaves nothing, wherever it was.
+#[tokio::test]
+async fn a_dropped_copy_leaves_nothing() {
+    let store = store(2);
+    thread(&store, 6).await;
+    for polls in 1.. {
+        let mut copying = Box::pin(copy(&store.saver));
+        let mut done = None;
+        for _ in 0..polls {
+            done = (&mut copying).now_or_never();
+            if done.is_some() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_micros(300)).await;
+        }
+        drop(copying);
+        // Answered after what the dropped copy had ordered.
+        store.saver.flush(&"t".into()).await.unwrap();
+        let rows = || {
+            let conn = rusqlite::Connection::open(store.dir.path().join("db")).unwrap();
+            let unnamed = "SELECT count(*) FROM scope WHERE owner = 4294967295";
+            conn.query_row(unnamed, [], |row| row.get::<_, i64>(0)).unwrap()
+        };
+        assert_eq!(rows(), 0, "dropped after {polls} polls");
+        if done.is_some() {
+            return;
+        }
+        // It may have been complete, without anybody who waited for it.
+        store.saver.delete_thread(&COPY.into()).await.unwrap();
+        assert_eq!(store.saver.check().await.unwrap(), []);
+    }
+}
+
+/// What a killed process left is found an hour later, and swept.
+#[tokio::test]
+async fn what_a_killed_process_left_is_swept_when_nobody_can_need_it() {
+    let store = store(1000);
+    thread(&store, 3).await;
+    let old = threadkeep::id::IdSource::seeded(Old, 1).checkpoint_after(None).to_string();
+    let new = threadkeep::id::IdSource::default().checkpoint_after(None).to_string();
+    for (token, findings) in [(new, 0), (old, 1)] {
+        store
+            .saver
+            .write(crate::write::commit::Work::Stage(crate::write::stage::Piece::empty(&token)))
+            .await
+            .unwrap();
+        assert_eq!(store.saver.check().await.unwrap().len(), findings, "{token}");
+        store.saver.sweep().await.unwrap();
+        assert_eq!(store.saver.check().await.unwrap(), []);
+    }
+}
+
+/// A clock of long ago.
+struct Old;
+
+impl threadkeep::id::Clock for Old {
+    fn now_ms(&self) -> u64 {
+        1_700_000_000_000
+    }
+}

@@ -144,7 +144,14 @@ pub async fn convert(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable)
         }
         match saver.rewrite_thread(thread, &image.revision, rewrite).await {
             Ok(()) => return Ok(done),
-            Err(error @ (Error::Stale { .. } | Error::InDoubt { .. })) => last = error,
+            Err(error @ Error::Stale { .. }) => last = error,
+            Err(error @ Error::InDoubt { .. }) => {
+                // As in a deletion: nothing of it was stored, so trying again would take as long and fail as well.
+                if saver.read_thread(thread).await?.revision == image.revision {
+                    return Err(error);
+                }
+                last = error;
+            }
             Err(error) => return Err(error),
         }
     }

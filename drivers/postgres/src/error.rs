@@ -11,7 +11,7 @@ use tokio_postgres::error::{DbError, SqlState};
 pub(crate) const SAVER: &str = "postgres";
 
 /// The tables or functions are missing, or of an older format.
-pub(crate) const NOT_SET_UP: &str = "the tables are missing or of an older version; run threadkeep_postgres::setup as their owner, then retry";
+pub(crate) const NOT_SET_UP: &str = "the tables are missing or of an older version; run `threadkeep setup` (or threadkeep_postgres::setup) as their owner, then retry";
 /// The role lacks a right that the saver needs.
 pub(crate) const NOT_ALLOWED: &str = "the role lacks a right; it needs USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on its tables and EXECUTE on its functions";
 /// The server's disk is full.

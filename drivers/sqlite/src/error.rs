@@ -18,10 +18,14 @@ pub(crate) const POISONED: &str =
 /// Another connection holds the write lock for longer than the busy timeout.
 pub(crate) const LOCKED: &str = "another process holds the lock on the database; let it finish or stop it, or raise busy_timeout, then retry";
 /// The file system is full, or a quota is exhausted.
-pub(crate) const FULL: &str = "the disk is full; free some space, then retry";
+pub(crate) const FULL: &str = "the disk with this file is full; what was acknowledged before is safe. Free some space on it \
+    (other files, never the -wal or -shm beside the database), then retry";
+/// The index of the log could not grow or be mapped.
+const NO_INDEX: &str = "the index of the log (-shm, beside the database) could not be written, as on a full disk; what was \
+    acknowledged before is safe. Free some space, then retry";
 /// The file is not writable.
-pub(crate) const READ_ONLY: &str =
-    "the database cannot be written; check the permissions of the file and its directory";
+pub(crate) const READ_ONLY: &str = "the database cannot be written, so nothing was changed; check the permissions of the \
+    file and its directory, and that its file system is mounted for writing";
 /// The file or its directory cannot be opened.
 pub(crate) const CANNOT_OPEN: &str =
     "the database cannot be opened; check that its directory exists and can be written";
@@ -35,6 +39,13 @@ pub(crate) const SWEPT: &str =
 /// The disk returns other bytes than were written.
 const DAMAGED: &str = "a page does not match its checksum: the file was damaged, or written by another program; \
     restore a backup (`threadkeep backup` makes one), or export the threads that can still be read";
+
+/// What SQLite reports if it cannot make the index of the log larger.
+const NO_INDEX_CODES: [i32; 3] = [
+    rusqlite::ffi::SQLITE_IOERR_SHMOPEN,
+    rusqlite::ffi::SQLITE_IOERR_SHMSIZE,
+    rusqlite::ffi::SQLITE_IOERR_SHMMAP,
+];
 
 /// An error after which the caller may retry: nothing was written.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
@@ -50,6 +61,9 @@ pub(crate) fn in_doubt(reason: impl Into<String>) -> Error {
 pub(crate) fn from_sqlite(store: &str, error: &rusqlite::Error) -> Error {
     if threadkeep_pages::is_damage(error) {
         return Error::corrupt(store, DAMAGED);
+    }
+    if error.sqlite_error().is_some_and(|error| NO_INDEX_CODES.contains(&error.extended_code)) {
+        return unavailable(format!("{store}: {NO_INDEX} ({error})"));
     }
     let remedy = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => LOCKED,

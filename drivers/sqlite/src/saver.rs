@@ -65,6 +65,19 @@ impl SqliteSaver {
         Ok(Self { path: path.to_owned(), options: options.clone(), readers, writer, counters })
     }
 
+    /// Opens an existing database that cannot be written, because of permissions or a read-only file system: it can be
+    /// read, and every other method is [`threadkeep::Error::Unavailable`]. Blocks.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_read_only(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+        let path = path.as_ref();
+        let counters = Arc::<Counters>::default();
+        let readers = Readers::open_alone(path, options, counters.clone())?;
+        let writer = Turns::refusing();
+        Ok(Self { path: path.to_owned(), options: options.clone(), readers, writer, counters })
+    }
+
     /// [`Self::open`] on a blocking thread.
     pub async fn open_async(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref().to_owned();

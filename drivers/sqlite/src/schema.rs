@@ -143,6 +143,20 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
     }
 }
 
+/// Checks a database that can only be read.
+///
+/// # Errors
+/// As [`prepare`]; [`Error::Unavailable`] for one that an earlier version left, which must be migrated first.
+pub(crate) fn check(conn: &Connection, store: &str) -> Result<()> {
+    let found = identify(conn).map_err(|error| from_sqlite(store, &error))?;
+    match known(found, store)? {
+        Found::Ours(UNSEALED_VERSION..) => Ok(()),
+        _ => Err(unavailable(format!(
+            "{store}: an earlier version made it; open it once where it can be written, which migrates it"
+        ))),
+    }
+}
+
 /// Turns the write-ahead log on, and returns the resulting journal mode. If several do so at once, SQLite does not wait
 /// as it does elsewhere: it reports the file as locked to all but one.
 fn write_ahead(conn: &Connection, patience: Duration) -> rusqlite::Result<String> {

@@ -68,6 +68,18 @@ impl Db {
         Self::open(path, options, OpenFlags::SQLITE_OPEN_READ_ONLY)
     }
 
+    /// A connection to a database that nobody can write now, and that has no log: none can be made beside it.
+    pub(crate) fn of_resting_file(path: &Path, options: &Options) -> Result<Self> {
+        let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+        let uri = std::path::PathBuf::from(format!("file:{name}?immutable=1"));
+        Self::open(&uri, options, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)
+    }
+
+    /// Checks that the database is one that this connection can read.
+    pub(crate) fn check_format(&self) -> Result<()> {
+        crate::schema::check(&self.conn, &self.store)
+    }
+
     fn open(path: &Path, options: &Options, flags: OpenFlags) -> Result<Self> {
         let store: Arc<str> = path.display().to_string().into();
         let conn = threadkeep_pages::open(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)

@@ -153,6 +153,10 @@ pub async fn carry_out(
                 if gone && !planned.rewrite.remove.is_empty() {
                     return Ok((image, planned));
                 }
+                // The thread is as it was: what prevented the change, such as a full disk, would prevent it again.
+                if now.revision == image.revision {
+                    return Err(error);
+                }
                 last = error;
             }
             Err(error) => return Err(error),

@@ -17,7 +17,7 @@ use threadkeep::value::{ChannelValue, ListValue};
 use super::diff;
 use super::error::{OpsError, Result};
 use super::lineage::draw;
-use super::output::{Columns, NONE, Out, bytes, count, moment, one_line, or_dash, short, tail};
+use super::output::{Columns, NONE, Out, bytes, count, cut, moment, one_line, or_dash, short, tail};
 use super::pages::Newest;
 use super::target::{StoreArgs, Target};
 use super::threads::{mode, namespace_name};
@@ -28,8 +28,8 @@ pub(crate) enum CheckpointsCommand {
     /// List the checkpoints of a thread, newest first, or draw its lineage as a tree.
     ///
     /// BY: the nodes whose writes created the checkpoint. NEXT: the nodes to run from it. MESSAGES: the messages in the
-    /// state; `?` if the state cannot be read, see `verify`. SIZE: what the checkpoint adds: metadata without the maps that
-    /// notes carry along, values that its parent does not have, and its task rows.
+    /// state; `?` if the state cannot be read, see `verify`. SIZE: the bytes of its metadata, without the maps that notes
+    /// carry along, of values that its parent does not have, and of its task rows.
     #[command(after_help = "\
 Examples:
   threadkeep checkpoints list --thread my-thread --limit 20
@@ -131,6 +131,9 @@ impl CheckpointsCommand {
     }
 }
 
+/// The longest text of a line for people.
+const TEXT_CHARS: usize = 1_000;
+
 /// A line of the listing.
 struct Line {
     by: Vec<String>,
@@ -194,7 +197,9 @@ impl Newer {
 /// The lines of checkpoints that come newest first, all with their values. `newer` knows of those that came before, and
 /// learns of these.
 async fn lines(target: &Target, page: &[CheckpointTuple], newer: &mut Newer) -> Result<Vec<Line>> {
-    page.iter().for_each(|tuple| newer.add(tuple));
+    for tuple in page {
+        newer.add(tuple);
+    }
     let mut known: HashMap<LocalKey, CheckpointTuple> =
         page.iter().map(|tuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple.clone())).collect();
     let mut messages = Messages { target, values: HashMap::new() };
@@ -277,7 +282,7 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
                 moment(tuple.checkpoint.id),
                 tuple.parent.map_or_else(|| NONE.to_owned(), tail),
                 namespace_name(&tuple.namespace),
-                source(tuple),
+                shown_source(tuple),
                 tuple.metadata.step.to_string(),
                 list_or_dash(&line.by),
                 list_or_dash(&tuple.checkpoint.next),
@@ -347,7 +352,8 @@ fn as_json(tuple: &CheckpointTuple, line: &Line) -> Json {
 }
 
 fn graph_label(tuple: &CheckpointTuple, line: &Line) -> String {
-    let mut parts = vec![format!("{} step {} {}", tuple.checkpoint.id, tuple.metadata.step, source(tuple))];
+    let mut parts =
+        vec![format!("{} step {} {}", tuple.checkpoint.id, tuple.metadata.step, shown_source(tuple))];
     if !line.by.is_empty() {
         parts.push(format!("by {}", line.by.join("+")));
     }
@@ -358,9 +364,6 @@ fn graph_label(tuple: &CheckpointTuple, line: &Line) -> String {
     });
     if line.pending > 0 {
         parts.push(format!("pending rows: {}", line.pending));
-    }
-    if tuple.metadata.is_duration_only() {
-        parts.push("duration note".to_owned());
     }
     one_line(&parts.join(", "))
 }
@@ -374,11 +377,15 @@ pub(crate) fn source(tuple: &CheckpointTuple) -> String {
     format!("{:?}", tuple.metadata.source).to_lowercase()
 }
 
-/// The mode, and how it is known.
+/// What wrote the checkpoint, for people: a note is an update that changes nothing.
+pub(crate) fn shown_source(tuple: &CheckpointTuple) -> String {
+    if tuple.metadata.is_duration_only() { "duration note".to_owned() } else { source(tuple) }
+}
+
+/// The mode, and whether only the counters show it.
 fn marked_mode(tuple: &CheckpointTuple) -> String {
-    let note = if tuple.metadata.is_duration_only() { " note" } else { "" };
-    let marker = if tuple.metadata.is_delta() && !tuple.metadata.delta_marker { " unmarked" } else { "" };
-    format!("{}{marker}{note}", mode(tuple))
+    let marker = if tuple.metadata.is_delta() && !tuple.metadata.delta_marker { " (no marker)" } else { "" };
+    format!("{}{marker}", mode(tuple))
 }
 
 /// What a checkpoint adds, in bytes of encoded values.
@@ -510,15 +517,19 @@ async fn show(target: &Target, out: &mut Out, id: Option<CheckpointId>, at: &At)
         ("namespace", namespace_name(&namespace)),
         ("parent", or_dash(tuple.parent)),
         ("children", list_or_dash(&children).replace('+', ", ")),
-        ("source", source(tuple)),
+        ("source", shown_source(tuple)),
         ("step", tuple.metadata.step.to_string()),
         ("made by", list_or_dash(&line.by)),
         ("next", list_or_dash(&tuple.checkpoint.next)),
         ("mode", marked_mode(tuple)),
         ("messages", line.messages.map_or_else(|| "?".to_owned(), count)),
-        ("metadata", Json::Object(tuple.metadata.to_json()).to_string()),
+        ("metadata", Json::Object(own_metadata(tuple).to_json()).to_string()),
     ] {
-        out.line(format!("{name:<11} {}", one_line(&text)))?;
+        out.line(format!("{name:<11} {}", cut(&text, TEXT_CHARS, "--json shows them")))?;
+    }
+    for (key, map) in tuple.metadata.extra.split().1 {
+        let entries = count(map.len());
+        out.line(format!("            {}: {entries} entries (--json shows them)", one_line(&key)))?;
     }
     out.line("")?;
     let mut table = Columns::new(&["CHANNEL", "STORED", "ELEMENTS>", "BYTES>", "VERSION"]);

@@ -6,7 +6,7 @@ use clap::Subcommand;
 
 use super::error::Result;
 use super::output::{Out, one_line};
-use threadkeep_config::{Cadence, LoadOptions, Upgrade, UserDirs, upgrade};
+use threadkeep_config::{Cadence, Config, LoadOptions, Upgrade, UserDirs, upgrade};
 
 /// Maintain the configuration file: upgrade, trust.
 #[derive(Debug, Subcommand)]
@@ -16,7 +16,7 @@ pub(crate) enum ConfigCommand {
     /// Missing keys are added with their defaults and comments. Everything else stays unchanged, including comments and
     /// layout, except that the deprecated key database.checkpoint_delta_snapshot_frequency moves to its new place with
     /// its value. The old file is kept next to it with the suffix .bak. An up-to-date file is left alone; a missing one
-    /// is created.
+    /// is created. Keys without an effect, such as misspelt ones, are named.
     #[command(
         after_help = "Examples:\n  threadkeep config upgrade\n  threadkeep config upgrade --config prod.yaml"
     )]
@@ -71,6 +71,8 @@ impl ConfigCommand {
                 out.line(format!("backup of the old file: {}", backup.display()))?;
             }
         }
+        // Loading logs what has no effect: unknown keys, with the nearest known ones.
+        Config::load(&LoadOptions::from_process(config.clone())?)?;
         Ok(())
     }
 }

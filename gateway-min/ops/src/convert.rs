@@ -5,8 +5,8 @@ use serde_json::json;
 use threadkeep::convert::{Conversion, convert, plan_conversion};
 use threadkeep::mode::ChannelMode;
 
-use super::error::Result;
-use super::output::{Columns, Out, bytes, count};
+use super::error::{OpsError, Result};
+use super::output::{Columns, Out, bytes, count, things};
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads, persistently, table};
 use super::threads::stored;
@@ -60,8 +60,12 @@ impl ConvertCommand {
         let threads = target.threads(&self.threads).await?;
         let mut progress = Progress::new("threads converted", threads.len() as u64);
         let mut rows = Columns::new(&["THREAD", "CHECKPOINTS>", "CHANGED>", "STORED BYTES>"]);
-        let (mut changed, mut failed) = (0, None);
+        let (mut changed, mut failed) = (0, None::<OpsError>);
         for thread in &threads {
+            if let Err(interrupted) = progress.interrupted() {
+                failed = Some(interrupted);
+                break;
+            }
             let before = stored(target, thread).await?;
             let done = if self.dry_run {
                 let image = target.image(thread).await?;
@@ -73,7 +77,7 @@ impl ConvertCommand {
             let done = match done {
                 Ok(done) => done,
                 Err(error) => {
-                    failed = Some(error);
+                    failed = Some(error.into());
                     break;
                 }
             };
@@ -102,10 +106,14 @@ impl ConvertCommand {
             records.converted(mode.as_str()).await?;
         }
         if !self.json {
-            out.table(&rows)?;
-            let verb = if self.dry_run { "would be" } else { "were" };
-            out.line(format!("{} checkpoints {verb} stored in {mode} mode.", count(changed)))?;
+            out.table_or(&rows, "No threads.")?;
+            out.line(match (changed, self.dry_run) {
+                (0, _) => format!("Nothing to convert: every checkpoint is stored in {mode} mode."),
+                (_, true) => format!("{} would be converted to {mode} mode.", things(changed, "checkpoint")),
+                (1, false) => format!("1 checkpoint was converted to {mode} mode."),
+                (_, false) => format!("{} were converted to {mode} mode.", things(changed, "checkpoint")),
+            })?;
         }
-        failed.map_or(Ok(()), |error| Err(error.into()))
+        failed.map_or(Ok(()), Err)
     }
 }

@@ -37,7 +37,12 @@ impl From<Exit> for std::process::ExitCode {
 pub(crate) enum OpsError {
     /// The checkpoint store.
     #[error(transparent)]
-    Checkpoints(#[from] threadkeep::Error),
+    Checkpoints(threadkeep::Error),
+    /// It is not known whether the last change was stored.
+    #[error(
+        "the last change may or may not be stored, as a whole: {0}. The same command can be repeated: it does what is missing"
+    )]
+    InDoubt(String),
     /// The gateway's own records.
     #[error(transparent)]
     Records(#[from] RecordsError),
@@ -75,7 +80,7 @@ pub(crate) enum OpsError {
     /// The database does not exist.
     #[error(
         "there is no database at {0}; name a checkpoint database with --sqlite FILE, or the gateway's configuration \
-         with --config FILE"
+         with --config FILE; `threadkeep setup` creates the configured one"
     )]
     NoDatabase(PathBuf),
     /// The thread is not in the store.
@@ -116,11 +121,20 @@ pub(crate) enum OpsError {
     Refused(&'static str),
 }
 
+impl From<threadkeep::Error> for OpsError {
+    fn from(error: threadkeep::Error) -> Self {
+        match error {
+            threadkeep::Error::InDoubt { saver, reason } => Self::InDoubt(format!("{saver}: {reason}")),
+            error => Self::Checkpoints(error),
+        }
+    }
+}
+
 impl From<OpenError> for OpsError {
     /// Errors of the stores are said as those of a command, and a database that is missing with the remedy.
     fn from(error: OpenError) -> Self {
         match error {
-            OpenError::Checkpoints(error) => Self::Checkpoints(error),
+            OpenError::Checkpoints(error) => error.into(),
             OpenError::Records(error) => Self::Records(error),
             OpenError::Missing(path) => Self::NoDatabase(path),
             other => Self::Open(other),

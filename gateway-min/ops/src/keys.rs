@@ -86,7 +86,7 @@ impl KeysCommand {
             Self::List { file, json } => {
                 let mut table = Columns::new(&["ID", "USER", "ROLE", "CREATED"]);
                 for record in file.open()?.list()? {
-                    let created = record.created_at.format("%Y-%m-%d %H:%M:%S").to_string();
+                    let created = record.created_at.format("%Y-%m-%d %H:%M:%SZ").to_string();
                     let role = record.role.as_str();
                     if *json {
                         let document = json!({"id": record.id, "user": record.user, "role": role, "created_at": record.created_at});
@@ -96,7 +96,7 @@ impl KeysCommand {
                     }
                 }
                 if !json {
-                    out.table(&table)?;
+                    out.table_or(&table, "No keys; `threadkeep keys create` makes one.")?;
                 }
             }
             Self::Revoke { id, file } => {

@@ -23,6 +23,7 @@ mod plan;
 mod progress;
 mod prune;
 mod retention;
+mod setup;
 mod state;
 mod target;
 mod threads;
@@ -45,6 +46,7 @@ use self::keys::KeysCommand;
 use self::output::{Out, one_line};
 use self::prune::PruneCommand;
 use self::retention::RetentionCommand;
+use self::setup::SetupCommand;
 use self::state::StateCommand;
 use self::target::{StoreArgs, Target};
 use self::threads::ThreadsCommand;
@@ -84,6 +86,7 @@ impl Subcommand for OpsCommand {
 enum Command {
     #[command(flatten)]
     Store(StoreCommand),
+    Setup(SetupCommand),
     /// Create, list and revoke API keys.
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -102,6 +105,7 @@ impl Command {
                 target.close().await;
                 return result;
             }
+            Self::Setup(command) => command.run(out).await?,
             Self::Keys(command) => command.run(out)?,
             Self::Config(command) => command.run(out)?,
         }

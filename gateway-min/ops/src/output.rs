@@ -26,6 +26,11 @@ impl Out {
         self.0.write_all(b"\n")
     }
 
+    /// Prints a table, or what to say if it has no rows.
+    pub(crate) fn table_or(&mut self, table: &Columns, none: &str) -> io::Result<()> {
+        if table.0.row_count() == 0 { self.line(none) } else { self.table(table) }
+    }
+
     /// Prints a table.
     pub(crate) fn table(&mut self, table: &Columns) -> io::Result<()> {
         for line in table.0.lines() {
@@ -74,6 +79,17 @@ pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '.' } else { char }).collect()
 }
 
+/// A text of at most `chars` characters; of a longer one the beginning, saying how much is missing and what shows it.
+pub(crate) fn cut(text: &str, chars: usize, whole: &str) -> String {
+    let text = one_line(text);
+    let count = text.chars().count();
+    if count <= chars {
+        return text;
+    }
+    let start: String = text.chars().take(chars).collect();
+    format!("{start}… ({} more characters: {whole})", number((count - chars) as u64))
+}
+
 /// The first `chars` characters of a text.
 pub(crate) fn short(text: &str, chars: usize) -> String {
     let text = one_line(text);
@@ -114,6 +130,12 @@ pub(crate) fn number(count: u64) -> String {
     grouped
 }
 
+/// A number of things: `1 thread`, `12 threads`.
+pub(crate) fn things(count: usize, one: &str) -> String {
+    let number = number(count as u64);
+    if count == 1 { format!("{number} {one}") } else { format!("{number} {one}s") }
+}
+
 /// A count, formatted as by [`number`].
 pub(crate) fn count(things: usize) -> String {
     number(things as u64)
@@ -121,7 +143,11 @@ pub(crate) fn count(things: usize) -> String {
 
 /// A checkpoint's time for a table: UTC, to the millisecond.
 pub(crate) fn moment(id: CheckpointId) -> String {
-    id.created_at().chars().take(23).map(|char| if char == 'T' { ' ' } else { char }).collect()
+    let moment = id.created_at();
+    format!(
+        "{}Z",
+        moment.chars().take(23).map(|char| if char == 'T' { ' ' } else { char }).collect::<String>()
+    )
 }
 
 /// The last digits of a checkpoint's id, which distinguish it from its neighbours.
@@ -179,5 +205,10 @@ mod tests {
         assert_eq!(one_line("a\u{1b}[2Jb\nc"), "a.[2Jb.c");
         assert_eq!(short("abcdef", 4), "abc…");
         assert_eq!(short("abcd", 4), "abcd");
+        assert_eq!(cut("ab\ncd", 4, "--json"), "ab.c… (1 more characters: --json)");
+        assert_eq!(
+            (cut("abcd", 4, ""), things(1, "thread"), things(1_000, "thread")),
+            ("abcd".to_owned(), "1 thread".to_owned(), "1,000 threads".to_owned())
+        );
     }
 }

@@ -10,7 +10,8 @@ use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::saver::{ListQuery, Load, ThreadImage};
 
 use super::error::{OpsError, Result};
-use super::output::{Columns, Out, bytes, confirmed, count, moment, one_line};
+use super::output::{Columns, Out, bytes, confirmed, count, moment, one_line, things};
+use super::pages::Newest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads, persistently};
 use super::threads::{namespace_name, stored};
@@ -22,7 +23,7 @@ pub(crate) struct PlanArgs {
     pub(crate) threads: Threads,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Only count checkpoints by reason.
+    /// Only count checkpoints by reason, over all threads.
     #[arg(long)]
     summary: bool,
     /// Print JSON.
@@ -48,20 +49,56 @@ pub(crate) struct ApplyArgs {
 /// Plans a pass over a thread.
 pub(crate) type Planner<'a> = dyn Fn(&ThreadImage) -> threadkeep::Result<DeletionPlan> + 'a;
 
-/// Refuses protected ids that no thread has, because a typo would protect nothing.
-pub(crate) async fn check_protected(
-    target: &Target,
-    threads: &Threads,
-    protect: &BTreeSet<CheckpointId>,
-) -> Result<()> {
-    let mut missing = protect.clone();
-    for thread in target.threads(threads).await? {
-        if missing.is_empty() {
-            break;
+/// What a policy removes.
+pub(crate) struct Policy<'a> {
+    pub(crate) plan: &'a Planner<'a>,
+    /// The checkpoints that were named to be kept.
+    pub(crate) protect: &'a BTreeSet<CheckpointId>,
+    /// Whether to apply it again until a pass finds nothing.
+    pub(crate) repeat: bool,
+}
+
+/// What a command does with a policy: show what it would remove, or remove it.
+pub(crate) enum Asked<'a> {
+    Plan(&'a PlanArgs),
+    Apply(&'a ApplyArgs),
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn store(&self) -> &'a StoreArgs {
+        match self {
+            Self::Plan(plan) => &plan.store,
+            Self::Apply(apply) => &apply.store,
         }
+    }
+
+    pub(crate) async fn run(self, target: &Target, out: &mut Out, policy: Policy<'_>) -> Result<()> {
+        let (Self::Plan(PlanArgs { threads, .. }) | Self::Apply(ApplyArgs { threads, .. })) = &self;
+        check_protected(target, threads, policy.protect).await?;
+        match self {
+            Self::Plan(asked) => show(target, out, asked, policy.plan).await,
+            Self::Apply(asked) => apply(target, out, asked, policy.repeat, policy.plan).await,
+        }
+    }
+}
+
+/// Refuses protected ids that no thread has, because a typo would protect nothing.
+async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<CheckpointId>) -> Result<()> {
+    let mut missing = protect.clone();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for thread in target.threads(threads).await? {
         let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread) };
-        for tuple in target.saver().list(&query).await? {
-            missing.remove(&tuple.checkpoint.id);
+        let mut newest = Newest::new(&**target.saver(), query);
+        loop {
+            let page = newest.next().await?;
+            if page.is_empty() || missing.is_empty() {
+                break;
+            }
+            for tuple in &page {
+                missing.remove(&tuple.checkpoint.id);
+            }
         }
     }
     match missing.first() {
@@ -72,74 +109,132 @@ pub(crate) async fn check_protected(
     }
 }
 
-/// Prints what would happen to each thread. Changes nothing.
-pub(crate) async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'_>) -> Result<()> {
+/// Prints what would happen. Changes nothing.
+async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'_>) -> Result<()> {
     let threads = target.threads(&asked.threads).await?;
     let mut progress = Progress::new("threads planned", threads.len() as u64);
-    let (mut removed, mut all) = (0, 0);
+    let (mut totals, mut stopped) = (Totals::default(), Ok(()));
     for thread in &threads {
-        let image = target.image(thread).await?;
+        stopped = progress.interrupted();
+        if stopped.is_err() {
+            break;
+        }
+        let image = match target.image(thread).await {
+            // It was deleted since the threads were listed.
+            Err(OpsError::NoThread { .. }) if asked.threads.are_all() => continue,
+            image => image?,
+        };
         let planned = plan(&image)?;
-        removed += planned.removed().count();
-        all += planned.verdicts.len();
         if asked.json {
             out.json(&as_json(image, &planned, asked.summary))?;
         } else {
-            print(out, image, &planned, asked.summary)?;
+            if !asked.summary {
+                details(out, &image, &planned)?;
+            }
+            totals.add(image, &planned);
         }
         progress.next();
     }
-    if threads.len() > 1 && !asked.json {
-        out.line(format!(
-            "{} of {} checkpoints of {} threads would be removed.",
-            count(removed),
-            count(all),
-            count(threads.len())
-        ))?;
+    drop(progress);
+    if !asked.json {
+        totals.print(out)?;
     }
+    stopped
+}
+
+/// Prints the verdict on each checkpoint.
+fn details(out: &mut Out, image: &ThreadImage, plan: &DeletionPlan) -> Result<()> {
+    out.line(format!(
+        "thread {}: {} of {} would be removed",
+        one_line(image.thread.as_str()),
+        count(plan.removed().count()),
+        things(plan.verdicts.len(), "checkpoint"),
+    ))?;
+    let mut table =
+        Columns::new(&["CHECKPOINT", "TIME", "NAMESPACE", "STEP>", "SOURCE", "VERDICT", "BECAUSE"]);
+    for (place, reason) in &plan.verdicts {
+        let tuple = &image.checkpoints[place];
+        table.row([
+            place.1.to_string(),
+            moment(place.1),
+            namespace_name(&place.0),
+            tuple.metadata.step.to_string(),
+            super::checkpoints::shown_source(tuple),
+            verdict(*reason).to_owned(),
+            reason.to_string(),
+        ]);
+    }
+    out.table(&table)?;
+    out.line("")?;
     Ok(())
 }
 
-fn print(out: &mut Out, image: ThreadImage, plan: &DeletionPlan, summary: bool) -> Result<()> {
-    out.line(format!(
-        "thread {}: {} of {} checkpoints would be removed",
-        one_line(image.thread.as_str()),
-        count(plan.removed().count()),
-        count(plan.verdicts.len()),
-    ))?;
-    if !summary {
-        let mut table =
-            Columns::new(&["CHECKPOINT", "TIME", "NAMESPACE", "STEP>", "SOURCE", "VERDICT", "BECAUSE"]);
-        for (place, reason) in &plan.verdicts {
-            let tuple = &image.checkpoints[place];
-            table.row([
-                place.1.to_string(),
-                moment(place.1),
-                namespace_name(&place.0),
-                tuple.metadata.step.to_string(),
-                super::checkpoints::source(tuple),
-                verdict(*reason).to_owned(),
-                reason.to_string(),
-            ]);
+/// What plans of several threads remove, by reason.
+#[derive(Default)]
+struct Totals {
+    threads: usize,
+    last: String,
+    /// Of each reason: how many checkpoints, of how many threads.
+    reasons: BTreeMap<(bool, Reason), (usize, usize)>,
+    rewritten: usize,
+    /// Logical bytes before and after.
+    size: (u64, u64),
+}
+
+impl Totals {
+    fn add(&mut self, image: ThreadImage, plan: &DeletionPlan) {
+        self.threads += 1;
+        self.last = one_line(image.thread.as_str());
+        for (reason, checkpoints) in by_reason(plan) {
+            let total = self.reasons.entry(reason).or_default();
+            *total = (total.0 + checkpoints, total.1 + 1);
+        }
+        self.rewritten += plan.rewrite.put.len();
+        let before = Stats::of(&image).logical();
+        let after =
+            if plan.rewrite.is_empty() { before } else { Stats::of(&image.after(&plan.rewrite)).logical() };
+        self.size = (self.size.0 + before, self.size.1 + after);
+    }
+
+    fn print(&self, out: &mut Out) -> Result<()> {
+        if self.threads == 0 {
+            return Ok(out.line("No threads.")?);
+        }
+        let of = |goes: bool| -> usize {
+            self.reasons
+                .iter()
+                .filter(|((go, _), _)| *go == goes)
+                .map(|(_, (checkpoints, _))| checkpoints)
+                .sum()
+        };
+        let (removed, all) = (of(true), of(true) + of(false));
+        let whose =
+            if self.threads == 1 { format!("thread {}", self.last) } else { things(self.threads, "thread") };
+        out.line(if removed == 0 {
+            format!("Nothing to remove: all {} of {whose} stay.", things(all, "checkpoint"))
+        } else {
+            format!("{} of {} of {whose} would be removed.", count(removed), things(all, "checkpoint"))
+        })?;
+        let mut table = Columns::new(&["", "CHECKPOINTS>", "THREADS>", "BECAUSE"]);
+        for goes in [true, false] {
+            for ((_, reason), (checkpoints, threads)) in
+                self.reasons.iter().filter(|((go, _), _)| *go == goes)
+            {
+                let verb = if goes { "remove" } else { "keep" };
+                table.row([verb.to_owned(), count(*checkpoints), count(*threads), reason.to_string()]);
+            }
         }
         out.table(&table)?;
-        out.line("")?;
+        if self.rewritten > 0 {
+            let verb = if self.rewritten == 1 { "is" } else { "are" };
+            out.line(format!("{} that stays {verb} rewritten.", things(self.rewritten, "checkpoint")))?;
+        }
+        if removed > 0 || self.rewritten > 0 {
+            let (before, after) = self.size;
+            out.line(format!("Logical size: {} before, {} after.", bytes(before), bytes(after)))?;
+        }
+        Ok(())
     }
-    let mut table = Columns::new(&["", "CHECKPOINTS>", "BECAUSE"]);
-    for ((goes, reason), checkpoints) in by_reason(plan) {
-        table.row([if goes { "go" } else { "stay" }.to_owned(), count(checkpoints), reason.to_string()]);
-    }
-    out.table(&table)?;
-    let before = Stats::of(&image);
-    let after = Stats::of(&image.after(&plan.rewrite));
-    out.line(format!(
-        "{} of those that stay are rewritten. Logical bytes {} -> {}.",
-        count(plan.rewrite.put.len()),
-        bytes(logical(&before)),
-        bytes(logical(&after)),
-    ))?;
-    out.line("")?;
-    Ok(())
 }
 
 fn as_json(image: ThreadImage, plan: &DeletionPlan, summary: bool) -> Json {
@@ -153,7 +248,7 @@ fn as_json(image: ThreadImage, plan: &DeletionPlan, summary: bool) -> Json {
     let before = Stats::of(&image).to_map();
     let mut document = json!({
         "thread": image.thread.as_str(), "removed": plan.removed().count(),
-        "kept": plan.verdicts.len() - plan.removed().count(), "stored_anew": plan.rewrite.put.len(),
+        "kept": plan.verdicts.len() - plan.removed().count(), "rewritten": plan.rewrite.put.len(),
         "reasons": Json::Object(reasons.collect()), "stats_before": before,
         "stats_after": Stats::of(&image.after(&plan.rewrite)).to_map(),
     });
@@ -187,10 +282,6 @@ fn code(reason: Reason) -> String {
     code
 }
 
-fn logical(stats: &Stats) -> u64 {
-    stats.checkpoint_bytes + stats.blob_bytes + stats.write_bytes
-}
-
 /// What happened to a thread.
 struct Outcome {
     thread: ThreadId,
@@ -198,10 +289,11 @@ struct Outcome {
     before: Stats,
     after: Stats,
     stored: Option<(u64, u64)>,
+    changed: bool,
 }
 
 /// Applies the plan of each thread, after confirmation. With `until_done`, repeats until a pass finds nothing.
-pub(crate) async fn apply(
+async fn apply(
     target: &Target,
     out: &mut Out,
     asked: &ApplyArgs,
@@ -214,12 +306,16 @@ pub(crate) async fn apply(
     }
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(threads.len());
     let mut progress = Progress::new("threads done", threads.len() as u64);
-    let mut failed = None;
+    let mut stopped = Ok(());
     for thread in &threads {
+        stopped = progress.interrupted();
+        if stopped.is_err() {
+            break;
+        }
         match apply_to(target, thread, until_done, plan).await {
             Ok(outcome) => outcomes.extend(outcome),
             Err(error) => {
-                failed = Some(error);
+                stopped = Err(error);
                 break;
             }
         }
@@ -228,7 +324,7 @@ pub(crate) async fn apply(
     drop(progress);
     // Report completed work even if a later thread failed.
     tell(target, out, &outcomes, asked.json).await?;
-    failed.map_or(Ok(()), Err)
+    stopped
 }
 
 async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Result<()> {
@@ -247,10 +343,10 @@ async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Resul
         return Ok(());
     }
     let question = format!(
-        "Remove {} of {} checkpoints of {} threads from {}?",
+        "Remove {} of {} of {} from {}?",
         count(removed),
-        count(all),
-        count(threads.len()),
+        things(all, "checkpoint"),
+        things(threads.len(), "thread"),
         one_line(target.name())
     );
     match confirmed(&question)? {
@@ -267,12 +363,13 @@ async fn apply_to(
     plan: &Planner<'_>,
 ) -> Result<Option<Outcome>> {
     let stored_before = stored(target, thread).await?;
-    let (mut removed, mut first) = (Vec::new(), None);
+    let (mut removed, mut first, mut changed) = (Vec::new(), None, false);
     let after = loop {
         let (before, planned) = persistently(|| carry_out(&**target.saver(), thread, plan)).await?;
         first.get_or_insert_with(|| Stats::of(&before));
         let after = before.after(&planned.rewrite);
         let found = planned.removed().count();
+        changed |= !planned.rewrite.is_empty();
         removed.extend(planned.removed().map(|place| place.1));
         if found == 0 || !until_done {
             break Stats::of(&after);
@@ -283,7 +380,7 @@ async fn apply_to(
         (Some(before), Some(after)) => Some((before, after)),
         _ => None,
     };
-    Ok(Some(Outcome { thread: thread.clone(), removed, before, after, stored }))
+    Ok(Some(Outcome { thread: thread.clone(), removed, before, after, stored, changed }))
 }
 
 async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) -> Result<()> {
@@ -299,13 +396,17 @@ async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) 
         }
         return Ok(());
     }
+    let changed: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.changed).collect();
+    if changed.is_empty() {
+        return Ok(out.line(format!("Nothing to remove from {}.", things(outcomes.len(), "thread")))?);
+    }
     let mut table = Columns::new(&["THREAD", "REMOVED>", "LEFT>", "LOGICAL BYTES>", "STORED BYTES>"]);
-    for outcome in outcomes {
+    for outcome in &changed {
         table.row([
             outcome.thread.to_string(),
             count(outcome.removed.len()),
             super::output::number(outcome.after.checkpoint_rows),
-            format!("{} -> {}", bytes(logical(&outcome.before)), bytes(logical(&outcome.after))),
+            format!("{} -> {}", bytes(outcome.before.logical()), bytes(outcome.after.logical())),
             outcome.stored.map_or_else(
                 || super::output::NONE.to_owned(),
                 |(before, after)| format!("{} -> {}", bytes(before), bytes(after)),
@@ -313,8 +414,16 @@ async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) 
         ]);
     }
     out.table(&table)?;
-    let removed: usize = outcomes.iter().map(|outcome| outcome.removed.len()).sum();
-    out.line(format!("{} checkpoints of {} threads were removed.", count(removed), count(outcomes.len())))?;
+    let removed: usize = changed.iter().map(|outcome| outcome.removed.len()).sum();
+    let verb = if removed == 1 { "was" } else { "were" };
+    out.line(format!(
+        "{} of {} {verb} removed.",
+        things(removed, "checkpoint"),
+        things(changed.len(), "thread")
+    ))?;
+    if changed.len() < outcomes.len() {
+        out.line(format!("{} had nothing to remove.", things(outcomes.len() - changed.len(), "thread")))?;
+    }
     if let Some(sqlite) = target.sqlite() {
         let size = sqlite.file_size().await?;
         out.line(format!(

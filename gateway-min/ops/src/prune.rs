@@ -10,8 +10,8 @@ use threadkeep::saver::ThreadImage;
 
 use super::error::Result;
 use super::output::Out;
-use super::plan::{ApplyArgs, PlanArgs, apply, check_protected, show};
-use super::target::{StoreArgs, Target, Threads};
+use super::plan::{ApplyArgs, Asked, PlanArgs, Policy};
+use super::target::{StoreArgs, Target};
 
 /// Remove old checkpoints of threads.
 #[derive(Debug, Subcommand)]
@@ -89,30 +89,22 @@ impl What {
 
 impl PruneCommand {
     pub(crate) fn store(&self) -> &StoreArgs {
-        match self {
-            Self::Plan { plan, .. } => &plan.store,
-            Self::Apply { apply, .. } => &apply.store,
-        }
+        self.asked().store()
     }
 
-    fn threads(&self) -> &Threads {
+    fn asked(&self) -> Asked<'_> {
         match self {
-            Self::Plan { plan, .. } => &plan.threads,
-            Self::Apply { apply, .. } => &apply.threads,
+            Self::Plan { plan, .. } => Asked::Plan(plan),
+            Self::Apply { apply, .. } => Asked::Apply(apply),
         }
     }
 
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let (Self::Plan { what, .. } | Self::Apply { what, .. }) = self;
         let prune = what.prune();
-        check_protected(target, self.threads(), &prune.protect).await?;
-        let planner = |image: &ThreadImage| plan_prune(image, &prune, &target.table);
-        match self {
-            Self::Plan { plan, .. } => show(target, out, plan, &planner).await,
-            Self::Apply { apply: asked, .. } => {
-                apply(target, out, asked, prune.batch.is_some(), &planner).await
-            }
-        }
+        let plan = |image: &ThreadImage| plan_prune(image, &prune, &target.table);
+        let policy = Policy { plan: &plan, protect: &prune.protect, repeat: prune.batch.is_some() };
+        self.asked().run(target, out, policy).await
     }
 }
 

@@ -7,8 +7,8 @@ use threadkeep::saver::ThreadImage;
 
 use super::error::Result;
 use super::output::Out;
-use super::plan::{ApplyArgs, PlanArgs, apply, check_protected, show};
-use super::target::{StoreArgs, Target, Threads};
+use super::plan::{ApplyArgs, Asked, PlanArgs, Policy};
+use super::target::{StoreArgs, Target};
 
 /// Remove leaf checkpoints that no run needs: duration notes, ends of side branches.
 #[derive(Debug, Subcommand)]
@@ -24,7 +24,7 @@ Examples:
         #[command(flatten)]
         plan: PlanArgs,
         #[command(flatten)]
-        policy: Policy,
+        rules: Rules,
     },
     /// Run a pass over each thread, in one atomic change.
     ///
@@ -39,7 +39,7 @@ Run `threadkeep vacuum` afterwards to return the freed space to the file system.
         #[command(flatten)]
         apply: ApplyArgs,
         #[command(flatten)]
-        policy: Policy,
+        rules: Rules,
         /// Repeat until a pass finds nothing.
         #[arg(long)]
         until_done: bool,
@@ -48,7 +48,7 @@ Run `threadkeep vacuum` afterwards to return the freed space to the file system.
 
 /// The fields of the policy.
 #[derive(Debug, Args)]
-pub(crate) struct Policy {
+pub(crate) struct Rules {
     /// Keep duration-only leaves, which are otherwise removed.
     #[arg(long)]
     keep_trailing_duration_leaves: bool,
@@ -69,7 +69,7 @@ pub(crate) struct Policy {
     graft_duration_links: bool,
 }
 
-impl Policy {
+impl Rules {
     fn policy(&self) -> RetentionPolicy {
         RetentionPolicy {
             prune_trailing_duration_leaves: !self.keep_trailing_duration_leaves,
@@ -84,29 +84,23 @@ impl Policy {
 
 impl RetentionCommand {
     pub(crate) fn store(&self) -> &StoreArgs {
-        match self {
-            Self::Plan { plan, .. } => &plan.store,
-            Self::Apply { apply, .. } => &apply.store,
-        }
+        self.asked().store()
     }
 
-    fn threads(&self) -> &Threads {
+    fn asked(&self) -> Asked<'_> {
         match self {
-            Self::Plan { plan, .. } => &plan.threads,
-            Self::Apply { apply, .. } => &apply.threads,
+            Self::Plan { plan, .. } => Asked::Plan(plan),
+            Self::Apply { apply, .. } => Asked::Apply(apply),
         }
     }
 
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
-        let (Self::Plan { policy, .. } | Self::Apply { policy, .. }) = self;
-        let policy = policy.policy();
-        check_protected(target, self.threads(), &policy.protect_checkpoint_ids).await?;
-        let planner = |image: &ThreadImage| plan_retention(image, &policy, &target.table);
-        match self {
-            Self::Plan { plan, .. } => show(target, out, plan, &planner).await,
-            Self::Apply { apply: asked, until_done, .. } => {
-                apply(target, out, asked, *until_done, &planner).await
-            }
-        }
+        let (rules, repeat) = match self {
+            Self::Plan { rules, .. } => (rules.policy(), false),
+            Self::Apply { rules, until_done, .. } => (rules.policy(), *until_done),
+        };
+        let plan = |image: &ThreadImage| plan_retention(image, &rules, &target.table);
+        let policy = Policy { plan: &plan, protect: &rules.protect_checkpoint_ids, repeat };
+        self.asked().run(target, out, policy).await
     }
 }

@@ -15,6 +15,7 @@ use threadkeep::state::StateAccessor;
 use threadkeep_storage::{BackedUp, Existing, SqliteSaver};
 
 use super::error::{OpsError, Result};
+use super::pages::Newest;
 use threadkeep_config::{Config, LoadOptions};
 use threadkeep_records::{Records, ThreadRow};
 
@@ -188,13 +189,26 @@ impl Target {
         if let Some(found) = self.saver().get(&at).await? {
             return Ok(found.checkpoint.id);
         }
-        let query =
-            ListQuery { namespace: Some(namespace.clone()), load: Load::None, ..ListQuery::new(thread) };
-        let there = self.saver().list(&query).await?;
+        let query = ListQuery {
+            namespace: Some(namespace.clone()),
+            limit: Some(LOOKED_AT),
+            load: Load::None,
+            ..ListQuery::new(thread)
+        };
+        let mut newest = Newest::new(&**self.saver(), query);
+        let mut ids = Vec::new();
+        while let page @ [_, ..] = &newest.next().await?[..] {
+            ids.extend(page.iter().map(|tuple| tuple.checkpoint.id.to_string()));
+            if ids.len() >= LOOKED_AT {
+                break;
+            }
+        }
         match id {
-            Some(checkpoint) if !there.is_empty() => {
-                let ids = there.iter().map(|tuple| tuple.checkpoint.id.to_string());
-                let near = nearest(&checkpoint.to_string(), ids);
+            Some(checkpoint) if !ids.is_empty() => {
+                let near = nearest(&checkpoint.to_string(), ids.into_iter());
+                let near = near.unwrap_or_else(|| {
+                    format!("; `threadkeep checkpoints list --thread {thread}` shows them")
+                });
                 Err(OpsError::NoCheckpoint { thread: thread.clone(), checkpoint, near })
             }
             _ => {
@@ -218,7 +232,11 @@ impl Target {
             }
             after = Some(last);
         }
-        let near = nearest(thread.as_str(), ids.into_iter());
+        let near = match nearest(thread.as_str(), ids.iter().cloned()) {
+            Some(near) => near,
+            None if ids.is_empty() => "; the store is empty".to_owned(),
+            None => "; `threadkeep threads list` shows its threads".to_owned(),
+        };
         OpsError::NoThread { thread: thread.clone(), store: self.name().to_owned(), near }
     }
 }
@@ -244,16 +262,19 @@ pub(crate) fn table(mode: ChannelMode, frequency: u64) -> threadkeep::Result<Cha
     Schema::thread_state().compile(mode, frequency)
 }
 
-/// The existing ids most similar to a missing one.
-fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> String {
-    let mut ids: Vec<(usize, String)> = ids.map(|id| (distance(wanted, &id), id)).collect();
+/// The existing ids so similar to a missing one that they may be meant; `None` if there is none.
+fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> Option<String> {
+    let far = wanted.chars().count().min(64) / 3 + 1;
+    let mut ids: Vec<(usize, String)> =
+        ids.map(|id| (distance(wanted, &id), id)).filter(|(distance, _)| *distance <= far).collect();
     ids.sort();
     ids.truncate(NEAR);
-    if ids.is_empty() {
-        return "; the store is empty".to_owned();
-    }
     let ids: Vec<String> = ids.into_iter().map(|(_, id)| id).collect();
-    format!("; the nearest ids are {}", ids.join(", "))
+    match ids.len() {
+        0 => None,
+        1 => Some(format!("; the nearest id is {}", ids[0])),
+        _ => Some(format!("; the nearest ids are {}", ids.join(", "))),
+    }
 }
 
 /// The edits that turn one string into the other, over at most 64 characters of each.
@@ -277,8 +298,14 @@ mod tests {
 
     #[test]
     fn the_nearest_ids_come_first_and_are_few() {
-        let ids = ["tour", "tower", "x", "tours", "zzzzzz"].map(str::to_owned);
-        assert_eq!(nearest("tuor", ids.into_iter()), "; the nearest ids are tour, tours, tower");
-        assert_eq!(nearest("t", std::iter::empty()), "; the store is empty");
+        let near = |wanted, ids: &[&str]| nearest(wanted, ids.iter().map(|id| (*id).to_owned()));
+        let ids = ["tour", "tower", "x", "other", "zzzzzz"];
+        assert_eq!(near("tuor", &ids).unwrap(), "; the nearest id is tour");
+        assert_eq!(near("towe", &ids).unwrap(), "; the nearest ids are tower, tour");
+        assert_eq!(
+            (near("nothing", &ids), near("t", &[])),
+            (None, None),
+            "what is not alike is not suggested"
+        );
     }
 }

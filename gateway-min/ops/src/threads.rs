@@ -10,7 +10,7 @@ use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 
 use super::error::{OpsError, Result};
-use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short};
+use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short, things};
 use super::pages::Newest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
@@ -59,7 +59,7 @@ Examples:
     /// Show how much space threads take, largest first.
     ///
     /// LOGICAL: the size of all checkpoints' values without sharing. STORED: the size of the database rows. Reads every
-    /// thread completely.
+    /// thread, a page at a time.
     #[command(after_help = "\
 Examples:
   threadkeep threads du
@@ -131,7 +131,7 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
         }
     }
     if !json {
-        out.table(&table)?;
+        out.table_or(&table, "No threads.")?;
         if let (true, Some(last)) = (more, threads.last()) {
             out.line(format!("There are more; continue with --after {}", one_line(last.as_str())))?;
         }
@@ -255,15 +255,16 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
     if let Some(record) = record {
         out.line(format!("owner     {}", one_line(&or_dash(record.user_id))))?;
         out.line(format!("status    {}", record.status.as_str()))?;
-        out.line(format!("created   {}", record.created_at.to_rfc3339()))?;
+        out.line(format!("created   {}", record.created_at.format("%Y-%m-%d %H:%M:%SZ")))?;
     }
     let logical = stats.logical();
     let stored = stored.map_or_else(String::new, |stored| format!(", {} stored", bytes(stored)));
+    let of = |count: u64, one: &str| things(usize::try_from(count).unwrap_or(usize::MAX), one);
     out.line(format!(
-        "holds     {} checkpoints, {} values, {} writes: {} logical{stored}",
-        number(stats.checkpoint_rows),
-        number(stats.blob_rows),
-        number(stats.write_rows),
+        "holds     {}, {}, {}: {} logical{stored}",
+        of(stats.checkpoint_rows, "checkpoint"),
+        of(stats.blob_rows, "value"),
+        of(stats.write_rows, "write"),
         bytes(logical),
     ))?;
     out.line("")?;
@@ -366,7 +367,7 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
         ]);
     }
     table.row([
-        format!("total of {} threads", count(usages.len())),
+        format!("total of {}", things(usages.len(), "thread")),
         number(usages.iter().map(|usage| usage.checkpoints).sum()),
         bytes(usages.iter().map(|usage| usage.logical).sum()),
         or_dash(usages.iter().map(|usage| usage.stored).sum::<Option<u64>>().map(bytes)),

@@ -8,7 +8,7 @@ use serde_json::json;
 use threadkeep::verify::{Violation, repair, verify};
 
 use super::error::{Exit, OpsError, Result};
-use super::output::{Out, confirmed, count, one_line};
+use super::output::{Out, confirmed, count, cut, one_line, things};
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads};
 
@@ -44,6 +44,9 @@ pub(crate) struct VerifyCommand {
     #[arg(long)]
     json: bool,
 }
+
+/// The longest line for people.
+const LINE_CHARS: usize = 1_000;
 
 /// A violation for output.
 struct Line {
@@ -96,7 +99,7 @@ impl VerifyCommand {
                 }))?;
             } else {
                 let note = if line.repairable { " (--repair fixes it)" } else { "" };
-                out.line(format!("{}{note}", one_line(&line.text)))?;
+                out.line(format!("{}{note}", cut(&line.text, LINE_CHARS, "--json shows them")))?;
             }
         }
         let threads = target.threads(&self.threads).await?.len();
@@ -105,12 +108,12 @@ impl VerifyCommand {
         } else if lines.is_empty() {
             let repaired =
                 if repaired > 0 { format!(", {} were repaired", count(repaired)) } else { String::new() };
-            out.line(format!("{} threads: no violations{repaired}.", count(threads)))?;
+            out.line(format!("{}: no violations{repaired}.", things(threads, "thread")))?;
         } else {
             out.line(format!(
-                "{} threads: {} violations, {} repaired.",
-                count(threads),
-                count(lines.len()),
+                "{}: {}, {} repaired.",
+                things(threads, "thread"),
+                things(lines.len(), "violation"),
                 count(repaired)
             ))?;
         }
@@ -126,6 +129,7 @@ impl VerifyCommand {
         };
         let mut progress = Progress::new("threads checked", threads.len() as u64);
         for thread in &threads {
+            progress.interrupted()?;
             lines.extend(verify(&**target.saver(), thread, &target.table).await?.iter().map(Line::of));
             progress.next();
         }

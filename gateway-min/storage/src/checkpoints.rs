@@ -71,6 +71,17 @@ impl Checkpoints {
         Ok(Self(Driver::Sqlite(Arc::new(SqliteSaver::open_async(path, options).await?))))
     }
 
+    /// Opens the database at this path, which cannot be written.
+    pub(crate) async fn sqlite_read_only(path: &Path, options: Options) -> threadkeep::Result<Self> {
+        let path = path.to_owned();
+        let open = tokio::task::spawn_blocking(move || SqliteSaver::open_read_only(path, &options));
+        let opened = open.await.map_err(|error| threadkeep::Error::Unavailable {
+            saver: "sqlite",
+            reason: error.to_string(),
+        })??;
+        Ok(Self(Driver::Sqlite(Arc::new(opened))))
+    }
+
     /// The store in Postgres.
     pub(crate) fn in_postgres(saver: PostgresSaver) -> Self {
         Self(Driver::Postgres(Arc::new(saver)))

@@ -21,6 +21,17 @@ pub enum OpenError {
     /// There is no database where one must exist.
     #[error("there is no database at {}", .0.display())]
     Missing(PathBuf),
+    /// The file holds the gateway's records instead.
+    #[error(
+        "{} holds the gateway's records (threads, runs, events); its checkpoints are in {}", path.display(),
+        instead.display()
+    )]
+    RecordsFile {
+        /// The file.
+        path: PathBuf,
+        /// Where the checkpoints are.
+        instead: PathBuf,
+    },
     /// The configured backend has no store that another process could open.
     #[error(
         "database.backend 'memory' keeps checkpoints in the gateway's process only; there is no store to open"

@@ -84,11 +84,45 @@ impl Existing {
         Self::in_postgres(&database, DEFAULT_SNAPSHOT_FREQUENCY).await
     }
 
+    /// Creates the configured stores if they are missing, and migrates older ones: the checkpoints and the gateway's
+    /// records. Returns their names.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn set_up(config: &Config) -> Result<Vec<String>, OpenError> {
+        let database = &config.database;
+        let names = match database.backend {
+            Backend::Memory => return Err(OpenError::InMemory),
+            Backend::Postgres => {
+                // Opening alone migrates only tables that cannot be used as they are.
+                threadkeep_postgres::setup(postgres::url(database), &postgres::options(database)).await?;
+                vec![postgres::name(postgres::url(database))]
+            }
+            Backend::Sqlite => [CHECKPOINT_FILE, DATABASE_FILE]
+                .map(|file| database.sqlite_dir.join(file).display().to_string())
+                .into(),
+        };
+        Checkpoints::open(config).await?.close().await;
+        crate::open_records(config).await?.close().await;
+        Ok(names)
+    }
+
     async fn in_file(path: &Path, options: Options, frequency: u64) -> Result<Self, OpenError> {
         if !path.is_file() {
             return Err(OpenError::Missing(path.to_owned()));
         }
-        let checkpoints = Checkpoints::sqlite_at(path, options).await?;
+        if path.file_name().is_some_and(|name| name == DATABASE_FILE) {
+            return Err(OpenError::RecordsFile {
+                path: path.to_owned(),
+                instead: path.with_file_name(CHECKPOINT_FILE),
+            });
+        }
+        let checkpoints = if is_writable(path) {
+            Checkpoints::sqlite_at(path, options).await?
+        } else {
+            tracing::warn!(path = %path.display(), "the database cannot be written; it is only read");
+            Checkpoints::sqlite_read_only(path, options).await?
+        };
         let file = Some(path.with_file_name(DATABASE_FILE)).filter(|file| file.is_file());
         let records = match &file {
             Some(file) => readable(Records::open(file, RecordsOptions::default()).await.map(Some)),
@@ -176,6 +210,21 @@ impl Existing {
             records.close().await;
         }
         self.checkpoints.close().await;
+    }
+}
+
+/// Whether the database and its directory, where its log is, can be written.
+fn is_writable(path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::fs::{Access, access};
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        access(path, Access::WRITE_OK).is_ok()
+            && access(directory.unwrap_or(Path::new(".")), Access::WRITE_OK).is_ok()
+    }
+    #[cfg(not(unix))]
+    {
+        std::fs::metadata(path).is_ok_and(|metadata| !metadata.permissions().readonly())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use threadkeep::Result;
+use threadkeep::{Error, Result};
 use tokio::sync::Semaphore;
 
 use crate::config::Options;
@@ -27,8 +27,28 @@ struct Shared {
 impl Readers {
     /// Opens the connections.
     pub(crate) fn open(path: &Path, options: &Options, counters: Arc<Counters>) -> Result<Self> {
+        Self::with(options, counters, || Db::reader(path, options))
+    }
+
+    /// Opens connections to a database that cannot be written.
+    pub(crate) fn open_alone(path: &Path, options: &Options, counters: Arc<Counters>) -> Result<Self> {
+        let checked = |db: Db| db.check_format().map(|()| db);
+        let shared = Self::with(options, counters.clone(), || checked(Db::reader(path, options)?));
+        let mut log = path.as_os_str().to_owned();
+        log.push("-wal");
+        let has_log = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
+        match shared {
+            // The log and its index cannot be made in a directory that cannot be written.
+            Err(Error::Unavailable { .. }) if !has_log => {
+                Self::with(options, counters, || checked(Db::of_resting_file(path, options)?))
+            }
+            opened => opened,
+        }
+    }
+
+    fn with(options: &Options, counters: Arc<Counters>, open: impl Fn() -> Result<Db>) -> Result<Self> {
         let count = u32::try_from(options.readers.clamp(1, Semaphore::MAX_PERMITS)).unwrap_or(1);
-        let idle = (0..count).map(|_| Db::reader(path, options)).collect::<Result<_>>()?;
+        let idle = (0..count).map(|_| open()).collect::<Result<_>>()?;
         let shared = Shared { idle: Mutex::new(idle), memory: Memory::new(counters) };
         Ok(Self { shared: Arc::new(shared), places: Arc::new(Semaphore::new(count as usize)), count })
     }

@@ -35,7 +35,7 @@ const NOBODY: u32 = 0;
 /// The owner of threads that have no name yet; no row has this key.
 const UNNAMED: u32 = u32::MAX;
 /// After this time, nobody completes a thread without a name any more.
-const ABANDONED: Duration = Duration::from_secs(3600);
+const ABANDONED: Duration = Duration::from_hours(1);
 /// Keys take the high half of a positive 64-bit number.
 const KEY_LIMIT: i64 = 1 << 31;
 

@@ -9,6 +9,8 @@ use threadkeep::{Error, Result};
 use super::common::{Talk, message};
 use super::faults::How;
 use super::statements::{Opened, rich};
+use crate::write::commit::Work;
+use crate::write::stage::Piece;
 use crate::{Options, SqliteSaver};
 
 const COPY: &str = "copy";
@@ -104,7 +106,7 @@ async fn a_copy_costs_what_its_checkpoints_add() {
         copy(&store.saver).await.unwrap();
         let after = store.saver.stats();
         let transactions = after.transactions - before.transactions;
-        assert!(transactions as usize >= steps / 8, "{transactions} transactions for {steps} checkpoints");
+        assert!(transactions >= steps as u64 / 8, "{transactions} transactions for {steps} checkpoints");
         after.elements_examined - before.elements_examined
     };
     let (short, long) = (cost(40).await, cost(160).await);
@@ -209,11 +211,7 @@ async fn what_a_killed_process_left_is_swept_when_nobody_can_need_it() {
     let old = threadkeep::id::IdSource::seeded(Old, 1).checkpoint_after(None).to_string();
     let new = threadkeep::id::IdSource::default().checkpoint_after(None).to_string();
     for (token, findings) in [(new, 0), (old, 1)] {
-        store
-            .saver
-            .write(crate::write::commit::Work::Stage(crate::write::stage::Piece::empty(&token)))
-            .await
-            .unwrap();
+        store.saver.write(Work::Stage(Box::new(Piece::empty(&token)))).await.unwrap();
         assert_eq!(store.saver.check().await.unwrap().len(), findings, "{token}");
         store.saver.sweep().await.unwrap();
         assert_eq!(store.saver.check().await.unwrap(), []);

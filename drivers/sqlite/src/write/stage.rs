@@ -38,8 +38,8 @@ pub(crate) struct Piece {
 #[cfg(test)]
 impl Piece {
     /// A first piece without checkpoints.
-    pub(crate) fn empty(token: &str) -> Box<Self> {
-        Box::new(Self { token: token.to_owned(), first: true, tuples: Vec::new() })
+    pub(crate) fn empty(token: &str) -> Self {
+        Self { token: token.to_owned(), first: true, tuples: Vec::new() }
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::care::space::{FileSize, Vacuum};
 use crate::care::train::Trainer;
 use crate::config::Options;
-use crate::error::{CANNOT_START, CLOSED, LOST, in_doubt, unavailable};
+use crate::error::{CANNOT_START, CLOSED, LOST, READ_ONLY, in_doubt, unavailable};
 use crate::sql::Db;
 use crate::stats::Counters;
 use crate::write::commit::Work;
@@ -51,6 +51,8 @@ pub(crate) struct Turns {
     seat: Arc<Seat>,
     thread: Mutex<Option<JoinHandle<()>>>,
     doubt: Arc<Doubt>,
+    /// Why a command is refused when the thread has ended.
+    refusal: &'static str,
 }
 
 /// The writer, for one at a time.
@@ -77,7 +79,14 @@ impl Turns {
         let thread = thread
             .spawn(move || run.run(messages))
             .map_err(|error| unavailable(format!("{CANNOT_START}: {error}")))?;
-        Ok(Self { queue, seat, thread: Mutex::new(Some(thread)), doubt })
+        Ok(Self { queue, seat, thread: Mutex::new(Some(thread)), doubt, refusal: CLOSED })
+    }
+
+    /// For a database that cannot be written: every command is refused.
+    pub(crate) fn refusing() -> Self {
+        let (queue, _) = mpsc::channel(1);
+        let seat = Arc::new(Seat { writer: Mutex::new(None), wanted: AtomicBool::new(false) });
+        Self { queue, seat, thread: Mutex::new(None), doubt: Arc::default(), refusal: READ_ONLY }
     }
 
     /// Executes a command.
@@ -93,7 +102,7 @@ impl Turns {
         let (reply, outcome) = oneshot::channel();
         let command = Message::Work(Command { work, reply });
         if let Err(mpsc::error::SendError(refused)) = self.queue.send(command).await {
-            let error = unavailable(CLOSED);
+            let error = unavailable(self.refusal);
             return Err(match refused {
                 Message::Work(command) => self.doubt.error(&command.work, error),
                 _ => error,
@@ -138,7 +147,7 @@ impl Turns {
     /// Returns free space.
     pub(crate) async fn vacuum(&self, vacuum: Vacuum) -> Result<FileSize> {
         let (reply, outcome) = oneshot::channel();
-        self.queue.send(Message::Vacuum(vacuum, reply)).await.map_err(|_| unavailable(CLOSED))?;
+        self.queue.send(Message::Vacuum(vacuum, reply)).await.map_err(|_| unavailable(self.refusal))?;
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 

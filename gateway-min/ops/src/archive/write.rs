@@ -215,13 +215,17 @@ impl<W: Write> Writer<W> {
             let numbers = self.numbers(at, &of, added)?;
             let next = runs.last().map_or(0, |(start, count)| start + count);
             if numbers.first().is_none_or(|first| *first >= next) {
-                numbers.into_iter().for_each(|n| push(&mut runs, n));
+                for n in numbers {
+                    push(&mut runs, n);
+                }
                 self.maps.insert(key.to_owned(), (map.clone(), runs.clone()));
                 return Ok(runs);
             }
         }
         let mut runs = Runs::new();
-        self.numbers(at, &of, map.iter())?.into_iter().for_each(|n| push(&mut runs, n));
+        for n in self.numbers(at, &of, map.iter())? {
+            push(&mut runs, n);
+        }
         self.maps.insert(key.to_owned(), (map.clone(), runs.clone()));
         Ok(runs)
     }

@@ -154,8 +154,14 @@ where
     S: Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
 {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level.to_string()));
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(in_colour());
     log.with_filter(filter.and(filter_fn(|metadata| !is_traced(metadata))))
+}
+
+/// Whether the log may have colours: only on a terminal, and not if its user asked for none (<https://no-color.org>).
+fn in_colour() -> bool {
+    let asked_for_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::IsTerminal::is_terminal(&std::io::stderr()) && !asked_for_none
 }
 
 fn is_traced(metadata: &Metadata<'_>) -> bool {

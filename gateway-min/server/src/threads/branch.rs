@@ -3,17 +3,24 @@
 //! It has two checkpoints: the state before the turn, so that the turn can be repeated, and the state after it. Both
 //! are written from values, never copied as rows, so the branch does not depend on its source.
 
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Bound;
+
 use serde_json::{Map, Value as Json};
 use threadkeep::channel::MESSAGES_CHANNEL;
-use threadkeep::id::{NodeName, ThreadId};
+use threadkeep::id::{CheckpointId, NodeName, ThreadId};
+use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, KnownHead, StateAccessor, StateSnapshot, Update};
+use threadkeep::value::{ChannelValue, Element};
 use threadkeep_agent::binding;
 use threadkeep_agent::model::message::{is_from_user, is_hidden, kind};
 
-use super::lineage::{PAGE, SCAN_ROWS, messages_only};
+use super::lineage::messages_only;
 
 /// The node recorded for the checkpoints of a branch.
 const BRANCH_NODE: &str = "branch";
+/// Checkpoints per page of the search for a turn.
+const PAGE: usize = 500;
 /// Channels that refer to the source's own directory.
 const LEFT_OUT: [&str; 2] = ["sandbox", "thread_data"];
 
@@ -30,6 +37,9 @@ pub(crate) struct TurnEnd {
 /// The newest checkpoint at which the turn with these answers has just ended; `None` if there is none, or the ids are
 /// not such answers.
 ///
+/// It searches from the newest checkpoint for the one whose task wrote the last answer, without loading states, and only
+/// looks into the states after that one. So a turn is found however far back it is.
+///
 /// # Errors
 /// The accessor's.
 pub(crate) async fn turn_end(
@@ -37,27 +47,154 @@ pub(crate) async fn turn_end(
     thread: &ThreadId,
     answers: &[String],
 ) -> threadkeep::Result<Option<TurnEnd>> {
-    let mut query = HistoryQuery { limit: Some(PAGE), load: messages_only(), ..HistoryQuery::default() };
-    let mut latest = true;
-    for _ in 0..SCAN_ROWS / PAGE {
+    let Some(answer) = answers.last() else { return Ok(None) };
+    let mut query = HistoryQuery { limit: Some(PAGE), load: Load::None, ..HistoryQuery::default() };
+    let mut newer = Newer::default();
+    loop {
         let page = accessor.history(thread, query.clone()).await?;
-        let Some(oldest) = page.last().map(|state| state.key.id) else { break };
+        let Some(oldest) = page.last().map(|state| state.key.id) else { return Ok(None) };
         query.before = Some(oldest);
         for state in page {
-            if state.metadata.is_duration_only() {
-                continue;
+            // What a root contains was not written by a task.
+            let (is_root, wrote) = (state.parent.is_none(), writes_message(&state, answer)?);
+            let id = state.key.id;
+            newer.add(state);
+            if is_root || wrote {
+                let found = newer.last_with(accessor, thread, answers, id, is_root).await?;
+                if found.is_some() {
+                    return Ok(found);
+                }
             }
-            let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
-            let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
-            if state.next.is_empty()
-                && let Some(question) = question_of(messages, answers)
-            {
-                return Ok(Some(TurnEnd { state, question, latest }));
-            }
-            latest = false;
         }
     }
-    Ok(None)
+}
+
+/// Whether a task that ran from this checkpoint wrote the message.
+fn writes_message(state: &StateSnapshot, id: &str) -> threadkeep::Result<bool> {
+    let writes = state.writes.iter().flat_map(|row| &row.writes);
+    for write in writes.filter(|write| write.channel.as_str() == MESSAGES_CHANNEL) {
+        let found = match &write.value {
+            ChannelValue::List(list) => {
+                list.iter().any(|message| message.id().is_some_and(|found| **found == *id))
+            }
+            value @ ChannelValue::Plain(_) => value.to_json()?["id"] == id,
+        };
+        if found {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The checkpoints of a thread that were read so far, newest first.
+#[derive(Default)]
+struct Newer {
+    links: BTreeMap<CheckpointId, Link>,
+    children: HashMap<CheckpointId, Vec<CheckpointId>>,
+}
+
+struct Link {
+    /// Whether no node is left to run.
+    settled: bool,
+    duration_only: bool,
+}
+
+impl Newer {
+    fn add(&mut self, state: StateSnapshot) {
+        let id = state.key.id;
+        let duration_only = state.metadata.is_duration_only();
+        self.links.insert(id, Link { settled: state.next.is_empty(), duration_only });
+        if let Some(parent) = state.parent {
+            self.children.entry(parent).or_default().push(id);
+        }
+    }
+
+    /// The newest descendant of a checkpoint at which the turn has just ended; with `itself`, that checkpoint counts too.
+    async fn last_with(
+        &self,
+        accessor: &StateAccessor,
+        thread: &ThreadId,
+        answers: &[String],
+        from: CheckpointId,
+        itself: bool,
+    ) -> threadkeep::Result<Option<TurnEnd>> {
+        let children = |id| self.children.get(&id).into_iter().flatten().copied();
+        let mut open: Vec<CheckpointId> = if itself { vec![from] } else { children(from).collect() };
+        let mut found: Option<(StateSnapshot, String)> = None;
+        while let Some(id) = open.pop() {
+            let Some(link) = self.links.get(&id) else { continue };
+            if link.duration_only {
+                open.extend(children(id));
+                continue;
+            }
+            let Some(state) = accessor.get_loading(thread, Some(id), messages_only()).await? else {
+                continue;
+            };
+            match stage_of(&state, answers)? {
+                Stage::Ended(question) => {
+                    open.extend(children(id));
+                    if link.settled && found.as_ref().is_none_or(|(best, _)| best.key.id < id) {
+                        found = Some((state, question));
+                    }
+                }
+                // Its own messages follow.
+                Stage::Open => open.extend(children(id)),
+                Stage::Elsewhere => {}
+            }
+        }
+        Ok(found.map(|(state, question)| {
+            let later = self.links.range((Bound::Excluded(state.key.id), Bound::Unbounded));
+            let latest = later.into_iter().all(|(_, link)| link.duration_only);
+            TurnEnd { state, question, latest }
+        }))
+    }
+}
+
+/// Where a conversation stands in a turn.
+enum Stage {
+    /// It ends with the answers, to the user's message with this id.
+    Ended(String),
+    /// It has some of them, and ends in the turn.
+    Open,
+    /// The turn is over, or is another one.
+    Elsewhere,
+}
+
+/// Decodes only the messages from the turn's question on.
+fn stage_of(state: &StateSnapshot, answers: &[String]) -> threadkeep::Result<Stage> {
+    let Some(list) = state.value(MESSAGES_CHANNEL).and_then(ChannelValue::as_list) else {
+        return Ok(Stage::Elsewhere);
+    };
+    let is_answer = |id: &str| answers.iter().any(|answer| answer == id);
+    let with_id = |element: &Element| element.id().is_some_and(|id| is_answer(id));
+    let Some(first) = list.iter().position(with_id) else { return Ok(Stage::Elsewhere) };
+    let mut turn = VecDeque::new();
+    for element in list.iter_from(first) {
+        turn.push_back(element.to_json()?);
+    }
+    let mut at = first;
+    while let Some(before) = at.checked_sub(1) {
+        at = before;
+        let Some(element) = list.get(at) else { break };
+        let message = element.to_json()?;
+        let is_question = is_from_user(&message);
+        turn.push_front(message);
+        if is_question {
+            break;
+        }
+    }
+    let turn = Vec::from(turn);
+    Ok(match question_of(&turn, answers) {
+        Some(question) => Stage::Ended(question),
+        None if turn
+            .iter()
+            .skip_while(|message| !is_answer(message["id"].as_str().unwrap_or_default()))
+            .any(|message| kind(message) == "human") =>
+        {
+            Stage::Elsewhere
+        }
+        None => Stage::Open,
+    })
 }
 
 /// The id of the user's message before these answers, if the conversation ends with them.
@@ -122,9 +259,55 @@ async fn copy(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
+    use threadkeep::channel::Schema;
+    use threadkeep::id::IdSource;
+    use threadkeep::mode::ChannelMode;
+    use threadkeep_memory::MemorySaver;
 
     use super::*;
+
+    async fn say(accessor: &StateAccessor, kind: &str, id: &str) -> CheckpointId {
+        let message = json!([{"type": kind, "content": id, "id": id}]);
+        let writes = vec![accessor.write("messages", message, false).unwrap()];
+        let update = Update { at: None, node: "n".into(), writes, extra: Map::new() };
+        accessor.update(&"t".into(), update).await.unwrap().key.id
+    }
+
+    #[tokio::test]
+    async fn every_turn_of_a_long_thread_is_found_where_it_ended() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let table = Schema::thread_state().compile(mode, 10).unwrap();
+            let saver = Arc::new(MemorySaver::default());
+            let accessor = StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()));
+            let thread = ThreadId::from("t");
+            accessor.create(&thread, Map::new()).await.unwrap();
+            let mut ends = Vec::new();
+            for turn in 0..260 {
+                say(&accessor, "human", &format!("h{turn}")).await;
+                let mut end = say(&accessor, "ai", &format!("a{turn}")).await;
+                if turn % 7 == 0 {
+                    // The title is written when the turn has ended.
+                    let writes = vec![accessor.write("title", json!(turn.to_string()), false).unwrap()];
+                    let update = Update { at: None, node: "title".into(), writes, extra: Map::new() };
+                    end = accessor.update(&thread, update).await.unwrap().key.id;
+                }
+                ends.push(end);
+            }
+            for turn in [0, 1, 7, 100, 258, 259] {
+                let answers = [format!("a{turn}")];
+                let found = turn_end(&accessor, &thread, &answers).await.unwrap().unwrap();
+                assert_eq!((found.state.key.id, found.question), (ends[turn], format!("h{turn}")), "{mode}");
+                assert_eq!(found.latest, turn == 259);
+            }
+            for nothing in ["h3", "a999"] {
+                let found = turn_end(&accessor, &thread, &[nothing.to_owned()]).await.unwrap();
+                assert!(found.is_none(), "{nothing}");
+            }
+        }
+    }
 
     fn message(kind: &str, id: &str) -> Json {
         json!({"type": kind, "id": id, "content": id, "additional_kwargs": {}})

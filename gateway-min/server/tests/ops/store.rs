@@ -123,7 +123,7 @@ impl Made {
     ) {
         let parent = self.tuples.last().map(|parent| parent.checkpoint.id);
         let id = self.ids.checkpoint_after(parent);
-        let metadata = Metadata { step: self.tuples.len() as i64 - 1, ..metadata };
+        let metadata = Metadata { step: i64::try_from(self.tuples.len()).unwrap() - 1, ..metadata };
         self.tuples.push(CheckpointTuple {
             thread: TALK.into(),
             namespace: Namespace::root(),

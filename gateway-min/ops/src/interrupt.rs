@@ -21,15 +21,21 @@ pub(crate) fn watch() {
     if WATCHED.swap(true, Ordering::Relaxed) {
         return;
     }
-    runtime.spawn(async {
-        if tokio::signal::ctrl_c().await.is_err() {
+    #[cfg(unix)]
+    let Ok(mut pressed) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()) else {
+        return;
+    };
+    #[cfg(windows)]
+    let Ok(mut pressed) = tokio::signal::windows::ctrl_c() else { return };
+    runtime.spawn(async move {
+        if pressed.recv().await.is_none() {
             return;
         }
         ASKED.store(true, Ordering::Relaxed);
         // Nobody may be reading stderr.
         let _ =
             writeln!(std::io::stderr(), "\nstopping after the current thread; Ctrl-C again stops at once");
-        if tokio::signal::ctrl_c().await.is_ok() {
+        if pressed.recv().await.is_some() {
             AGAIN.notify_one();
         }
     });

@@ -160,7 +160,7 @@ fn details(out: &mut Out, image: &ThreadImage, plan: &DeletionPlan) -> Result<()
             namespace_name(&place.0),
             tuple.metadata.step.to_string(),
             super::checkpoints::shown_source(tuple),
-            verdict(*reason).to_owned(),
+            if reason.goes() { "remove" } else { "keep" }.to_owned(),
             reason.to_string(),
         ]);
     }
@@ -227,7 +227,7 @@ impl Totals {
         out.table(&table)?;
         if self.rewritten > 0 {
             let verb = if self.rewritten == 1 { "is" } else { "are" };
-            out.line(format!("{} that stays {verb} rewritten.", things(self.rewritten, "checkpoint")))?;
+            out.line(format!("{} {verb} rewritten.", things(self.rewritten, "remaining checkpoint")))?;
         }
         if removed > 0 || self.rewritten > 0 {
             let (before, after) = self.size;

@@ -265,8 +265,8 @@ pub(crate) fn table(mode: ChannelMode, frequency: u64) -> threadkeep::Result<Cha
 /// The existing ids so similar to a missing one that they may be meant; `None` if there is none.
 fn nearest(wanted: &str, ids: impl Iterator<Item = String>) -> Option<String> {
     let far = wanted.chars().count().min(64) / 3 + 1;
-    let mut ids: Vec<(usize, String)> =
-        ids.map(|id| (distance(wanted, &id), id)).filter(|(distance, _)| *distance <= far).collect();
+    let near = |(distance, id): &(usize, String)| *distance <= far || id.starts_with(wanted);
+    let mut ids: Vec<(usize, String)> = ids.map(|id| (distance(wanted, &id), id)).filter(near).collect();
     ids.sort();
     ids.truncate(NEAR);
     let ids: Vec<String> = ids.into_iter().map(|(_, id)| id).collect();

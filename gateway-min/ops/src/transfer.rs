@@ -11,7 +11,7 @@ use threadkeep::saver::{ListQuery, Load, Revision, Rewrite};
 
 use super::archive::{Archive, ArchiveError, MAX_PLACES, Record, Source, Writer, Written, read_within};
 use super::error::{OpsError, Result};
-use super::output::{Out, bytes, number, one_line};
+use super::output::{Out, bytes, number, one_line, things};
 use super::pages::Oldest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads};
@@ -287,7 +287,7 @@ impl ImportCommand {
             )));
         }
         let mut progress = Progress::new("files imported", files.len() as u64);
-        let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0, 0, 0, 0, Ok(()));
+        let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0_usize, 0, 0, 0, Ok(()));
         for file in &files {
             stopped = progress.interrupted();
             if stopped.is_err() {
@@ -316,8 +316,9 @@ impl ImportCommand {
         }
         drop(progress);
         if !self.json {
-            let (threads, total) = (number(threads), number(total));
-            out.line(format!("{threads} threads were imported, with {total} checkpoints."))?;
+            let verb = if threads == 1 { "was" } else { "were" };
+            let threads = things(threads, "thread");
+            out.line(format!("{threads} {verb} imported, with {} checkpoints.", number(total)))?;
             if there > 0 {
                 out.line(format!("{} threads exist already and were left as they are.", number(there)))?;
             }

@@ -1,21 +1,39 @@
 //! Errors name the remedy, and exit codes tell the kinds apart.
 
+use std::process::Stdio;
+
 use serde_json::json;
 use threadkeep::id::CheckpointId;
 use threadkeep::mode::ChannelMode;
 
-use super::store::{Store, TALK, threadkeep};
+use threadkeep_records::{Records, RecordsOptions};
+
+use super::store::{Store, TALK, command, threadkeep};
 
 #[tokio::test]
 async fn what_is_not_there_is_named_with_what_is() {
     let store = Store::new(ChannelMode::Full).await;
     let said = store.run(&["threads", "show", "tlak"]);
     assert_eq!((said.code, said.out.as_str()), (1, ""));
-    assert_eq!(said.err, "error: there is no thread tlak in DB; the nearest ids are talk, other\n");
+    assert_eq!(said.err, "error: there is no thread tlak in DB; the nearest id is talk\n");
+    let said = store.run(&["threads", "show", "something-else"]);
+    assert_eq!(
+        said.err,
+        "error: there is no thread something-else in DB; `threadkeep threads list` shows its threads\n",
+        "what is not alike is not suggested"
+    );
     let nobody = CheckpointId::from_bytes([7; 16]).to_string();
     let said = store.run(&["state", "get", "--thread", TALK, "--checkpoint", &nobody]);
     assert_eq!(said.code, 1);
-    assert!(said.err.contains(&nobody) && said.err.contains("the nearest ids are"), "{}", said.err);
+    assert!(
+        said.err.contains(&nobody) && said.err.contains("checkpoints list --thread talk"),
+        "{}",
+        said.err
+    );
+    let mut alike = store.image(TALK).await.checkpoints.keys().next().unwrap().1.to_string();
+    alike.replace_range(35.., if alike.ends_with('0') { "1" } else { "0" });
+    let said = store.run(&["state", "get", "--thread", TALK, "--checkpoint", &alike]);
+    assert!(said.err.contains("the nearest id is 018bcfe5"), "{}", said.err);
     let said = store.run(&["state", "get", "--thread", TALK, "--namespace", "outer"]);
     assert!(said.code == 1 && said.err.contains("threads show talk"), "{}", said.err);
     for args in [
@@ -23,7 +41,7 @@ async fn what_is_not_there_is_named_with_what_is() {
         &["convert", "--thread", "tlak", "--to", "full"],
     ] {
         let said = store.run(args);
-        assert!(said.code == 1 && said.err.contains("nearest ids"), "{}", said.err);
+        assert!(said.code == 1 && said.err.contains("the nearest id is talk"), "{}", said.err);
     }
 }
 
@@ -104,9 +122,70 @@ fn every_command_teaches_with_an_example() {
         "import",
         "backup",
         "vacuum",
+        "setup",
     ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let help = threadkeep(&words).done();
         assert!(help.contains(&format!("  threadkeep {command}")), "{command}: {help}");
     }
+}
+
+#[tokio::test]
+async fn the_records_are_not_taken_for_a_database_of_another_program() {
+    let store = Store::new(ChannelMode::Full).await;
+    let path = store.path().with_file_name("gateway.db");
+    Records::open(&path, RecordsOptions::default()).await.unwrap().close().await;
+    let said = threadkeep(&["threads", "list", "--sqlite", &path.display().to_string()]);
+    assert_eq!(said.code, 1);
+    assert!(said.err.contains("gateway's records") && said.err.contains("checkpoints.db"), "{}", said.err);
+}
+
+/// Runs the binary as a user who may write nothing.
+#[cfg(unix)]
+fn as_nobody(args: &[&str]) -> (i32, String, String) {
+    use std::os::unix::process::CommandExt as _;
+    let mut command = command(args);
+    if rustix::process::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_database_that_cannot_be_written_is_read_and_a_change_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let store = Store::new(ChannelMode::Delta).await;
+    let path = store.path();
+    let set = |mode_of_file, mode_of_directory| {
+        let set = |path: &std::path::Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set(&path, mode_of_file);
+        set(path.parent().unwrap(), mode_of_directory);
+    };
+    let path_text = path.display().to_string();
+    set(0o444, 0o555);
+    for args in [
+        &["threads", "list"][..],
+        &["threads", "show", TALK],
+        &["checkpoints", "list", "--thread", TALK],
+        &["state", "get", "--thread", TALK],
+        &["export", "--thread", TALK],
+        &["verify", "--all"],
+    ] {
+        let (code, out, err) = as_nobody(&[args, &["--sqlite", &path_text]].concat());
+        assert!(code == 0 && !out.is_empty(), "{args:?}: {err}");
+    }
+    let prune = ["prune", "apply", "--all", "--keep", "latest", "--yes", "--sqlite", &path_text];
+    let (code, _, err) = as_nobody(&prune);
+    assert_eq!(code, 1);
+    assert!(
+        err.contains("cannot be written, so nothing was changed") && err.contains("permissions"),
+        "{err}"
+    );
+    assert!(!err.contains('\u{1b}'), "no colours in a log that is not on a terminal: {err}");
+    set(0o644, 0o755);
 }

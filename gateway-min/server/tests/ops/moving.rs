@@ -1,9 +1,12 @@
 //! Exporting threads to files and importing them.
 
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Command, Stdio};
+
 use threadkeep_ops::archive;
 use threadkeep_records::{NewThread, Records, RecordsOptions};
 
-use super::store::{MODES, Store, TALK};
+use super::store::{MODES, Store, TALK, command, threadkeep};
 
 #[tokio::test]
 async fn an_exported_thread_is_imported_as_it_was() {
@@ -112,4 +115,71 @@ async fn an_export_follows_no_link_and_is_its_owners_alone() {
     symlink(store.file("nowhere"), &link).unwrap();
     let refused = store.run(&["export", "--thread", TALK, "--out", &link]);
     assert!(refused.code == 1 && refused.err.contains("already exists"), "{}", refused.err);
+}
+
+#[tokio::test]
+async fn every_thread_is_exported_to_a_directory_and_imported_from_it() {
+    let (store, elsewhere) = (Store::new(MODES[0]).await, tempfile::tempdir().unwrap());
+    let directory = store.file("exported");
+    let said = store.run(&["export", "--all", "--out", &directory]).done();
+    assert!(said.contains("2 threads were exported"), "{said}");
+    let again = store.run(&["export", "--all", "--out", &directory]).done();
+    assert!(again.contains("0 threads were exported") && again.contains("2 threads have a file"), "{again}");
+
+    let config = elsewhere.path().join("config.yaml").display().to_string();
+    let database = serde_json::json!({"backend": "sqlite", "sqlite_dir": elsewhere.path().join("data")});
+    let content = serde_json::json!({"config_version": 49, "database": database});
+    std::fs::write(&config, content.to_string()).unwrap();
+    let missing = threadkeep(&["import", &directory, "--config", &config]);
+    assert!(missing.code == 1 && missing.err.contains("threadkeep setup"), "{}", missing.err);
+    for _ in 0..2 {
+        let made = threadkeep(&["setup", "--config", &config]).done();
+        assert!(made.contains("checkpoints.db: ready.") && made.contains("gateway.db: ready."), "{made}");
+    }
+    std::fs::write(format!("{directory}/broken.ndjson"), "{}\n").unwrap();
+    let said = threadkeep(&["import", &directory, "--config", &config]);
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert!(said.out.contains("2 threads were imported, with 28 checkpoints."), "{}", said.out);
+    assert!(said.err.contains("broken.ndjson") && said.err.contains("1 of 3 files"), "{}", said.err);
+    std::fs::remove_file(format!("{directory}/broken.ndjson")).unwrap();
+    let again = threadkeep(&["import", &directory, "--config", &config]).done();
+    assert!(again.contains("2 threads exist already"), "{again}");
+    let listed = threadkeep(&["threads", "list", "--json", "--config", &config]).json();
+    assert_eq!(listed.len(), 2);
+    assert_eq!(listed[0]["status"], "idle", "the gateway serves it");
+}
+
+/// Ctrl-C ends a pass after the file at work, and what is done is told.
+#[cfg(unix)]
+#[tokio::test]
+async fn an_interrupted_pass_reports_what_it_did() {
+    let (store, other) = (Store::new(MODES[0]).await, Store::new(MODES[1]).await);
+    let directory = store.file("exported");
+    store.run(&["export", "--all", "--out", &directory]).done();
+    other.run(&["prune", "apply", "--all", "--keep", "nothing", "--yes"]).done();
+    // The second file is a pipe: the command waits for it until this test closes it.
+    let pipe = format!("{directory}/pipe.ndjson");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let path = other.path().display().to_string();
+    let mut child = command(&["import", &directory, "--sqlite", &path])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let writer = std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("stopping after the current thread") {
+        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    drop(writer);
+    errors.read_to_string(&mut said).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(out.contains("1 thread was imported"), "{out}");
+    assert!(said.contains("interrupted: 2 of 3 files imported"), "{said}");
+    assert_eq!(other.run(&["threads", "list", "--json"]).json().len(), 1);
 }

@@ -60,7 +60,7 @@ pub(crate) async fn turn_end(
             let id = state.key.id;
             newer.add(state);
             if is_root || wrote {
-                let found = newer.last_with(accessor, thread, answers, id, is_root).await?;
+                let found = newer.last_with(accessor, thread, answers, id, (is_root, wrote)).await?;
                 if found.is_some() {
                     return Ok(found);
                 }
@@ -109,17 +109,19 @@ impl Newer {
         }
     }
 
-    /// The newest descendant of a checkpoint at which the turn has just ended; with `itself`, that checkpoint counts too.
+    /// The newest checkpoint at which the turn has just ended, among `from` and its descendants: what is asked for says
+    /// whether to look at the checkpoint, and at its descendants.
     async fn last_with(
         &self,
         accessor: &StateAccessor,
         thread: &ThreadId,
         answers: &[String],
         from: CheckpointId,
-        itself: bool,
+        (itself, descendants): (bool, bool),
     ) -> threadkeep::Result<Option<TurnEnd>> {
         let children = |id| self.children.get(&id).into_iter().flatten().copied();
-        let mut open: Vec<CheckpointId> = if itself { vec![from] } else { children(from).collect() };
+        let mut open: Vec<CheckpointId> = if descendants { children(from).collect() } else { Vec::new() };
+        open.extend(itself.then_some(from));
         let mut found: Option<(StateSnapshot, String)> = None;
         while let Some(id) = open.pop() {
             let Some(link) = self.links.get(&id) else { continue };

@@ -35,6 +35,7 @@ sdk-check: ## The official Python and JavaScript SDKs, unmodified, against live 
 	scripts/with-gateway.sh full  scripts/sdk-check-js.sh
 	scripts/with-gateway.sh delta scripts/sdk-check-js.sh
 	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
+	scripts/with-gateway.sh full  scripts/sdk-fields.sh
 
 tour: ## The README's tour against a live gateway in both modes
 	scripts/with-gateway.sh full  scripts/tour.sh

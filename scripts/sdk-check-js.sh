@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs the official LangGraph SDK for JavaScript, unmodified, against the gateway at GATEWAY_URL.
+# With --install it is only installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if ! command -v node > /dev/null || ! command -v npm > /dev/null; then
@@ -11,5 +12,6 @@ mkdir -p "$place"
 if [ ! -d "$place/node_modules/@langchain/langgraph-sdk" ]; then
     npm install --silent --no-audit --no-fund --prefix "$place" @langchain/langgraph-sdk@2.0.0
 fi
+[ "${1:-}" != --install ] || exit 0
 cp "$root/scripts/sdk_check.mjs" "$place/"
 exec node "$place/sdk_check.mjs" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}"

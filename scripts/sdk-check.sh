@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs the official LangGraph SDK for Python, unmodified, against the gateway at GATEWAY_URL.
+# With --install it is only installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
@@ -13,4 +14,5 @@ fi
 if ! "$venv/bin/python" -c 'import langgraph_sdk' 2> /dev/null; then
     "$venv/bin/pip" install -q --retries 10 'langgraph-sdk==0.4.14'
 fi
+[ "${1:-}" != --install ] || exit 0
 exec "$venv/bin/python" "$root/scripts/sdk_check.py" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}"

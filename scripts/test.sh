@@ -112,6 +112,7 @@ if [ "$failed" = 0 ]; then
         step "Python SDK, $mode mode" scripts/with-gateway.sh "$mode" scripts/sdk-check.sh
         step "JavaScript SDK, $mode mode" scripts/with-gateway.sh "$mode" scripts/sdk-check-js.sh
     done
+    step "Fields of the SDKs' requests" scripts/with-gateway.sh full scripts/sdk-fields.sh
     step "Python SDK with API keys" env WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 fi
 echo "in $((SECONDS / 60)) min $((SECONDS % 60)) s; what each step printed is in $logs"

@@ -23,7 +23,7 @@ use crate::lead::{conversation, next_step};
 use crate::model::message::{self, fallback_reason, kind, text};
 use crate::summary::{ask, line, start_of_tail};
 use crate::tools::asks;
-use crate::{AgentError, Ended, LeadAgent, ObserverError, Session, TaskInput};
+use crate::{AgentError, Ended, Input, LeadAgent, ObserverError, Session, TaskInput};
 
 /// The channel of the goal, and the node that writes it.
 pub const CHANNEL: &str = "goal";
@@ -222,7 +222,7 @@ impl LeadAgent {
     pub async fn work<F>(
         &self,
         session: &mut Session<'_>,
-        input: Option<Map<String, Json>>,
+        input: Option<Input>,
         yields: impl Fn() -> F,
     ) -> Result<Ended, AgentError>
     where
@@ -234,7 +234,7 @@ impl LeadAgent {
                 return Ok(ended);
             }
             match self.pursue(session, &ended).await? {
-                Pursuit::GoOn(input) => ended = self.run(session, Some(input)).await?,
+                Pursuit::GoOn(input) => ended = self.run(session, Some(input.into())).await?,
                 Pursuit::Done => return Ok(ended),
                 Pursuit::Cancelled => return Ok(Ended::Cancelled),
             }

@@ -20,12 +20,16 @@ use crate::model::{ChunkAssembler, Earlier, ModelRequest, RetryingModel, message
 use crate::summary::{self, Cut, Summarizer};
 use crate::tools::loop_detection::{self, STOP_REASON, Verdict, WARNING_NAME};
 use crate::tools::{ToolContext, Toolbox, dangling};
-use crate::{Added, AgentError, Ended, Origin, Session, TaskInput, prompt, spans, title};
+use crate::{Added, AgentError, Ended, Input, Next, Origin, Session, TaskInput, prompt, spans, title};
 
 const INPUT: &str = "__input__";
 /// The node that calls the model.
 pub const MODEL: &str = "model";
 const TOOLS: &str = "tools";
+/// The nodes of the graph, at which a run can stop and with which it can continue.
+pub const NODES: [&str; 2] = [MODEL, TOOLS];
+/// The name that stands for the end of the graph.
+pub const END: &str = "__end__";
 const SUMMARIZATION: &str = "summarization";
 /// The lead agent, as scripts and the sums of usage name it.
 pub(crate) const CALLER: &str = "lead_agent";
@@ -84,11 +88,7 @@ impl LeadAgent {
     ///
     /// # Errors
     /// [`AgentError`]; the head then is the last completed superstep, with the failed node next.
-    pub async fn run(
-        &self,
-        session: &mut Session<'_>,
-        input: Option<Map<String, Json>>,
-    ) -> Result<Ended, AgentError> {
+    pub async fn run(&self, session: &mut Session<'_>, input: Option<Input>) -> Result<Ended, AgentError> {
         let ended = self.steps(session, input).await;
         if let Ok(Ended::Cancelled) = ended {
             return ended;
@@ -99,12 +99,8 @@ impl LeadAgent {
         Ok(ended)
     }
 
-    async fn steps(
-        &self,
-        session: &mut Session<'_>,
-        input: Option<Map<String, Json>>,
-    ) -> Result<Ended, AgentError> {
-        let mut resumed = input.is_none();
+    async fn steps(&self, session: &mut Session<'_>, input: Option<Input>) -> Result<Ended, AgentError> {
+        let mut resumed = input.as_ref().is_none_or(|input| input.next == Next::Stay);
         match input {
             Some(input) => {
                 let span = spans::superstep(INPUT, next_step(session.writer.state()));
@@ -165,18 +161,34 @@ impl LeadAgent {
     }
 
     /// The superstep of the run's input.
-    async fn input(&self, session: &mut Session<'_>, input: Map<String, Json>) -> Result<(), AgentError> {
+    async fn input(&self, session: &mut Session<'_>, input: Input) -> Result<(), AgentError> {
         let mut writes = Vec::new();
-        for (channel, mut value) in input {
+        for (channel, mut value) in input.writes {
             if channel == "messages" {
                 stamp_run(&mut value, &session.terms.run_id);
             }
             writes.push(session.writer.write(&channel, value, false)?);
         }
         let humans: Vec<Json> = messages_of(&writes)?.into_iter().filter(|m| m["type"] == "human").collect();
+        let next = match input.next {
+            Next::Go(Some(node)) if node.as_str() == TOOLS => {
+                let answer = match messages_of(&writes)?.into_iter().rfind(|m| m["type"] == "ai") {
+                    Some(answer) => Some(answer),
+                    None => Conversation::of(session.writer.state())?
+                        .whole()?
+                        .into_iter()
+                        .rfind(|m| m["type"] == "ai"),
+                };
+                // A task a call; none if there is nothing to call.
+                let calls = answer.as_ref().map(calls).unwrap_or_default().len();
+                vec![node; calls.max(1)]
+            }
+            Next::Go(node) => node.into_iter().collect(),
+            Next::Stay => session.writer.state().map(|state| state.next.clone()).unwrap_or_default(),
+        };
         let task = session.writer.start_task(&INPUT.into(), 0);
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
-        session.commit(Source::Input, vec![MODEL.into()]).await?;
+        session.commit(Source::Input, next).await?;
         for message in humans {
             session.added(Added::Human(&message)).await?;
         }

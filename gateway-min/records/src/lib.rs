@@ -73,7 +73,9 @@ pub use runs::{
     RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus,
     RunTotals, Runs, StartOutcome, WriterKind,
 };
-pub use thread_search::{FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadQuery};
+pub use thread_search::{
+    FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadOrder, ThreadQuery, ThreadSort,
+};
 pub use threads::{
     CreatedThread, DISPLAY_NAME_MAX_CHARS, NewThread, PINNED_KEY, ThreadRow, ThreadStatus, Threads,
 };

@@ -21,12 +21,51 @@ pub struct ThreadQuery {
     pub status: Option<ThreadStatus>,
     /// Only these threads.
     pub ids: Option<Vec<String>>,
+    /// Only threads with this title; `Some(None)` for those without one.
+    pub title: Option<Option<String>>,
     /// Only threads that this user may see: their own and those without an owner. `None` sees all.
     pub owner: Option<String>,
+    /// The order; `None` for pinned threads first, then the last updated.
+    pub order: Option<ThreadOrder>,
     /// The maximum number of rows.
     pub limit: u32,
     /// The number of rows to skip.
     pub offset: u64,
+}
+
+/// An order of threads. Threads that are equal in it are in that of their ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadOrder {
+    /// What is compared.
+    pub by: ThreadSort,
+    /// Whether the greatest is last.
+    pub ascending: bool,
+}
+
+/// What threads can be sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadSort {
+    /// The id.
+    ThreadId,
+    /// The name of the stored status.
+    Status,
+    /// When it was created.
+    CreatedAt,
+    /// When its record last changed.
+    UpdatedAt,
+}
+
+impl ThreadOrder {
+    fn sql(self) -> String {
+        let column = match self.by {
+            ThreadSort::ThreadId => "thread_id",
+            ThreadSort::Status => "status",
+            ThreadSort::CreatedAt => "created_at",
+            ThreadSort::UpdatedAt => "updated_at",
+        };
+        let direction = if self.ascending { "ASC" } else { "DESC" };
+        format!("{column} {direction}, thread_id {direction}")
+    }
 }
 
 /// Validated metadata keys with their required values.
@@ -139,12 +178,14 @@ impl fmt::Display for FilterRejection {
 }
 
 impl Threads {
-    /// The threads that match `query`: pinned ones first, then the last updated, then the greatest id.
+    /// The threads that match `query`, in its order; without one pinned ones first, then the last updated, then the
+    /// greatest id.
     pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, RecordsError> {
         let mut sql = self.db.builder("SELECT * FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
-        sql.push(" ORDER BY pinned DESC, updated_at DESC, thread_id DESC LIMIT ")
-            .push_bind(i64::from(query.limit));
+        let order = query.order.map(ThreadOrder::sql);
+        let order = order.as_deref().unwrap_or("pinned DESC, updated_at DESC, thread_id DESC");
+        sql.push(" ORDER BY ").push(order).push(" LIMIT ").push_bind(i64::from(query.limit));
         sql.push(" OFFSET ").push_bind(page_offset(query.offset));
         self.db.fetch_all(sql.build()).await
     }
@@ -168,6 +209,11 @@ fn push_conditions(sql: &mut Builder, query: &ThreadQuery) {
     if let Some(ids) = &query.ids {
         sql.push(" AND ");
         sql.push_text_in("thread_id", ids);
+    }
+    match &query.title {
+        None => {}
+        Some(None) => _ = sql.push(" AND display_name IS NULL"),
+        Some(Some(title)) => _ = sql.push(" AND display_name = ").push_bind(title),
     }
     for (key, texts) in &query.metadata.0 {
         sql.push(" AND ");

@@ -13,6 +13,8 @@ pub mod process;
 pub mod runs;
 pub mod streams;
 pub mod telemetry;
+#[doc(hidden)]
+pub mod testing;
 mod threads;
 
 use threadkeep_config as config;

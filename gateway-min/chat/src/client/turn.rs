@@ -199,7 +199,7 @@ async fn work(
     let mut session = Session::new(terms, &mut writer, &mut sender);
     let input = Map::from_iter([("messages".to_owned(), json!([input]))]);
     // No other run waits for the thread: there are no runs here.
-    agent.work(&mut session, Some(input), || async { Ok(false) }).await?;
+    agent.work(&mut session, Some(input.into()), || async { Ok(false) }).await?;
     writer.flush().await?;
     let Tokens { input, output, total } = sender.tokens;
     Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })

@@ -56,7 +56,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(branch_thread)).routes(routes!(copy_thread))
 }
 
-/// Where to branch. Other fields are ignored.
+/// Where to branch.
 #[derive(Debug, ToSchema)]
 struct BranchThread {
     /// The last answer of the turn.

@@ -16,6 +16,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::assistants;
+use super::described::{self, AssistantName};
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
@@ -39,17 +41,17 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(compact_thread))
 }
 
-/// How to compact. Other fields are ignored.
+/// How to compact.
 #[derive(Debug, ToSchema)]
 struct CompactThread {
     /// Compact even if the conversation has not reached the configured length.
     #[schema(default = true, required = false)]
     force: bool,
     /// How much to keep: `{type: "messages" | "tokens" | "fraction", value}` [default: as configured].
-    #[schema(value_type = Option<Object>)]
+    #[schema(schema_with = described::kept_context_or_null)]
     keep: Option<ContextSize>,
-    /// Accepted for compatibility and ignored: the thread keeps its agent.
-    #[schema(max_length = 128)]
+    /// The agent: `lead_agent` is the only one.
+    #[schema(value_type = Option<AssistantName>)]
     #[allow(dead_code, reason = "described and checked only")]
     agent_name: Option<String>,
     /// The model that writes the summary.
@@ -64,7 +66,7 @@ impl FromFields for CompactThread {
         Self {
             force: fields.field("force").flag().unwrap_or(true),
             keep: fields.field("keep").nullable().read(keep),
-            agent_name: fields.field("agent_name").nullable().text_sized(&(0..=NAME_MAX)),
+            agent_name: assistants::named(fields, "agent_name"),
             model_name: fields.field("model_name").nullable().text_sized(&(0..=NAME_MAX)),
         }
     }

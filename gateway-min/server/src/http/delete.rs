@@ -24,7 +24,7 @@ use crate::app::App;
 use crate::auth::Principal;
 use threadkeep_records::{Reservation, WriterKind};
 
-const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
+pub(super) const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
 const DELETE_FAILED: &str = "Failed to delete thread";
 
 /// The routes of this file.
@@ -73,7 +73,11 @@ async fn delete_thread(
     Ok(Json(Deleted { success: true, message }))
 }
 
-async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<String, ApiError> {
+/// Deletes the thread. Returns what happened to its working directory.
+///
+/// # Errors
+/// 404 if there is none, 409 with [`BUSY`], 500.
+pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<String, ApiError> {
     let row = app.store.threads().get(thread.as_str(), None).await.or_internal(DELETE_FAILED)?;
     if row.is_none() && !has_checkpoint(app, thread, DELETE_FAILED).await? {
         return Err(absent(thread));

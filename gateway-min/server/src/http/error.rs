@@ -122,6 +122,19 @@ impl ApiError {
         self
     }
 
+    /// The error of a part of the request: its text begins with the part.
+    pub fn about(mut self, part: &str) -> Self {
+        if let Body::Text { detail } = &mut self.body {
+            *detail = format!("{part}: {detail}");
+        }
+        self
+    }
+
+    /// Whether this is its text.
+    pub fn is_text(&self, text: &str) -> bool {
+        self.body.text() == text
+    }
+
     /// The status.
     pub fn status(&self) -> StatusCode {
         self.status

@@ -5,8 +5,9 @@ use std::time::Duration;
 use axum::body::{Body, BodyDataStream};
 use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use futures::StreamExt as _;
+use serde_json::map::Entry;
 use serde_json::{Map, Value};
 use threadkeep::id::ThreadId;
 
@@ -16,6 +17,8 @@ use super::serve::BodyTimeout;
 
 /// How much of an oversized body is read from the client and discarded.
 const MAX_DISCARDED_BYTES: usize = 256 * 1024 * 1024;
+/// The maximum number of objects in a list.
+const MAX_ITEMS: usize = 100;
 /// For how long.
 const MAX_DISCARDING: Duration = Duration::from_secs(30);
 
@@ -23,7 +26,11 @@ const MAX_DISCARDING: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Copy)]
 pub struct ApiJson<T>(pub T);
 
-/// The query of a request. If a parameter is repeated, the last one counts.
+/// The JSON body of a request that is a list of objects, at most 100.
+#[derive(Debug, Clone)]
+pub struct ApiJsonList<T>(pub Vec<T>);
+
+/// The query of a request. A repeated parameter is a list of its values.
 #[derive(Debug, Clone, Copy)]
 pub struct ApiQuery<T>(pub T);
 
@@ -67,7 +74,27 @@ impl<S: Send + Sync, T: FromFields> FromRequest<S> for ApiJson<T> {
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let json = is_json(request.headers());
         let body = collected(request.into_body(), MAX_BODY_BYTES).await?;
-        read(whole(&body, json, T::BODY_OPTIONAL)?, "body").map(Self)
+        read(whole(&body, json, T::BODY_OPTIONAL)?, vec!["body".into()]).map(Self)
+    }
+}
+
+impl<S: Send + Sync, T: FromFields> FromRequest<S> for ApiJsonList<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let json = is_json(request.headers());
+        let body = collected(request.into_body(), MAX_BODY_BYTES).await?;
+        let refuse = |flaw, input| Err(Problems::one(vec!["body".into()], flaw, input).into());
+        let list = match parsed(&body, json)? {
+            Value::Array(list) if list.len() <= MAX_ITEMS => list,
+            Value::Array(list) => return refuse(Flaw::too_long(MAX_ITEMS, list.len()), Value::Null),
+            other => return refuse(Flaw::new("list_type", "Input should be a valid list"), other),
+        };
+        let items = list.into_iter().enumerate().map(|(index, item)| match item {
+            Value::Object(values) => read(values, vec!["body".into(), index.into()]),
+            other => Err(Problems::one(vec!["body".into(), index.into()], Flaw::no_object(), other).into()),
+        });
+        items.collect::<Result<_, _>>().map(Self)
     }
 }
 
@@ -75,9 +102,7 @@ impl<S: Sync, T: FromFields> FromRequestParts<S> for ApiQuery<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        let query = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
-            .map_err(|_| ApiError::bad_request("Query string could not be read"))?;
-        read(query.0.into_iter().map(|(key, value)| (key, value.into())).collect(), "query").map(Self)
+        read(query_of(&parts.uri)?, vec!["query".into()]).map(Self)
     }
 }
 
@@ -88,8 +113,26 @@ impl<S: Send + Sync, T: FromFields> FromRequestParts<S> for ApiPath<T> {
         let path = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| ApiError::bad_request("Path could not be read"))?;
-        read(path.iter().map(|(key, value)| (key.to_owned(), value.into())).collect(), "path").map(Self)
+        read(path.iter().map(|(key, value)| (key.to_owned(), value.into())).collect(), vec!["path".into()])
+            .map(Self)
     }
+}
+
+/// The parameters of a query.
+pub(super) fn query_of(uri: &Uri) -> Result<Map<String, Value>, ApiError> {
+    let query = Query::<Vec<(String, String)>>::try_from_uri(uri)
+        .map_err(|_| ApiError::bad_request("Query string could not be read"))?;
+    let mut values = Map::new();
+    for (key, value) in query.0 {
+        match values.entry(key) {
+            Entry::Vacant(free) => _ = free.insert(value.into()),
+            Entry::Occupied(mut held) => match held.get_mut() {
+                Value::Array(list) => list.push(value.into()),
+                first => *first = Value::Array(vec![first.take(), value.into()]),
+            },
+        }
+    }
+    Ok(values)
 }
 
 /// The body, if it has at most `limit` bytes.
@@ -114,6 +157,12 @@ pub(super) async fn collected(body: Body, limit: usize) -> Result<Vec<u8>, ApiEr
     Ok(collected)
 }
 
+/// Reads a body that a response does not depend on: a connection whose request was not read cannot be used again.
+pub(super) async fn drained(body: Body) {
+    // A body that cannot be read ends its connection anyway.
+    let _ = collected(body, MAX_BODY_BYTES).await;
+}
+
 /// Reads the rest of what the client sends, within bounds: a client that is cut off while sending sees a broken
 /// connection instead of the response.
 async fn discard(mut chunks: BodyDataStream) {
@@ -130,29 +179,39 @@ async fn discard(mut chunks: BodyDataStream) {
 }
 
 /// Reads the fields of this part of the request.
-fn read<T: FromFields>(values: Map<String, Value>, part: &str) -> Result<T, ApiError> {
+fn read<T: FromFields>(values: Map<String, Value>, loc: Vec<Loc>) -> Result<T, ApiError> {
     let mut problems = Problems::default();
-    let value = T::from_fields(&mut Fields::new(values, vec![part.into()], &mut problems));
+    let mut fields = Fields::new(values, loc, &mut problems);
+    let value = T::from_fields(&mut fields);
+    fields.deny_others();
     if problems.is_empty() { Ok(value) } else { Err(problems.into()) }
 }
 
 /// The body as an object.
 fn whole(body: &[u8], json: bool, optional: bool) -> Result<Map<String, Value>, ApiError> {
-    let refuse = |flaw, input| Err(Problems::one(vec!["body".into()], flaw, input).into());
+    if body.is_empty() && optional {
+        return Ok(Map::new());
+    }
+    match parsed(body, json)? {
+        Value::Object(values) => Ok(values),
+        Value::Null if optional => Ok(Map::new()),
+        other => Err(Problems::one(vec!["body".into()], Flaw::no_object(), other).into()),
+    }
+}
+
+/// The value of the body.
+fn parsed(body: &[u8], json: bool) -> Result<Value, ApiError> {
+    let refuse = |flaw| Err(Problems::one(vec!["body".into()], flaw, Value::Null).into());
     if body.is_empty() {
-        return if optional { Ok(Map::new()) } else { refuse(Flaw::missing(), Value::Null) };
+        return refuse(Flaw::missing());
     }
     if !json {
-        return refuse(Flaw::no_object(), Value::Null);
+        return refuse(Flaw::no_object());
     }
-    match threadkeep::json::from_slice(body) {
-        Ok(Value::Object(values)) => Ok(values),
-        Ok(other) => refuse(Flaw::no_object(), other),
-        Err(error) => {
-            let loc = vec!["body".into(), Loc::Index(offset(body, &error))];
-            Err(Problems::one(loc, Flaw::json_invalid(&error), Value::Object(Map::new())).into())
-        }
-    }
+    threadkeep::json::from_slice(body).map_err(|error| {
+        let loc = vec!["body".into(), Loc::Index(offset(body, &error))];
+        Problems::one(loc, Flaw::json_invalid(&error), Value::Object(Map::new())).into()
+    })
 }
 
 /// The byte offset of the error in the body.
@@ -183,9 +242,7 @@ mod tests {
         const BODY_OPTIONAL: bool = true;
 
         fn from_fields(fields: &mut Fields<'_>) -> Self {
-            let limit = fields.field("limit").integer(&(1..=100)).unwrap_or(10);
-            fields.deny_others();
-            Self(limit)
+            Self(fields.field("limit").integer(&(1..=100)).unwrap_or(10))
         }
     }
 
@@ -313,7 +370,26 @@ mod tests {
         };
         assert_eq!(refused("/limit", None, r#"{"limit": 0}"#).await, problem(&item("body", json!(0))));
         assert_eq!(refused("/limit?limit=0", None, "").await, problem(&item("query", json!("0"))));
-        assert_eq!(send("/limit?limit=3&limit=%35", None, "{}").await, (200, "5 10".into()));
+        assert_eq!(send("/limit?limit=%35", None, "{}").await, (200, "5 10".into()));
+        // Neither of two values is dropped.
+        let item = json!({
+            "type": "int_type", "loc": ["query", "limit"], "input": ["3", "5"],
+            "msg": "Input should be a valid integer",
+        });
+        assert_eq!(refused("/limit?limit=3&limit=5", None, "").await, problem(&item));
+    }
+
+    #[tokio::test]
+    async fn a_field_that_the_route_does_not_read_is_refused_by_name() {
+        let item = |part: &str| {
+            json!({
+                "type": "extra_forbidden", "loc": [part, "lmit"], "input": "7",
+                "msg": "Extra inputs are not permitted",
+            })
+        };
+        assert_eq!(refused("/limit", None, r#"{"limit": 1, "lmit": "7"}"#).await, problem(&item("body")));
+        assert_eq!(refused("/limit?lmit=7", None, "").await, problem(&item("query")));
+        assert_eq!(refused("/named", None, r#"{"name": "n", "lmit": "7"}"#).await, problem(&item("body")));
     }
 
     #[tokio::test]

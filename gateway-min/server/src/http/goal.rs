@@ -41,7 +41,7 @@ struct Goal {
     goal: Value,
 }
 
-/// A goal to set. Other fields are ignored.
+/// A goal to set.
 #[derive(Debug, ToSchema)]
 struct SetGoal {
     /// What to reach; white space is normalised.

@@ -18,11 +18,14 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::described;
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
-use super::schema::Gated;
-use super::state::ThreadState;
+use super::run_body::selector;
+use super::schema::{ErrorBody, Gated};
+use super::select::Select;
+use super::state::{STATE_FIELDS, StateField, ThreadState, checkpoint_absent};
 use super::turns;
 use crate::app::App;
 
@@ -39,12 +42,16 @@ const MESSAGES_OMITTED: &str = "messages_omitted";
 const INTERNAL_KEYS: [&str; 7] =
     ["created_at", "updated_at", "source", "writes", "parents", RUN_DURATIONS, RUN_MESSAGE_IDS];
 
+/// What the objects have that name a checkpoint.
+const CHECKPOINT_KEYS: [&str; 7] =
+    ["checkpoint_id", "thread_id", "checkpoint_ns", "checkpoint_map", "id", "ts", "configurable"];
+
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(get_history))
 }
 
-/// Which part of the history to read. Other fields are ignored.
+/// Which part of the history to read.
 #[derive(Debug, ToSchema)]
 pub(super) struct ReadHistory {
     /// Maximum number of entries; values above 100 count as 100.
@@ -53,9 +60,24 @@ pub(super) struct ReadHistory {
     /// The newest checkpoint to return, inclusive: its id, or an object with its `checkpoint_id`.
     #[schema(value_type = Value, required = false)]
     pub(super) before: Option<CheckpointId>,
+    /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`: the history begins there, in its namespace.
+    #[schema(schema_with = described::checkpoint_or_null)]
+    pub(super) checkpoint: Option<Value>,
+    /// The fields to return of each entry [default: all].
+    #[schema(value_type = Option<Vec<StateField>>)]
+    pub(super) select: Select,
     /// Only checkpoints whose metadata has these values.
-    #[schema(value_type = Object, required = false)]
+    #[schema(required = false, schema_with = described::object_or_null)]
     pub(super) metadata: Map<String, Value>,
+}
+
+#[cfg(test)]
+impl ReadHistory {
+    /// The newest entries.
+    pub(super) fn newest(limit: usize) -> Self {
+        let (metadata, select) = (Map::new(), Select::default());
+        Self { limit, before: None, checkpoint: None, select, metadata }
+    }
 }
 
 impl FromFields for ReadHistory {
@@ -67,6 +89,8 @@ impl FromFields for ReadHistory {
         Self {
             limit: limit.min(LIMIT_MAX),
             before: fields.field("before").nullable().read(checkpoint_id).flatten(),
+            checkpoint: fields.field("checkpoint").nullable().any(),
+            select: Select::from_fields(fields, &STATE_FIELDS),
             metadata: fields.field("metadata").nullable().object().unwrap_or_default(),
         }
     }
@@ -78,7 +102,13 @@ fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
     let id = match &value {
         Value::Object(checkpoint) => {
             let id = |of: &Map<String, Value>| of.get("checkpoint_id").filter(|id| !id.is_null()).cloned();
-            id(checkpoint).or_else(|| checkpoint.get("configurable").and_then(Value::as_object).and_then(id))
+            let configurable = checkpoint.get("configurable").and_then(Value::as_object);
+            let mut names = checkpoint.keys().chain(configurable.into_iter().flat_map(Map::keys));
+            if let Some(name) = names.find(|name| !CHECKPOINT_KEYS.contains(&name.as_str())) {
+                let flaw = Flaw::new("extra_forbidden", format!("A checkpoint has no '{name}'"));
+                return Err((flaw, value));
+            }
+            id(checkpoint).or_else(|| configurable.and_then(id))
         }
         other => Some(other.clone()),
     };
@@ -99,15 +129,18 @@ fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
 /// `gateway.history_max_bytes`; the metadata of such an entry has `messages_omitted`.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/history", tag = "state", params(("thread_id" = String, Path)),
     request_body = Option<ReadHistory>,
-    responses((status = 200, description = "The entries; none for a thread without checkpoints", body = Vec<ThreadState>), Gated))]
+    responses((status = 200, description = "The entries; none for a thread without checkpoints", body = Vec<ThreadState>),
+        (status = 400, description = "The checkpoint is malformed, or of another thread", body = ErrorBody),
+        (status = 404, description = "No such checkpoint", body = ErrorBody), Gated))]
 async fn get_history(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<ReadHistory>,
-) -> Result<Json<Vec<ThreadState>>, ApiError> {
+) -> Result<Json<Vec<Value>>, ApiError> {
+    let select = body.select.clone();
     // The response need not wait for the note.
     let Page { entries, note: _running } = page(&app, &thread_id, body).await?;
-    Ok(Json(entries))
+    select.of_each(entries, HISTORY_FAILED).map(Json)
 }
 
 /// A page of history, and the note that reading it caused, being written.
@@ -121,9 +154,25 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     let accessor = app.threads.accessor();
     // The gate checks the head even if the page starts at an older checkpoint.
     let head = accessor.get_loading(thread, None, Load::None).await.map_err(engine)?;
-    let Some(head) = head else { return Ok(Page { entries: Vec::new(), note: None }) };
+    let named = selector(thread, body.checkpoint, None)?;
+    let Some(head) = head else {
+        return match named {
+            Some(key) => Err(checkpoint_absent(key.id)),
+            None => Ok(Page { entries: Vec::new(), note: None }),
+        };
+    };
+    let (accessor, start) = match named {
+        None => (accessor.clone(), None),
+        Some(key) => {
+            let accessor = accessor.clone().in_namespace(key.namespace);
+            let found = accessor.get_loading(thread, Some(key.id), Load::None).await.map_err(engine)?;
+            found.ok_or_else(|| checkpoint_absent(key.id))?;
+            (accessor, Some(key.id))
+        }
+    };
     let query = HistoryQuery {
-        before: body.before.map(successor),
+        // The older of the two.
+        before: body.before.into_iter().chain(start).min().map(successor),
         limit: Some(body.limit),
         filter: body.metadata,
         load: Load::Only(SHOWN_CHANNELS.map(ChannelName::from).into()),

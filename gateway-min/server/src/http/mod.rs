@@ -2,9 +2,11 @@
 
 mod assistants;
 mod auth;
+mod batch;
 mod branches;
 mod compact;
 mod delete;
+mod described;
 pub mod error;
 mod events;
 mod exclusive;
@@ -17,20 +19,26 @@ mod listen;
 mod metrics;
 mod models;
 mod origins;
+mod prune;
 mod replay;
 pub mod run_body;
 mod run_control;
 pub(crate) mod runs;
 mod schema;
 mod search;
+mod select;
 mod serve;
 pub mod sse;
 mod state;
+mod supersteps;
 #[cfg(test)]
 mod tests;
+mod thread_stream;
 mod threads;
 mod token_usage;
 mod turns;
+mod unknown_query;
+mod unsupported;
 
 use std::sync::Arc;
 
@@ -44,6 +52,7 @@ use utoipa_axum::router::OpenApiRouter;
 pub use self::listen::listen;
 use self::origins::{Guard, Origins};
 pub use self::serve::serve;
+use self::unknown_query::KnownParameters;
 use crate::app::App;
 use crate::auth::Reach;
 use crate::telemetry;
@@ -82,11 +91,17 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(metrics::routes())
         .merge(models::routes())
         .merge(assistants::routes())
+        .merge(thread_stream::routes())
+        .merge(batch::routes())
+        .merge(prune::routes())
+        .merge(unsupported::routes())
         .split_for_parts();
-    let document = Arc::new(schema::rendered(&document));
+    let document = Arc::new(schema::rendered(&document, app.threads.accessor().table()));
+    let known = Arc::new(KnownParameters::of(&document));
     let routes = routes
         .route("/openapi.json", get(|| async move { Json(document.as_ref().clone()) }))
-        .with_state(Arc::clone(&app));
+        .with_state(Arc::clone(&app))
+        .layer(middleware::from_fn_with_state(known, unknown_query::refuse));
     let origins = Origins::of(app.config.environment());
     let cors = origins.layer();
     let guard = Guard { origins, any_host: reach == Reach::Anywhere };

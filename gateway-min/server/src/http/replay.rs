@@ -57,10 +57,11 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(prepare_regenerate)).routes(routes!(prepare_edit))
 }
 
-/// Which answer to regenerate. Other fields are ignored.
+/// Which answer to regenerate.
 #[derive(Debug, ToSchema)]
 struct Regenerate {
     /// The answer; must be the last one of the conversation.
+    #[schema(min_length = 1)]
     message_id: String,
 }
 
@@ -71,10 +72,11 @@ impl FromFields for Regenerate {
     }
 }
 
-/// Which message to replace. Other fields are ignored.
+/// Which message to replace.
 #[derive(Debug, ToSchema)]
 struct Edit {
     /// The user's message; must be the last one of the conversation.
+    #[schema(min_length = 1)]
     human_message_id: String,
     /// The new text.
     replacement_text: String,

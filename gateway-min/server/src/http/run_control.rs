@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use threadkeep::id::ThreadId;
-use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::{Caller, check_thread};
+use super::described::CancelActionName;
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, Flaw, FromFields, Pattern};
@@ -26,16 +26,14 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(cancel_many)).routes(routes!(delete_run))
 }
 
-/// Which runs to cancel: some of a thread by id, or all of the caller's runs with a status. Other fields are ignored.
-#[derive(Debug, ToSchema)]
+/// Which runs to cancel: some of a thread by id, or all of the caller's runs with a status.
+#[derive(Debug)]
 struct CancelMany {
     /// Only runs of this thread.
-    #[schema(value_type = Option<String>, pattern = "^[A-Za-z0-9_-]{1,64}$")]
     thread_id: Option<ThreadId>,
     /// These runs; those that have ended are unchanged. Needs `thread_id`.
     run_ids: Option<Vec<String>>,
     /// `pending`, `running` or `all`; instead of `run_ids`.
-    #[schema(value_type = Option<String>)]
     status: Option<&'static str>,
 }
 
@@ -69,8 +67,8 @@ impl FromFields for CancelManyParams {
 }
 
 /// Cancel runs: 204 as soon as they are marked for cancellation.
-#[utoipa::path(post, path = "/api/runs/cancel", tag = "runs", params(("action" = Option<String>, Query)),
-    request_body = CancelMany,
+#[utoipa::path(post, path = "/api/runs/cancel", tag = "runs", params(("action" = inline(Option<CancelActionName>), Query)),
+    request_body = ref("#/components/schemas/CancelMany"),
     responses((status = 204, description = "Marked"),
         (status = 404, description = "No such run of the thread; none was cancelled", body = ErrorBody),
         (status = 422, description = "The request is not valid", body = ErrorBody)))]

@@ -8,22 +8,24 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use threadkeep::Error;
-use threadkeep::id::ThreadId;
+use threadkeep::id::{Namespace, ThreadId};
 use threadkeep_agent::serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::auth::{Caller, check_thread};
+use super::described::{CancelActionName, RunField, RunStatusName, StreamModeName};
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
-use super::run_body::{RunBody, RunLimits};
+use super::run_body::{RunBody, RunLimits, stream_modes};
+use super::select::Select;
 use super::sse;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::runs::admission::{CreateError, Created, OnThread};
-use crate::runs::request::OnDisconnect;
+use crate::runs::request::{OnDisconnect, StreamMode};
 use crate::runs::resume::ResumeError;
 use crate::streams::bridge::Subscription;
 use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
@@ -34,6 +36,29 @@ const LIST_MAX: i64 = 100;
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 /// The maximum length of the key, in characters.
 const IDEMPOTENCY_KEY_MAX: usize = 255;
+
+/// The fields of a run's record that can be selected: all.
+const RUN_FIELDS: [&str; 19] = [
+    "run_id",
+    "thread_id",
+    "assistant_id",
+    "status",
+    "metadata",
+    "kwargs",
+    "multitask_strategy",
+    "created_at",
+    "updated_at",
+    "total_input_tokens",
+    "total_output_tokens",
+    "total_tokens",
+    "llm_call_count",
+    "lead_agent_tokens",
+    "subagent_tokens",
+    "middleware_tokens",
+    "message_count",
+    "stop_reason",
+    "error",
+];
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -79,7 +104,7 @@ pub(crate) fn record(run: &RunRow) -> Value {
 }
 
 /// The thread of a request, which must exist.
-async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, ApiError> {
+pub(super) async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, ApiError> {
     let row = app.store.threads().get(thread.as_str(), None).await.or_internal("Failed to read thread")?;
     row.ok_or_else(|| ApiError::not_found(format!("Thread {thread} not found")))
 }
@@ -93,13 +118,13 @@ pub(super) async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError
 
 /// Whether the request that creates a run also follows it; `on_disconnect` only applies if it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Follow {
+pub(super) enum Follow {
     Yes,
     No,
 }
 
 /// Checks the request against the gateway's configuration, and creates the run.
-async fn start(
+pub(super) async fn start(
     app: &Arc<App>,
     caller: &Principal,
     thread: &ThreadId,
@@ -112,6 +137,11 @@ async fn start(
     body.check(|name| config.model(name).is_some())?;
     let limits = RunLimits { max_recursion_limit: config.max_recursion_limit.into(), internal_caller: false };
     let mut request = body.into_request(thread, limits, &app.ids)?;
+    if request.checkpoint.as_ref().is_some_and(|selected| selected.namespace != Namespace::root()) {
+        return Err(ApiError::bad_request(
+            "checkpoint checkpoint_ns must be empty: a run starts from the thread's own state",
+        ));
+    }
     if follow == Follow::No {
         request.options.on_disconnect = OnDisconnect::Continue;
     }
@@ -172,7 +202,11 @@ fn refused(error: CreateError) -> ApiError {
 ///
 /// # Errors
 /// 404 for another user's thread.
-async fn stateless_thread(app: &App, caller: &Principal, body: &RunBody) -> Result<ThreadId, ApiError> {
+pub(super) async fn stateless_thread(
+    app: &App,
+    caller: &Principal,
+    body: &RunBody,
+) -> Result<ThreadId, ApiError> {
     let Some(named) = body.thread_id() else { return Ok(Uuid::new_v4().to_string().into()) };
     let thread = ThreadId::from(named);
     check_thread(app, caller, &thread).await?;
@@ -221,7 +255,7 @@ async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<
 
 /// Create a run in the background.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs", tag = "runs", params(("thread_id" = String, Path)),
-    request_body = Value, responses((status = 200, description = "The run's record", body = Value)))]
+    request_body = ref("#/components/schemas/RunCreate"), responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord"))))]
 async fn create(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
@@ -237,7 +271,7 @@ async fn create(
 
 /// Create a run and follow its stream.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/stream", tag = "runs", params(("thread_id" = String, Path)),
-    request_body = Value,
+    request_body = ref("#/components/schemas/RunCreate"),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
 async fn stream(
     State(app): State<Arc<App>>,
@@ -254,7 +288,7 @@ async fn stream(
 
 /// Create a run and wait for the resulting state.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/wait", tag = "runs", params(("thread_id" = String, Path)),
-    request_body = Value, responses((status = 200, description = "Channel values, or status and error", body = Value)))]
+    request_body = ref("#/components/schemas/RunCreate"), responses((status = 200, description = "Channel values, or status and error", body = Value)))]
 async fn wait(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
@@ -269,8 +303,8 @@ async fn wait(
 }
 
 /// Create a run on a new thread, in the background.
-#[utoipa::path(post, path = "/api/runs", tag = "runs", request_body = Value,
-    responses((status = 200, description = "The run's record", body = Value)))]
+#[utoipa::path(post, path = "/api/runs", tag = "runs", request_body = ref("#/components/schemas/RunCreate"),
+    responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord"))))]
 async fn create_stateless(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
@@ -282,7 +316,7 @@ async fn create_stateless(
 }
 
 /// Create a run on a new thread and follow its stream.
-#[utoipa::path(post, path = "/api/runs/stream", tag = "runs", request_body = Value,
+#[utoipa::path(post, path = "/api/runs/stream", tag = "runs", request_body = ref("#/components/schemas/RunCreate"),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
 async fn stream_stateless(
     State(app): State<Arc<App>>,
@@ -295,7 +329,7 @@ async fn stream_stateless(
 }
 
 /// Create a run on a new thread and wait for the resulting state.
-#[utoipa::path(post, path = "/api/runs/wait", tag = "runs", request_body = Value,
+#[utoipa::path(post, path = "/api/runs/wait", tag = "runs", request_body = ref("#/components/schemas/RunCreate"),
     responses((status = 200, description = "Channel values, or status and error", body = Value)))]
 async fn wait_stateless(
     State(app): State<Arc<App>>,
@@ -313,6 +347,7 @@ struct ListParams {
     limit: u32,
     offset: u64,
     status: Option<RunStatus>,
+    select: Select,
 }
 
 impl FromFields for ListParams {
@@ -325,18 +360,20 @@ impl FromFields for ListParams {
             limit: u32::try_from(limit).unwrap_or(u32::MAX),
             offset: u64::try_from(offset).unwrap_or(0),
             status,
+            select: Select::from_fields(fields, &RUN_FIELDS),
         }
     }
 }
 
 /// List the runs of a thread, newest first.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs", tag = "runs",
-    params(("thread_id" = String, Path), ("limit" = Option<u32>, Query), ("offset" = Option<u64>, Query), ("status" = Option<String>, Query)),
-    responses((status = 200, description = "Run records", body = Vec<Value>)))]
+    params(("thread_id" = String, Path), ("limit" = Option<u32>, Query), ("offset" = Option<u64>, Query), ("status" = inline(Option<RunStatusName>), Query),
+        ("select" = inline(Option<Vec<RunField>>), Query)),
+    responses((status = 200, description = "Run records, or the selected fields of them", body = Vec<Value>)))]
 async fn list(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
-    ApiQuery(ListParams { limit, offset, status }): ApiQuery<ListParams>,
+    ApiQuery(ListParams { limit, offset, status, select }): ApiQuery<ListParams>,
 ) -> Result<Json<Vec<Value>>, ApiError> {
     let query = RunQuery { status, limit, offset };
     let runs = app
@@ -345,13 +382,13 @@ async fn list(
         .list_by_thread(thread_id.as_str(), &query)
         .await
         .or_internal("Failed to list runs")?;
-    Ok(Json(runs.iter().map(record).collect()))
+    select.of_each(runs.iter().map(record), "Failed to list runs").map(Json)
 }
 
 /// Read a run.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}", tag = "runs",
     params(("thread_id" = String, Path), ("run_id" = String, Path)),
-    responses((status = 200, description = "The run's record", body = Value), (status = 404, description = "No such run of the thread")))]
+    responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord")), (status = 404, description = "No such run of the thread")))]
 async fn read(State(app): State<Arc<App>>, ApiPath(path): ApiPath<RunPath>) -> Result<Json<Value>, ApiError> {
     Ok(Json(record(&run_of(&app, &path).await?)))
 }
@@ -373,7 +410,7 @@ impl FromFields for CancelParams {
 
 /// Cancel a run: 202 as soon as it is marked for cancellation; with `wait`, 204 when it has stopped.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/cancel", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path), ("wait" = Option<bool>, Query), ("action" = Option<String>, Query)),
+    params(("thread_id" = String, Path), ("run_id" = String, Path), ("wait" = Option<bool>, Query), ("action" = inline(Option<CancelActionName>), Query)),
     responses((status = 202, description = "Marked"), (status = 204, description = "Stopped"),
         (status = 404, description = "No such run of the thread"), (status = 409, description = "The run has ended")))]
 async fn cancel(
@@ -427,19 +464,22 @@ async fn join(
 struct FollowParams {
     cancel_on_disconnect: bool,
     cancel: CancelParams,
+    /// Only frames of these modes, if the run has them; empty for all.
+    modes: Vec<StreamMode>,
 }
 
 impl FromFields for FollowParams {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
         let cancel_on_disconnect = fields.field("cancel_on_disconnect").flag().unwrap_or(false);
-        Self { cancel_on_disconnect, cancel: CancelParams::from_fields(fields) }
+        Self { cancel_on_disconnect, cancel: CancelParams::from_fields(fields), modes: stream_modes(fields) }
     }
 }
 
 /// Follow a run from where the client left off; with `action`, cancel it first.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = Option<String>, Query),
-        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query)),
+    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = inline(Option<CancelActionName>), Query),
+        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query),
+        ("stream_mode" = inline(Option<Vec<StreamModeName>>), Query)),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
         (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread")))]
 async fn join_stream(
@@ -458,13 +498,18 @@ async fn join_stream(
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
     }
-    Ok(sse::response(stream, &path.thread_id, &path.run_id))
+    Ok(if params.modes.is_empty() {
+        sse::response(stream, &path.thread_id, &path.run_id)
+    } else {
+        sse::response_in(params.modes, stream, &path.thread_id, &path.run_id)
+    })
 }
 
 /// Same as GET: the form in which clients stop a run.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = Option<String>, Query),
-        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query)),
+    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = inline(Option<CancelActionName>), Query),
+        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query),
+        ("stream_mode" = inline(Option<Vec<StreamModeName>>), Query)),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
         (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread")))]
 async fn stop_stream(

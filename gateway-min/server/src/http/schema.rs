@@ -1,8 +1,13 @@
 //! What the OpenAPI document needs besides the types that routes read and write.
 
-use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+use threadkeep::channel::ChannelTable;
 use utoipa::openapi::{Info, OpenApi, Server};
 use utoipa::{IntoResponses, ToSchema};
+
+use super::described;
 
 /// The body of an error response.
 #[derive(Debug, ToSchema)]
@@ -38,8 +43,107 @@ pub(crate) fn document() -> OpenApi {
     OpenApi::builder().info(info.build()).servers(Some([Server::new("/")])).build()
 }
 
+/// Schemas with `select`: with a selection, any of their fields may be absent.
+const SELECTABLE: [&str; 2] = ["Thread", "ThreadState"];
+
+/// What any operation may answer.
+const COMMON: [(&str, &str); 7] = [
+    ("400", "The path, the query or the body cannot be read"),
+    ("401", "No valid key, on a gateway with keys"),
+    ("403", "A page of another site, or a host that this gateway does not answer for"),
+    ("413", "The body is too large"),
+    ("422", "The request is not valid: its problems, by name"),
+    ("500", "The gateway or its store failed; the log says why"),
+    ("503", "The store is away, or the gateway is stopping; try again"),
+];
+
 /// The document as served.
-pub(crate) fn rendered(document: &OpenApi) -> Value {
+pub(crate) fn rendered(document: &OpenApi, channels: &ChannelTable) -> Value {
     // The document consists of strings, lists and objects, which always have a JSON form.
-    serde_json::to_value(document).unwrap_or_else(|error| json!({ "error": error.to_string() }))
+    let mut document =
+        serde_json::to_value(document).unwrap_or_else(|error| json!({ "error": error.to_string() }));
+    if let (Some(schemas), Value::Object(further)) =
+        (document["components"]["schemas"].as_object_mut(), described::schemas(channels))
+    {
+        schemas.extend(further);
+        for name in SELECTABLE {
+            if let Some(schema) = schemas.get_mut(name).and_then(Value::as_object_mut) {
+                schema.remove("required");
+            }
+        }
+    }
+    let error = json!({ "application/json": { "schema": { "$ref": "#/components/schemas/ErrorBody" } } });
+    let common = COMMON
+        .map(|(status, what)| (format!("Error{status}"), json!({ "description": what, "content": error })));
+    document["components"]["responses"] = Value::Object(common.into_iter().collect());
+    let mut requests = BTreeSet::new();
+    // What answers 501 whatever is sent is no part of the API.
+    if let Some(paths) = document["paths"].as_object_mut() {
+        for operations in paths.values_mut().filter_map(Value::as_object_mut) {
+            operations.retain(|_, operation| operation["responses"].get("501").is_none());
+        }
+        paths.retain(|_, operations| operations.as_object().is_some_and(|operations| !operations.is_empty()));
+    }
+    for operations in document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut) {
+        for operation in operations.as_object_mut().into_iter().flat_map(Map::values_mut) {
+            if let Some(responses) = operation["responses"].as_object_mut() {
+                for (status, _) in COMMON {
+                    let common = json!({ "$ref": format!("#/components/responses/Error{status}") });
+                    responses.entry(status).or_insert(common);
+                }
+            }
+            let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+            parameters.into_iter().flatten().for_each(exact);
+            if let Some(body) = operation.get_mut("requestBody") {
+                names_in(&body["content"], &mut requests);
+                // A body that may be absent is one type or null.
+                if body["content"]["application/json"]["schema"]["$ref"].is_string() {
+                    body["required"] = Value::Bool(true);
+                }
+            }
+        }
+    }
+    // What a request has besides is refused.
+    for name in requests {
+        if let Some(schema) = document["components"]["schemas"].get_mut(&name) {
+            close(schema);
+        }
+    }
+    document
+}
+
+/// Adds to a parameter what the types of Rust do not say.
+fn exact(parameter: &mut Value) {
+    let schema = match parameter["name"].as_str() {
+        Some("thread_id") => json!({ "type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$" }),
+        Some("limit") if parameter["schema"].get("maximum").is_none() => {
+            json!({ "type": "integer", "minimum": 1, "maximum": i64::MAX })
+        }
+        Some("offset") => json!({ "type": "integer", "minimum": 0, "maximum": i64::MAX }),
+        _ => return,
+    };
+    parameter["schema"] = schema;
+}
+
+/// The names of the schemas that a schema refers to.
+fn names_in(schema: &Value, names: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(map) => {
+            if let Some(name) = map.get("$ref").and_then(Value::as_str) {
+                names.extend(name.rsplit('/').next().map(str::to_owned));
+            }
+            map.values().for_each(|inner| names_in(inner, names));
+        }
+        Value::Array(list) => list.iter().for_each(|inner| names_in(inner, names)),
+        _ => {}
+    }
+}
+
+/// Refuses other fields in an object's schema.
+fn close(schema: &mut Value) {
+    if schema["type"] == "object"
+        && let Some(schema) = schema.as_object_mut()
+    {
+        schema.entry("additionalProperties").or_insert(Value::Bool(false));
+    }
 }

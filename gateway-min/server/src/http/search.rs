@@ -10,36 +10,57 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::Caller;
+use super::described;
 use super::error::{ApiError, OrApiError as _};
 use super::extract::ApiJson;
 use super::fields::{Fields, Flaw, FromFields, Problems};
 use super::schema::ErrorBody;
+use super::select::Select;
 use super::threads::Thread;
 use crate::app::App;
 use crate::auth::Principal;
-use threadkeep_records::{FilterProblem, MetadataFilter, ThreadQuery, ThreadRow, ThreadStatus};
+use threadkeep_records::{
+    FilterProblem, MetadataFilter, ThreadOrder, ThreadQuery, ThreadRow, ThreadSort, ThreadStatus,
+};
 
 const SEARCH_FAILED: &str = "Failed to search threads";
 /// The maximum number of threads in a response.
 const LIMIT_MAX: i64 = 1000;
 /// The default limit.
 const LIMIT_DEFAULT: u32 = 100;
+/// The fields of a thread.
+const THREAD_FIELDS: [&str; 7] =
+    ["thread_id", "status", "created_at", "updated_at", "metadata", "values", "interrupts"];
+const NO_EXTRACT: &str =
+    "'extract' is not supported: found threads come without their state; read it per thread";
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(search_threads)).routes(routes!(count_threads))
 }
 
-/// Which threads to find. Other fields are ignored.
+/// Which threads to find.
 #[derive(Debug, ToSchema)]
 struct ThreadFilter {
     /// Exact values of metadata keys: null, booleans, 64-bit integers, floats, strings.
-    #[schema(value_type = Object, required = false)]
+    #[schema(required = false, schema_with = described::metadata_filter)]
     metadata: Map<String, Value>,
     /// `idle`, `busy` (or `running`), `interrupted` or `error`: the stored status, of the last run.
     status: Option<String>,
     /// Only these threads.
     ids: Option<Vec<String>>,
+    /// Values of the state: only the `title` can be searched for.
+    #[schema(value_type = Option<TitleOnly>)]
+    values: Option<Option<String>>,
+}
+
+/// The part of a thread's values that can be searched for.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code, reason = "described, never built")]
+struct TitleOnly {
+    /// The whole title; null for threads without one.
+    #[schema(value_type = Option<String>, required = false)]
+    title: Option<String>,
 }
 
 impl FromFields for ThreadFilter {
@@ -50,8 +71,23 @@ impl FromFields for ThreadFilter {
             metadata: fields.field("metadata").nullable().object().unwrap_or_default(),
             status: fields.field("status").nullable().text(),
             ids: fields.field("ids").nullable().texts(),
+            values: values(fields),
         }
     }
+}
+
+/// The title to find: the one value that the records of threads have. Anything else would need every thread's state.
+fn values(fields: &mut Fields<'_>) -> Option<Option<String>> {
+    let mut values = fields.field("values").nullable().fields()?;
+    let named = values.peek("title").is_some();
+    let title = values.field("title").nullable().text();
+    for (name, value) in values.into_rest() {
+        let flaw = Flaw::unsupported(
+            "Threads can be searched by their metadata and their title, not by other values",
+        );
+        fields.refuse_in("values", &name, flaw, value);
+    }
+    named.then_some(title)
 }
 
 impl ThreadFilter {
@@ -67,7 +103,8 @@ impl ThreadFilter {
         };
         let metadata = metadata_filter(&self.metadata)?;
         let owner = caller.sees().map(str::to_owned);
-        Ok(Some(ThreadQuery { metadata, status, ids: self.ids, owner, ..ThreadQuery::default() }))
+        let ids = self.ids;
+        Ok(Some(ThreadQuery { metadata, status, ids, title: self.values, owner, ..ThreadQuery::default() }))
     }
 }
 
@@ -87,7 +124,7 @@ fn metadata_filter(metadata: &Map<String, Value>) -> Result<MetadataFilter, ApiE
     })
 }
 
-/// Which threads to find, and which page of them. Other fields are ignored.
+/// Which threads to find, and which page of them.
 #[derive(Debug, ToSchema)]
 struct ThreadSearch {
     #[schema(inline)]
@@ -99,6 +136,16 @@ struct ThreadSearch {
     /// Number of threads to skip.
     #[schema(required = false)]
     offset: u64,
+    /// What to sort by [default: pinned threads first, then the most recently changed].
+    #[schema(rename = "sort_by", value_type = Option<SortBy>)]
+    order: Option<ThreadOrder>,
+    /// The direction of `sort_by`; alone, that of `updated_at` [default: desc].
+    #[schema(value_type = Option<SortOrder>)]
+    #[allow(dead_code, reason = "described; read into the order")]
+    sort_order: (),
+    /// The fields to return of each thread [default: all].
+    #[schema(value_type = Option<Vec<ThreadField>>)]
+    select: Select,
 }
 
 impl FromFields for ThreadSearch {
@@ -111,24 +158,80 @@ impl FromFields for ThreadSearch {
             filter: ThreadFilter::from_fields(fields),
             limit: limit.and_then(|n| n.try_into().ok()).unwrap_or(LIMIT_DEFAULT),
             offset: offset.and_then(|n| n.try_into().ok()).unwrap_or(0),
+            order: order(fields),
+            sort_order: (),
+            select: {
+                fields.field("extract").unsupported(NO_EXTRACT);
+                Select::from_fields(fields, &THREAD_FIELDS)
+            },
         }
     }
 }
 
+fn order(fields: &mut Fields<'_>) -> Option<ThreadOrder> {
+    let by = fields.field("sort_by").nullable().one_of(&["thread_id", "status", "created_at", "updated_at"]);
+    let direction = fields.field("sort_order").nullable().one_of(&["asc", "desc"]);
+    let by = match by {
+        Some("thread_id") => ThreadSort::ThreadId,
+        Some("status") => ThreadSort::Status,
+        Some("created_at") => ThreadSort::CreatedAt,
+        Some(_) => ThreadSort::UpdatedAt,
+        // A direction alone is that of the default key.
+        None => direction.map(|_| ThreadSort::UpdatedAt)?,
+    };
+    Some(ThreadOrder { by, ascending: direction == Some("asc") })
+}
+
+/// What threads can be sorted by.
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "described, never built")]
+enum SortBy {
+    ThreadId,
+    Status,
+    CreatedAt,
+    UpdatedAt,
+}
+
+/// A direction.
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "described, never built")]
+pub(super) enum SortOrder {
+    Asc,
+    Desc,
+}
+
+/// A field of a thread.
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "described, never built")]
+enum ThreadField {
+    ThreadId,
+    Status,
+    CreatedAt,
+    UpdatedAt,
+    Metadata,
+    Values,
+    Interrupts,
+}
+
 /// Find threads: pinned ones first, then the most recently changed.
 #[utoipa::path(post, path = "/api/threads/search", tag = "threads", request_body = Option<ThreadSearch>,
-    responses((status = 200, description = "The threads, with their titles as values", body = Vec<Thread>),
+    responses((status = 200, description = "The threads, or the selected fields of them, with their titles as values",
+            body = Vec<Thread>),
         (status = 400, description = "A metadata key cannot be searched for", body = ErrorBody),
         (status = 422, description = "The request is not valid", body = ErrorBody)))]
 async fn search_threads(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
     ApiJson(body): ApiJson<ThreadSearch>,
-) -> Result<Json<Vec<Thread>>, ApiError> {
-    let Some(query) = body.filter.query(&caller)? else { return Ok(Json(Vec::new())) };
-    let query = ThreadQuery { limit: body.limit, offset: body.offset, ..query };
+) -> Result<Json<Vec<Value>>, ApiError> {
+    let ThreadSearch { filter, limit, offset, order, select, .. } = body;
+    let Some(query) = filter.query(&caller)? else { return Ok(Json(Vec::new())) };
+    let query = ThreadQuery { limit, offset, order, ..query };
     let rows = app.store.threads().search(&query).await.or_internal(SEARCH_FAILED)?;
-    Ok(Json(rows.into_iter().map(found).collect()))
+    select.of_each(rows.into_iter().map(found), SEARCH_FAILED).map(Json)
 }
 
 /// A thread with only its title in `values`.

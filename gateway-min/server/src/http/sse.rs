@@ -10,6 +10,7 @@ use futures::StreamExt;
 use serde_json::Value;
 use threadkeep::id::ThreadId;
 
+use crate::runs::request::StreamMode;
 use crate::streams::bridge::{Event, Frame, Gap, Subscription};
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -21,13 +22,38 @@ const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering
 /// (service reference, "Run routes").
 pub fn response(subscription: Subscription, thread: &ThreadId, run_id: &str) -> Response {
     let frames = subscription.map(|frame| Ok::<_, Infallible>(encode(&frame)));
+    streaming(run_headers(thread, run_id), Body::from_stream(frames))
+}
+
+/// As [`response`], with only the frames of these modes, and those of the run's beginning and end.
+pub(super) fn response_in(
+    modes: Vec<StreamMode>,
+    subscription: Subscription,
+    thread: &ThreadId,
+    run_id: &str,
+) -> Response {
+    let shown = move |frame: &Frame| match frame {
+        Frame::Event(event) => {
+            let name = event.name.split('|').next().unwrap_or_default();
+            matches!(name, "metadata" | "error") || modes.iter().any(|mode| mode.event() == name)
+        }
+        Frame::Gap(_) | Frame::Heartbeat | Frame::End => true,
+    };
+    let frames = subscription
+        .filter(move |frame| std::future::ready(shown(frame)))
+        .map(|frame| Ok::<_, Infallible>(encode(&frame)));
+    streaming(run_headers(thread, run_id), Body::from_stream(frames))
+}
+
+/// A response of server-sent events with these further headers.
+pub(super) fn streaming(further: HeaderMap, frames: Body) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (header::CONNECTION, HeaderValue::from_static("keep-alive")),
         (X_ACCEL_BUFFERING, HeaderValue::from_static("no")),
     ];
-    (headers, run_headers(thread, run_id), Body::from_stream(frames)).into_response()
+    (headers, further, frames).into_response()
 }
 
 /// The headers that identify the run of a response.
@@ -47,7 +73,8 @@ pub fn last_event_id(headers: &HeaderMap) -> Option<&str> {
     headers.get(LAST_EVENT_ID)?.to_str().ok()
 }
 
-fn encode(frame: &Frame) -> Bytes {
+/// The bytes of a frame.
+pub(super) fn encode(frame: &Frame) -> Bytes {
     match frame {
         Frame::Event(event) => encode_event(event),
         Frame::Gap(gap) => format!("event: gap\ndata: {}\n\n", gap_data(gap)).into(),
@@ -58,10 +85,18 @@ fn encode(frame: &Frame) -> Bytes {
 }
 
 fn encode_event(event: &Event) -> Bytes {
-    let Event { id, name, data } = event;
+    encode_named(&event.id.to_string(), event)
+}
+
+/// The bytes of an event among those of other runs.
+pub(super) fn encode_event_of(run_id: &str, event: &Event) -> Bytes {
+    encode_named(&format!("{}:{}", run_id.replace(['\r', '\n'], " "), event.id), event)
+}
+
+fn encode_named(id: &str, event: &Event) -> Bytes {
+    let Event { name, data, .. } = event;
     // Node names become part of event names; a line break would forge a field.
     let name = name.replace(['\r', '\n'], " ");
-    let id = id.to_string();
     let parts = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\nid: ", id.as_bytes(), b"\n\n"];
     parts.concat().into()
 }

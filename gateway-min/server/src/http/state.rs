@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -19,12 +19,14 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::described;
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
-use super::extract::{ApiJson, ApiPath, ThreadPath};
+use super::extract::{ApiJson, ApiPath, ApiQuery, ThreadPath, drained};
 use super::fields::{Fields, FromFields};
 use super::run_body::{SERVER_OWNED, selector};
 use super::schema::{ErrorBody, Gated};
+use super::select::Select;
 use super::threads::{absent, existing};
 use crate::app::App;
 use threadkeep_records::WriterKind;
@@ -35,10 +37,24 @@ const BUSY: &str = "Thread has a run in flight. Update state after the run finis
 /// The node recorded for an update that names none.
 const DEFAULT_NODE: &str = "manual_state_update";
 
+/// The fields of a state.
+pub(super) const STATE_FIELDS: [&str; 10] = [
+    "values",
+    "next",
+    "metadata",
+    "checkpoint",
+    "checkpoint_id",
+    "parent_checkpoint",
+    "parent_checkpoint_id",
+    "created_at",
+    "tasks",
+    "interrupts",
+];
+
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
-        .routes(routes!(get_state, update_state))
+        .routes(routes!(get_state, update_state, patch_state))
         .routes(routes!(get_state_at))
         .routes(routes!(get_state_by_selector))
 }
@@ -70,6 +86,23 @@ pub(crate) struct ThreadState {
     tasks: Vec<TaskState>,
     /// The questions of interrupted tasks.
     interrupts: Vec<Value>,
+}
+
+/// A field of a state.
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "described, never built")]
+pub(super) enum StateField {
+    Values,
+    Next,
+    Metadata,
+    Checkpoint,
+    CheckpointId,
+    ParentCheckpoint,
+    ParentCheckpointId,
+    CreatedAt,
+    Tasks,
+    Interrupts,
 }
 
 /// Names a checkpoint.
@@ -166,15 +199,31 @@ impl ThreadState {
     }
 }
 
+/// How to show a state.
+struct View {
+    select: Select,
+}
+
+impl FromFields for View {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        // Both are so: no graph here has a nested one with checkpoints of its own.
+        fields.field("subgraphs").nullable().flag();
+        Self { select: Select::from_fields(fields, &STATE_FIELDS) }
+    }
+}
+
 /// Read the state of a thread.
-#[utoipa::path(get, path = "/api/threads/{thread_id}/state", tag = "state", params(("thread_id" = String, Path)),
+#[utoipa::path(get, path = "/api/threads/{thread_id}/state", tag = "state",
+    params(("thread_id" = String, Path), ("subgraphs" = Option<bool>, Query), ("select" = inline(Option<Vec<StateField>>), Query)),
     responses((status = 200, description = "The state at the head", body = ThreadState),
         (status = 404, description = "The thread has no checkpoint", body = ErrorBody), Gated))]
 async fn get_state(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
-) -> Result<Json<ThreadState>, ApiError> {
-    read(&app, &thread_id, None).await.map(Json)
+    ApiQuery(View { select }): ApiQuery<View>,
+) -> Result<Json<Value>, ApiError> {
+    let state = read(&app, &thread_id, None).await?;
+    select.of(state, GET_FAILED).map(Json)
 }
 
 /// The path of a checkpoint.
@@ -192,29 +241,43 @@ impl FromFields for CheckpointPath {
 
 /// Read the state at a checkpoint.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/state/{checkpoint_id}", tag = "state",
-    params(("thread_id" = String, Path), ("checkpoint_id" = String, Path)),
+    params(("thread_id" = String, Path), ("checkpoint_id" = String, Path),
+        ("subgraphs" = Option<bool>, Query), ("select" = inline(Option<Vec<StateField>>), Query)),
     responses((status = 200, description = "The state", body = ThreadState),
         (status = 404, description = "No such thread or checkpoint", body = ErrorBody), Gated))]
 async fn get_state_at(
     State(app): State<Arc<App>>,
     ApiPath(CheckpointPath { thread_id, checkpoint_id }): ApiPath<CheckpointPath>,
-) -> Result<Json<ThreadState>, ApiError> {
-    read(&app, &thread_id, Some(Selected { checkpoint: None, id: Some(checkpoint_id) })).await.map(Json)
+    ApiQuery(View { select }): ApiQuery<View>,
+) -> Result<Json<Value>, ApiError> {
+    let selected = Selected { checkpoint: None, id: Some(checkpoint_id) };
+    let state = read(&app, &thread_id, Some(selected)).await?;
+    select.of(state, GET_FAILED).map(Json)
 }
 
-/// Which checkpoint to read. Other fields are ignored.
+/// Which checkpoint to read.
 #[derive(Debug, ToSchema)]
 struct ReadState {
     /// `{thread_id?, checkpoint_ns?, checkpoint_id?}`; without an id, the head.
-    #[schema(value_type = Option<Object>)]
+    #[schema(schema_with = described::checkpoint_or_null)]
     checkpoint: Option<Value>,
+    /// Either is so: no graph here has a nested one with checkpoints of its own.
+    #[allow(dead_code, reason = "described and checked only")]
+    subgraphs: Option<bool>,
+    /// The fields to return [default: all].
+    #[schema(value_type = Option<Vec<StateField>>)]
+    select: Select,
 }
 
 impl FromFields for ReadState {
     const BODY_OPTIONAL: bool = true;
 
     fn from_fields(fields: &mut Fields<'_>) -> Self {
-        Self { checkpoint: fields.field("checkpoint").nullable().any() }
+        Self {
+            checkpoint: fields.field("checkpoint").nullable().any(),
+            subgraphs: fields.field("subgraphs").nullable().flag(),
+            select: Select::from_fields(fields, &STATE_FIELDS),
+        }
     }
 }
 
@@ -227,9 +290,10 @@ impl FromFields for ReadState {
 async fn get_state_by_selector(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
-    ApiJson(ReadState { checkpoint }): ApiJson<ReadState>,
-) -> Result<Json<ThreadState>, ApiError> {
-    read(&app, &thread_id, Some(Selected { checkpoint, id: None })).await.map(Json)
+    ApiJson(ReadState { checkpoint, select, .. }): ApiJson<ReadState>,
+) -> Result<Json<Value>, ApiError> {
+    let state = read(&app, &thread_id, Some(Selected { checkpoint, id: None })).await?;
+    select.of(state, GET_FAILED).map(Json)
 }
 
 /// How a request selects a checkpoint: an object, whose id takes precedence, or an id.
@@ -259,20 +323,20 @@ async fn read(app: &App, thread: &ThreadId, selected: Option<Selected>) -> Resul
     ThreadState::of(&state.map_err(engine)?.ok_or_else(missing)?).map_err(engine)
 }
 
-fn checkpoint_absent(id: CheckpointId) -> ApiError {
+pub(super) fn checkpoint_absent(id: CheckpointId) -> ApiError {
     ApiError::not_found(format!("Checkpoint {id} not found"))
 }
 
-/// What to write. Other fields are ignored.
+/// What to write.
 #[derive(Debug, ToSchema)]
 struct UpdateState {
     /// Channel values, which replace the current ones.
-    #[schema(value_type = Option<Object>)]
+    #[schema(schema_with = described::state_values_or_null)]
     values: Option<Map<String, Value>>,
     /// The checkpoint to write on [default: the head]. An older one creates a fork, which becomes the head.
     checkpoint_id: Option<String>,
     /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`, whose id takes precedence.
-    #[schema(value_type = Option<Object>)]
+    #[schema(schema_with = described::root_checkpoint_or_null)]
     checkpoint: Option<Value>,
     /// The node to record as the writer.
     as_node: Option<String>,
@@ -321,6 +385,17 @@ async fn update_state(
         .map(Json)
 }
 
+/// Not supported: the metadata of a checkpoint never changes.
+#[utoipa::path(patch, path = "/api/threads/{thread_id}/state", tag = "state", params(("thread_id" = String, Path)),
+    responses((status = 501, description = "Not supported", body = ErrorBody)))]
+async fn patch_state(request: Request) -> ApiError {
+    drained(request.into_body()).await;
+    ApiError::new(
+        StatusCode::NOT_IMPLEMENTED,
+        "The metadata of a checkpoint cannot be changed; change the metadata of the thread instead",
+    )
+}
+
 /// Removes what only the gateway may note on a message, unless the thread already has the message with the same note: a
 /// client may write back what it has read, but not claim that a message belongs to a run.
 async fn remove_forged_stamps(
@@ -357,15 +432,7 @@ async fn remove_forged_stamps(
 
 /// The writes of an update: each replaces the channel's value, whatever its reducer.
 fn writes(accessor: &StateAccessor, values: Map<String, Value>) -> Result<Vec<Write>, ApiError> {
-    let table = accessor.table();
-    let unknown: Vec<&str> = values
-        .keys()
-        .filter(|name| table.behaviour(&name.as_str().into()).is_none())
-        .map(String::as_str)
-        .collect();
-    if !unknown.is_empty() {
-        return Err(unprocessable(format!("Unknown thread-state field(s): {}", sorted(unknown).join(", "))));
-    }
+    known_channels(accessor, &values)?;
     let write = |(name, value): (String, Value)| {
         replacement(accessor, &name, value)
             .map_err(|error| unprocessable(format!("Invalid value for thread-state field '{name}': {error}")))
@@ -373,12 +440,21 @@ fn writes(accessor: &StateAccessor, values: Map<String, Value>) -> Result<Vec<Wr
     values.into_iter().map(write).collect()
 }
 
-fn sorted(mut names: Vec<&str>) -> Vec<&str> {
-    names.sort_unstable();
-    names
+/// Checks that the state has all of these channels.
+///
+/// # Errors
+/// 422 with the names of the others.
+pub(super) fn known_channels(accessor: &StateAccessor, values: &Map<String, Value>) -> Result<(), ApiError> {
+    let is_unknown = |name: &&String| accessor.table().behaviour(&name.as_str().into()).is_none();
+    let mut unknown: Vec<&str> = values.keys().filter(is_unknown).map(String::as_str).collect();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    unknown.sort_unstable();
+    Err(unprocessable(format!("Unknown thread-state field(s): {}", unknown.join(", "))))
 }
 
-fn unprocessable(text: String) -> ApiError {
+pub(super) fn unprocessable(text: String) -> ApiError {
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, text)
 }
 

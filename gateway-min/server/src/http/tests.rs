@@ -113,7 +113,7 @@ impl Gateway {
     }
 
     async fn page(&self) -> Page {
-        let body = ReadHistory { limit: 10, before: None, metadata: Map::new() };
+        let body = ReadHistory::newest(10);
         page(&self.app, &self.thread, body).await.unwrap()
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use threadkeep::Error;
@@ -23,13 +24,16 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::assistants;
 use super::auth::Caller;
 use super::branches::{PARENTAGE_KEYS, SIDECAR_KEY};
+use super::described::{self, AssistantName};
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, FromFields, Pattern};
 use super::schema::{ErrorBody, Gated};
+use super::supersteps::{self, PlannedStep, Superstep, SuperstepBody};
 use crate::app::App;
 use crate::auth::Principal;
 use threadkeep_records::{
@@ -39,6 +43,11 @@ use threadkeep_records::{
 const CREATE_FAILED: &str = "Failed to create thread";
 const GET_FAILED: &str = "Failed to get thread";
 const UPDATE_FAILED: &str = "Failed to update thread";
+const NO_TTL: &str =
+    "'ttl' is not supported: threads do not expire; delete them when they are no longer needed";
+/// The header, and its value, with which a client wants no body.
+const PREFER: &str = "prefer";
+const MINIMAL: &str = "return=minimal";
 
 /// The prefix of the gateway's own metadata keys.
 pub(super) const OWN_PREFIX: &str = "svc_";
@@ -130,19 +139,33 @@ pub(super) fn absent(thread: &ThreadId) -> ApiError {
     ApiError::not_found(format!("Thread {thread} not found"))
 }
 
-/// A thread to create. Other fields are ignored.
+/// A thread to create.
 #[derive(Debug, ToSchema)]
 struct CreateThread {
     /// Its id [default: a new UUID].
     #[schema(pattern = "^[A-Za-z0-9_-]{1,64}$")]
     thread_id: Option<String>,
     /// Its agent.
+    #[schema(value_type = Option<AssistantName>)]
     assistant_id: Option<String>,
     /// Its metadata.
-    #[schema(value_type = Object, required = false)]
+    #[schema(required = false, schema_with = described::object_or_null)]
     metadata: Map<String, Value>,
     /// `raise` refuses an existing thread; otherwise that thread is returned.
-    if_exists: Option<String>,
+    #[schema(value_type = Option<IfExists>)]
+    if_exists: Option<&'static str>,
+    /// The supersteps that make its state, oldest first: each is a checkpoint. Only for a new thread.
+    #[schema(value_type = Option<Vec<SuperstepBody>>)]
+    supersteps: Vec<Superstep>,
+}
+
+/// What to do if a thread exists.
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "described, never built")]
+enum IfExists {
+    Raise,
+    DoNothing,
 }
 
 impl FromFields for CreateThread {
@@ -151,9 +174,13 @@ impl FromFields for CreateThread {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
         Self {
             thread_id: fields.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID),
-            assistant_id: fields.field("assistant_id").nullable().text(),
+            assistant_id: assistants::named(fields, "assistant_id"),
             metadata: thread_metadata(fields, &[PINNED_KEY, SIDECAR_KEY]),
-            if_exists: fields.field("if_exists").nullable().text(),
+            if_exists: fields.field("if_exists").nullable().one_of(&["raise", "do_nothing"]),
+            supersteps: {
+                fields.field("ttl").unsupported(NO_TTL);
+                fields.field("supersteps").nullable().items(Superstep::from_fields).unwrap_or_default()
+            },
         }
     }
 }
@@ -180,20 +207,22 @@ async fn create_thread(
     Caller(caller): Caller,
     ApiJson(body): ApiJson<CreateThread>,
 ) -> Result<Json<Thread>, ApiError> {
-    let raise = body.if_exists.as_deref() == Some("raise");
+    let raise = body.if_exists == Some("raise");
     let thread = ThreadId::from(body.thread_id.unwrap_or_else(|| Uuid::new_v4().to_string()));
     let known = app.store.threads().get(thread.as_str(), None).await;
     if let Some(row) = known.or_internal(CREATE_FAILED)? {
         if !row.visible_to(caller.sees()) {
             return Err(absent(&thread));
         }
-        if raise {
+        // Its state is not made of these supersteps.
+        if raise || (!body.supersteps.is_empty() && body.if_exists.is_none()) {
             return Err(exists(&thread));
         }
         if has_checkpoint(&app, &thread, CREATE_FAILED).await? {
             return Ok(Json(row.into()));
         }
     }
+    let steps = supersteps::planned(app.threads.accessor(), body.supersteps)?;
     let new = NewThread {
         thread_id: thread.to_string(),
         assistant_id: body.assistant_id,
@@ -203,7 +232,9 @@ async fn create_thread(
     };
     let busy =
         RecordsError::Conflict { thread_id: thread.to_string(), holder: OperationKind::CheckpointWrite };
-    let work = create(Arc::clone(&app), thread.clone(), new, raise, caller.clone());
+    let if_exists = if steps.is_empty() { body.if_exists } else { body.if_exists.or(Some("raise")) };
+    let raise = if_exists == Some("raise");
+    let work = create(Arc::clone(&app), thread.clone(), new, raise, steps, caller.clone());
     let created = exclusively(
         &app.threads,
         &thread,
@@ -229,8 +260,12 @@ async fn create(
     thread: ThreadId,
     new: NewThread,
     raise: bool,
+    steps: Vec<PlannedStep>,
     caller: Principal,
 ) -> Result<ThreadRow, ApiError> {
+    if !steps.is_empty() {
+        return create_with(&app, &thread, new, raise, steps, &caller).await;
+    }
     let created = app.store.threads().create(new).await.or_internal(CREATE_FAILED)?;
     if !created.row.visible_to(caller.sees()) {
         return Err(absent(&thread));
@@ -249,6 +284,28 @@ async fn create(
             Err(error) => return Err(ApiError::from_engine(&thread, CREATE_FAILED, &error)),
         }
     }
+    Ok(created.row)
+}
+
+/// Creates the thread with the state that the supersteps make. The record is last: a creation that stopped half-way left a
+/// thread without one, and repeating it is refused instead of taking that state for the whole.
+async fn create_with(
+    app: &App,
+    thread: &ThreadId,
+    mut new: NewThread,
+    raise: bool,
+    steps: Vec<PlannedStep>,
+    caller: &Principal,
+) -> Result<ThreadRow, ApiError> {
+    let row = app.store.threads().get(thread.as_str(), None).await.or_internal(CREATE_FAILED)?;
+    match row {
+        Some(row) if !row.visible_to(caller.sees()) => return Err(absent(thread)),
+        Some(row) if !raise => return Ok(row),
+        None if !has_checkpoint(app, thread, CREATE_FAILED).await? => {}
+        _ => return Err(exists(thread)),
+    }
+    new.display_name = supersteps::write(app.threads.accessor(), thread, steps).await?;
+    let created = app.store.threads().create(new).await.or_internal(CREATE_FAILED)?;
     Ok(created.row)
 }
 
@@ -356,16 +413,17 @@ fn stored_time(value: &Value) -> Option<String> {
     }
 }
 
-/// What to change of a thread. Other fields are ignored.
+/// What to change of a thread.
 #[derive(Debug, ToSchema)]
 struct PatchThread {
     /// Merged into the existing metadata, key by key.
-    #[schema(value_type = Object, required = false)]
+    #[schema(required = false, schema_with = described::object_or_null)]
     metadata: Map<String, Value>,
 }
 
 impl FromFields for PatchThread {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
+        fields.field("ttl").unsupported(NO_TTL);
         Self { metadata: thread_metadata(fields, &[PINNED_KEY]) }
     }
 }
@@ -374,17 +432,22 @@ impl FromFields for PatchThread {
 #[utoipa::path(patch, path = "/api/threads/{thread_id}", tag = "threads", params(("thread_id" = String, Path)),
     request_body = PatchThread,
     responses((status = 200, description = "The thread", body = Thread),
+        (status = 204, description = "Changed; the client wanted no body (`Prefer: return=minimal`)"),
         (status = 404, description = "No such thread", body = ErrorBody)))]
 async fn patch_thread(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    headers: HeaderMap,
     ApiJson(body): ApiJson<PatchThread>,
-) -> Result<Json<Thread>, ApiError> {
+) -> Result<Response, ApiError> {
     let row = app.store.threads().patch_metadata(thread_id.as_str(), caller.sees(), body.metadata).await;
-    row.map(|row| Json(row.into())).map_err(|error| {
+    let row = row.map_err(|error| {
         if error.is_not_found() { absent(&thread_id) } else { ApiError::internal(UPDATE_FAILED, &error) }
-    })
+    })?;
+    let minimal = headers.get_all(PREFER).iter().any(|value| value.as_bytes() == MINIMAL.as_bytes());
+    let thread = || Json(Thread::from(row)).into_response();
+    Ok(if minimal { StatusCode::NO_CONTENT.into_response() } else { thread() })
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ impl Runs {
         if let Some(selected) = &request.checkpoint {
             self.check_selected(selected).await?;
         }
-        if let RunInput::Resume(resume) = &request.input {
+        if let Some(resume) = request.input.resume() {
             self.check_resume(thread_id, request.checkpoint.as_ref(), resume).await?;
         }
         self.seed_feed(thread_id).await?;
@@ -172,6 +172,7 @@ impl Runs {
             }
         };
         let stream = self.streams.subscribe(&run_id);
+        self.streams.announce();
         let metadata = checkpoint_metadata(&run_id, &request);
         let spec = RunSpec {
             run_id,
@@ -192,11 +193,15 @@ impl Runs {
             metadata: metadata.clone(),
         };
         let publisher = Arc::new(publisher);
+        let mut shown = metadata;
+        if !request.config.tags.is_empty() {
+            shown.insert("tags".to_owned(), json!(request.config.tags));
+        }
         let frames = Frames::new(
             (Arc::clone(&publisher), self.streams.rendered()),
             request.options.stream_modes,
             &thread_id,
-            metadata,
+            shown,
         );
         worker::start(self, spec, publisher, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;

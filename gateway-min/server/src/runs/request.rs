@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::NodeName;
 use threadkeep_agent::{Durability, Interrupts};
 
 use threadkeep_records::MultitaskStrategy;
@@ -50,8 +51,32 @@ pub enum RunInput {
     /// question to the user it becomes the next human message; at a breakpoint it is stored as a pending write and the
     /// run continues; if nothing waits, the run is refused.
     Resume(Resume),
+    /// `command.update` and `command.goto`: a change of the state, before the run continues.
+    Change(Change),
     /// Nothing: the run continues from the checkpoint.
     Continue,
+}
+
+impl RunInput {
+    /// The answer in it.
+    pub(crate) fn resume(&self) -> Option<&Resume> {
+        match self {
+            Self::Resume(resume) => Some(resume),
+            Self::Change(change) => change.resume.as_ref(),
+            Self::Values(_) | Self::Continue => None,
+        }
+    }
+}
+
+/// A change of the state, and where the run continues.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// Writes to the channels of the thread. The messages among them are normalised and have ids.
+    pub update: Map<String, Value>,
+    /// The node to continue with: `None` for those that the thread has next, `Some(None)` to end.
+    pub goto: Option<Option<NodeName>>,
+    /// The answer, if the command has one too.
+    pub resume: Option<Resume>,
 }
 
 /// A resume value; never null.
@@ -72,6 +97,8 @@ pub struct RunConfig {
     pub context: Map<String, Value>,
     /// Entries for checkpoint metadata.
     pub metadata: Map<String, Value>,
+    /// Words for those who follow the run: part of the metadata of its message frames.
+    pub tags: Vec<String>,
     /// The maximum number of supersteps, at least 1.
     pub recursion_limit: u64,
 }

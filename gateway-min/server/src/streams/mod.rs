@@ -7,6 +7,8 @@ mod relay;
 use std::sync::Arc;
 
 use chrono::Utc;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio_util::task::TaskTracker;
 
 use self::bridge::{Publisher, StreamBridge, Subscription};
@@ -22,6 +24,8 @@ pub(crate) struct Streams {
     rendered: Arc<Rendered>,
     /// Relays streams to other processes.
     background: TaskTracker,
+    /// Tells those who follow a thread that a run was created.
+    created: Notify,
 }
 
 impl Streams {
@@ -31,12 +35,22 @@ impl Streams {
         bridge: StreamBridge,
         background: TaskTracker,
     ) -> Self {
-        Self { store, threads, bridge, rendered: Arc::default(), background }
+        Self { store, threads, bridge, rendered: Arc::default(), background, created: Notify::new() }
     }
 
     /// What renders the states in frames.
     pub(crate) fn rendered(&self) -> Arc<Rendered> {
         Arc::clone(&self.rendered)
+    }
+
+    /// Announces a run of this process, once its row exists.
+    pub(crate) fn announce(&self) {
+        self.created.notify_waiters();
+    }
+
+    /// Waits for the next announcement.
+    pub(crate) fn announced(&self) -> Notified<'_> {
+        self.created.notified()
     }
 
     /// Starts the stream of a run of this process.

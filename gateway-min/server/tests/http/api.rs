@@ -86,7 +86,8 @@ async fn every_described_operation_has_a_name_of_its_own_and_a_summary() {
 async fn every_described_operation_answers_under_both_prefixes() {
     let gateway = Setup::default().start().await;
     let document = gateway.get("/openapi.json").await.ok();
-    for (method, path, _) in operations(&document) {
+    for (method, path, operation) in operations(&document) {
+        let path = path.replace("{cron_id}", "none").replace("{namespace}", "none");
         let path = path.replace("{thread_id}", "none").replace("{run_id}", "none").replace("{name}", "none");
         let path = path.replace("{checkpoint_id}", "none").replace("{assistant_id}", "none");
         let body = (method == Method::POST || method == Method::PATCH)
@@ -95,7 +96,10 @@ async fn every_described_operation_answers_under_both_prefixes() {
         let place = format!("{method} {path}: {} {}", direct.status, direct.body);
         assert_ne!(direct.status, 405, "{place}");
         assert_ne!(direct.body["detail"], "Not Found", "{place}");
-        assert!(direct.status < 500, "{place}");
+        assert!(
+            direct.status < 500 || (direct.status == 501 && operation["responses"]["501"].is_object()),
+            "{place}"
+        );
         let Some(rest) = path.strip_prefix("/api/") else { continue };
         let proxied = gateway.call(method, &format!("/api/langgraph/{rest}"), body).await;
         assert_eq!((proxied.status, &proxied.body), (direct.status, &direct.body), "{place}");

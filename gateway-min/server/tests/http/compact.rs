@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 
-use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, question, texts};
+use crate::support::{ALL, Answer, Gateway, MODES, Setup, id, texts};
 
 fn setup(backend: &'static str, mode: &'static str, summarization: Value) -> Setup {
     let script = json!({"rules": [
@@ -130,9 +130,7 @@ async fn a_run_behind_a_compaction_is_rolled_back_to_what_the_compaction_left() 
         let gateway = Setup { script, ..setup }.start().await;
         gateway.create("t").await;
         for text in ["one", "two"] {
-            let mut body = question(text);
-            body["assistant_id"] = json!("writer");
-            gateway.post("/api/threads/t/runs/wait", body).await.ok();
+            gateway.ask_as("t", "writer", text).await;
         }
         gateway
             .post("/api/threads/t/state", json!({"values": {"artifacts": ["x"], "todos": ["y"]}}))

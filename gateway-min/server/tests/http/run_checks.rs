@@ -42,7 +42,7 @@ async fn a_malformed_body_is_422_with_the_problem_on_every_route_and_changes_not
     let strategies = "Input should be 'reject', 'rollback', 'interrupt' or 'enqueue'".to_owned();
     let cases = [
         ("durabilty", json!("sync"), "extra_forbidden", "Extra inputs are not permitted".to_owned()),
-        ("strict_resume", json!(true), "extra_forbidden", "Extra inputs are not permitted".to_owned()),
+        ("strict_resume", json!(false), "unsupported_run_option", unsupported("strict_resume")),
         ("webhook", json!("https://a.example"), "unsupported_run_option", unsupported("webhook")),
         ("after_seconds", json!(3), "unsupported_run_option", unsupported("after_seconds")),
         ("feedback_keys", json!(["a"]), "unsupported_run_option", unsupported("feedback_keys")),

@@ -302,13 +302,9 @@ async fn what_is_restored_keeps_the_agent_that_it_belongs_to() {
     for mode in MODES {
         let name = format!("from-binding-{mode}");
         let gateway = started(setup("sqlite", mode, &name)).await;
-        let with_agent = |agent: &str, mut body: Value| {
-            body["assistant_id"] = json!(agent);
-            body
-        };
-        run(&gateway, with_agent("writer", question("one"))).await;
+        gateway.ask_as("t", "writer", "one").await;
         let selected = gateway.state("t").await;
-        run(&gateway, with_agent("critic", question("two"))).await;
+        gateway.ask_as("t", "critic", "two").await;
         let (head, before) = (gateway.state("t").await, gateway.history("t").await.len());
         assert_eq!(head["metadata"]["svc_agent_name"], "critic");
         let record = gateway.post("/api/threads/t/runs", from(&selected, question("wait"))).await.ok();

@@ -43,7 +43,9 @@ async fn metadata_matches_exactly_by_type_and_the_count_agrees() {
     assert_eq!(found(&gateway, json!({"metadata": {"k": "1", "other": "y"}})).await, Vec::<String>::new());
     for (body, count) in [
         (json!({}), 6),
-        (json!({"metadata": null, "values": {"x": 1}}), 6),
+        (json!({"metadata": null, "values": {}}), 6),
+        (json!({"values": {"title": null}}), 6),
+        (json!({"values": {"title": "x"}}), 0),
         (json!({"metadata": {"k": 2}}), 0),
         (json!({"status": "idle"}), 6),
         (json!({"status": "busy"}), 0),
@@ -100,9 +102,21 @@ async fn pages_have_bounds_and_follow_each_other_last_updated_first() {
     assert_eq!(found(&gateway, json!({"limit": 2, "offset": 4})).await, ["c"]);
     assert_eq!(found(&gateway, json!({"ids": ["c", "a", "none"]})).await, ["a", "c"]);
     assert_eq!(found(&gateway, json!({"ids": []})).await, Vec::<String>::new());
-    let extras =
-        json!({"sort_by": "created_at", "sort_order": "asc", "select": ["thread_id"], "extract": {}});
-    assert_eq!(found(&gateway, extras).await.len(), 5, "fields of newer clients are ignored");
+    for (by, ascending) in [
+        ("created_at", ["a", "b", "c", "d", "e"]),
+        ("thread_id", ["a", "b", "c", "d", "e"]),
+        ("updated_at", ["a", "c", "d", "e", "b"]),
+        ("status", ["a", "b", "c", "d", "e"]),
+    ] {
+        let sorted = async |order: Value| found(&gateway, json!({"sort_by": by, "sort_order": order})).await;
+        assert_eq!(sorted(json!("asc")).await, ascending, "{by}");
+        let mut descending = ascending;
+        descending.reverse();
+        for order in [json!("desc"), json!(null)] {
+            assert_eq!(sorted(order).await, descending, "{by}");
+        }
+    }
+    assert_eq!(found(&gateway, json!({"sort_order": "asc"})).await, ["a", "c", "d", "e", "b"]);
 }
 
 #[tokio::test]

@@ -3,11 +3,7 @@
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 
-use crate::support::{ALL, Gateway, MODES, Setup, id, question, texts};
-
-fn says(kind: &str, id: &str, text: &str) -> Value {
-    json!({"type": kind, "id": id, "content": text})
-}
+use crate::support::{ALL, Gateway, MODES, Setup, id, says, texts};
 
 async fn update(gateway: &Gateway, body: Value) -> Value {
     gateway.post("/api/threads/t/state", body).await.ok()
@@ -255,9 +251,7 @@ async fn a_checkpoint_keeps_the_agent_that_it_belongs_to() {
         let gateway = Setup::on("memory", mode).start().await;
         gateway.create("t").await;
         let as_agent = async |agent: &str| {
-            let mut body = question("hello");
-            body["assistant_id"] = json!(agent);
-            gateway.post("/api/threads/t/runs/wait", body).await.ok();
+            gateway.ask_as("t", agent, "hello").await;
             gateway.state("t").await
         };
         let first = as_agent("first_agent").await;

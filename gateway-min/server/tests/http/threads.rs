@@ -35,7 +35,7 @@ async fn a_thread_is_created_without_a_body_with_an_id_and_with_metadata() {
         let body = json!({
             "thread_id": "t_-9", "assistant_id": "lead_agent",
             "metadata": {"a": 1, "owner_id": "x", "user_id": "y", "nested": {"b": [2]}},
-            "ttl": 5, "supersteps": [], "graph_id": "g",
+            "ttl": null, "supersteps": [],
         });
         let thread = gateway.post("/api/threads", body).await.ok();
         assert_eq!(thread["thread_id"], "t_-9");

@@ -267,6 +267,11 @@ impl Gateway {
         place.rsplit_once('/').unwrap().1.to_owned()
     }
 
+    /// Runs a turn of another agent that asks `text`, and waits for its last write.
+    pub(crate) async fn ask_as(&self, thread: &str, agent: &str, text: &str) {
+        threadkeep_gateway::testing::turn_of(&self.app, thread, agent, text).await.unwrap();
+    }
+
     /// Starts a background run; returns its id.
     pub(crate) async fn start_run(&self, thread: &str, text: &str) -> String {
         let run = self.post(&format!("/api/threads/{thread}/runs"), question(text)).await.ok();
@@ -339,6 +344,11 @@ pub(crate) async fn connect(file: &Path) -> SqliteConnection {
 /// The body of a run create request that asks `text`.
 pub(crate) fn question(text: &str) -> Value {
     json!({"input": {"messages": [{"role": "user", "content": text}]}})
+}
+
+/// A message.
+pub(crate) fn says(kind: &str, id: &str, text: &str) -> Value {
+    json!({"type": kind, "id": id, "content": text})
 }
 
 /// The contents of the messages of a state or history entry.

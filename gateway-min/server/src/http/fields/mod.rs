@@ -21,7 +21,7 @@ pub trait FromFields: Sized {
     const BODY_OPTIONAL: bool = false;
 
     /// Reads the fields. The replacement for a refused field does not matter: if any problem was reported, the value is
-    /// discarded.
+    /// discarded. Fields that are left are refused: nothing that a client sends is dropped.
     fn from_fields(fields: &mut Fields<'_>) -> Self;
 }
 
@@ -56,9 +56,31 @@ impl<'p> Fields<'p> {
         Field::new(self.values.remove(name), loc, self.problems)
     }
 
+    /// Renames every field by `name`. A field that then meets another one of that name is dropped if it is the same value
+    /// again, and else keeps its name.
+    pub fn rename(&mut self, name: impl Fn(&str) -> String) {
+        let sent = std::mem::take(&mut self.values).into_iter();
+        let (renamed, kept): (Vec<_>, Vec<_>) = sent.partition(|(sent, _)| name(sent) != *sent);
+        self.values.extend(kept);
+        for (sent, value) in renamed {
+            let name = name(&sent);
+            match self.values.get(&name) {
+                Some(same) if *same == value => {}
+                Some(_) => _ = self.values.insert(sent, value),
+                None => _ = self.values.insert(name, value),
+            }
+        }
+    }
+
     /// Reports a flaw of a taken field.
     pub fn refuse(&mut self, name: &str, flaw: Flaw, input: Value) {
         let loc = self.loc.iter().cloned().chain([name.into()]).collect();
+        self.problems.add(loc, flaw, input);
+    }
+
+    /// Reports a flaw of a field of the taken object `within`.
+    pub fn refuse_in(&mut self, within: &str, name: &str, flaw: Flaw, input: Value) {
+        let loc = self.loc.iter().cloned().chain([within.into(), name.into()]).collect();
         self.problems.add(loc, flaw, input);
     }
 

@@ -63,6 +63,17 @@ impl Flaw {
         Self::new("missing", "Field required")
     }
 
+    /// A field for what the gateway does not do, with the sentence that says so.
+    pub fn unsupported(sentence: &str) -> Self {
+        Self::new("unsupported", sentence)
+    }
+
+    /// A list with too many items.
+    pub fn too_long(max: usize, found: usize) -> Self {
+        let msg = format!("List should have at most {max} items, not {found}");
+        Self::with("too_long", msg, json!({"max_length": max, "actual_length": found}))
+    }
+
     /// A field unknown to the route.
     pub fn extra_forbidden() -> Self {
         Self::new("extra_forbidden", "Extra inputs are not permitted")

@@ -43,6 +43,11 @@ impl<'p> Field<'p> {
         self.value.as_ref().is_some_and(Value::is_string)
     }
 
+    /// Whether the field is a string of which this is true.
+    pub fn is_text_of(&self, is: impl FnOnce(&str) -> bool) -> bool {
+        self.value.as_ref().and_then(Value::as_str).is_some_and(is)
+    }
+
     /// The value converted by `read`; reports the flaw that it returns.
     pub fn read<T>(self, read: impl FnOnce(Value) -> Read<T>) -> Option<T> {
         match read(self.value?) {
@@ -124,7 +129,48 @@ impl<'p> Field<'p> {
     }
 
     /// A list of strings. Any other item is reported at its index.
+    #[allow(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is not general over the lifetime"
+    )]
     pub fn texts(self) -> Option<Vec<String>> {
+        self.each(|item| item.text())
+    }
+
+    /// A list of these strings. Any other item is reported at its index.
+    pub fn each_of(self, allowed: &[&'static str]) -> Option<Vec<&'static str>> {
+        self.each(|item| item.one_of(allowed))
+    }
+
+    /// A list of objects, each read by `read`. A field that it does not take is refused.
+    pub fn items<T>(self, mut read: impl FnMut(&mut Fields<'_>) -> T) -> Option<Vec<T>> {
+        self.each(|item| {
+            let mut fields = item.fields()?;
+            let value = read(&mut fields);
+            fields.deny_others();
+            Some(value)
+        })
+    }
+
+    /// A list, in the forms that a query has for it: the parameter repeated, one name, names separated by commas, or the
+    /// JSON of a list. A body has one form.
+    pub fn listed(mut self) -> Self {
+        if self.loc.first() == Some(&Loc::from("query"))
+            && let Some(Value::String(text)) = &self.value
+        {
+            let list = match threadkeep::json::from_slice(text.as_bytes()) {
+                // What a client sends for none.
+                _ if text.is_empty() => Value::Array(Vec::new()),
+                Ok(list @ Value::Array(_)) => list,
+                _ => text.split(',').map(Value::from).collect(),
+            };
+            self.value = Some(list);
+        }
+        self
+    }
+
+    /// A list whose items are read by `read`.
+    fn each<T>(self, mut read: impl FnMut(Field<'_>) -> Option<T>) -> Option<Vec<T>> {
         let list = match self.value? {
             Value::Array(list) => list,
             other => {
@@ -133,12 +179,17 @@ impl<'p> Field<'p> {
                 return None;
             }
         };
-        let mut texts = Vec::with_capacity(list.len());
+        let mut items = Vec::with_capacity(list.len());
         for (index, value) in list.into_iter().enumerate() {
             let loc = self.loc.iter().cloned().chain([index.into()]).collect();
-            texts.extend(Field::new(Some(value), loc, self.problems).text());
+            items.extend(read(Field::new(Some(value), loc, self.problems)));
         }
-        Some(texts)
+        Some(items)
+    }
+
+    /// Nothing but null: what the gateway does not do, with the sentence that says so.
+    pub fn unsupported(self, sentence: &str) {
+        let _: Option<()> = self.nullable().read(|value| Err((Flaw::unsupported(sentence), value)));
     }
 }
 

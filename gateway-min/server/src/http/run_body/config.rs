@@ -78,6 +78,8 @@ impl SentConfig {
             context = config.field("context").nullable().object().unwrap_or_default();
             sent.config.metadata = allowed(config.field("metadata").nullable().object().unwrap_or_default());
             sent.recursion_limit = config.field("recursion_limit").any().unwrap_or_default();
+            sent.config.tags = config.field("tags").nullable().texts().unwrap_or_default();
+            config.deny_others();
         }
         let further = fields.field("context").nullable().object().unwrap_or_default();
         sent.take_context(context, &further);

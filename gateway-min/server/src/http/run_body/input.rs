@@ -5,31 +5,49 @@ use threadkeep::channel::{MESSAGES_CHANNEL, normalize_message};
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{IdSource, Namespace, ThreadId};
 
+use super::Command;
 use crate::http::error::ApiError;
-use crate::runs::request::{Resume, RunInput};
+use crate::runs::request::{Change, Resume, RunInput};
 
 /// Keys of a message's `additional_kwargs` that only the gateway sets: the run that a message belongs to, and its
 /// position in the event feed.
 pub(in crate::http) const SERVER_OWNED: [&str; 2] = ["run_id", "svc_seq"];
 
 impl RunInput {
-    /// The start of a run. A command with an answer replaces the input; other commands are ignored.
+    /// The start of a run: its input, or its command, which has no input beside it.
     pub(super) fn new(
         input: Option<Map<String, Value>>,
-        command: Option<Map<String, Value>>,
+        command: Command,
         ids: &IdSource,
     ) -> Result<Self, ApiError> {
-        match command.and_then(|mut command| command.remove("resume")) {
-            None => {}
-            Some(Value::Null) => return Ok(Self::Continue),
-            Some(value) => return Ok(Self::Resume(Resume { messages: answer(&value, ids)?, value })),
+        let Command { update, goto, resume } = command;
+        let resume = resume.filter(|value| !value.is_null());
+        let resume = match resume {
+            Some(value) => Some(Resume { messages: answer(&value, ids)?, value }),
+            None => None,
+        };
+        if update.is_some() || goto.is_some() {
+            let update = normalised("command.update.messages", update.unwrap_or_default(), ids)?;
+            return Ok(Self::Change(Change { update, goto, resume }));
         }
-        let Some(mut input) = input else { return Ok(Self::Continue) };
-        if let Some(sent) = input.remove(MESSAGES_CHANNEL).filter(|sent| !sent.is_null()) {
-            input.insert(MESSAGES_CHANNEL.to_owned(), messages("input.messages", sent, ids)?.into());
+        if let Some(resume) = resume {
+            return Ok(Self::Resume(resume));
         }
-        Ok(Self::Values(input))
+        let Some(input) = input else { return Ok(Self::Continue) };
+        normalised("input.messages", input, ids).map(Self::Values)
     }
+}
+
+/// The channel values with their messages normalised. `place` is where these were in the request.
+fn normalised(
+    place: &str,
+    mut values: Map<String, Value>,
+    ids: &IdSource,
+) -> Result<Map<String, Value>, ApiError> {
+    if let Some(sent) = values.remove(MESSAGES_CHANNEL).filter(|sent| !sent.is_null()) {
+        values.insert(MESSAGES_CHANNEL.to_owned(), messages(place, sent, ids)?.into());
+    }
+    Ok(values)
 }
 
 /// The messages for a resume value that can answer a question.
@@ -47,8 +65,12 @@ fn answer(value: &Value, ids: &IdSource) -> Result<Option<Vec<Value>>, ApiError>
     }
 }
 
-/// One message or a list of them, normalised and with ids. `place` is where they were in the request.
-fn messages(place: &str, sent: Value, ids: &IdSource) -> Result<Vec<Value>, ApiError> {
+/// One message or a list of them, normalised and with ids, without what only the gateway sets. `place` is where they were
+/// in the request.
+///
+/// # Errors
+/// 400 for a malformed message.
+pub(in crate::http) fn messages(place: &str, sent: Value, ids: &IdSource) -> Result<Vec<Value>, ApiError> {
     let list = match sent {
         Value::Array(messages) => messages,
         message => vec![message],
@@ -87,7 +109,22 @@ pub(in crate::http) fn selector(
         return Err(ApiError::bad_request("checkpoint thread_id does not match request thread_id"));
     }
     let namespace = text("checkpoint_ns")?.map_or_else(Namespace::root, Namespace::from);
-    let Some(id) = text("checkpoint_id")?.or(id) else { return Ok(None) };
+    let named = text("checkpoint_id")?;
+    // What the gateway's own objects have besides: the same id again, and its time.
+    if text("id")?.is_some_and(|again| named.as_ref() != Some(&again)) {
+        return Err(ApiError::bad_request("checkpoint id must be its checkpoint_id"));
+    }
+    text("ts")?;
+    let map = checkpoint.remove("checkpoint_map");
+    if map.is_some_and(|map| !map.is_null() && map.as_object().is_none_or(|map| !map.is_empty())) {
+        return Err(ApiError::bad_request(
+            "checkpoint checkpoint_map must be empty: nested graphs have no checkpoints of their own to select",
+        ));
+    }
+    if let Some(name) = checkpoint.keys().next() {
+        return Err(ApiError::bad_request(format!("checkpoint {name} is not known")));
+    }
+    let Some(id) = named.or(id) else { return Ok(None) };
     match id.parse() {
         Ok(id) => Ok(Some(CheckpointKey { thread: thread.clone(), namespace, id })),
         Err(_) if id.is_empty() => Err(ApiError::not_found("Checkpoint not found")),

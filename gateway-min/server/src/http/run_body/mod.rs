@@ -9,6 +9,7 @@
 //! 5. [`RunBody::into_request`]: 400 for a malformed message, then 400 or 404 for the checkpoint selector;
 //! 6. the route: 404 for a missing checkpoint, then admission.
 
+mod command;
 mod config;
 mod input;
 mod options;
@@ -20,15 +21,16 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 use threadkeep::id::{IdSource, ThreadId};
 
-pub(super) use input::{SERVER_OWNED, selector};
+pub(super) use command::Command;
+pub(super) use input::{SERVER_OWNED, messages, selector};
+pub(super) use options::stream_modes;
 
+use super::assistants;
 use super::error::ApiError;
-use super::fields::{Fields, Flaw, FromFields, Pattern};
+use super::fields::{Fields, Flaw, FromFields};
 use crate::runs::request::{RunInput, RunOptions, RunRequest};
 use config::SentConfig;
 
-/// The assistant id of the default agent.
-const LEAD_AGENT: &str = "lead-agent";
 /// A key of the request's metadata in which older clients sent a credential.
 const RESERVED_METADATA_KEY: &str = "auth_token";
 /// The response to [`RESERVED_METADATA_KEY`].
@@ -37,9 +39,8 @@ const RESERVED_METADATA: &str = "Run metadata key 'auth_token' is reserved: meta
 /// A well-formed request body.
 pub struct RunBody {
     assistant_id: Option<String>,
-    agent: Option<String>,
     input: Option<Map<String, Value>>,
-    command: Option<Map<String, Value>>,
+    command: Command,
     metadata: Map<String, Value>,
     config: SentConfig,
     checkpoint_id: Option<String>,
@@ -60,14 +61,12 @@ impl fmt::Debug for RunBody {
 
 impl FromFields for RunBody {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
-        let assistant_id = fields.field("assistant_id").nullable().text();
-        let agent = assistant_id.as_deref().and_then(|id| agent(fields, id));
+        let assistant_id = assistants::named(fields, "assistant_id");
         let sent_input = fields.peek("input").cloned().unwrap_or_default();
         let body = Self {
             assistant_id,
-            agent,
             input: fields.field("input").nullable().object(),
-            command: fields.field("command").nullable().object(),
+            command: Command::from_fields(fields),
             metadata: fields.field("metadata").nullable().object().unwrap_or_default(),
             config: SentConfig::from_fields(fields),
             checkpoint_id: fields.field("checkpoint_id").nullable().text(),
@@ -76,18 +75,12 @@ impl FromFields for RunBody {
             options: RunOptions::from_fields(fields),
             sent_input,
         };
-        fields.deny_others();
+        if body.input.is_some() && !body.command.is_empty() {
+            let both = "A run starts with an input or with a command, not with both";
+            fields.refuse("command", Flaw::new("value_error", both), Value::Null);
+        }
         body
     }
-}
-
-/// The name of the custom agent that an assistant id selects; `None` for the default agent.
-fn agent(fields: &mut Fields<'_>, assistant_id: &str) -> Option<String> {
-    let name = assistant_id.to_ascii_lowercase().replace('_', "-");
-    if !Pattern::AGENT_NAME.matches(&name) {
-        fields.refuse("assistant_id", Flaw::pattern(&Pattern::AGENT_NAME), assistant_id.into());
-    }
-    Some(name).filter(|name| name != LEAD_AGENT)
 }
 
 impl RunBody {
@@ -131,7 +124,7 @@ impl RunBody {
         let secrets = self.config.secrets.clone();
         Ok(RunRequest {
             assistant_id: self.assistant_id,
-            agent: self.agent,
+            agent: None,
             input,
             metadata: self.metadata,
             config: self.config.into_config(limits.max_recursion_limit, limits.internal_caller),

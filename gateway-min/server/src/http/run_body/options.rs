@@ -1,7 +1,7 @@
 //! The options of a run, read from the request.
 
 use serde_json::Value;
-use threadkeep_agent::{Durability, Interrupts};
+use threadkeep_agent::{Durability, Interrupts, NODES};
 
 use crate::http::fields::{Fields, Flaw};
 use crate::runs::request::{OnDisconnect, RunOptions, StreamMode};
@@ -11,7 +11,10 @@ impl RunOptions {
         let options = Self {
             interrupt_before: interrupts(fields, "interrupt_before"),
             interrupt_after: interrupts(fields, "interrupt_after"),
-            stream_modes: stream_modes(fields),
+            stream_modes: {
+                let modes = stream_modes(fields);
+                if modes.is_empty() { vec![StreamMode::Values] } else { modes }
+            },
             stream_subgraphs: fields.field("stream_subgraphs").flag().unwrap_or(false),
             on_disconnect: match fields.field("on_disconnect").one_of(&["cancel", "continue"]) {
                 Some("continue") => OnDisconnect::Continue,
@@ -48,13 +51,16 @@ fn interrupts(fields: &mut Fields<'_>, name: &str) -> Interrupts {
     if field.is_text() {
         field.one_of(&["*"]).map_or(Interrupts::None, |_| Interrupts::All)
     } else {
-        field.texts().map_or(Interrupts::None, Interrupts::Nodes)
+        // A misspelt node would be passed without a stop.
+        let nodes = field.each_of(&NODES);
+        nodes.map_or(Interrupts::None, |nodes| Interrupts::Nodes(nodes.into_iter().map(Into::into).collect()))
     }
 }
 
-fn stream_modes(fields: &mut Fields<'_>) -> Vec<StreamMode> {
+/// Takes the field `stream_mode`: the modes that it names, each once.
+pub(in crate::http) fn stream_modes(fields: &mut Fields<'_>) -> Vec<StreamMode> {
     let sent = fields.peek("stream_mode").cloned().unwrap_or_default();
-    let field = fields.field("stream_mode").nullable();
+    let field = fields.field("stream_mode").nullable().listed();
     let names = if field.is_text() { field.text().map(|name| vec![name]) } else { field.texts() };
     let mut modes = Vec::new();
     let mut unsupported: Vec<&str> = Vec::new();
@@ -69,7 +75,7 @@ fn stream_modes(fields: &mut Fields<'_>) -> Vec<StreamMode> {
         let msg = format!("Unsupported stream mode(s): {}", unsupported.join(", "));
         fields.refuse("stream_mode", Flaw::new("unsupported_stream_mode", msg), sent);
     }
-    if modes.is_empty() { vec![StreamMode::Values] } else { modes }
+    modes
 }
 
 /// `create` is the behaviour; clients also know `reject`, which is not supported.
@@ -95,6 +101,8 @@ fn inert(fields: &mut Fields<'_>) {
     inert("webhook", |_| false);
     inert("after_seconds", |_| false);
     inert("checkpoint_during", Value::is_boolean);
+    // An answer to nothing is always refused.
+    inert("strict_resume", |value| *value == true);
 }
 
 fn unsupported(name: &str) -> Flaw {

@@ -4,7 +4,7 @@ use threadkeep_agent::{Durability, Interrupts};
 
 use super::*;
 use crate::http::fields::Problems;
-use crate::runs::request::{OnDisconnect, RunConfig, Secrets, StreamMode};
+use crate::runs::request::{Change, OnDisconnect, RunConfig, Secrets, StreamMode};
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep_records::MultitaskStrategy;
 
@@ -15,7 +15,9 @@ const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
 fn parse(body: &Value) -> Result<RunBody, Value> {
     let Value::Object(values) = body.clone() else { panic!("not an object: {body}") };
     let mut problems = Problems::default();
-    let parsed = RunBody::from_fields(&mut Fields::new(values, vec!["body".into()], &mut problems));
+    let mut fields = Fields::new(values, vec!["body".into()], &mut problems);
+    let parsed = RunBody::from_fields(&mut fields);
+    fields.deny_others();
     if problems.is_empty() { Ok(parsed) } else { Err(json!(problems)) }
 }
 
@@ -116,16 +118,18 @@ fn every_flaw_of_a_body_is_refused_with_its_item() {
     let modes = |names: &str| ("unsupported_stream_mode", format!("Unsupported stream mode(s): {names}"));
     let pattern =
         |pattern: &str| ("string_pattern_mismatch", format!("String should match pattern '{pattern}'"));
-    let agent = || pattern("^[a-z0-9-]+$");
+    let agent = || ("unknown_assistant", "Assistant not found; there is one, 'lead_agent'".to_owned());
+    let node = || literal("'model' or 'tools'");
     let thread = || pattern("^[A-Za-z0-9_-]{1,64}$");
     let disconnect = || literal("'cancel' or 'continue'");
     let strategy = || literal("'reject', 'rollback', 'interrupt' or 'enqueue'");
     let none: &[Value] = &[];
     let cases = [
         ("assistant_id", json!(3), no_text(), none),
+        ("assistant_id", json!("lead_agnet"), agent(), none),
         ("assistant_id", json!("a b"), agent(), none),
         ("assistant_id", json!(""), agent(), none),
-        ("assistant_id", json!("a/b"), agent(), none),
+        ("assistant_id", json!("fe096781-5601-53d2-b2f6-0d3403f7e9ca"), agent(), none),
         ("input", json!([]), no_object(), none),
         ("input", json!("hello"), no_object(), none),
         ("command", json!("resume"), no_object(), none),
@@ -157,7 +161,8 @@ fn every_flaw_of_a_body_is_refused_with_its_item() {
         ("interrupt_before", json!("model"), literal("'*'"), none),
         ("interrupt_before", json!(true), no_list(), none),
         ("interrupt_after", json!({}), no_list(), none),
-        ("interrupt_after", json!(["model", 3]), no_text(), &[json!(1)]),
+        ("interrupt_after", json!(["model", 3]), node(), &[json!(1)]),
+        ("interrupt_before", json!(["tools", "modle"]), node(), &[json!(1)]),
         ("stream_mode", json!("events"), modes("events"), none),
         ("stream_mode", json!(["values", "tools", "nope"]), modes("tools, nope"), none),
         ("stream_mode", json!([""]), modes(""), none),
@@ -185,12 +190,7 @@ fn every_flaw_of_a_body_is_refused_with_its_item() {
             ("extra_forbidden", "Extra inputs are not permitted".to_owned()),
             none,
         ),
-        (
-            "strict_resume",
-            Value::Null,
-            ("extra_forbidden", "Extra inputs are not permitted".to_owned()),
-            none,
-        ),
+        ("strict_resume", json!(false), unsupported("strict_resume"), none),
     ];
     for (name, value, (kind, msg), below) in cases {
         let problems = parse(&json!({name: value})).map(drop).unwrap_err();
@@ -219,16 +219,10 @@ fn all_flaws_are_reported_at_once_in_the_order_of_the_fields() {
 }
 
 #[test]
-fn assistant_ids_select_agents() {
-    for (id, agent) in [
-        ("lead_agent", None),
-        ("lead-agent", None),
-        ("Lead_Agent", None),
-        ("Research_Bot", Some("research-bot")),
-        ("fe096781-5601-53d2-b2f6-0d3403f7e9ca", Some("fe096781-5601-53d2-b2f6-0d3403f7e9ca")),
-    ] {
+fn the_one_assistant_has_several_spellings() {
+    for id in ["lead_agent", "lead-agent", "Lead_Agent"] {
         let run = request(&json!({"assistant_id": id}));
-        assert_eq!((run.assistant_id.as_deref(), run.agent.as_deref()), (Some(id), agent));
+        assert_eq!((run.assistant_id.as_deref(), run.agent), (Some(id), None));
     }
 }
 
@@ -475,17 +469,15 @@ async fn a_malformed_message_is_named_by_its_place() {
 }
 
 #[test]
-fn an_answer_replaces_the_input() {
-    let resumed =
-        |answer: &Value| match request(&json!({"command": {"resume": answer}, "input": {"messages": [3]}}))
-            .input
-        {
-            RunInput::Resume(resume) => {
-                assert_eq!(resume.value, *answer);
-                resume.messages
-            }
-            other => panic!("{answer}: {other:?}"),
-        };
+fn an_answer_is_the_input() {
+    let resumed = |answer: &Value| match request(&json!({"command": {"resume": answer}, "input": null})).input
+    {
+        RunInput::Resume(resume) => {
+            assert_eq!(resume.value, *answer);
+            resume.messages
+        }
+        other => panic!("{answer}: {other:?}"),
+    };
     for opaque in [
         json!({"choice": 1}),
         json!(true),
@@ -509,10 +501,59 @@ fn an_answer_replaces_the_input() {
         );
         assert!(messages[0]["id"].is_string() && messages[0]["additional_kwargs"].get("run_id").is_none());
     }
-    let nothing = request(&json!({"command": {"resume": null}, "input": {"messages": [3]}}));
+    let nothing = request(&json!({"command": {"resume": null}}));
     assert_eq!(nothing.input, RunInput::Continue);
-    let run = request(&json!({"command": {"goto": "model"}, "input": {"title": "T"}}));
-    assert_eq!(run.input, RunInput::Values(map(json!({"title": "T"}))));
+}
+
+#[test]
+fn a_command_changes_the_state_goes_to_a_node_and_answers() {
+    let change = |command: Value| match request(&json!({"command": command})).input {
+        RunInput::Change(change) => change,
+        other => panic!("{command}: {other:?}"),
+    };
+    let update = map(json!({"title": "T", "todos": [1]}));
+    for sent in [json!({"title": "T", "todos": [1]}), json!([["title", "T"], ["todos", [1]]])] {
+        let expected = Change { update: update.clone(), goto: None, resume: None };
+        assert_eq!(change(json!({"update": sent, "goto": null, "resume": null})), expected);
+    }
+    let messages = change(json!({"update": {"messages": "hi"}})).update["messages"].clone();
+    assert_eq!((&messages[0]["type"], &messages[0]["content"]), (&json!("human"), &json!("hi")));
+    for (sent, node) in [
+        (json!("model"), Some("model".into())),
+        (json!(["tools"]), Some("tools".into())),
+        (json!("__end__"), None),
+    ] {
+        let expected = Change { update: Map::new(), goto: Some(node), resume: None };
+        assert_eq!(change(json!({ "goto": sent })), expected);
+    }
+    assert_eq!(request(&json!({"command": {"goto": []}})).input, RunInput::Continue);
+    let all = change(json!({"update": {"title": "T"}, "goto": "model", "resume": "yes"}));
+    assert_eq!((all.goto, all.resume.unwrap().value), (Some(Some("model".into())), json!("yes")));
+    for (body, kind, loc) in [
+        (json!({"command": {"goto": "modle"}}), "literal_error", json!(["body", "command", "goto"])),
+        (json!({"command": {"goto": ["model", "tools"]}}), "value_error", json!(["body", "command", "goto"])),
+        (
+            json!({"command": {"goto": [{"node": "model", "input": 1}]}}),
+            "literal_error",
+            json!(["body", "command", "goto"]),
+        ),
+        (json!({"command": {"update": 3}}), "dict_type", json!(["body", "command", "update"])),
+        (json!({"command": {"update": [["a"]]}}), "dict_type", json!(["body", "command", "update"])),
+        (json!({"command": {"graph": "PARENT"}}), "extra_forbidden", json!(["body", "command", "graph"])),
+        (json!({"command": {"resume": 1}, "input": {}}), "value_error", json!(["body", "command"])),
+        (json!({"command": {"update": {}}, "input": {}}), "value_error", json!(["body", "command"])),
+    ] {
+        let problems = parse(&body).unwrap_err();
+        assert_eq!((&problems[0]["type"], &problems[0]["loc"]), (&json!(kind), &loc), "{body}");
+    }
+}
+
+#[test]
+fn tags_reach_the_run_and_other_configuration_is_refused() {
+    let run = request(&json!({"config": {"tags": ["a", "b"]}}));
+    assert_eq!(run.config.tags, ["a", "b"]);
+    let problems = parse(&json!({"config": {"max_concurrency": 3}})).unwrap_err();
+    assert_eq!(problems[0]["loc"], json!(["body", "config", "max_concurrency"]));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use threadkeep::id::CheckpointId;
 use threadkeep::saver::Load;
 use threadkeep::state::{KnownHead, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
-use threadkeep_agent::{Ended, RunTerms, Session};
+use threadkeep_agent::{Ended, Input, Next, RunTerms, Session};
 
 use super::{Worker, restoring};
 use crate::runs::error::RunError;
@@ -81,26 +81,42 @@ impl Worker<'_> {
         if row.is_some_and(|row| row.status.is_active()) { Ok(()) } else { Err(RunError::TakenOver) }
     }
 
-    /// The agent's input, by channel; `None` continues with the thread's next nodes.
+    /// The agent's input; `None` continues with the thread's next nodes.
     async fn input(
         &self,
         accessor: &StateAccessor,
         state: Option<&StateSnapshot>,
-    ) -> Result<Option<Map<String, Json>>, RunError> {
-        let resume = match &self.spec.input {
-            RunInput::Values(values) => return Ok(Some(values.clone())),
-            RunInput::Continue => return Ok(None),
-            RunInput::Resume(resume) => resume,
+    ) -> Result<Option<Input>, RunError> {
+        if let RunInput::Values(values) = &self.spec.input {
+            return Ok(Some(values.clone().into()));
+        }
+        let answer = match self.spec.input.resume() {
+            Some(resume) => match resume::resolve(&self.thread, state, resume)? {
+                Resumed::Answer(messages) => Some(messages),
+                Resumed::GoOn(state) => {
+                    resume::keep(accessor, state, &resume.value).await?;
+                    None
+                }
+            },
+            None => None,
         };
-        match resume::resolve(&self.thread, state, resume)? {
-            Resumed::Answer(messages) => {
-                Ok(Some(Map::from_iter([(MESSAGES_CHANNEL.to_owned(), messages.into())])))
-            }
-            Resumed::GoOn(state) => {
-                resume::keep(accessor, state, &resume.value).await?;
-                Ok(None)
+        let RunInput::Change(change) = &self.spec.input else {
+            let answer = answer.map(|messages| (MESSAGES_CHANNEL.to_owned(), messages.into()));
+            return Ok(answer.map(|answer| Map::from_iter([answer]).into()));
+        };
+        let mut writes = change.update.clone();
+        if let Some(answer) = answer {
+            let messages = writes.entry(MESSAGES_CHANNEL).or_insert_with(|| Json::Array(Vec::new()));
+            if let Json::Array(messages) = messages {
+                messages.extend_from_slice(answer);
             }
         }
+        let next = match &change.goto {
+            Some(goto) => Next::Go(goto.clone()),
+            None if answer.is_some() => return Ok(Some(writes.into())),
+            None => Next::Stay,
+        };
+        Ok(Some(Input { writes, next }))
     }
 
     /// The checkpoint to open: `None` for the head, including after the selected state was written onto the head.

@@ -1,0 +1,37 @@
+//! What the tests of this crate need from inside.
+
+use std::sync::Arc;
+
+use serde_json::{Map, json};
+
+use crate::app::App;
+use crate::runs::admission::OnThread;
+use crate::runs::request::{OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode};
+
+/// A finished turn of another agent, as threads of gateways with several agents have them. Returns the run's id.
+///
+/// # Errors
+/// The text of the refusal.
+pub async fn turn_of(app: &Arc<App>, thread: &str, agent: &str, text: &str) -> Result<String, String> {
+    let message = json!({"type": "human", "content": text, "id": app.ids.message()});
+    let request = RunRequest {
+        assistant_id: Some(agent.to_owned()),
+        agent: Some(agent.to_owned()),
+        input: RunInput::Values(Map::from_iter([("messages".to_owned(), json!([message]))])),
+        metadata: Map::new(),
+        config: RunConfig { recursion_limit: 100, ..RunConfig::default() },
+        secrets: Secrets::default(),
+        checkpoint: None,
+        options: RunOptions {
+            stream_modes: vec![StreamMode::Values],
+            on_disconnect: OnDisconnect::Continue,
+            ..RunOptions::default()
+        },
+        kwargs: json!({}),
+    };
+    let created = app.runs.create(thread, OnThread::Existing, request, None, None).await;
+    let created = created.map_err(|error| error.to_string())?;
+    created.stream.ended().await;
+    app.runs.ended(&created.run.run_id).await;
+    Ok(created.run.run_id)
+}

@@ -128,7 +128,10 @@ fn json_value() -> Value {
 fn state_values(channels: &ChannelTable) -> Value {
     let any = reference("Json");
     let properties = channels.names().map(|name| {
-        let empty = channels.behaviour(name).and_then(Behaviour::reducer).and_then(|reducer| reducer.empty());
+        let empty = channels
+            .behaviour(name)
+            .and_then(Behaviour::reducer)
+            .and_then(threadkeep::channel::Reducer::empty);
         let empty = empty.and_then(|empty| empty.to_json().ok());
         let schema = match (name.as_str(), empty) {
             (MESSAGES_CHANNEL, _) => json!({ "anyOf": [

@@ -61,6 +61,7 @@ impl FromFields for PruneThreads {
     }
 }
 
+#[allow(clippy::struct_field_names, reason = "the names are those of the service")]
 /// The result: every thread of the request is counted or in one of the lists.
 #[derive(Debug, Default, Serialize, ToSchema)]
 struct Pruned {
@@ -97,7 +98,7 @@ async fn prune_threads(
                 Ok(()) => pruned.pruned_count += 1,
                 Err(error) if error.status() == StatusCode::NOT_FOUND => pruned.not_found.push(id),
                 Err(error) if error.is_text(BUSY) || error.is_text(super::delete::BUSY) => {
-                    pruned.busy.push(id)
+                    pruned.busy.push(id);
                 }
                 Err(error) => return Err(error),
             }

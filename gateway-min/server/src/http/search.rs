@@ -39,6 +39,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(search_threads)).routes(routes!(count_threads))
 }
 
+#[allow(clippy::option_option, reason = "threads without a title can be asked for")]
 /// Which threads to find.
 #[derive(Debug, ToSchema)]
 struct ThreadFilter {
@@ -76,6 +77,7 @@ impl FromFields for ThreadFilter {
     }
 }
 
+#[allow(clippy::option_option, reason = "threads without a title can be asked for")]
 /// The title to find: the one value that the records of threads have. Anything else would need every thread's state.
 fn values(fields: &mut Fields<'_>) -> Option<Option<String>> {
     let mut values = fields.field("values").nullable().fields()?;

@@ -99,7 +99,7 @@ async fn a_batch_creates_its_runs_or_none_that_goes_on() {
             gateway.post("/api/runs/batch", json!([{"streamMode": "a", "stream_mode": "values"}])).await;
         refused.invalid("extra_forbidden", &json!(["body", 0, "streamMode"]));
         assert_eq!(gateway.post("/api/runs/batch", json!({})).await.status, 422);
-        assert_eq!(gateway.post("/api/runs/batch", json!(vec![json!({}); 101])).await.status, 422);
+        assert_eq!(gateway.post("/api/runs/batch", Value::from(vec![json!({}); 101])).await.status, 422);
         assert_eq!(gateway.rows().await, rows);
         // One that cannot be admitted: it is named, and those before it are cancelled.
         let name = format!("batch-{mode}");

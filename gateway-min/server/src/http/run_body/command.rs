@@ -8,6 +8,7 @@ use crate::http::fields::{Fields, Flaw};
 
 const ONE_NODE: &str = "Input should be one node: nodes do not run beside each other here";
 
+#[allow(clippy::option_option, reason = "no node is asked for, or the end is")]
 /// The field `command`, without what is null in it.
 #[derive(Debug, Default)]
 pub(in crate::http) struct Command {
@@ -59,6 +60,7 @@ fn update(value: Value) -> Result<Map<String, Value>, (Flaw, Value)> {
     }
 }
 
+#[allow(clippy::option_option, reason = "no node is asked for, or the end is")]
 /// The node: its name, or a list with it. An empty list is no node.
 fn goto(value: Value) -> Result<Option<Option<NodeName>>, (Flaw, Value)> {
     let name = match &value {

@@ -22,8 +22,11 @@ impl PgBouncer {
         Ok(Self { url: Url::parse(url)?, _supervisor: None })
     }
 
-    /// Starts a private one in front of `postgres`.
-    pub(crate) fn start(postgres: &Postgres) -> Result<Self> {
+    /// Starts a private one in front of `postgres`. It ends when it is dropped.
+    ///
+    /// # Errors
+    /// If it is not installed, or does not start.
+    pub fn start(postgres: &Postgres) -> Result<Self> {
         let [pgbouncer] = find([Tool { name: "pgbouncer", package: "pgbouncer" }])?;
         let user = User::for_servers()?;
         let directory = user.directory()?;

@@ -10,7 +10,7 @@ use common::{database, open};
 use threadkeep::Error;
 use threadkeep::saver::{CheckpointSelector, Flush, Rewrite, Saver, StepCommit};
 use threadkeep_postgres::{Options, PostgresSaver, setup};
-use threadkeep_testing::Postgres;
+use threadkeep_testing::{PgBouncer, Postgres};
 
 /// A thread, and the numbers of the notes in it.
 struct Thread {
@@ -50,6 +50,16 @@ async fn log(url: &str) -> (i64, i64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_of_the_server_takes_only_what_came_after_the_last_flush() {
+    takes_only_what_came_after_the_last_flush(false).await;
+}
+
+/// The flush asks for it in each transaction, not in a session that a pooler may exchange.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_of_the_server_behind_a_pooler_takes_only_what_came_after_the_last_flush() {
+    takes_only_what_came_after_the_last_flush(true).await;
+}
+
+async fn takes_only_what_came_after_the_last_flush(pooled: bool) {
     let server = Postgres::start().unwrap();
     let database = server.database().await.unwrap();
     setup(database.url(), &Options::default()).await.unwrap();
@@ -58,7 +68,9 @@ async fn a_crash_of_the_server_takes_only_what_came_after_the_last_flush() {
     admin.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
     admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
     drop(admin);
-    let (saver, other) = (open(database.url()).await, open(database.url()).await);
+    let pooler = pooled.then(|| PgBouncer::start(&server).unwrap());
+    let url = pooler.as_ref().map_or_else(|| database.url().to_owned(), |pooler| pooler.url(&database));
+    let (saver, other) = (open(&url).await, open(&url).await);
     let (mut fresh, mut lost) = (0.., 0);
     let mut thread = Thread { talk: Talk::new("t"), said: Vec::new() };
     for round in 0..6 {

@@ -3,6 +3,8 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
+use threadkeep_testing::Log;
+
 use crate::support::{DURABLE, Gateway, Setup, id, question, texts};
 
 const MISMATCH: &str =
@@ -128,4 +130,26 @@ async fn a_full_thread_goes_on_in_delta_mode_and_does_not_come_back() {
         let refused = gateway.post("/api/threads/t/runs/wait", question("three")).await.ok();
         assert_eq!(refused["status"], "error");
     }
+}
+
+/// Each of two processes with different modes would serve; only the warning says what is wrong.
+#[tokio::test]
+async fn a_process_in_another_mode_than_the_database_says_so_when_it_starts() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let told = |theirs: &str, ours: &str| {
+        log.count(&format!(
+            "the threads of this database are stored in {theirs} mode, and database.checkpoint_channel_mode of this \
+             process is {ours}"
+        ))
+    };
+    let gateway = Setup::on("sqlite", "full").start().await;
+    let gateway = gateway.reopen("full").await;
+    assert_eq!(log.count("are stored in"), 0, "{}", log.text());
+    let gateway = gateway.reopen("delta").await;
+    assert_eq!((told("full", "delta"), log.count("are stored in")), (1, 1), "{}", log.text());
+    // The database is still said to be in full mode: nobody has converted it.
+    gateway.reopen("full").await;
+    assert_eq!(log.count("are stored in"), 1, "{}", log.text());
 }

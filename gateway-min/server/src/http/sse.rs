@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{Stream, StreamExt, stream};
 use serde_json::Value;
 use threadkeep::id::ThreadId;
 
@@ -16,13 +16,15 @@ use crate::streams::bridge::{Event, Frame, Gap, Subscription};
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
+/// The bytes of data from which on subscribers share them instead of each having a copy.
+const SHARED: usize = 4 << 10;
+
 /// The response that follows `subscription`. It closes after the `end` frame, or without one after a `gap` frame.
 ///
 /// The headers keep proxies from buffering frames, and tell a client which run it follows and where to reconnect
 /// (service reference, "Run routes").
 pub fn response(subscription: Subscription, thread: &ThreadId, run_id: &str) -> Response {
-    let frames = subscription.map(|frame| Ok::<_, Infallible>(encode(&frame)));
-    streaming(run_headers(thread, run_id), Body::from_stream(frames))
+    streaming(run_headers(thread, run_id), subscription.map(|frame| encode(&frame)))
 }
 
 /// As [`response`], with only the frames of these modes, and those of the run's beginning and end.
@@ -39,14 +41,16 @@ pub(super) fn response_in(
         }
         Frame::Gap(_) | Frame::Heartbeat | Frame::End => true,
     };
-    let frames = subscription
-        .filter(move |frame| std::future::ready(shown(frame)))
-        .map(|frame| Ok::<_, Infallible>(encode(&frame)));
-    streaming(run_headers(thread, run_id), Body::from_stream(frames))
+    let frames = subscription.filter(move |frame| std::future::ready(shown(frame)));
+    streaming(run_headers(thread, run_id), frames.map(|frame| encode(&frame)))
 }
 
-/// A response of server-sent events with these further headers.
-pub(super) fn streaming(further: HeaderMap, frames: Body) -> Response {
+/// A response of server-sent events, each in pieces, with these further headers.
+pub(super) fn streaming(
+    further: HeaderMap,
+    frames: impl Stream<Item = Vec<Bytes>> + Send + 'static,
+) -> Response {
+    let frames = Body::from_stream(frames.flat_map(stream::iter).map(Ok::<_, Infallible>));
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -73,32 +77,35 @@ pub fn last_event_id(headers: &HeaderMap) -> Option<&str> {
     headers.get(LAST_EVENT_ID)?.to_str().ok()
 }
 
-/// The bytes of a frame.
-pub(super) fn encode(frame: &Frame) -> Bytes {
+/// The text of a frame, in pieces.
+pub(super) fn encode(frame: &Frame) -> Vec<Bytes> {
     match frame {
         Frame::Event(event) => encode_event(event),
-        Frame::Gap(gap) => format!("event: gap\ndata: {}\n\n", gap_data(gap)).into(),
+        Frame::Gap(gap) => vec![format!("event: gap\ndata: {}\n\n", gap_data(gap)).into()],
         // One newline: after a comment, the JavaScript client's decoder takes an empty line for an empty event.
-        Frame::Heartbeat => Bytes::from_static(b": heartbeat\n"),
-        Frame::End => Bytes::from_static(b"event: end\ndata: null\n\n"),
+        Frame::Heartbeat => vec![Bytes::from_static(b": heartbeat\n")],
+        Frame::End => vec![Bytes::from_static(b"event: end\ndata: null\n\n")],
     }
 }
 
-fn encode_event(event: &Event) -> Bytes {
+fn encode_event(event: &Event) -> Vec<Bytes> {
     encode_named(&event.id.to_string(), event)
 }
 
-/// The bytes of an event among those of other runs.
-pub(super) fn encode_event_of(run_id: &str, event: &Event) -> Bytes {
+/// The text of an event among those of other runs, in pieces.
+pub(super) fn encode_event_of(run_id: &str, event: &Event) -> Vec<Bytes> {
     encode_named(&format!("{}:{}", run_id.replace(['\r', '\n'], " "), event.id), event)
 }
 
-fn encode_named(id: &str, event: &Event) -> Bytes {
+fn encode_named(id: &str, event: &Event) -> Vec<Bytes> {
     let Event { name, data, .. } = event;
     // Node names become part of event names; a line break would forge a field.
     let name = name.replace(['\r', '\n'], " ");
-    let parts = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\nid: ", id.as_bytes(), b"\n\n"];
-    parts.concat().into()
+    let (before, after) = (format!("event: {name}\ndata: "), format!("\nid: {id}\n\n"));
+    if data.len() < SHARED {
+        return vec![[before.as_bytes(), data, after.as_bytes()].concat().into()];
+    }
+    vec![before.into(), data.clone(), after.into()]
 }
 
 fn gap_data(gap: &Gap) -> String {
@@ -170,6 +177,27 @@ mod tests {
         );
     }
 
+    /// Whatever their size, and large data is the same for all subscribers.
+    #[tokio::test(start_paused = true)]
+    async fn large_data_is_shared() {
+        let (bridge, run) = run(8);
+        for size in [SHARED - 3, SHARED - 2, 100_000] {
+            run.publish("custom", &json!("x".repeat(size)));
+        }
+        run.end();
+        let mut expected = String::new();
+        let mut subscription = bridge.subscribe("run-1", None);
+        for n in 0..3 {
+            let Some(Frame::Event(event)) = subscription.next().await else { panic!("event {n}") };
+            let data = std::str::from_utf8(&event.data).unwrap();
+            expected.extend(["event: custom\ndata: ", data, "\nid: 1700000000000-", &n.to_string(), "\n\n"]);
+            let shared = encode_event(&event).iter().any(|piece| piece.as_ptr() == event.data.as_ptr());
+            assert_eq!(shared, n > 0);
+        }
+        expected += "event: end\ndata: null\n\n";
+        assert_eq!(text(response(bridge.subscribe("run-1", None), &"t".into(), "run-1")).await, expected);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_gap_closes_the_answer_without_an_end() {
         let (bridge, run) = run(2);
@@ -215,7 +243,7 @@ mod tests {
     fn an_event_name_cannot_forge_a_field() {
         let id = EventId { unix_ms: 1, seq: 0 };
         let event = Event { id, name: "values|a\r\ndata: x".into(), data: "1".into() };
-        assert_eq!(encode_event(&event), "event: values|a  data: x\ndata: 1\nid: 1-0\n\n");
+        assert_eq!(encode_event(&event).concat(), b"event: values|a  data: x\ndata: 1\nid: 1-0\n\n");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,11 +1,9 @@
-//! The stream of a thread: its runs, one after the other, whoever starts them.
+//! The stream of a thread: its runs, one after the other, from any client.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -74,9 +72,9 @@ async fn join_thread(
     runs.begin(sse::last_event_id(&headers)).await?;
     let frames = stream::unfold(runs, move |mut runs| async move {
         let frame = runs.next(frames).await?;
-        Some((Ok::<_, Infallible>(frame), runs))
+        Some((frame, runs))
     });
-    Ok(sse::streaming(HeaderMap::new(), Body::from_stream(frames)))
+    Ok(sse::streaming(HeaderMap::new(), frames))
 }
 
 /// What a thread's stream has besides the frames of its runs.
@@ -136,8 +134,8 @@ impl RunsOf {
         Ok(page.into_iter().filter(is_new).rev().collect())
     }
 
-    /// The next frame to send; `None` if the stream is over: the gateway stops, or the thread is no longer the caller's.
-    async fn next(&mut self, frames: bool) -> Option<Bytes> {
+    /// The next frame to send, in pieces; `None` if the stream is over: the gateway stops, or the thread is no longer the caller's.
+    async fn next(&mut self, frames: bool) -> Option<Vec<Bytes>> {
         loop {
             if let Some((run_id, stream)) = &mut self.current {
                 let Some(frame) = stream.next().await else {
@@ -153,7 +151,7 @@ impl RunsOf {
                     Frame::End => {
                         let done = json!({"run_id": run_id, "thread_id": self.thread, "status": "run_done"});
                         self.current = None;
-                        return Some(format!("event: metadata\ndata: {done}\n\n").into());
+                        return Some(vec![format!("event: metadata\ndata: {done}\n\n").into()]);
                     }
                 }
             } else if let Some((run, event)) = self.waiting.pop_front() {

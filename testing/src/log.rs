@@ -1,13 +1,25 @@
 //! A log that tests read.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// What a subscriber of `tracing` writes, for `with_writer`. Clones share it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Default for Log {
+    fn default() -> Self {
+        // While there is one subscriber, `tracing` lets the first thread that meets an event decide for all threads
+        // whether it is wanted, and the thread of another test does not want it. Of two subscribers it asks each.
+        static SECOND: OnceLock<Dispatch> = OnceLock::new();
+        SECOND.get_or_init(|| Dispatch::new(NoSubscriber::new()));
+        Self(Arc::default())
+    }
+}
 
 impl Log {
     /// Everything so far.
@@ -36,5 +48,24 @@ impl MakeWriter<'_> for Log {
 
     fn make_writer(&self) -> Self {
         self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_another_thread_met_first_is_logged() {
+        fn warn() {
+            tracing::warn!("met");
+        }
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+        let _logged = tracing::subscriber::set_default(subscriber);
+        std::thread::spawn(warn).join().unwrap_or_default();
+        assert_eq!(log.count("met"), 0, "it has no subscriber");
+        warn();
+        assert_eq!(log.count("met"), 1);
     }
 }

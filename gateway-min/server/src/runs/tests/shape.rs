@@ -1,6 +1,7 @@
 //! The checkpoints that runs of fixed scripts store, row by row; mode and cadence do not change what they contain.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use regex::Regex;
 use serde_json::{Value as Json, json};
@@ -13,7 +14,7 @@ use super::{Gateway, On, SAVERS, ask, everywhere};
 
 /// The word in a question, and the model's answer to it.
 fn script() -> Json {
-    let waits = "until [ -e flag ]; do sleep 0.01; done; rm flag; echo slow";
+    let waits = "until [ -e flag ]; do sleep 0.01; done; echo slow";
     json!({"rules": [
         {"when": {"contains": ["one tool"]}, "answers": [
             {"text": "One.", "tool_calls": [{"name": "ls", "id": "a"}]}, {"text": "done"},
@@ -21,7 +22,7 @@ fn script() -> Json {
         {"when": {"contains": ["two tools"]}, "answers": [
             {"text": "Two.", "tool_calls": [
                 {"name": "bash", "id": "slow", "args": {"command": waits}},
-                {"name": "write_file", "id": "fast", "args": {"path": "flag", "content": "x"}},
+                {"name": "write_file", "id": "fast", "args": {"path": "other", "content": "x"}},
             ]},
             {"text": "done"},
         ]},
@@ -48,6 +49,26 @@ impl Gateway {
         let mut tuples = self.app.threads.accessor().saver().list(&query).await.unwrap();
         tuples.reverse();
         tuples
+    }
+
+    /// Runs a turn. Its slow call ends only when the row of the fast one is stored.
+    async fn turn(&self, question: &str) -> Vec<(String, Json)> {
+        let flag = self.app.agents.thread_dir("t").join("flag");
+        std::fs::remove_file(&flag).ok();
+        let release = async {
+            loop {
+                let stored = self.stored().await;
+                let rows = stored.last().map_or(&[][..], |head| &head.writes[..]);
+                if matches!(rows, [row] if row.node.as_str() == "tools" && row.index == 1) {
+                    std::fs::write(&flag, "").unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            (frames, _) = self.run(ask(question)) => frames,
+            () = release => Vec::new(),
+        }
     }
 }
 
@@ -85,9 +106,9 @@ fn shape(tuples: &[CheckpointTuple]) -> Vec<String> {
 /// The checkpoints of two turns on a new thread: the lines of the first, then those of the second.
 async fn turns(on: On, question: &str) -> [Vec<String>; 2] {
     let gateway = Gateway::start_on(on, &script()).await;
-    gateway.run(ask(question)).await;
+    gateway.turn(question).await;
     let first = gateway.stored().await.len();
-    gateway.run(ask(question)).await;
+    gateway.turn(question).await;
     let mut lines = shape(&gateway.stored().await);
     let second = lines.split_off(first);
     [lines, second]
@@ -197,7 +218,7 @@ async fn the_same_script_gives_the_same_state_at_every_checkpoint_in_each_mode_a
         let gateway = Gateway::start_at((saver, mode), frequency, &script()).await;
         let mut live = Vec::new();
         for question in questions {
-            let (frames, _) = gateway.run(ask(question)).await;
+            let frames = gateway.turn(question).await;
             live.extend(frames.into_iter().filter(|(name, _)| name == "values").map(|(_, values)| values));
         }
         let mut history = gateway.history().await;

@@ -149,7 +149,7 @@ async fn every_thread_is_exported_to_a_directory_and_imported_from_it() {
     assert_eq!(listed[0]["status"], "idle", "the gateway serves it");
 }
 
-/// Ctrl-C ends a pass after the file at work, and what is done is told.
+/// Ctrl-C ends a pass after the file that it is working on, and the pass prints what it has done.
 #[cfg(unix)]
 #[tokio::test]
 async fn an_interrupted_pass_reports_what_it_did() {

@@ -29,6 +29,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("records", &["files"]),
     ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
     ("agent", &["config", "engine", "files"]),
+    ("subagents", &["agent", "config", "engine", "files", "records"]),
     ("ops", &["config", "engine", "files", "records", "storage"]),
     ("chat", &["agent", "config", "engine", "records", "storage"]),
     ("gateway", &["agent", "chat", "config", "engine", "files", "ops", "records", "storage"]),

@@ -231,7 +231,8 @@ impl Config {
         let report = Report::new(from_environment);
         database::carry_flat_cadence(&mut sections, &report);
         let config_dir = path.parent().unwrap_or(&location.root);
-        let config = Self::read(&sections, location, config_dir, &report);
+        let mut config = Self::read(&sections, location, config_dir, &report);
+        config.subagents.in_order(&yaml::custom_agents(text));
         unread::warn(&sections, &report);
         let warnings = [early.finish(None)?, report.finish(Some(path.clone()))?].concat();
         Ok((config, warnings))

@@ -1,7 +1,9 @@
 //! Parses YAML into a value tree.
 
+use std::fmt;
 use std::path::Path;
 
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::error::ConfigError;
@@ -17,6 +19,47 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Map<String, Value>, Confi
         Ok(Value::Null) => Ok(Map::new()),
         Ok(_) => Err(ConfigError::NotAMapping { path: path.to_owned() }),
         Err(error) => Err(ConfigError::Syntax { path: path.to_owned(), detail: error.to_string() }),
+    }
+}
+
+/// The names in `subagents.custom_agents` in the order of the file, which [`parse`] does not keep; none if that is no
+/// mapping.
+pub(super) fn custom_agents(text: &str) -> Vec<String> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        subagents: Option<Section>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Section {
+        custom_agents: Option<Names>,
+    }
+    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+    let file = serde_saphyr::from_str_with_options::<File>(text, options).ok();
+    file.and_then(|file| file.subagents?.custom_agents).map(|Names(names)| names).unwrap_or_default()
+}
+
+/// The keys of a mapping, in their order.
+struct Names(Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a mapping")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+                let mut names = Vec::new();
+                while let Some((name, IgnoredAny)) = map.next_entry()? {
+                    names.push(name);
+                }
+                Ok(Names(names))
+            }
+        }
+        deserializer.deserialize_map(Keys)
     }
 }
 
@@ -48,6 +91,22 @@ mod tests {
     fn an_empty_file_is_an_empty_mapping() {
         for text in ["", "# only a comment\n", "---\n", "null\n"] {
             assert_eq!(parsed(text).unwrap(), Map::new(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn custom_agents_keep_their_order() {
+        let text = "models: [{name: a}]\nsubagents:\n  timeout_seconds: 5\n  custom_agents:\n    zed: {description: d}\n    \
+                    1: {tools: [x]}\n    alpha:\nother: 1\n";
+        assert_eq!(custom_agents(text), ["zed", "1", "alpha"]);
+        for text in [
+            "",
+            "subagents:",
+            "subagents: {custom_agents: }",
+            "subagents: {custom_agents: [a]}",
+            "subagents: 5",
+        ] {
+            assert_eq!(custom_agents(text), Vec::<String>::new(), "{text}");
         }
     }
 

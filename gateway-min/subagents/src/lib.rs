@@ -1,1 +1,5 @@
 #![doc = include_str!("../README.md")]
+
+pub mod admission;
+pub mod catalog;
+pub mod managed;

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use serde::{Deserialize, Serialize};
+
 use crate::node::Node;
 
 /// `title`: how a thread gets its title.
@@ -134,7 +136,7 @@ impl TokenUsage {
 }
 
 /// A token budget for one run. The section `token_budget` is that of the lead agent.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TokenBudget {
     /// Whether the budget applies; default false.
     pub enabled: bool,

@@ -78,6 +78,8 @@ pub struct SubagentOverride {
 /// One entry of `subagents.custom_agents`: a subagent defined in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CustomAgent {
+    /// Its name.
+    pub name: String,
     /// When to delegate to it; shown to the lead agent.
     pub description: String,
     /// Its system prompt.
@@ -109,8 +111,8 @@ pub struct Subagents {
     pub token_budget: TokenBudgetOverride,
     /// Overrides by subagent name.
     pub agents: BTreeMap<String, SubagentOverride>,
-    /// Further subagents by name.
-    pub custom_agents: BTreeMap<String, CustomAgent>,
+    /// Further subagents, in the order of the file.
+    pub custom_agents: Vec<CustomAgent>,
 }
 
 impl Default for Subagents {
@@ -121,7 +123,7 @@ impl Default for Subagents {
             max_total_per_run: 6,
             token_budget: TokenBudgetOverride::default(),
             agents: BTreeMap::new(),
-            custom_agents: BTreeMap::new(),
+            custom_agents: Vec::new(),
         }
     }
 }
@@ -139,7 +141,7 @@ impl Subagents {
             custom_agents: node
                 .named("custom_agents")
                 .into_iter()
-                .map(|(name, node)| (name.to_owned(), read_custom(&node)))
+                .map(|(name, node)| read_custom(name, &node))
                 .collect(),
         };
         subagents.general_budget(summarization).check(&node.section("token_budget"));
@@ -154,6 +156,11 @@ impl Subagents {
     pub fn token_budget_of(&self, name: &str, summarization: bool) -> TokenBudget {
         let general = self.general_budget(summarization);
         self.agents.get(name).map_or(general, |agent| agent.token_budget.over(general))
+    }
+
+    /// Puts the custom agents in the order of `names`, which the value tree does not keep.
+    pub(crate) fn in_order(&mut self, names: &[String]) {
+        self.custom_agents.sort_by_key(|agent| names.iter().position(|name| *name == agent.name));
     }
 
     fn general_budget(&self, summarization: bool) -> TokenBudget {
@@ -176,8 +183,9 @@ fn read_override(node: &Node<'_>) -> SubagentOverride {
     }
 }
 
-fn read_custom(node: &Node<'_>) -> CustomAgent {
+fn read_custom(name: &str, node: &Node<'_>) -> CustomAgent {
     CustomAgent {
+        name: name.to_owned(),
         description: node.required_text("description"),
         system_prompt: node.required_text("system_prompt"),
         tools: node.texts("tools"),
@@ -214,7 +222,7 @@ mod tests {
             max_total_per_run: 6,
             token_budget: TokenBudgetOverride::default(),
             agents: BTreeMap::new(),
-            custom_agents: BTreeMap::new(),
+            custom_agents: Vec::new(),
         };
         assert_eq!(read(&json!({}), |root| Subagents::read(root, false)).unwrap(), expected);
         assert_eq!(subagents(&json!(null)).unwrap(), expected);
@@ -262,6 +270,7 @@ mod tests {
         }}))
         .unwrap();
         let short = CustomAgent {
+            name: "short".into(),
             description: "d".into(),
             system_prompt: "p".into(),
             tools: None,
@@ -271,10 +280,11 @@ mod tests {
             max_turns: 50,
             timeout_seconds: 900,
         };
-        assert_eq!(section.custom_agents["short"], short);
+        assert_eq!(section.custom_agents[1], short);
         assert_eq!(
-            section.custom_agents["full"],
+            section.custom_agents[0],
             CustomAgent {
+                name: "full".into(),
                 tools: Some(texts(&["bash"])),
                 disallowed_tools: vec![],
                 skills: Some(texts(&["s"])),

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde_json::{Value as Json, json};
+
 use super::{Behaviour, Fold, MESSAGES_CHANNEL, MergeMap, Messages, OrderedUnion, Reducer};
 use crate::error::{Error, FREQUENCY_NOT_POSITIVE, Result};
 use crate::id::ChannelName;
@@ -24,7 +26,7 @@ impl Schema {
     /// The thread state of the service: `messages`, `goal`, `title`, sandbox state and the lead agent's channels
     /// (service reference, "Thread, checkpoint and run records").
     pub fn thread_state() -> Self {
-        let last = |_: serde_json::Value, new| Ok(new);
+        let last = |_: Json, new| Ok(new);
         let union = Arc::new(Fold::new(None, last));
         Self::new()
             .with(MESSAGES_CHANNEL, Behaviour::Accumulating(Arc::new(Messages)))
@@ -33,8 +35,8 @@ impl Schema {
             .with("goal", Behaviour::Reducer(union.clone()))
             .with("todos", Behaviour::Reducer(union.clone()))
             .with("sandbox", Behaviour::Reducer(union))
-            .with("delegations", Behaviour::Reducer(Arc::new(keyed_tail(50))))
-            .with("skill_context", Behaviour::Reducer(Arc::new(keyed_tail(8))))
+            .with("delegations", Behaviour::Reducer(Arc::new(keyed_tail(50, continued_delegation))))
+            .with("skill_context", Behaviour::Reducer(Arc::new(keyed_tail(8, |_, new| Some(new)))))
             .with("promoted", Behaviour::Reducer(Arc::new(OrderedUnion)))
             .with("thread_data", Behaviour::LastValue)
             .with("title", Behaviour::LastValue)
@@ -69,15 +71,37 @@ impl Schema {
     }
 }
 
-/// A list of objects in which each id occurs once and only the last `keep` objects stay.
-fn keyed_tail(keep: usize) -> Fold {
-    use serde_json::{Value as Json, json};
-    Fold::new(Some(json!([])), move |current, write| match (current, write) {
+/// The entry of a delegation after an update of it: it keeps when it was created and by which run, and once it has ended
+/// it does not go back to being in progress. `None` keeps it as it is.
+fn continued_delegation(have: &Json, mut update: Json) -> Option<Json> {
+    const IN_PROGRESS: &str = "in_progress";
+    if update["status"] == IN_PROGRESS && have["status"] != IN_PROGRESS {
+        return None;
+    }
+    if let Json::Object(update) = &mut update {
+        for key in ["created_at", "run_id"] {
+            match have.get(key) {
+                Some(first) => update.insert(key.to_owned(), first.clone()),
+                None => update.remove(key),
+            };
+        }
+    }
+    Some(update)
+}
+
+/// A list of objects in which each id occurs once, at its first place, and only the last `keep` objects stay. `merged`
+/// makes the new object from the one there is and an update; `None` keeps the one there is.
+fn keyed_tail(keep: usize, merged: impl Fn(&Json, Json) -> Option<Json> + Send + Sync + 'static) -> Fold {
+    Fold::new(Some(json!([])), move |current: Json, write: Json| match (current, write) {
         (current, Json::Null) => Ok(current),
         (Json::Array(mut list), Json::Array(more)) => {
             for item in more {
                 match list.iter_mut().find(|have| !item["id"].is_null() && have["id"] == item["id"]) {
-                    Some(have) => *have = item,
+                    Some(have) => {
+                        if let Some(item) = merged(have, item) {
+                            *have = item;
+                        }
+                    }
                     None => list.push(item),
                 }
                 if list.len() > keep {
@@ -133,8 +157,6 @@ impl ChannelTable {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value as Json, json};
-
     use super::*;
 
     #[test]
@@ -192,5 +214,27 @@ mod tests {
         assert_eq!(list.as_array().unwrap().len(), 50);
         assert_eq!(list[0]["id"], 10);
         assert_eq!(list[20], json!({"id": 30, "status": "completed"}));
+    }
+
+    #[test]
+    fn a_delegation_keeps_its_beginning_and_never_goes_back_to_being_in_progress() {
+        let table = Schema::thread_state().compile(ChannelMode::Full, 1).unwrap();
+        let reducer = table.behaviour(&"delegations".into()).unwrap().reducer().unwrap();
+        let write = |v: Json| ChannelValue::from_json(&v).unwrap();
+        let fold = |writes: &[Json]| {
+            let start = reducer.empty().unwrap();
+            let all =
+                writes.iter().try_fold(start, |value, item| reducer.reduce(value, &write(json!([item]))));
+            all.unwrap().to_json().unwrap()
+        };
+        let begun = json!({"id": "a", "status": "in_progress", "created_at": 1, "run_id": "r"});
+        let done = json!({"id": "a", "status": "completed", "created_at": 2, "run_id": "later", "result_brief": "x"});
+        let kept =
+            json!({"id": "a", "status": "completed", "created_at": 1, "run_id": "r", "result_brief": "x"});
+        assert_eq!(fold(&[begun.clone(), done.clone()]), json!([kept]));
+        assert_eq!(fold(&[begun.clone(), done.clone(), begun]), json!([kept]));
+        // An entry without a run does not get one.
+        let without = json!({"id": "a", "status": "in_progress"});
+        assert_eq!(fold(&[without, done]), json!([{"id": "a", "status": "completed", "result_brief": "x"}]));
     }
 }

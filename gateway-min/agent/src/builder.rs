@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use threadkeep_config::{Config, ConfigHandle};
+use threadkeep_config::{Config, ConfigHandle, Title};
 use threadkeep_files::{adopt_thread_names, thread_name};
 
-use crate::lead::CALLER;
+use crate::agent::CALLER;
 use crate::model::{ModelKind, ModelSettings, RetryingModel};
 use crate::summary::Summarizer;
 use crate::tools::{ToolContext, ToolSettings, Toolbox};
-use crate::{AgentError, LeadAgent};
+use crate::{Agent, AgentError, Middleware, Prompt};
 
 /// What an agent is built for.
 pub struct AgentSpec<'a> {
@@ -29,7 +29,25 @@ pub struct AgentSpec<'a> {
     pub reasoning_effort: Option<&'a str>,
 }
 
-/// Builds lead agents from the current configuration.
+/// What a subagent is built for.
+pub struct SubagentSpec<'a> {
+    /// Its name: scripts and the sums of usage know it as `subagent:` and this.
+    pub name: &'a str,
+    /// The run that delegates.
+    pub run_id: &'a str,
+    /// The thread of that run, in whose directory the subagent works.
+    pub thread_id: &'a str,
+    /// The configured name of its model.
+    pub model_name: &'a str,
+    /// What it is told before its task.
+    pub prompt: Prompt,
+    /// The tools that it may call.
+    pub toolbox: Toolbox,
+    /// What accompanies its model calls.
+    pub middleware: Vec<Arc<dyn Middleware>>,
+}
+
+/// Builds agents from the current configuration.
 pub struct AgentBuilder {
     config: ConfigHandle,
     threads_dir: PathBuf,
@@ -64,7 +82,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     /// [`AgentError::UnknownModel`], [`AgentError::Model`].
-    pub async fn lead(&self, spec: &AgentSpec<'_>) -> Result<LeadAgent, AgentError> {
+    pub async fn lead(&self, spec: &AgentSpec<'_>) -> Result<Agent, AgentError> {
         let config = self.config.current_async().await;
         let model = self.model(&config, spec.model_name).await?;
         let title_model = match &config.title.model_name {
@@ -78,22 +96,45 @@ impl AgentBuilder {
             }
             _ => None,
         };
-        Ok(LeadAgent {
+        Ok(Agent {
             caller: CALLER.to_owned(),
+            prompt: Prompt::default(),
+            middleware: Vec::new(),
             model,
             title_model,
             summarizer,
             toolbox: Arc::clone(&self.tools),
-            tool_context: ToolContext {
-                thread_id: spec.thread_id.to_owned(),
-                run_id: spec.run_id.to_owned(),
-                tool_call_id: String::new(),
-                root: self.thread_dir(spec.thread_id),
-            },
+            tool_context: ToolContext::new(spec.thread_id, spec.run_id, self.thread_dir(spec.thread_id)),
             title: config.title.clone(),
             loop_detection: config.loop_detection.clone(),
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.map(str::to_owned),
+        })
+    }
+
+    /// Builds a subagent: without a title, without thinking, with the summaries of the lead agent's configuration.
+    ///
+    /// # Errors
+    /// As [`Self::lead`].
+    pub async fn subagent(&self, spec: SubagentSpec<'_>) -> Result<Agent, AgentError> {
+        let config = self.config.current_async().await;
+        let own = Some(spec.model_name);
+        let summarizer = match &config.summarization {
+            settings if settings.enabled => {
+                Some(self.summarizer(&config, settings.model_name.as_deref().or(own), own).await?)
+            }
+            _ => None,
+        };
+        let context = ToolContext::new(spec.thread_id, spec.run_id, self.thread_dir(spec.thread_id));
+        Ok(Agent {
+            caller: format!("subagent:{}", spec.name),
+            prompt: spec.prompt,
+            middleware: spec.middleware,
+            summarizer,
+            title: Title { enabled: false, ..config.title.clone() },
+            loop_detection: config.loop_detection.clone(),
+            thinking: Some(false),
+            ..Agent::new(self.model(&config, own).await?, spec.toolbox, context)
         })
     }
 

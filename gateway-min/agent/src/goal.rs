@@ -19,11 +19,11 @@ use threadkeep::metadata::Source;
 use threadkeep::step::Durability;
 use threadkeep_config::ContextSize;
 
-use crate::lead::{conversation, next_step};
+use crate::agent::{conversation, next_step};
 use crate::model::message::{self, fallback_reason, kind, text};
 use crate::summary::{ask, line, start_of_tail};
 use crate::tools::asks;
-use crate::{AgentError, Ended, Input, LeadAgent, ObserverError, Session, TaskInput};
+use crate::{Agent, AgentError, Ended, Input, ObserverError, Session, TaskInput};
 
 /// The channel of the goal, and the node that writes it.
 pub const CHANNEL: &str = "goal";
@@ -212,13 +212,13 @@ fn active(session: &Session<'_>) -> Result<Option<(Json, String)>, AgentError> {
     }))
 }
 
-impl LeadAgent {
+impl Agent {
     /// Runs until the graph has nothing more to run and the thread's goal asks for nothing more. `yields` is called
     /// before the goal is evaluated: if it returns true, another run waits for the thread and takes over the goal. Not
-    /// cancel-safe, like [`LeadAgent::run`].
+    /// cancel-safe, like [`Agent::run`].
     ///
     /// # Errors
-    /// As [`LeadAgent::run`], and if the goal cannot be read or written, or `yields` fails.
+    /// As [`Agent::run`], and if the goal cannot be read or written, or `yields` fails.
     pub async fn work<F>(
         &self,
         session: &mut Session<'_>,

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod agent;
 mod binding;
 mod builder;
 pub mod duration;
@@ -10,7 +11,7 @@ pub mod fuzzing;
 pub mod goal;
 pub mod goal_state;
 mod input;
-mod lead;
+mod middleware;
 pub mod model;
 mod observer;
 mod pattern;
@@ -23,13 +24,15 @@ pub mod title;
 mod tokens;
 pub mod tools;
 
+pub use agent::{Agent, END, MODEL as MODEL_NODE, NODES};
 pub use binding::{AGENT_BINDING, DEFAULT_AGENT, binding};
-pub use builder::{AgentBuilder, AgentSpec};
+pub use builder::{AgentBuilder, AgentSpec, SubagentSpec};
 pub use error::AgentError;
 pub use input::{Input, Next};
-pub use lead::{END, LeadAgent, MODEL as MODEL_NODE, NODES};
+pub use middleware::{After, Before, Middleware, View};
 pub use observer::{Added, Observer, ObserverError, Origin, TaskInput};
 pub use pattern::Pattern;
+pub use prompt::Prompt;
 pub use session::{Breakpoints, Durability, Ended, Interrupts, RunTerms, Session};
 pub use spans::{TRACE_FAILED, TRACE_TARGET};
 pub use tokens::Tokens;

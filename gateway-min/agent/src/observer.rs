@@ -8,6 +8,7 @@ use threadkeep::Result;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
 
+use crate::Tokens;
 use crate::tools::loop_detection::Verdict;
 
 /// Why an observer could not store a report. It fails the run.
@@ -16,7 +17,7 @@ pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 /// Observes one run of an agent.
 ///
 /// Every method ignores the report by default, so an observer implements only what it shows or stores. The loop waits
-/// for each call: only [`message_added`](Self::message_added) may take time.
+/// for each call: only [`message_added`](Self::message_added) and [`custom`](Self::custom) may take time.
 #[async_trait]
 pub trait Observer: Send {
     /// A task of superstep `step` starts.
@@ -62,6 +63,11 @@ pub trait Observer: Send {
         let _ = (model, caller, answer);
     }
 
+    /// Models did this for a tool: so many calls of `model` for `caller`, with these tokens.
+    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
+        let _ = (model, caller, calls, tokens);
+    }
+
     /// A message is added to the conversation.
     ///
     /// # Errors
@@ -71,9 +77,14 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// The verdict of loop detection on the last answer.
-    fn loop_checked(&mut self, verdict: &Verdict) {
-        let _ = verdict;
+    /// The verdict of loop detection on the last answer; of a subagent's, if `subagent` names one.
+    fn loop_checked(&mut self, subagent: Option<&str>, verdict: &Verdict) {
+        let _ = (subagent, verdict);
+    }
+
+    /// An event of a tool that is still working, for clients of the stream mode `custom`.
+    async fn custom(&mut self, event: &Json) {
+        let _ = event;
     }
 
     /// A call of `tool` wrote these files, relative to the thread's directory.

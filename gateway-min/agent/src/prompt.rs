@@ -1,12 +1,32 @@
-//! The system prompt of the lead agent.
+//! System prompts.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value as Json;
 
 use crate::model::message;
 
-/// The prompt for a run that starts `now`.
-pub(crate) fn system(now: DateTime<Utc>, tools: bool) -> String {
+/// What an agent is told before the conversation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// An agent's own prompt; `None` is the lead agent's.
+    pub own: Option<String>,
+    /// Further sections, in this order.
+    pub sections: Vec<String>,
+}
+
+impl Prompt {
+    /// The whole system prompt for a call at `now`.
+    pub(crate) fn system(&self, now: DateTime<Utc>, tools: bool) -> String {
+        let own = match &self.own {
+            Some(own) => own.clone(),
+            None => system(now, tools),
+        };
+        std::iter::once(own).chain(self.sections.iter().cloned()).collect::<Vec<_>>().join("\n\n")
+    }
+}
+
+/// The lead agent's prompt for a run that starts `now`.
+fn system(now: DateTime<Utc>, tools: bool) -> String {
     let mut prompt = format!(
         "You are a capable assistant that works on the user's task until it is done. Today is {}.",
         now.format("%A, %Y-%m-%d")

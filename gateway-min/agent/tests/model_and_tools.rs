@@ -26,12 +26,7 @@ impl Conversation {
         Self {
             model: RetryingModel::new(build(settings).unwrap()),
             toolbox: Toolbox::builtin(&ToolSettings::default()),
-            context: ToolContext {
-                thread_id: "t1".into(),
-                run_id: "r1".into(),
-                tool_call_id: String::new(),
-                root: directory.path().join("threads/t1"),
-            },
+            context: ToolContext::new("t1", "r1", directory.path().join("threads/t1")),
             messages: Vec::new(),
             _directory: directory,
         }

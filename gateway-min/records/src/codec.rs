@@ -113,6 +113,10 @@ impl<'r> Cells<'r> {
         self.get(column)
     }
 
+    pub(super) fn opt_int(&self, column: &'static str) -> sqlx::Result<Option<i64>> {
+        self.get(column)
+    }
+
     pub(super) fn flag(&self, column: &'static str) -> sqlx::Result<bool> {
         self.get(column)
     }

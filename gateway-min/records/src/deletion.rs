@@ -75,6 +75,7 @@ impl Records {
                 let events = query("DELETE FROM run_events WHERE thread_id = $1").bind(&thread);
                 let events = tx.execute(events).await?;
                 tx.execute(query("DELETE FROM run_frames WHERE thread_id = $1").bind(&thread)).await?;
+                tx.execute(query("DELETE FROM executions WHERE thread_id = $1").bind(&thread)).await?;
                 let threads = query("DELETE FROM threads_meta WHERE thread_id = $1").bind(&thread);
                 let thread = tx.execute(threads).await? > 0;
                 Ok(DeletedThread { thread, runs, events })

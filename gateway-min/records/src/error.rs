@@ -15,6 +15,8 @@ pub enum Entity {
     Run,
     /// A row of `runs` with which another writer holds a thread.
     Reservation,
+    /// A row of `executions`.
+    Execution,
 }
 
 impl fmt::Display for Entity {
@@ -23,6 +25,7 @@ impl fmt::Display for Entity {
             Self::Thread => "Thread",
             Self::Run => "Run",
             Self::Reservation => "Reservation",
+            Self::Execution => "Execution",
         })
     }
 }

@@ -7,6 +7,7 @@
 //! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Records::delete_thread`] |
 //! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Records::delete_thread`] |
 //! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Records::delete_thread`] |
+//! | `executions` | (`execution_id`, `attempt`) | every attempt of a subagent at delegated work | [`Executions`]; [`Records::delete_thread`] |
 //! | `store_settings` | `name` | the form in which checkpoints are written | [`Records::agree_on_form`], [`Records::converted`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Records::delete_thread`] |
 //!
@@ -37,6 +38,7 @@ mod db;
 mod deletion;
 mod error;
 mod events;
+mod executions;
 #[cfg(any(test, feature = "testing"))]
 mod fault;
 mod form;
@@ -63,6 +65,10 @@ pub use error::{Entity, RecordsError};
 pub use events::{
     EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SeedRun,
     TRACE_CATEGORY,
+};
+pub use executions::{
+    CHILD_PREFIX, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, ExecutionTokens, Executions,
+    NewExecution,
 };
 pub use form::CheckpointForm;
 pub use persist::persistently;
@@ -119,6 +125,7 @@ pub struct Records {
     threads: Threads,
     runs: Runs,
     events: Events,
+    executions: Executions,
 }
 
 impl Records {
@@ -164,6 +171,7 @@ impl Records {
     fn new(db: Db, options: &RecordsOptions) -> Self {
         Self {
             threads: Threads { db: db.clone() },
+            executions: Executions { db: db.clone() },
             runs: Runs {
                 db: db.clone(),
                 lease: options.lease.clone().map(Arc::new),
@@ -200,6 +208,11 @@ impl Records {
     /// The event feed.
     pub fn events(&self) -> &Events {
         &self.events
+    }
+
+    /// The executions of subagents.
+    pub fn executions(&self) -> &Executions {
+        &self.executions
     }
 
     /// What other processes do with runs, from now on.

@@ -217,12 +217,7 @@ mod tests {
         }
 
         fn context(&self) -> ToolContext {
-            ToolContext {
-                thread_id: "t".into(),
-                run_id: "r".into(),
-                tool_call_id: "c".into(),
-                root: self.0.path().to_owned(),
-            }
+            ToolContext::new("t", "r", self.0.path())
         }
 
         async fn run(&self, command: &str) -> ToolOutput {

@@ -94,12 +94,7 @@ mod tests {
     }
 
     async fn ask(args: Value) -> Result<ToolOutput, ToolError> {
-        let context = ToolContext {
-            thread_id: String::new(),
-            run_id: String::new(),
-            tool_call_id: String::new(),
-            root: "/nonexistent".into(),
-        };
+        let context = ToolContext::new("", "", "/nonexistent");
         AskClarification.call(&context, args).await
     }
 

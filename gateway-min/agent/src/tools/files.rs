@@ -255,12 +255,7 @@ mod tests {
         }
 
         fn context(&self) -> ToolContext {
-            ToolContext {
-                thread_id: "t".into(),
-                run_id: "r".into(),
-                tool_call_id: "c".into(),
-                root: self.0.path().join("threads/t"),
-            }
+            ToolContext::new("t", "r", self.0.path().join("threads/t"))
         }
 
         async fn call(&self, tool: &dyn Tool, args: Value) -> Result<String, String> {

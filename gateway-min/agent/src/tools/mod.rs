@@ -15,22 +15,27 @@ mod glob;
 pub mod loop_detection;
 mod output;
 mod pool;
+mod reports;
 mod schema;
 mod search;
 mod toolbox;
 mod workspace;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use threadkeep::state::StateSnapshot;
+use tokio_util::sync::CancellationToken;
 
 pub use self::clarification::asks;
 use self::pool::blocking;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
+pub use reports::{Report, Reports};
 pub use toolbox::{ToolAnswer, Toolbox};
 pub use workspace::copy::copy as copy_workspace;
 pub use workspace::snapshot::{Changes, Snapshot};
@@ -49,13 +54,20 @@ pub trait Tool: Send + Sync {
         DEFAULT_OUTPUT_MAX_CHARS
     }
 
+    /// How long the call may go on after [`ToolContext::cancel`]: a tool with something to settle stops by itself within
+    /// this time, and only then is dropped. `None` drops it at once.
+    fn stops_within(&self) -> Option<Duration> {
+        None
+    }
+
     /// Executes the call. `args` contains the required arguments, with types as in the schema.
     ///
-    /// Must not block, and must leave nothing running when its future is dropped: that is how a run is cancelled.
+    /// Must not block, and must leave nothing running when its future is dropped: that is how a run is cancelled, unless
+    /// the tool [says how fast it stops](Self::stops_within).
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError>;
 }
 
-/// The origin of a call and its working directory.
+/// The origin of a call, its working directory, and its connection to the run.
 #[derive(Debug, Clone)]
 pub struct ToolContext {
     /// The thread of the run.
@@ -66,6 +78,30 @@ pub struct ToolContext {
     pub tool_call_id: String,
     /// The thread's own directory; created when a tool first needs it.
     pub root: PathBuf,
+    /// The call's index among the calls of its answer.
+    pub index: u32,
+    /// The state from which the call runs; `None` outside of a run.
+    pub state: Option<Arc<StateSnapshot>>,
+    /// Cancelled with the run.
+    pub cancel: CancellationToken,
+    /// Where the tool reports while it works.
+    pub reports: Reports,
+}
+
+impl ToolContext {
+    /// The context of a run's calls in this directory; the loop adds what belongs to one call.
+    pub fn new(thread_id: impl Into<String>, run_id: impl Into<String>, root: impl Into<PathBuf>) -> Self {
+        Self {
+            thread_id: thread_id.into(),
+            run_id: run_id.into(),
+            tool_call_id: String::new(),
+            root: root.into(),
+            index: 0,
+            state: None,
+            cancel: CancellationToken::new(),
+            reports: Reports::unread(),
+        }
+    }
 }
 
 /// The result of a call.
@@ -81,6 +117,8 @@ pub struct ToolOutput {
     pub additional_kwargs: Map<String, Value>,
     /// The files that the call wrote, relative to the thread's directory.
     pub written: Vec<String>,
+    /// Values that are written to the state with the result, by channel.
+    pub writes: Map<String, Value>,
     /// Whether the run ends with this call because it waits for the user.
     pub ends_run: bool,
 }
@@ -94,6 +132,7 @@ impl ToolOutput {
             artifact: Value::Null,
             additional_kwargs: Map::new(),
             written: Vec::new(),
+            writes: Map::new(),
             ends_run: false,
         }
     }

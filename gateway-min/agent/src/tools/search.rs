@@ -320,12 +320,7 @@ mod tests {
         }
 
         async fn call(&self, tool: &dyn Tool, args: Value) -> Result<String, String> {
-            let context = ToolContext {
-                thread_id: "t".into(),
-                run_id: "r".into(),
-                tool_call_id: "c".into(),
-                root: self.0.path().join("root"),
-            };
+            let context = ToolContext::new("t", "r", self.0.path().join("root"));
             let result = tool.call(&context, args).await;
             result.map(|output| output.content).map_err(|error| error.to_string())
         }

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tracing::Instrument as _;
 
 use super::bash::Bash;
@@ -30,6 +31,8 @@ pub struct ToolAnswer {
     pub message: Value,
     /// The files that the call wrote, relative to the thread's directory.
     pub written: Vec<String>,
+    /// Values that are written to the state with the message, by channel.
+    pub writes: Map<String, Value>,
     /// Whether the run ends here.
     pub ends_run: bool,
 }
@@ -86,6 +89,11 @@ impl Toolbox {
         self.tools.iter().map(|(spec, _)| spec.clone()).collect()
     }
 
+    /// How long this call may go on after its run was cancelled; see [`Tool::stops_within`].
+    pub(crate) fn stops_within(&self, call: &Value) -> Option<Duration> {
+        self.tools.iter().find(|(spec, _)| call["name"] == *spec.name)?.1.stops_within()
+    }
+
     /// Runs `call`, an entry of an assistant message's `tool_calls` or `invalid_tool_calls`, and returns its result.
     ///
     /// An unknown tool, invalid arguments and a failing tool yield a message with status `error` that tells the model
@@ -109,7 +117,7 @@ impl Toolbox {
         let mut message = tool_result(call, output.status, output::cut(output.content, max_chars));
         message["artifact"] = output.artifact;
         message["additional_kwargs"] = Value::Object(output.additional_kwargs);
-        ToolAnswer { message, written: output.written, ends_run: output.ends_run }
+        ToolAnswer { message, written: output.written, writes: output.writes, ends_run: output.ends_run }
     }
 
     fn unknown(&self, name: &str) -> ToolError {
@@ -170,12 +178,7 @@ mod tests {
     }
 
     fn context() -> ToolContext {
-        ToolContext {
-            thread_id: "t".into(),
-            run_id: "r".into(),
-            tool_call_id: String::new(),
-            root: "/nonexistent".into(),
-        }
+        ToolContext::new("t", "r", "/nonexistent")
     }
 
     async fn run(call: &Value) -> ToolAnswer {

@@ -15,7 +15,8 @@ pub(crate) struct Tables {
 }
 
 /// The table names used in statements.
-const NAMES: [&str; 6] = ["threads_meta", "runs", "run_events", "run_frames", "store_settings", MIGRATIONS];
+const NAMES: [&str; 7] =
+    ["threads_meta", "runs", "run_events", "run_frames", "executions", "store_settings", MIGRATIONS];
 
 /// The table that lists the applied migrations.
 const MIGRATIONS: &str = "migrations";

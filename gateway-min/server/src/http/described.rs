@@ -51,9 +51,9 @@ pub(super) enum StreamModeName {
 #[allow(dead_code, reason = "described, never built")]
 pub(super) enum AssistantName {
     #[schema(rename = "lead_agent")]
-    LeadAgent,
+    Agent,
     #[schema(rename = "lead-agent")]
-    LeadAgentWithHyphen,
+    AgentWithHyphen,
 }
 
 /// A field of a run's record.
@@ -74,7 +74,7 @@ pub(super) enum RunField {
     TotalOutputTokens,
     TotalTokens,
     LlmCallCount,
-    LeadAgentTokens,
+    AgentTokens,
     SubagentTokens,
     MiddlewareTokens,
     MessageCount,

@@ -131,6 +131,13 @@ impl Frames {
         }
     }
 
+    /// An event of a tool that is still working.
+    pub(crate) fn custom(&self, event: &Json) {
+        if self.wants(StreamMode::Custom) {
+            self.publisher.publish("custom", event);
+        }
+    }
+
     /// The whole state.
     pub(crate) fn values(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {

@@ -9,10 +9,13 @@ use threadkeep_agent::tools::Changes;
 use threadkeep_agent::tools::loop_detection::Verdict;
 
 use super::delivery::Delivery;
+use super::subagent_events;
 use threadkeep_records::{NewEvent, Records, RecordsError, persistently};
 
 /// How many events are buffered before they are written.
 const BATCH: usize = 20;
+/// The same for events of subagents.
+const SUBAGENT_BATCH: usize = 25;
 
 /// Collects the events of one run.
 pub(crate) struct Journal {
@@ -73,9 +76,9 @@ impl Journal {
         self.hold(event);
     }
 
-    /// What loop detection did about an answer of the lead agent, if anything. A warning is reported once per cause,
+    /// What loop detection did about an answer of the lead agent, or of the named subagent, if anything. A warning is reported once per cause,
     /// because [`assess`](threadkeep_agent::tools::loop_detection::assess) returns it once.
-    pub(crate) fn loop_detection(&mut self, verdict: &Verdict) {
+    pub(crate) fn loop_detection(&mut self, subagent: Option<&str>, verdict: &Verdict) {
         let (action, finding) = match verdict {
             Verdict::Proceed => return,
             Verdict::Warn(finding) => ("warn", finding),
@@ -86,13 +89,31 @@ impl Journal {
             "tool_names": finding.tool_names,
             "count": finding.count,
             "threshold": finding.threshold,
-            "is_subagent": false,
-            "agent_id": null,
+            "is_subagent": subagent.is_some(),
+            "agent_id": subagent,
         });
         let content = json!({
             "name": "LoopDetectionMiddleware", "hook": "after_model", "action": action, "changes": changes,
         });
         self.hold(NewEvent::new("middleware:loop_detection", "middleware", content));
+    }
+
+    /// An event of a tool that is still working: of a subagent, it belongs to the feed. It is written with others, at the
+    /// latest when its task ends; a failing feed keeps neither the tool nor the stream from going on.
+    pub(crate) async fn custom(&mut self, event: &Json) {
+        let Some((event, last)) = subagent_events::of(event) else { return };
+        self.hold(event);
+        if !last && self.pending.len() < SUBAGENT_BATCH {
+            return;
+        }
+        if let Err(error) = self.flush().await {
+            let run_id = &self.run_id;
+            tracing::warn!(run_id, %error, "the events of a subagent are written later");
+            if matches!(error, RecordsError::InDoubt { .. }) {
+                // They may be there already.
+                self.pending.clear();
+            }
+        }
     }
 
     /// The ids of the answers so far.

@@ -7,7 +7,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
 use threadkeep_agent::serialize;
 use threadkeep_agent::tools::loop_detection::Verdict;
-use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput};
+use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput, Tokens};
 
 use super::frames::Frames;
 use super::journal::Journal;
@@ -54,6 +54,10 @@ impl Observer for Reporter {
         self.journal.llm_error(answer, model, caller);
     }
 
+    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
+        self.usage.add(model, caller, calls, tokens);
+    }
+
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
         match message {
             Added::Human(message) => {
@@ -72,8 +76,13 @@ impl Observer for Reporter {
         Ok(())
     }
 
-    fn loop_checked(&mut self, verdict: &Verdict) {
-        self.journal.loop_detection(verdict);
+    fn loop_checked(&mut self, subagent: Option<&str>, verdict: &Verdict) {
+        self.journal.loop_detection(subagent, verdict);
+    }
+
+    async fn custom(&mut self, event: &Json) {
+        self.frames.custom(event);
+        self.journal.custom(event).await;
     }
 
     fn files_written(&mut self, tool: &str, paths: &[String]) {

@@ -19,8 +19,12 @@ pub(crate) struct UsageLedger {
 impl UsageLedger {
     /// Counts one answer of `model` to `caller` (`lead_agent`, `subagent...` or `middleware...`).
     pub(crate) fn record(&mut self, model: &str, caller: &str, answer: &Json) {
-        let tokens = Tokens::of(answer);
-        self.totals.llm_call_count += 1;
+        self.add(model, caller, 1, Tokens::of(answer));
+    }
+
+    /// Counts this many calls of `model` for `caller`.
+    pub(crate) fn add(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
+        self.totals.llm_call_count += i64::try_from(calls).unwrap_or(i64::MAX);
         self.totals.total_input_tokens += tokens.input;
         self.totals.total_output_tokens += tokens.output;
         self.totals.total_tokens += tokens.total;

@@ -30,6 +30,9 @@
 //! | `contains` | the user's last message contains one of the texts, ignoring case |
 //! | `turn` | that many messages of the user came before the last one |
 //! | `caller` | the request's caller is this, or begins with this and a colon |
+//! | `system` | the system prompt contains one of the texts, ignoring case |
+//! | `offered` | all of these tools are on offer |
+//! | `anywhere` | some message of the conversation contains one of the texts, ignoring case |
 //!
 //! The rule's answers are used in order within a turn: the index of the next one is the number of assistant messages
 //! after the user's last message. No other state is kept, so a restarted process continues where the conversation is.
@@ -46,11 +49,16 @@
 //! | `gate` | `{name, after_chunks}`: after that many chunks (default 0) the answer waits until the [`gate`] is opened |
 //!
 //! In texts and in strings of arguments `{{input}}` is replaced by the user's last message and `{{tool_result}}` by the
-//! last tool result. The chunks are deterministic; the message ids are not.
+//! last tool result; `{{result:ID}}` is the newest result of the call with that id. The chunks are deterministic; the
+//! message ids are not.
+//!
+//! With the key `record` beside `rules`, a path, each request is appended to that file as a line of JSON before it is
+//! answered: `{model, caller, attempt, system, tools, messages}`. So a test can count the calls of several processes.
 
 mod gate;
 mod script;
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -105,6 +113,29 @@ impl ScriptedModel {
         Self { looks_back: script.looks_back(), name, script }
     }
 
+    /// Appends the request to the script's record, if it keeps one.
+    fn record<'r>(
+        &self,
+        request: &'r ModelRequest,
+        conversation: &impl Fn() -> Result<std::borrow::Cow<'r, [Value]>, ModelError>,
+    ) -> Result<(), ModelError> {
+        let Some(path) = &self.script.record else { return Ok(()) };
+        let tools: Vec<&str> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
+        let line = serde_json::json!({
+            "model": self.name, "caller": request.caller, "attempt": request.attempt,
+            "system": request.system, "tools": tools, "messages": conversation()?,
+        });
+        let written = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+        written.map_err(|error| {
+            let detail = format!("the record {}: {error}", path.display());
+            ModelError::new(&self.name, ModelErrorKind::Script, detail)
+        })
+    }
+
     fn damaged(&self, error: &threadkeep::Error) -> ModelError {
         ModelError::new(&self.name, ModelErrorKind::Script, format!("the conversation is damaged: {error}"))
     }
@@ -122,14 +153,15 @@ impl ChatModel for ScriptedModel {
 
     async fn stream(&self, request: &ModelRequest) -> Result<ChunkStream, ModelError> {
         let all = || request.conversation().map_err(|error| self.damaged(&error));
+        self.record(request, &all)?;
         let situation = if self.looks_back || turn_start(&request.messages).is_none() {
-            situation(&all()?, &request.caller)
+            situation(&all()?, request, self.looks_back)
         } else {
-            situation(&request.messages, &request.caller)
+            situation(&request.messages, request, false)
         };
         let Some(answer) = self.script.answer(&situation) else {
             // The error counts the turns.
-            let situation = self::situation(&all()?, &request.caller);
+            let situation = self::situation(&all()?, request, false);
             return Err(ModelError::new(
                 &self.name,
                 ModelErrorKind::Script,
@@ -144,8 +176,8 @@ impl ChatModel for ScriptedModel {
     }
 }
 
-/// What the script needs to know about the conversation.
-fn situation(messages: &[Value], caller: &str) -> Situation {
+/// What the script needs to know about the conversation; the texts and results of all messages only if it `looks_back`.
+fn situation(messages: &[Value], request: &ModelRequest, looks_back: bool) -> Situation {
     let start = turn_start(messages);
     let turn = messages.iter().filter(|message| super::message::is_from_user(message)).count();
     let since = start.map_or(messages, |start| &messages[start..]);
@@ -155,7 +187,15 @@ fn situation(messages: &[Value], caller: &str) -> Situation {
         turn: turn.saturating_sub(1),
         answered: since.iter().filter(|message| kind(message) == "ai").count(),
         tool_result: messages.iter().rfind(|message| kind(message) == "tool").map(text).unwrap_or_default(),
-        caller: caller.to_owned(),
+        caller: request.caller.clone(),
+        system: request.system.clone().unwrap_or_default(),
+        offered: request.tools.iter().map(|tool| tool.name.clone()).collect(),
+        said: messages.iter().filter(|_| looks_back).map(text).collect(),
+        results: messages
+            .iter()
+            .filter(|message| looks_back && kind(message) == "tool")
+            .filter_map(|message| Some((message["tool_call_id"].as_str()?.to_owned(), text(message))))
+            .collect(),
     }
 }
 

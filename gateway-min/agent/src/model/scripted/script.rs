@@ -1,5 +1,8 @@
 //! The script: its format, choosing an answer for a situation, and placeholders.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -9,6 +12,7 @@ use serde_json::{Map, Value};
 pub(super) struct Script {
     #[serde(default = "default_chunk_chars")]
     pub(super) chunk_chars: usize,
+    pub(super) record: Option<PathBuf>,
     rules: Vec<Rule>,
 }
 
@@ -32,6 +36,9 @@ struct Condition {
     contains: Option<Vec<String>>,
     turn: Option<usize>,
     caller: Option<String>,
+    system: Option<Vec<String>>,
+    offered: Option<Vec<String>>,
+    anywhere: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -104,19 +111,29 @@ pub(super) struct Situation {
     pub(super) tool_result: String,
     /// The caller.
     pub(super) caller: String,
+    /// The system prompt.
+    pub(super) system: String,
+    /// The names of the tools on offer.
+    pub(super) offered: Vec<String>,
+    /// The texts of all messages, if the script needs them.
+    pub(super) said: Vec<String>,
+    /// The newest result of each call, by the call's id, if the script needs them.
+    pub(super) results: BTreeMap<String, String>,
 }
+
+/// What begins the placeholder for the result of one call.
+const RESULT_OF: &str = "{{result:";
 
 impl Script {
     /// Whether answers depend on earlier turns.
     pub(super) fn looks_back(&self) -> bool {
-        const RESULT: &str = "{{tool_result}}";
+        let shows = |text: &str| text.contains("{{tool_result}}") || text.contains(RESULT_OF);
         self.rules.iter().any(|rule| {
             let shows_result = |answer: &Answer| {
-                let in_args =
-                    |call: &ScriptedCall| Value::Object(call.args.clone()).to_string().contains(RESULT);
-                answer.text.contains(RESULT) || answer.tool_calls.iter().any(in_args)
+                let in_args = |call: &ScriptedCall| shows(&Value::Object(call.args.clone()).to_string());
+                shows(&answer.text) || answer.tool_calls.iter().any(in_args)
             };
-            rule.when.turn.is_some() || rule.answers.iter().any(shows_result)
+            rule.when.turn.is_some() || rule.when.anywhere.is_some() || rule.answers.iter().any(shows_result)
         })
     }
 
@@ -130,17 +147,32 @@ impl Script {
 
 impl Condition {
     fn holds(&self, situation: &Situation) -> bool {
-        let contains = self.contains.as_ref().is_none_or(|words| {
-            let input = situation.input.to_lowercase();
-            words.iter().any(|word| input.contains(&word.to_lowercase()))
-        });
+        let one_of = |words: &Option<Vec<String>>, texts: &[&str]| {
+            words.as_ref().is_none_or(|words| {
+                let found = |text: &str| {
+                    let text = text.to_lowercase();
+                    words.iter().any(|word| text.contains(&word.to_lowercase()))
+                };
+                texts.iter().any(|text| found(text))
+            })
+        };
+        let said: Vec<&str> = situation.said.iter().map(String::as_str).collect();
+        let offered = self
+            .offered
+            .as_ref()
+            .is_none_or(|names| names.iter().all(|name| situation.offered.contains(name)));
         let caller = self.caller.as_ref().is_none_or(|caller| {
             situation
                 .caller
                 .strip_prefix(caller.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
         });
-        contains && caller && self.turn.is_none_or(|turn| turn == situation.turn)
+        one_of(&self.contains, &[&situation.input])
+            && one_of(&self.system, &[&situation.system])
+            && one_of(&self.anywhere, &said)
+            && offered
+            && caller
+            && self.turn.is_none_or(|turn| turn == situation.turn)
     }
 }
 
@@ -152,6 +184,11 @@ impl Situation {
         while let Some(start) = rest.find("{{") {
             let (before, from) = rest.split_at(start);
             expanded.push_str(before);
+            if let Some((id, after)) = from.strip_prefix(RESULT_OF).and_then(|rest| rest.split_once("}}")) {
+                expanded.push_str(self.results.get(id).map_or("", String::as_str));
+                rest = after;
+                continue;
+            }
             let known = [("{{input}}", &self.input), ("{{tool_result}}", &self.tool_result)];
             let (taken, value) = known
                 .iter()

@@ -193,8 +193,8 @@ async fn a_delay_comes_before_each_chunk() {
     let script = json!({"chunk_chars": 1, "rules": [{"answers": [{"text": "ab", "delay_ms": 1}]}]});
     let slow = model(script.clone());
     let plan = slow.plan(
-        slow.script.answer(&situation(&[human("x")], "lead_agent")).unwrap(),
-        &situation(&[human("x")], "lead_agent"),
+        slow.script.answer(&situation(&[human("x")], &asking(Vec::new()), false)).unwrap(),
+        &situation(&[human("x")], &asking(Vec::new()), false),
         0,
     );
     let pauses = plan.iter().filter(|event| matches!(event, Event::Pause(time) if time.as_millis() == 1));
@@ -279,4 +279,62 @@ mod demo {
         assert_eq!(title["tool_calls"], json!([]));
         assert!(title["usage_metadata"]["total_tokens"].as_u64().unwrap() > 0);
     }
+}
+
+#[tokio::test]
+async fn agents_are_told_apart_by_their_prompt_their_tools_and_what_was_said() {
+    let model = model(json!({"rules": [
+        {"when": {"system": ["You are a BASH"]}, "answers": [{"text": "bash"}]},
+        {"when": {"offered": ["task", "ls"]}, "answers": [{"text": "lead"}]},
+        {"when": {"anywhere": ["snapshot"]}, "answers": [{"text": "informed"}]},
+        {"answers": [{"text": "other"}]},
+    ]}));
+    let tool = |name: &str| crate::tools::ToolSpec {
+        name: name.to_owned(),
+        description: String::new(),
+        parameters: json!({}),
+    };
+    let hidden = message::hidden("parent", "a Snapshot");
+    for (system, tools, messages, expected) in [
+        ("you are a bash agent", vec!["task", "ls"], vec![human("x")], "bash"),
+        ("", vec!["ls", "task", "grep"], vec![human("x")], "lead"),
+        ("", vec!["task"], vec![human("x")], "other"),
+        ("", vec![], vec![hidden, human("x")], "informed"),
+    ] {
+        let request = ModelRequest {
+            system: Some(system.to_owned()),
+            tools: tools.into_iter().map(tool).collect(),
+            ..asking(messages)
+        };
+        assert_eq!(text(&answer(&model, &request).await), expected);
+    }
+}
+
+#[tokio::test]
+async fn results_are_shown_by_the_id_of_their_call() {
+    let model =
+        model(json!({"rules": [{"answers": [{"text": "{{result:b}}, {{result:a}}, [{{result:c}}]"}]}]}));
+    let result =
+        |id: &str, text: &str| tool_result(&json!({"name": "t", "id": id}), ToolStatus::Success, text);
+    let messages = vec![result("a", "old"), result("a", "A"), result("b", "{{input}}"), human("x")];
+    assert_eq!(answer_text(&model, messages).await, "{{input}}, A, []");
+}
+
+#[tokio::test]
+async fn every_request_is_recorded_before_it_is_answered() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let model = model(json!({"record": file.path(), "rules": [{"answers": [{"text": "one"}]}]}));
+    answer_text(&model, vec![human("first")]).await;
+    let request =
+        ModelRequest { attempt: 2, system: Some("s".into()), ..asking(vec![human("q"), ai("one")]) };
+    assert!(model.stream(&request).await.is_err(), "the script has no second answer");
+    let lines = std::fs::read_to_string(file.path()).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0]["messages"][0]["content"], "first");
+    assert_eq!(
+        (&lines[1]["attempt"], &lines[1]["system"], &lines[1]["caller"]),
+        (&json!(2), &json!("s"), &json!("lead_agent"))
+    );
+    assert_eq!(lines[1]["messages"].as_array().unwrap().len(), 2);
 }

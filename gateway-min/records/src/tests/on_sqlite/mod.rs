@@ -8,6 +8,8 @@ mod deletion;
 mod dropped;
 #[path = "../events.rs"]
 mod events;
+#[path = "../executions.rs"]
+mod executions;
 #[path = "../faults.rs"]
 mod faults;
 #[path = "../flush.rs"]

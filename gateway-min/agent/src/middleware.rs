@@ -1,0 +1,60 @@
+//! What accompanies an agent's model calls: limits, ledgers, reminders.
+
+use serde_json::{Map, Value as Json};
+use threadkeep::state::StateSnapshot;
+
+use crate::AgentError;
+
+/// Looks at every model call of an agent: before it, to show the model something or to end the run; after it, to change
+/// the answer before it is stored.
+///
+/// A middleware keeps nothing between calls that a restart must not lose: what it needs is in the state or in the
+/// messages.
+pub trait Middleware: Send + Sync {
+    /// Before a model call.
+    ///
+    /// # Errors
+    /// If the state cannot be read; this ends the run.
+    fn before_model(&self, view: &View<'_>) -> Result<Before, AgentError> {
+        let _ = view;
+        Ok(Before::default())
+    }
+
+    /// After a model call; `view` is the one before it. The answer is stored as this leaves it.
+    ///
+    /// # Errors
+    /// As [`before_model`](Self::before_model).
+    fn after_model(&self, view: &View<'_>, answer: &mut Json) -> Result<After, AgentError> {
+        let _ = (view, answer);
+        Ok(After::default())
+    }
+}
+
+/// What a middleware sees of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// The run.
+    pub run_id: &'a str,
+    /// The state from which the model call starts; `None` if the thread has no checkpoint.
+    pub state: Option<&'a StateSnapshot>,
+    /// The current turn: the user's last message and everything after it.
+    pub turn: &'a [Json],
+}
+
+/// What happens before a model call.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Before {
+    /// Messages that the model reads in this call only. They are not stored.
+    pub messages: Vec<Json>,
+    /// Why there is no call: the run ends with this stop reason.
+    pub stop: Option<String>,
+}
+
+/// What a middleware made of an answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct After {
+    /// Why the run stops early, if the answer's tool calls were taken away.
+    pub stop_reason: Option<String>,
+    /// Values that are written with the answer, by channel.
+    pub writes: Map<String, Json>,
+}

@@ -1,0 +1,353 @@
+//! The rows of `executions`: every attempt of a subagent at a piece of delegated work.
+//!
+//! A row is written before the subagent's first checkpoint and says where those checkpoints are, so that a process that
+//! goes on after a crash finds what there is, and a deleted thread takes its subagents with it. The first terminal
+//! status wins, in the database.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use super::codec::{Cells, JsonObject, name_enum, object_text, time_text};
+use super::db::Db;
+use super::error::{Entity, RecordsError};
+use super::query::{FromRow, Row, Sql, query};
+
+name_enum! {
+    /// What was delegated.
+    ExecutionKind ("kind of execution") {
+        /// A call of the tool `task`.
+        Task = "task",
+    }
+}
+
+name_enum! {
+    /// The status of an execution.
+    ExecutionStatus ("status of an execution") {
+        /// It has no slot yet.
+        Pending = "pending",
+        /// It works.
+        Running = "running",
+        /// It has a result.
+        Completed = "completed",
+        /// It failed.
+        Failed = "failed",
+        /// It was cancelled.
+        Cancelled = "cancelled",
+        /// It took longer than it may.
+        TimedOut = "timed_out",
+    }
+}
+
+impl ExecutionStatus {
+    /// Whether nothing follows it.
+    pub fn is_terminal(self) -> bool {
+        !matches!(self, Self::Pending | Self::Running)
+    }
+}
+
+/// Tokens of model calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecutionTokens {
+    /// Tokens that the models read.
+    pub input_tokens: u64,
+    /// Tokens that the models wrote.
+    pub output_tokens: u64,
+    /// Their sum, as the providers count it.
+    pub total_tokens: u64,
+}
+
+/// An execution to open.
+#[derive(Clone, Debug)]
+pub struct NewExecution {
+    /// Its id, the same for every attempt.
+    pub execution_id: String,
+    /// The thread that delegates.
+    pub thread_id: String,
+    /// The run that delegates.
+    pub run_id: String,
+    /// The execution that delegates; `None` for the run itself.
+    pub parent_execution: Option<String>,
+    /// What is delegated.
+    pub kind: ExecutionKind,
+    /// The model's id of the call, which may repeat.
+    pub tool_call_id: String,
+    /// The subagent's name.
+    pub agent_name: String,
+    /// The subagent's definition, as it is now.
+    pub definition: JsonObject,
+    /// A digest of the definition.
+    pub definition_digest: String,
+    /// What the work is about.
+    pub description: String,
+    /// When it must have ended.
+    pub deadline: DateTime<Utc>,
+}
+
+/// A row of `executions`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExecutionRow {
+    /// The execution.
+    pub execution_id: String,
+    /// Which attempt this is; 1 for the first.
+    pub attempt: i64,
+    /// The thread that delegated.
+    pub thread_id: String,
+    /// The run that delegated, or the one that goes on with it.
+    pub run_id: String,
+    /// The execution that delegated; `None` for the run itself.
+    pub parent_execution: Option<String>,
+    /// What was delegated.
+    pub kind: ExecutionKind,
+    /// The model's id of the call.
+    pub tool_call_id: String,
+    /// The hidden thread with the subagent's checkpoints.
+    pub child_thread: String,
+    /// The subagent's name.
+    pub agent_name: String,
+    /// The subagent's definition at dispatch.
+    pub definition: JsonObject,
+    /// A digest of the definition.
+    pub definition_digest: String,
+    /// What the work is about.
+    pub description: String,
+    /// The status.
+    pub status: ExecutionStatus,
+    /// Why it has no result.
+    pub error: Option<String>,
+    /// Why it stopped early.
+    pub stop_reason: Option<String>,
+    /// The model that did the work.
+    pub model_name: Option<String>,
+    /// Tokens by model; empty if no provider reported any.
+    pub usage: BTreeMap<String, ExecutionTokens>,
+    /// How long it waited for a slot, in milliseconds.
+    pub waited_ms: Option<i64>,
+    /// Whether the parent has stored its result.
+    pub delivered: bool,
+    /// When it must have ended.
+    pub deadline: DateTime<Utc>,
+    /// When it was dispatched.
+    pub created_at: DateTime<Utc>,
+    /// When it got a slot.
+    pub started_at: Option<DateTime<Utc>>,
+    /// When it ended.
+    pub completed_at: Option<DateTime<Utc>>,
+}
+
+/// How an execution ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExecutionEnd {
+    /// The final status.
+    pub status: ExecutionStatus,
+    /// Why it has no result.
+    pub error: Option<String>,
+    /// Why it stopped early.
+    pub stop_reason: Option<String>,
+    /// Tokens by model.
+    pub usage: BTreeMap<String, ExecutionTokens>,
+}
+
+impl FromRow for ExecutionRow {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+        let cells = Cells::new(row, "executions", &["execution_id", "attempt"]);
+        Ok(Self {
+            execution_id: cells.text("execution_id")?,
+            attempt: cells.int("attempt")?,
+            thread_id: cells.text("thread_id")?,
+            run_id: cells.text("run_id")?,
+            parent_execution: cells.opt_text("parent_execution")?,
+            kind: cells.name("kind")?,
+            tool_call_id: cells.text("tool_call_id")?,
+            child_thread: cells.text("child_thread")?,
+            agent_name: cells.text("agent_name")?,
+            definition: cells.json("definition_json")?,
+            definition_digest: cells.text("definition_digest")?,
+            description: cells.text("description")?,
+            status: cells.name("status")?,
+            error: cells.opt_text("error")?,
+            stop_reason: cells.opt_text("stop_reason")?,
+            model_name: cells.opt_text("model_name")?,
+            usage: cells.json("usage_json")?,
+            waited_ms: cells.opt_int("waited_ms")?,
+            delivered: cells.flag("delivered")?,
+            deadline: cells.time("deadline")?,
+            created_at: cells.time("created_at")?,
+            started_at: cells.opt_time("started_at")?,
+            completed_at: cells.opt_time("completed_at")?,
+        })
+    }
+}
+
+/// The thread of an attempt's checkpoints. No client can name it: ids of threads contain no colon.
+fn child_thread(execution_id: &str, attempt: i64) -> String {
+    if attempt == 1 {
+        format!("{CHILD_PREFIX}{execution_id}")
+    } else {
+        format!("{CHILD_PREFIX}{execution_id}:{attempt}")
+    }
+}
+
+/// What the ids of subagents' threads begin with. Threads of clients have no colon in their ids.
+pub const CHILD_PREFIX: &str = "subagent:";
+
+/// The repository of executions.
+///
+/// Every method is one transaction: a dropped future leaves all of it or nothing.
+#[derive(Clone, Debug)]
+pub struct Executions {
+    pub(super) db: Db,
+}
+
+impl Executions {
+    /// The attempt to work on: the newest one, unless its result was delivered, then a new one. An attempt that another
+    /// run left unfinished now belongs to this run; it keeps its deadline.
+    pub async fn open(&self, new: NewExecution) -> Result<ExecutionRow, RecordsError> {
+        let now = time_text(self.db.clock.now());
+        let thread_id = new.thread_id.clone();
+        let opened = self.db.write(&thread_id, move |tx| {
+            Box::pin(async move {
+                let newest = query(
+                    "SELECT * FROM executions WHERE execution_id = $1 ORDER BY attempt DESC LIMIT 1",
+                );
+                let newest: Option<ExecutionRow> = tx.fetch_optional(newest.bind(&new.execution_id)).await?;
+                let attempt = match newest {
+                    Some(row) if !row.delivered => {
+                        let sql = "UPDATE executions SET run_id = $3 WHERE execution_id = $1 AND attempt = $2";
+                        let sql = query(sql).bind(&row.execution_id).bind(row.attempt).bind(&new.run_id);
+                        tx.execute(sql).await?;
+                        return Ok(ExecutionRow { run_id: new.run_id, ..row });
+                    }
+                    Some(row) => row.attempt + 1,
+                    None => 1,
+                };
+                let insert = query(
+                    "INSERT INTO executions (execution_id, attempt, thread_id, run_id, parent_execution, kind, \
+                     tool_call_id, child_thread, agent_name, definition_json, definition_digest, description, status, \
+                     usage_json, delivered, deadline, created_at) \
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '{}', FALSE, $14, $15) RETURNING *",
+                )
+                .bind(&new.execution_id)
+                .bind(attempt)
+                .bind(&new.thread_id)
+                .bind(&new.run_id)
+                .bind(&new.parent_execution)
+                .bind(new.kind.as_str())
+                .bind(&new.tool_call_id)
+                .bind(child_thread(&new.execution_id, attempt))
+                .bind(&new.agent_name)
+                .bind(object_text(&new.definition))
+                .bind(&new.definition_digest)
+                .bind(&new.description)
+                .bind(ExecutionStatus::Pending.as_str())
+                .bind(time_text(new.deadline))
+                .bind(&now);
+                tx.fetch_optional(insert).await?.ok_or_else(|| missing(&new.execution_id))
+            })
+        });
+        opened.await
+    }
+
+    /// The execution got a slot, after this many milliseconds, and works with this model. Nothing happens if it has
+    /// ended.
+    pub async fn started(&self, row: &ExecutionRow, model: &str, waited_ms: i64) -> Result<(), RecordsError> {
+        let sql = query(
+            "UPDATE executions SET status = $3, model_name = $4, waited_ms = COALESCE(waited_ms, $5), \
+             started_at = COALESCE(started_at, $6) \
+             WHERE execution_id = $1 AND attempt = $2 AND status IN ('pending', 'running')",
+        );
+        let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(ExecutionStatus::Running.as_str());
+        let sql = sql.bind(model).bind(waited_ms).bind(time_text(self.db.clock.now()));
+        self.execute(&self.db.unflushed(), row, sql).await
+    }
+
+    /// Ends the execution, unless it has ended: the first end wins. Returns the row as it is then.
+    ///
+    /// # Errors
+    /// [`RecordsError::NotFound`] if its thread was deleted; [`RecordsError::Invalid`] if the status is not terminal.
+    pub async fn finish(&self, row: &ExecutionRow, end: ExecutionEnd) -> Result<ExecutionRow, RecordsError> {
+        if !end.status.is_terminal() {
+            let problem = format!("an execution does not end as '{}'", end.status);
+            return Err(RecordsError::Invalid { field: "status", problem });
+        }
+        let usage: JsonObject =
+            end.usage.iter().map(|(model, tokens)| (model.clone(), serde_json::json!(tokens))).collect();
+        let now = time_text(self.db.clock.now());
+        let (id, attempt) = (row.execution_id.clone(), row.attempt);
+        let finished = self.db.write(&row.thread_id, move |tx| {
+            Box::pin(async move {
+                let sql = query(
+                    "UPDATE executions SET status = $3, error = $4, stop_reason = $5, usage_json = $6, \
+                     completed_at = $7 WHERE execution_id = $1 AND attempt = $2 AND status IN ('pending', 'running')",
+                );
+                let sql = sql.bind(&id).bind(attempt).bind(end.status.as_str()).bind(&end.error);
+                tx.execute(sql.bind(&end.stop_reason).bind(object_text(&usage)).bind(now)).await?;
+                let row = query("SELECT * FROM executions WHERE execution_id = $1 AND attempt = $2");
+                tx.fetch_optional(row.bind(&id).bind(attempt)).await?.ok_or_else(|| missing(&id))
+            })
+        });
+        finished.await
+    }
+
+    /// The parent has stored the result of this execution's newest attempt.
+    pub async fn delivered(&self, row: &ExecutionRow) -> Result<(), RecordsError> {
+        let sql = query("UPDATE executions SET delivered = TRUE WHERE execution_id = $1 AND attempt = $2");
+        self.execute(&self.db.unflushed(), row, sql.bind(&row.execution_id).bind(row.attempt)).await
+    }
+
+    /// Cancels the thread's executions that have not ended, for this reason: the run that delegated them is over and no
+    /// run goes on with them. Returns how many.
+    pub async fn abandon(&self, thread_id: &str, error: &str) -> Result<u64, RecordsError> {
+        let sql = query(
+            "UPDATE executions SET status = $2, error = $3, completed_at = $4 \
+             WHERE thread_id = $1 AND status IN ('pending', 'running')",
+        );
+        let sql = sql.bind(thread_id).bind(ExecutionStatus::Cancelled.as_str()).bind(error);
+        let sql = sql.bind(time_text(self.db.clock.now()));
+        self.db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await })).await
+    }
+
+    /// The thread's executions with all attempts, oldest first.
+    pub async fn of_thread(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
+        let sql = "SELECT * FROM executions WHERE thread_id = $1 ORDER BY created_at, execution_id, attempt";
+        self.db.fetch_all(query(sql).bind(thread_id)).await
+    }
+
+    async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
+        db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
+    }
+}
+
+fn missing(execution_id: &str) -> RecordsError {
+    RecordsError::NotFound { entity: Entity::Execution, id: execution_id.to_owned() }
+}
+
+impl ExecutionRow {
+    /// The tokens of all models; `None` if no provider reported any.
+    pub fn tokens(&self) -> Option<ExecutionTokens> {
+        let sum = |mut sum: ExecutionTokens, tokens: &ExecutionTokens| {
+            sum.input_tokens += tokens.input_tokens;
+            sum.output_tokens += tokens.output_tokens;
+            sum.total_tokens += tokens.total_tokens;
+            sum
+        };
+        (!self.usage.is_empty()).then(|| self.usage.values().fold(ExecutionTokens::default(), sum))
+    }
+
+    /// The row as clients read it.
+    pub fn public(&self) -> Json {
+        serde_json::json!({
+            "execution_id": self.execution_id, "attempt": self.attempt, "run_id": self.run_id,
+            "parent_execution": self.parent_execution, "kind": self.kind.as_str(),
+            "tool_call_id": self.tool_call_id, "agent_name": self.agent_name,
+            "definition_digest": self.definition_digest, "description": self.description,
+            "status": self.status.as_str(), "error": self.error, "stop_reason": self.stop_reason,
+            "model_name": self.model_name, "usage": self.tokens(), "usage_by_model": self.usage,
+            "waited_ms": self.waited_ms, "delivered": self.delivered,
+            "deadline": self.deadline, "created_at": self.created_at, "started_at": self.started_at,
+            "completed_at": self.completed_at,
+        })
+    }
+}

@@ -1,0 +1,116 @@
+use std::collections::BTreeMap;
+
+use chrono::TimeDelta;
+use serde_json::json;
+
+use super::support::*;
+use crate::*;
+
+fn new(fixture: &Fixture, id: &str) -> NewExecution {
+    NewExecution {
+        execution_id: id.to_owned(),
+        thread_id: "t".to_owned(),
+        run_id: "r1".to_owned(),
+        parent_execution: None,
+        kind: ExecutionKind::Task,
+        tool_call_id: "call_0".to_owned(),
+        agent_name: "bash".to_owned(),
+        definition: object(json!({"name": "bash"})),
+        definition_digest: "d".to_owned(),
+        description: "look".to_owned(),
+        deadline: fixture.clock.now() + TimeDelta::seconds(5),
+    }
+}
+
+fn end(status: ExecutionStatus) -> ExecutionEnd {
+    let tokens = ExecutionTokens { input_tokens: 3, output_tokens: 4, total_tokens: 7 };
+    ExecutionEnd {
+        status,
+        error: None,
+        stop_reason: Some("turn_capped".to_owned()),
+        usage: BTreeMap::from([("a".to_owned(), tokens), ("b".to_owned(), tokens)]),
+    }
+}
+
+#[tokio::test]
+async fn an_execution_is_opened_started_and_ended_once() {
+    let fixture = fixture().await;
+    let executions = fixture.store.executions();
+    let row = executions.open(new(&fixture, "e")).await.unwrap();
+    assert_eq!(
+        (row.attempt, row.status, row.child_thread.as_str()),
+        (1, ExecutionStatus::Pending, "subagent:e")
+    );
+    assert_eq!(row.tokens(), None, "unknown is not zero");
+    fixture.clock.advance_seconds(1);
+    executions.started(&row, "m", 12).await.unwrap();
+    // A process that goes on with it keeps the first times.
+    fixture.clock.advance_seconds(1);
+    executions.started(&row, "m", 99).await.unwrap();
+    let ended = executions.finish(&row, end(ExecutionStatus::Completed)).await.unwrap();
+    assert_eq!(
+        (ended.status, ended.waited_ms, ended.model_name.as_deref()),
+        (ExecutionStatus::Completed, Some(12), Some("m"))
+    );
+    assert_eq!(ended.started_at.unwrap() + TimeDelta::seconds(1), ended.completed_at.unwrap());
+    assert_eq!(ended.tokens().unwrap().total_tokens, 14);
+    // The first end wins, and nothing starts after it.
+    let late = executions.finish(&row, end(ExecutionStatus::Cancelled)).await.unwrap();
+    assert_eq!(late, ended);
+    executions.started(&row, "other", 1).await.unwrap();
+    assert_eq!(executions.of_thread("t").await.unwrap(), [ended]);
+    let error = executions.finish(&row, end(ExecutionStatus::Running)).await.unwrap_err();
+    assert!(matches!(error, RecordsError::Invalid { field: "status", .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_by_another() {
+    let fixture = fixture().await;
+    let executions = fixture.store.executions();
+    let first = executions.open(new(&fixture, "e")).await.unwrap();
+    executions.finish(&first, end(ExecutionStatus::Failed)).await.unwrap();
+    fixture.clock.advance_seconds(60);
+    let again = NewExecution { run_id: "r2".to_owned(), ..new(&fixture, "e") };
+    let found = executions.open(again.clone()).await.unwrap();
+    assert_eq!((found.attempt, found.status, found.run_id.as_str()), (1, ExecutionStatus::Failed, "r2"));
+    assert_eq!(found.deadline, first.deadline, "it goes on over a restart");
+    executions.delivered(&found).await.unwrap();
+    let next = executions.open(again).await.unwrap();
+    assert_eq!(
+        (next.attempt, next.status, next.child_thread.as_str()),
+        (2, ExecutionStatus::Pending, "subagent:e:2")
+    );
+    assert_eq!(executions.of_thread("t").await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() {
+    let fixture = fixture().await;
+    let executions = fixture.store.executions();
+    let ended = executions.open(new(&fixture, "ended")).await.unwrap();
+    let ended = executions.finish(&ended, end(ExecutionStatus::TimedOut)).await.unwrap();
+    fixture.clock.advance_seconds(1);
+    executions.open(new(&fixture, "left")).await.unwrap();
+    let elsewhere = NewExecution { thread_id: "u".to_owned(), ..new(&fixture, "elsewhere") };
+    executions.open(elsewhere).await.unwrap();
+    assert_eq!(executions.abandon("t", "the run is over").await.unwrap(), 1);
+    let rows = executions.of_thread("t").await.unwrap();
+    assert_eq!(rows[0], ended);
+    assert_eq!(
+        (rows[1].status, rows[1].error.as_deref()),
+        (ExecutionStatus::Cancelled, Some("the run is over"))
+    );
+    assert_eq!(executions.of_thread("u").await.unwrap()[0].status, ExecutionStatus::Pending);
+
+    fixture
+        .store
+        .threads()
+        .create(NewThread { thread_id: "t".into(), ..NewThread::default() })
+        .await
+        .unwrap();
+    let reservation = fixture.store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    fixture.store.delete_thread(reservation).await.unwrap();
+    assert_eq!(executions.of_thread("t").await.unwrap(), []);
+    let error = executions.finish(&ended, end(ExecutionStatus::Completed)).await.unwrap_err();
+    assert_eq!(error.to_string(), "Execution ended not found");
+}

@@ -16,6 +16,7 @@ pub mod model;
 mod observer;
 mod pattern;
 mod prompt;
+pub mod receipts;
 pub mod serialize;
 mod session;
 mod spans;

@@ -1,5 +1,10 @@
 #![doc = include_str!("../README.md")]
 
+pub mod acceptance;
 pub mod admission;
+pub mod bounds;
 pub mod catalog;
+pub mod citations;
+pub mod contract;
 pub mod managed;
+pub mod outcome;

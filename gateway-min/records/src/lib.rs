@@ -9,6 +9,7 @@
 //! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Records::delete_thread`] |
 //! | `executions` | (`execution_id`, `attempt`) | every attempt of a subagent at delegated work | [`Executions`]; [`Records::delete_thread`] |
 //! | `store_settings` | `name` | the form in which checkpoints are written | [`Records::agree_on_form`], [`Records::converted`] |
+//! | `subagents` | `name` | the definitions of managed subagents, if `agent_storage.backend` is `db` | [`Subagents`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Records::delete_thread`] |
 //!
 //! # Who may write to a thread
@@ -48,6 +49,7 @@ mod query;
 mod runs;
 mod schema;
 mod sqlite;
+mod subagents;
 #[cfg(test)]
 mod tests;
 mod thread_search;
@@ -79,6 +81,7 @@ pub use runs::{
     RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus,
     RunTotals, Runs, StartOutcome, WriterKind,
 };
+pub use subagents::{ReplaceOutcome, Subagents};
 pub use thread_search::{
     FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadOrder, ThreadQuery, ThreadSort,
 };

@@ -15,8 +15,16 @@ pub(crate) struct Tables {
 }
 
 /// The table names used in statements.
-const NAMES: [&str; 7] =
-    ["threads_meta", "runs", "run_events", "run_frames", "executions", "store_settings", MIGRATIONS];
+const NAMES: [&str; 8] = [
+    "threads_meta",
+    "runs",
+    "run_events",
+    "run_frames",
+    "executions",
+    "store_settings",
+    "subagents",
+    MIGRATIONS,
+];
 
 /// The table that lists the applied migrations.
 const MIGRATIONS: &str = "migrations";

@@ -48,6 +48,15 @@ async fn threads() {
 }
 
 #[tokio::test]
+async fn subagents() {
+    let fixture = fixture().await;
+    let (store, subagents) = (&fixture.store, fixture.store.subagents());
+    every_statement_fails_once(store, 2, async || subagents.insert("a", "1").await).await;
+    every_statement_fails_once(store, 2, async || subagents.replace("a", "1", "2").await).await;
+    every_statement_fails_once(store, 2, async || subagents.remove("a").await).await;
+}
+
+#[tokio::test]
 async fn a_run_from_admission_to_end() {
     let fixture = fixture().await;
     let (store, runs) = (&fixture.store, fixture.store.runs());

@@ -284,6 +284,7 @@ pub(super) async fn dump(store: &Records) -> Vec<String> {
             "run_events",
         ),
         ("'frames', run_id, thread_id, first_seq, next_seq, frames, ends, created_at", "run_frames"),
+        ("'subagent', name, definition", "subagents"),
     ] {
         let row = match store.db.dialect() {
             Dialect::Sqlite => format!("json_array({columns})"),

@@ -2,16 +2,21 @@
 //!
 //! A [`ManagedStore`] holds documents by name and knows nothing about their content. [`Managed`] is that content.
 
+mod db;
 mod file;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use threadkeep_config::INHERIT_MODEL;
+use threadkeep_records::RecordsError;
 
 use crate::catalog::{DISALLOWED_TOOLS, ModelChoice};
 
+pub use db::DbStore;
 pub use file::FileStore;
 
 /// The longest name, in characters: it is the name of a file.
@@ -176,4 +181,7 @@ pub enum StoreError {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// The database.
+    #[error("cannot use the managed subagents in the database: {0}")]
+    Db(#[from] RecordsError),
 }

@@ -31,6 +31,8 @@ mod recovery;
 mod reservation;
 #[path = "../search.rs"]
 mod search;
+#[path = "../subagents.rs"]
+mod subagents;
 #[path = "../threads.rs"]
 mod threads;
 

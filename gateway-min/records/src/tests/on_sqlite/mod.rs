@@ -30,6 +30,8 @@ mod reservation;
 #[path = "../search.rs"]
 mod search;
 mod send;
+#[path = "../subagents.rs"]
+mod subagents;
 #[path = "../threads.rs"]
 mod threads;
 mod writer;

@@ -1,0 +1,6 @@
+-- Subagents that administrators define, if agent_storage.backend is db.
+CREATE TABLE subagents (
+    name       TEXT COLLATE "C" PRIMARY KEY NOT NULL,
+    -- JSON text.
+    definition TEXT NOT NULL
+);

@@ -32,7 +32,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("subagents", &["agent", "config", "engine", "files", "records"]),
     ("ops", &["config", "engine", "files", "records", "storage"]),
     ("chat", &["agent", "config", "engine", "records", "storage"]),
-    ("gateway", &["agent", "chat", "config", "engine", "files", "ops", "records", "storage"]),
+    ("gateway", &["agent", "chat", "config", "engine", "files", "ops", "records", "storage", "subagents"]),
 ];
 
 /// The crates of the workspace that each one uses: outside its tests, and in them.

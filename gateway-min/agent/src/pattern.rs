@@ -16,6 +16,12 @@ impl Pattern {
         allowed: |c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'),
         max_len: 64,
     };
+    /// The names of managed subagents.
+    pub const SUBAGENT_NAME: Self = Self {
+        text: "^[A-Za-z0-9-]{1,64}$",
+        allowed: |c| c.is_ascii_alphanumeric() || c == '-',
+        max_len: 64,
+    };
     /// Agent names, after replacing `_` by `-` and lowercasing.
     pub const AGENT_NAME: Self = Self {
         text: "^[a-z0-9-]+$",

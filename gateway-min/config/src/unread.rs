@@ -16,7 +16,7 @@ use super::yaml;
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
 /// a test compares the list with the sources.
-pub const UNREAD: [&str; 22] = [
+pub const UNREAD: [&str; 21] = [
     "database.echo_sql",
     "models.pricing",
     "models.supports_vision",
@@ -38,7 +38,6 @@ pub const UNREAD: [&str; 22] = [
     "subagent_runtime",
     "subagent_batches",
     "acp_agents",
-    "agent_storage",
 ];
 
 /// How alike an unknown key and a known one must be for the warning to suggest it; 1 is equal.
@@ -172,7 +171,6 @@ mod tests {
             ("subagent_runtime: {max_running: 4}", "subagent_runtime"),
             ("subagent_batches: {enabled: true}", "subagent_batches"),
             ("acp_agents: {a: {command: a, description: b}}", "acp_agents"),
-            ("agent_storage: {backend: db}", "agent_storage"),
         ] {
             assert_eq!(warnings(yaml), [no_effect_warning(path)], "{yaml}");
         }

@@ -12,10 +12,12 @@ use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, open_records};
+use threadkeep_subagents::catalog::Catalog;
+use threadkeep_subagents::managed::{DbStore, FileStore, ManagedStore};
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Authenticator;
-use crate::config::{Config, ConfigHandle, RunEventsBackend};
+use crate::config::{AgentStorageBackend, Config, ConfigHandle, RunEventsBackend};
 use crate::connections::Connections;
 use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::runs::instance::Instance;
@@ -65,6 +67,8 @@ pub struct App {
     pub(crate) config: ConfigHandle,
     pub(crate) auth: Authenticator,
     pub(crate) agents: Arc<AgentBuilder>,
+    /// The subagents that runs may delegate to.
+    pub(crate) catalog: Arc<Catalog>,
     pub(crate) store: Records,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) threads: Arc<Threads>,
@@ -137,6 +141,7 @@ impl App {
         });
         let background = TaskTracker::new();
         let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
+        let catalog = Arc::new(Catalog::new(managed_store(&current, &store)));
         let threads =
             Arc::new(Threads::new(store.clone(), config.clone(), accessor, modes, background.clone()));
         let streams = Arc::new(Streams::new(store.clone(), Arc::clone(&threads), bridge, background.clone()));
@@ -157,6 +162,7 @@ impl App {
             auth: Authenticator::new(&current.auth),
             config,
             agents,
+            catalog,
             store,
             ids,
             threads,
@@ -243,6 +249,14 @@ async fn recover(
         );
     }
     Ok((instance, recovered.rollbacks))
+}
+
+/// Where the definitions of managed subagents are.
+fn managed_store(config: &Config, records: &Records) -> Arc<dyn ManagedStore> {
+    match config.agent_storage.backend {
+        AgentStorageBackend::File => Arc::new(FileStore::new(&config.state_dir)),
+        AgentStorageBackend::Db => Arc::new(DbStore::new(records.subagents())),
+    }
 }
 
 /// Warns if other processes store checkpoints in another form.

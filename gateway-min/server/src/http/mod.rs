@@ -30,6 +30,7 @@ mod select;
 mod serve;
 pub mod sse;
 mod state;
+mod subagents;
 mod supersteps;
 #[cfg(test)]
 mod tests;
@@ -91,6 +92,7 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(metrics::routes())
         .merge(models::routes())
         .merge(assistants::routes())
+        .merge(subagents::routes())
         .merge(thread_stream::routes())
         .merge(batch::routes())
         .merge(prune::routes())

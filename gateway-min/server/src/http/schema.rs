@@ -46,6 +46,9 @@ pub(crate) fn document() -> OpenApi {
 /// Schemas with `select`: with a selection, any of their fields may be absent.
 const SELECTABLE: [&str; 2] = ["Thread", "ThreadState"];
 
+/// Requests whose unknown fields are ignored, because the contract says so.
+const OPEN: [&str; 2] = ["NewSubagent", "SubagentChange"];
+
 /// What any operation may answer.
 const COMMON: [(&str, &str); 7] = [
     ("400", "The path, the query or the body cannot be read"),
@@ -104,7 +107,7 @@ pub(crate) fn rendered(document: &OpenApi, channels: &ChannelTable) -> Value {
         }
     }
     // What a request has besides is refused.
-    for name in requests {
+    for name in requests.into_iter().filter(|name| !OPEN.contains(&name.as_str())) {
         if let Some(schema) = document["components"]["schemas"].get_mut(&name) {
             close(schema);
         }

@@ -84,6 +84,11 @@ impl<'p> Fields<'p> {
         self.problems.add(loc, flaw, input);
     }
 
+    /// Drops every field that has not been taken: for a route whose contract says so.
+    pub fn ignore_others(&mut self) {
+        self.values.clear();
+    }
+
     /// Refuses every field that has not been taken.
     pub fn deny_others(&mut self) {
         for (name, value) in std::mem::take(&mut self.values) {

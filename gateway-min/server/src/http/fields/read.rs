@@ -69,6 +69,17 @@ impl<'p> Field<'p> {
         self.read(text)
     }
 
+    /// A string that is not blank, without the space around it.
+    pub fn text_trimmed(self) -> Option<String> {
+        self.read(|value| {
+            let text = text(value)?;
+            match Flaw::bad_length(text.trim().chars().count(), &(1..=usize::MAX)) {
+                Some(flaw) => Err((flaw, text.into())),
+                None => Ok(text.trim().to_owned()),
+            }
+        })
+    }
+
     /// A string whose length in characters is in the range.
     pub fn text_sized(self, range: &RangeInclusive<usize>) -> Option<String> {
         self.read(|value| {
@@ -135,6 +146,21 @@ impl<'p> Field<'p> {
     )]
     pub fn texts(self) -> Option<Vec<String>> {
         self.each(|item| item.text())
+    }
+
+    /// A list of strings that are not blank, without the space around them; one that is there twice counts once.
+    #[allow(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is not general over the lifetime"
+    )]
+    pub fn names(self) -> Option<Vec<String>> {
+        let mut names: Vec<String> = Vec::new();
+        for name in self.each(|item| item.text_trimmed())? {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        Some(names)
     }
 
     /// A list of these strings. Any other item is reported at its index.

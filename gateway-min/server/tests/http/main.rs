@@ -41,6 +41,7 @@ mod search;
 mod several;
 mod sse;
 mod state;
+mod subagents;
 mod summarization;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,10 +1,9 @@
 //! The subagents of this program: `general-purpose` and `bash`.
 
-use std::time::Duration;
-
 use threadkeep_config::Config;
 
 use super::definition::{Definition, ModelChoice, Source};
+use super::resolve::seconds;
 
 /// The name of the general one.
 pub(super) const GENERAL_PURPOSE: &str = "general-purpose";
@@ -58,7 +57,7 @@ pub(super) fn definitions(config: &Config) -> [Definition; 2] {
         skills: None,
         model: ModelChoice::Inherit,
         max_turns: config.subagents.max_turns.unwrap_or(150),
-        timeout: Duration::from_secs(config.subagents.timeout_seconds),
+        timeout: seconds(config.subagents.timeout_seconds),
         source: Source::Builtin,
         token_budget: config.subagent_token_budget(GENERAL_PURPOSE),
     };

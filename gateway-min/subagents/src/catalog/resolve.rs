@@ -8,6 +8,14 @@ use super::builtin;
 use super::definition::{Definition, ModelChoice, Source};
 use crate::managed::Managed;
 
+/// The longest time limit: a hundred years. A longer one would be out of the range of deadlines.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// A time limit.
+pub(super) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds).min(LONGEST)
+}
+
 /// All subagents that the configuration and the enabled managed definitions make usable, in the order in which they are
 /// offered: built-in, configured in the order of the file, managed by name. A name belongs to the first source that has
 /// it.
@@ -44,7 +52,7 @@ pub(super) fn of_config(config: &Config, agent: &CustomAgent) -> Definition {
         skills: agent.skills.clone(),
         model: agent.model.clone().into(),
         max_turns: agent.max_turns,
-        timeout: Duration::from_secs(agent.timeout_seconds),
+        timeout: seconds(agent.timeout_seconds),
         source: Source::Config,
         token_budget: config.subagent_token_budget(&agent.name),
     }
@@ -62,7 +70,7 @@ pub(super) fn of_managed(config: &Config, agent: &Managed) -> Definition {
         skills: agent.skills.clone(),
         model: agent.model.clone(),
         max_turns: agent.max_turns,
-        timeout: Duration::from_secs(agent.timeout_seconds),
+        timeout: seconds(agent.timeout_seconds),
         source: Source::Managed,
         token_budget: config.subagent_token_budget(&agent.name),
     }
@@ -72,7 +80,7 @@ pub(super) fn of_managed(config: &Config, agent: &Managed) -> Definition {
 pub(super) fn overridden(config: &Config, mut definition: Definition) -> Definition {
     let Some(set) = config.subagents.agents.get(&definition.name) else { return definition };
     let SubagentOverride { timeout_seconds, max_turns, model, skills, token_budget: _ } = set.clone();
-    definition.timeout = timeout_seconds.map_or(definition.timeout, Duration::from_secs);
+    definition.timeout = timeout_seconds.map_or(definition.timeout, seconds);
     definition.max_turns = max_turns.unwrap_or(definition.max_turns);
     definition.model = model.map_or(definition.model, ModelChoice::from);
     definition.skills = skills.or(definition.skills);

@@ -152,6 +152,15 @@ fn s74_global_limits_are_for_built_in_ones_and_overrides_for_all() {
 }
 
 #[test]
+fn a_time_limit_that_no_clock_can_reach_is_a_hundred_years() {
+    let mut endless = Managed::new("endless", "d", "p");
+    endless.timeout_seconds = u64::MAX;
+    let limit = definition(&config(), &[endless], "endless").timeout;
+    assert_eq!(limit.as_secs() / (365 * 24 * 3600), 100);
+    assert!(tokio::time::Instant::now().checked_add(limit).is_some());
+}
+
+#[test]
 fn a_token_budget_is_the_subagents_own_over_the_general_one() {
     let mut config = config();
     config.summarization.enabled = true;

@@ -151,7 +151,7 @@ async fn events_in_the_database() {
 /// A failed deletion releases the thread, so everything but that must be unchanged.
 #[tokio::test]
 async fn a_deletion() {
-    for (backend, statements) in [(EventBackend::Database, 6), (EventBackend::Memory, 6)] {
+    for (backend, statements) in [(EventBackend::Database, 7), (EventBackend::Memory, 7)] {
         let fixture = fixture_with(backend).await;
         let store = &fixture.store;
         create_thread(store, "t").await;

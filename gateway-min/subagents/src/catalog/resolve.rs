@@ -9,7 +9,7 @@ use super::definition::{Definition, ModelChoice, Source};
 use crate::managed::Managed;
 
 /// The longest time limit: a hundred years. A longer one would be out of the range of deadlines.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// A time limit.
 pub(super) fn seconds(seconds: u64) -> Duration {

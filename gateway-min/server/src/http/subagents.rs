@@ -225,6 +225,7 @@ impl FromFields for Changed {
 }
 
 /// A field for which null is a value: the outer `None` means that it was not sent.
+#[allow(clippy::option_option, reason = "not sent, null, or a value")]
 fn or_null<T>(
     fields: &mut Fields<'_>,
     name: &str,

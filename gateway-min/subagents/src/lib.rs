@@ -7,4 +7,5 @@ pub mod catalog;
 pub mod citations;
 pub mod contract;
 pub mod managed;
+pub mod neutral;
 pub mod outcome;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::MAX_CRITERIA;
+use super::criteria::MAX_CRITERIA;
 use crate::bounds::{first, one_line};
 
 const SOURCE: &str = "acceptance_checklist";

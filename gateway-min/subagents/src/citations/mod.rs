@@ -4,6 +4,7 @@
 //! and it never changes a status.
 
 mod claims;
+pub mod harvest;
 mod parse;
 mod verdict;
 

@@ -16,7 +16,7 @@ use super::yaml;
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
 /// a test compares the list with the sources.
-pub const UNREAD: [&str; 21] = [
+pub const UNREAD: [&str; 19] = [
     "database.echo_sql",
     "models.pricing",
     "models.supports_vision",
@@ -34,8 +34,6 @@ pub const UNREAD: [&str; 21] = [
     "tools",
     "tool_groups",
     "tool_search",
-    "subagents.max_total_per_run",
-    "subagent_runtime",
     "subagent_batches",
     "acp_agents",
 ];
@@ -167,8 +165,6 @@ mod tests {
             ("tools: [{name: ls, use: ls}]", "tools"),
             ("tool_groups: [{name: shell}]", "tool_groups"),
             ("tool_search: {enabled: true}", "tool_search"),
-            ("subagents: {max_total_per_run: 2}", "subagents.max_total_per_run"),
-            ("subagent_runtime: {max_running: 4}", "subagent_runtime"),
             ("subagent_batches: {enabled: true}", "subagent_batches"),
             ("acp_agents: {a: {command: a, description: b}}", "acp_agents"),
         ] {

@@ -12,6 +12,7 @@ use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, open_records};
+use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::managed::{DbStore, FileStore, ManagedStore};
 use tokio_util::task::TaskTracker;
@@ -67,6 +68,8 @@ pub struct App {
     pub(crate) config: ConfigHandle,
     pub(crate) auth: Authenticator,
     pub(crate) agents: Arc<AgentBuilder>,
+    /// The slots of this process for subagents.
+    pub(crate) admission: Admission,
     /// The subagents that runs may delegate to.
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) store: Records,
@@ -162,6 +165,7 @@ impl App {
             auth: Authenticator::new(&current.auth),
             config,
             agents,
+            admission: Admission::new(&current.subagent_runtime),
             catalog,
             store,
             ids,
@@ -189,6 +193,7 @@ impl App {
             connections: self.connections.open(),
             runs,
             waiting,
+            subagents: self.admission.counts(),
             background: self.background.len(),
             streams,
             followers,

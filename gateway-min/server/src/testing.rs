@@ -6,7 +6,9 @@ use serde_json::{Map, json};
 
 use crate::app::App;
 use crate::runs::admission::OnThread;
-use crate::runs::request::{OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode};
+use crate::runs::request::{
+    Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode,
+};
 
 /// A finished turn of another agent, as threads of gateways with several agents have them. Returns the run's id.
 ///
@@ -20,6 +22,7 @@ pub async fn turn_of(app: &Arc<App>, thread: &str, agent: &str, text: &str) -> R
         input: RunInput::Values(Map::from_iter([("messages".to_owned(), json!([message]))])),
         metadata: Map::new(),
         config: RunConfig { recursion_limit: 100, ..RunConfig::default() },
+        delegation: Delegation::default(),
         secrets: Secrets::default(),
         checkpoint: None,
         options: RunOptions {

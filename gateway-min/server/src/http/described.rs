@@ -92,6 +92,7 @@ pub(super) fn schemas(channels: &ChannelTable) -> Value {
         "Checkpoint": checkpoint(json!({ "type": ["string", "null"] })),
         "RootCheckpoint": checkpoint(json!({ "enum": ["", null] })),
         "KeptContext": kept_context(),
+        "RunContext": run_context(),
         "MetadataFilter": {
             "description": "Exact values by key.",
             "type": "object",
@@ -111,6 +112,23 @@ pub(super) fn schemas(channels: &ChannelTable) -> Value {
         "CancelMany": cancel_many(),
         "RunRecord": run_record(),
         "RunRecords": { "type": "array", "items": reference("RunRecord") },
+    })
+}
+
+/// What a run is told about the conversation besides its input.
+fn run_context() -> Value {
+    let number = json!({ "type": ["integer", "null"], "minimum": i64::MIN, "maximum": u64::MAX });
+    json!({
+        "type": "object",
+        "properties": {
+            "subagent_enabled": {
+                "description": "Whether the run may delegate to subagents [default: false].",
+                "type": ["boolean", "null"],
+            },
+            "max_concurrent_subagents": number,
+            "max_total_subagents": number,
+        },
+        "additionalProperties": reference("Json"),
     })
 }
 
@@ -270,6 +288,8 @@ fn run_create(thread: Option<Value>) -> Value {
         { "type": "null" },
     ]});
     let goto = names(&["model", "tools", "__end__"]);
+    let context = run_context();
+    let typed = &context["properties"];
     let mut schema = json!({
         "type": "object",
         "description": "A run. It starts with an input or a command, not both; without either it continues.",
@@ -312,10 +332,13 @@ fn run_create(thread: Option<Value>) -> Value {
                         "properties": {
                             "thread_id": { "type": ["string", "null"], "pattern": "^[A-Za-z0-9_-]{1,64}$" },
                             "checkpoint_id": { "type": ["string", "null"] },
+                            "subagent_enabled": typed["subagent_enabled"],
+                            "max_concurrent_subagents": typed["max_concurrent_subagents"],
+                            "max_total_subagents": typed["max_total_subagents"],
                         },
                         "additionalProperties": reference("Json"),
                     })),
-                    "context": nullable(reference("JsonObject")),
+                    "context": nullable(reference("RunContext")),
                     "metadata": nullable(reference("JsonObject")),
                     "tags": nullable(json!({ "type": "array", "items": { "type": "string" } })),
                     "recursion_limit": {
@@ -324,7 +347,7 @@ fn run_create(thread: Option<Value>) -> Value {
                     },
                 },
             })),
-            "context": nullable(reference("JsonObject")),
+            "context": nullable(reference("RunContext")),
             "checkpoint_id": { "type": ["string", "null"] },
             "checkpoint": nullable(reference("RootCheckpoint")),
             "interrupt_before": nodes,

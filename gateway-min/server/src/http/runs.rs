@@ -135,7 +135,12 @@ pub(super) async fn start(
 ) -> Result<Created, ApiError> {
     let config = app.config.current_async().await;
     body.check(|name| config.model(name).is_some())?;
-    let limits = RunLimits { max_recursion_limit: config.max_recursion_limit.into(), internal_caller: false };
+    let limits = RunLimits {
+        max_recursion_limit: config.max_recursion_limit.into(),
+        max_running: u32::try_from(app.admission.capacity()).unwrap_or(u32::MAX),
+        max_total_per_run: config.subagents.max_total_per_run,
+        internal_caller: false,
+    };
     let mut request = body.into_request(thread, limits, &app.ids)?;
     if request.checkpoint.as_ref().is_some_and(|selected| selected.namespace != Namespace::root()) {
         return Err(ApiError::bad_request(

@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use threadkeep_storage::{FileSize, SqliteSaver};
+use threadkeep_subagents::admission::Counts;
 
 pub(crate) use cache::MeteredCache;
 pub(crate) use saver::MeteredSaver;
@@ -94,6 +95,8 @@ struct Now {
     connections: Gauge,
     runs: Gauge,
     waiting: Gauge,
+    subagents: Gauge,
+    subagents_waiting: Gauge,
     background: Gauge,
     streams: Gauge,
     followers: Gauge,
@@ -113,6 +116,8 @@ pub(crate) struct Snapshot {
     pub(crate) runs: usize,
     /// Runs in this process that wait for their thread.
     pub(crate) waiting: usize,
+    /// Subagents of this process.
+    pub(crate) subagents: Counts,
     /// Background tasks.
     pub(crate) background: usize,
     /// Runs whose frames are kept for clients.
@@ -154,6 +159,9 @@ impl Metrics {
         of.register("runs_active", "Runs that this process is working on", now.runs.clone());
         let help = "Runs of this process that wait for their thread";
         of.register("runs_waiting", help, now.waiting.clone());
+        of.register("subagents_active", "Subagents that have a slot of this process", now.subagents.clone());
+        let help = "Subagents of this process that wait for a slot";
+        of.register("subagents_waiting", help, now.subagents_waiting.clone());
         of.register("background_tasks", "Background tasks", now.background.clone());
         of.register("streams_kept", "Runs whose frames are kept for clients", now.streams.clone());
         let help = "Bytes of the frames kept for clients";
@@ -208,6 +216,8 @@ impl Metrics {
         now.connections.set(count(snapshot.connections));
         now.runs.set(count(snapshot.runs));
         now.waiting.set(count(snapshot.waiting));
+        now.subagents.set(count(snapshot.subagents.running));
+        now.subagents_waiting.set(count(snapshot.subagents.waiting()));
         now.followers.set(count(snapshot.followers));
         now.stream_bytes.set(count(snapshot.stream_bytes));
         now.background.set(count(snapshot.background));
@@ -250,6 +260,7 @@ mod tests {
             connections: 9,
             runs: 2,
             waiting: 6,
+            subagents: Counts { running: 11, waiting_interactive: 5, waiting_batch: 7 },
             background: 3,
             streams: 4,
             followers: 7,
@@ -272,6 +283,8 @@ mod tests {
             "threadkeep_connections_open 9",
             "threadkeep_runs_active 2",
             "threadkeep_runs_waiting 6",
+            "threadkeep_subagents_active 11",
+            "threadkeep_subagents_waiting 12",
             "threadkeep_streams_open 7",
             "threadkeep_background_tasks 3",
             "threadkeep_streams_kept 4",

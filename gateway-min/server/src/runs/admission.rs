@@ -181,6 +181,7 @@ impl Runs {
             thinking: request.config.context.get("thinking_enabled").and_then(Json::as_bool),
             reasoning_effort: text(&request, "reasoning_effort"),
             recursion_limit: request.config.recursion_limit,
+            delegation: request.delegation,
             breakpoints: Breakpoints {
                 before: request.options.interrupt_before,
                 after: request.options.interrupt_after,

@@ -22,6 +22,8 @@ pub struct RunRequest {
     pub metadata: Map<String, Value>,
     /// The agent's configuration.
     pub config: RunConfig,
+    /// What the run may delegate to subagents.
+    pub delegation: Delegation,
     /// Credentials for tools: the entries of `config.context.secrets`, and `github_token`.
     pub secrets: Secrets,
     /// The checkpoint to resume from; `None` for the head.
@@ -101,6 +103,17 @@ pub struct RunConfig {
     pub tags: Vec<String>,
     /// The maximum number of supersteps, at least 1.
     pub recursion_limit: u64,
+}
+
+/// What a run may delegate to subagents; by default nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Delegation {
+    /// Whether it may delegate at all.
+    pub enabled: bool,
+    /// How many delegations one response of the model may start, within the limits of this process.
+    pub max_concurrent: u32,
+    /// How many delegations the run may start.
+    pub max_total: u32,
 }
 
 /// What a client wants to see of a run (`stream_mode`).

@@ -5,9 +5,10 @@ use threadkeep::metadata::COUNTERS_KEY;
 use threadkeep_agent::serialize::is_secret;
 
 use super::secrets::redact;
+use super::{RunLimits, delegation};
 use crate::http::fields::{Fields, Pattern};
 use crate::http::threads::OWN_PREFIX;
-use crate::runs::request::{RunConfig, Secrets};
+use crate::runs::request::{Delegation, RunConfig, Secrets};
 
 /// Context keys that reach the run both as context and as configurable entries.
 const SHARED_KEYS: [&str; 10] = [
@@ -73,15 +74,16 @@ impl SentConfig {
                 sent.thread_id =
                     configurable.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID);
                 sent.checkpoint_id = configurable.field("checkpoint_id").nullable().text();
+                delegation::check(&mut configurable);
                 sent.config.configurable = allowed(configurable.into_rest());
             }
-            context = config.field("context").nullable().object().unwrap_or_default();
+            context = context_of(&mut config);
             sent.config.metadata = allowed(config.field("metadata").nullable().object().unwrap_or_default());
             sent.recursion_limit = config.field("recursion_limit").any().unwrap_or_default();
             sent.config.tags = config.field("tags").nullable().texts().unwrap_or_default();
             config.deny_others();
         }
-        let further = fields.field("context").nullable().object().unwrap_or_default();
+        let further = context_of(fields);
         sent.take_context(context, &further);
         sent
     }
@@ -115,6 +117,11 @@ impl SentConfig {
         self.config.context.get("model_name")
     }
 
+    /// What the run may delegate.
+    pub(super) fn delegation(&self, limits: RunLimits) -> Delegation {
+        delegation::of_context(&self.config.context, limits)
+    }
+
     /// The configuration of the run.
     pub(super) fn into_config(self, max_recursion_limit: u64, internal_caller: bool) -> RunConfig {
         let mut config = self.config;
@@ -124,6 +131,13 @@ impl SentConfig {
         }
         config
     }
+}
+
+/// Takes the field `context`.
+fn context_of(fields: &mut Fields<'_>) -> Map<String, Value> {
+    let Some(mut context) = fields.field("context").nullable().fields() else { return Map::new() };
+    delegation::check(&mut context);
+    context.into_rest()
 }
 
 /// Drops the gateway's own keys and credentials, because these entries are stored.

@@ -11,6 +11,7 @@
 
 mod command;
 mod config;
+mod delegation;
 mod input;
 mod options;
 mod secrets;
@@ -122,12 +123,14 @@ impl RunBody {
         let fallback = self.checkpoint_id.or_else(|| self.config.checkpoint_id.clone());
         let checkpoint = input::selector(thread, self.checkpoint, fallback)?;
         let secrets = self.config.secrets.clone();
+        let delegation = self.config.delegation(limits);
         Ok(RunRequest {
             assistant_id: self.assistant_id,
             agent: None,
             input,
             metadata: self.metadata,
             config: self.config.into_config(limits.max_recursion_limit, limits.internal_caller),
+            delegation,
             secrets,
             checkpoint,
             options: self.options,
@@ -141,6 +144,10 @@ impl RunBody {
 pub struct RunLimits {
     /// `max_recursion_limit` of the configuration.
     pub max_recursion_limit: u64,
+    /// The slots for subagents in this process, which are fixed at start.
+    pub max_running: u32,
+    /// `subagents.max_total_per_run` of the configuration.
+    pub max_total_per_run: u32,
     /// Whether the caller is part of the service, which may start a run without questions to the user.
     pub internal_caller: bool,
 }

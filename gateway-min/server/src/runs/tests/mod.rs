@@ -21,7 +21,9 @@ use threadkeep_agent::model::scripted::gate;
 use threadkeep_testing::Database;
 
 use super::admission::{CreateError, Created, OnThread};
-use super::request::{OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode};
+use super::request::{
+    Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode,
+};
 use crate::app::{App, Parts};
 use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::streams::bridge::Frame;
@@ -171,6 +173,7 @@ pub(super) fn go_on() -> RunRequest {
         input: RunInput::Continue,
         metadata: Map::new(),
         config: RunConfig { recursion_limit: 100, ..RunConfig::default() },
+        delegation: Delegation::default(),
         secrets: Secrets::default(),
         checkpoint: None,
         options: options([StreamMode::Values]),

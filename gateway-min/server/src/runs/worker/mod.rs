@@ -22,7 +22,7 @@ use super::control::RunGuard;
 use super::frames::Frames;
 use super::journal::Journal;
 use super::report::Reporter;
-use super::request::RunInput;
+use super::request::{Delegation, RunInput};
 use super::usage::UsageLedger;
 use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
@@ -44,6 +44,9 @@ pub(crate) struct RunSpec {
     pub(crate) thinking: Option<bool>,
     pub(crate) reasoning_effort: Option<String>,
     pub(crate) recursion_limit: u64,
+    /// What the run may delegate.
+    #[allow(dead_code, reason = "the tool `task` reads it")]
+    pub(crate) delegation: Delegation,
     pub(crate) breakpoints: Breakpoints,
     /// Whether the run repeats a turn with an edited question, and keeps the old turn if it fails.
     pub(crate) edits: bool,

@@ -1,0 +1,43 @@
+//! What a request says about delegation: three keys of the run's context, which are typed, unlike the others. A value of
+//! another type would switch delegation on or off unnoticed.
+
+use serde_json::{Map, Value};
+use threadkeep_subagents::admission::{concurrency, total};
+
+use super::RunLimits;
+use crate::http::fields::{Fields, Flaw};
+use crate::runs::request::Delegation;
+
+const ENABLED: &str = "subagent_enabled";
+const CONCURRENT: &str = "max_concurrent_subagents";
+const TOTAL: &str = "max_total_subagents";
+
+/// Refuses a key with a value of another type than JSON's boolean or integer; null is an absent value.
+pub(super) fn check(context: &mut Fields<'_>) {
+    let integer = || Flaw::new("int_type", "Input should be a valid integer");
+    let boolean = || Flaw::new("bool_type", "Input should be a valid boolean");
+    let mut check = |key: &str, is_valid: fn(&Value) -> bool, flaw: &dyn Fn() -> Flaw| {
+        let sent = context.peek(key).filter(|value| !value.is_null() && !is_valid(value)).cloned();
+        if let Some(value) = sent {
+            context.refuse(key, flaw(), value);
+        }
+    };
+    check(ENABLED, Value::is_boolean, &boolean);
+    for key in [CONCURRENT, TOTAL] {
+        check(key, |value| value.is_i64() || value.is_u64(), &integer);
+    }
+}
+
+/// What the run may delegate, by the context that reaches it (service reference, "Request context keys (runs)").
+pub(super) fn of_context(context: &Map<String, Value>, limits: RunLimits) -> Delegation {
+    // What is beyond the range of `i64` is beyond every limit.
+    let number = |key: &str| {
+        let number = context.get(key).filter(|value| value.is_number());
+        number.map(|number| number.as_i64().unwrap_or(i64::MAX))
+    };
+    Delegation {
+        enabled: context.get(ENABLED).and_then(Value::as_bool).unwrap_or(false),
+        max_concurrent: concurrency(number(CONCURRENT), limits.max_running),
+        max_total: total(number(TOTAL), limits.max_total_per_run),
+    }
+}

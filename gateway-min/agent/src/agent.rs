@@ -18,7 +18,7 @@ use crate::model::{Earlier, RetryingModel};
 use crate::prompt::Prompt;
 use crate::summary::{self, Cut, Summarizer};
 use crate::tools::{ToolContext, Toolbox};
-use crate::{Added, AgentError, Ended, Input, Middleware, Next, Session, TaskInput, spans};
+use crate::{Added, AgentError, DateZone, Ended, Input, Middleware, Next, Session, TaskInput, spans};
 pub(crate) use conversation::conversation;
 use conversation::{Conversation, calls, earlier_summary, messages_of, stamp_run};
 
@@ -40,6 +40,8 @@ pub struct Agent {
     pub caller: String,
     /// What it is told before the conversation.
     pub prompt: Prompt,
+    /// The zone of the date that it is told.
+    pub zone: DateZone,
     /// What accompanies its model calls, in this order.
     pub middleware: Vec<Arc<dyn Middleware>>,
     /// The model that answers.
@@ -78,6 +80,7 @@ impl Agent {
         Self {
             caller: CALLER.to_owned(),
             prompt: Prompt::default(),
+            zone: DateZone::default(),
             middleware: Vec::new(),
             model,
             title_model: None,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use chrono::Utc;
 use serde_json::Value as Json;
 use threadkeep_config::{Config, ConfigHandle, Title};
 use threadkeep_files::{adopt_thread_names, thread_name};
@@ -13,7 +14,7 @@ use crate::agent::CALLER;
 use crate::model::{ModelKind, ModelSettings, RetryingModel};
 use crate::summary::Summarizer;
 use crate::tools::{ToolContext, ToolSettings, Toolbox};
-use crate::{Agent, AgentError, Middleware, Prompt};
+use crate::{Agent, AgentError, DateZone, Middleware, Prompt};
 
 /// What an agent is built for.
 pub struct AgentSpec<'a> {
@@ -51,6 +52,7 @@ pub struct SubagentSpec<'a> {
 pub struct AgentBuilder {
     config: ConfigHandle,
     threads_dir: PathBuf,
+    zone: DateZone,
     /// The tools of every agent; fixed at start.
     tools: Arc<Toolbox>,
     /// Models by name, each with the configuration it was built from.
@@ -65,12 +67,18 @@ impl AgentBuilder {
             tracing::warn!(%error, directory = %threads_dir.display(), "working directories keep their old names and are not used");
         }
         let tools = Arc::new(Toolbox::builtin(&tool_settings(current)));
-        Self { config, tools, threads_dir, models: Mutex::default() }
+        let zone = DateZone::of(config.environment());
+        Self { config, tools, threads_dir, zone, models: Mutex::default() }
     }
 
     /// The working directory of a thread's tools.
     pub fn thread_dir(&self, thread_id: &str) -> PathBuf {
         self.threads_dir.join(thread_name(thread_id))
+    }
+
+    /// The date that agents are told now, with its day of the week, for example `2026-01-31, Saturday`.
+    pub fn today(&self) -> String {
+        self.zone.date(Utc::now())
     }
 
     /// The tools of every agent.
@@ -99,6 +107,7 @@ impl AgentBuilder {
         Ok(Agent {
             caller: CALLER.to_owned(),
             prompt: Prompt::default(),
+            zone: self.zone.clone(),
             middleware: Vec::new(),
             model,
             title_model,
@@ -129,6 +138,7 @@ impl AgentBuilder {
         Ok(Agent {
             caller: format!("subagent:{}", spec.name),
             prompt: spec.prompt,
+            zone: self.zone.clone(),
             middleware: spec.middleware,
             summarizer,
             title: Title { enabled: false, ..config.title.clone() },
@@ -186,6 +196,7 @@ fn tool_settings(config: &Config) -> ToolSettings {
         read_file_output_max_chars: sandbox.read_file_output_max_chars,
         ls_output_max_chars: sandbox.ls_output_max_chars,
         bash_command_timeout: Duration::from_secs(sandbox.bash_command_timeout),
+        environment: Arc::new(sandbox.environment.clone()),
     }
 }
 

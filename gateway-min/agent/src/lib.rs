@@ -3,6 +3,7 @@
 mod agent;
 mod binding;
 mod builder;
+mod date;
 pub mod duration;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -28,6 +29,7 @@ pub mod tools;
 pub use agent::{Agent, END, MODEL as MODEL_NODE, NODES};
 pub use binding::{AGENT_BINDING, DEFAULT_AGENT, binding};
 pub use builder::{AgentBuilder, AgentSpec, SubagentSpec};
+pub use date::{DATE_TIMEZONE_VARIABLE, DateZone};
 pub use error::AgentError;
 pub use input::{Input, Next};
 pub use middleware::{After, Before, Middleware, View};

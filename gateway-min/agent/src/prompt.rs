@@ -1,6 +1,5 @@
 //! System prompts.
 
-use chrono::{DateTime, Utc};
 use serde_json::Value as Json;
 
 use crate::model::message;
@@ -15,21 +14,20 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// The whole system prompt for a call at `now`.
-    pub(crate) fn system(&self, now: DateTime<Utc>, tools: bool) -> String {
+    /// The whole system prompt for a call on this date.
+    pub(crate) fn system(&self, date: &str, tools: bool) -> String {
         let own = match &self.own {
             Some(own) => own.clone(),
-            None => system(now, tools),
+            None => system(date, tools),
         };
         std::iter::once(own).chain(self.sections.iter().cloned()).collect::<Vec<_>>().join("\n\n")
     }
 }
 
-/// The lead agent's prompt for a run that starts `now`.
-fn system(now: DateTime<Utc>, tools: bool) -> String {
+/// The lead agent's prompt on this date.
+fn system(date: &str, tools: bool) -> String {
     let mut prompt = format!(
-        "You are a capable assistant that works on the user's task until it is done. Today is {}.",
-        now.format("%A, %Y-%m-%d")
+        "You are a capable assistant that works on the user's task until it is done. Today is {date}."
     );
     if tools {
         prompt.push_str(
@@ -56,6 +54,6 @@ mod tests {
         let told = summary("They talked.");
         assert_eq!((&told["type"], message::is_from_user(&told)), (&"human".into(), false));
         assert!(told["content"].as_str().is_some_and(|text| text.ends_with("so far:\nThey talked.")));
-        assert!(!system(DateTime::UNIX_EPOCH, true).contains("Summary"));
+        assert!(!system("1970-01-01, Thursday", true).contains("Summary"));
     }
 }

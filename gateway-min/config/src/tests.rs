@@ -166,7 +166,7 @@ fn shells_are_counted_against_the_runtime_section() {
         )
     };
     assert!(load(&yaml(9)).is_ok());
-    assert!(load_error(&yaml(10)).contains("must be at least 11 (subagent_runtime.max_running + 1)"));
+    assert!(load_error(&yaml(10)).contains("must be at least 11 (subagent_runtime.max_running is 10"));
 }
 
 #[test]

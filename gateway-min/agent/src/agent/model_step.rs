@@ -97,7 +97,7 @@ impl Agent {
         let summary = earlier_summary(session.writer.state())?;
         let summary = summary.map(|summary| prompt::summary(&summary));
         let request = ModelRequest {
-            system: Some(self.prompt.system(Utc::now(), !tools.is_empty())),
+            system: Some(self.prompt.system(&self.zone.date(Utc::now()), !tools.is_empty())),
             earlier: conversation.earlier.clone().after(summary),
             messages,
             tools,

@@ -1,17 +1,21 @@
 //! `bash`: commands on the machine the gateway runs on.
 //!
 //! This is not a sandbox: a command can do whatever the gateway's user can. It therefore exists only if
-//! `sandbox.allow_host_bash` is set. Commands do not see the gateway's environment, which may contain keys.
+//! `sandbox.allow_host_bash` is set. Commands do not see the gateway's environment, which may contain keys, but what
+//! `sandbox.environment` names.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use threadkeep_config::Secret;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -28,11 +32,16 @@ const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 pub(super) struct Bash {
     timeout: Duration,
     max_chars: usize,
+    environment: Arc<BTreeMap<String, Secret>>,
 }
 
 impl Bash {
     pub(super) fn new(settings: &ToolSettings) -> Self {
-        Self { timeout: settings.bash_command_timeout, max_chars: settings.bash_output_max_chars }
+        Self {
+            timeout: settings.bash_command_timeout,
+            max_chars: settings.bash_output_max_chars,
+            environment: Arc::clone(&settings.environment),
+        }
     }
 }
 
@@ -68,7 +77,7 @@ impl Tool for Bash {
         let Args { command } = parse(args)?;
         let root = context.root.clone();
         let root = blocking(move |_| Ok(Workspace::open(&root)?.root().to_owned())).await?;
-        let mut child = spawn(&command, &root)
+        let mut child = spawn(&command, &root, &self.environment)
             .map_err(|error| ToolError::Failed(format!("cannot start the command: {error}")))?;
         let group = ProcessGroup::of(&child);
         let mut output = HeadAndTail::new(self.max_chars.saturating_sub(ENDING_CHARS));
@@ -107,7 +116,7 @@ impl Bash {
     }
 }
 
-fn spawn(command: &str, directory: &Path) -> std::io::Result<Child> {
+fn spawn(command: &str, directory: &Path, environment: &BTreeMap<String, Secret>) -> std::io::Result<Child> {
     Command::new("bash")
         .arg("-c")
         .arg(command)
@@ -117,6 +126,7 @@ fn spawn(command: &str, directory: &Path) -> std::io::Result<Child> {
         // The user's real home may contain keys, too.
         .env("HOME", directory)
         .env("LANG", "C.UTF-8")
+        .envs(environment.iter().map(|(name, value)| (name, value.expose())))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -287,6 +297,15 @@ mod tests {
         assert!(names.contains(&"PATH") && names.iter().all(|name| known.contains(name)), "{names:?}");
         let home = place.0.path().canonicalize().unwrap();
         assert_eq!(place.run("echo -n $HOME").await.content, home.display().to_string());
+    }
+
+    #[tokio::test]
+    async fn it_sees_what_the_configuration_gives_it() {
+        let environment = [("TOKEN", "t 1"), ("LANG", "C"), ("MAX_SHELL_SESSIONS", "4")];
+        let environment = environment.map(|(name, value)| (name.to_owned(), Secret::new(value)));
+        let settings = ToolSettings { environment: Arc::new(environment.into()), ..ToolSettings::default() };
+        let output = Folder::new().run_with(&settings, "echo -n $TOKEN, $LANG, $MAX_SHELL_SESSIONS").await;
+        assert_eq!(output.content, "t 1, C, 4");
     }
 
     #[tokio::test]

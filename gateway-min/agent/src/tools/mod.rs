@@ -21,6 +21,7 @@ mod search;
 mod toolbox;
 mod workspace;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use threadkeep::state::StateSnapshot;
+use threadkeep_config::Secret;
 use tokio_util::sync::CancellationToken;
 
 pub use self::clarification::asks;
@@ -169,7 +171,7 @@ pub enum ToolError {
 }
 
 /// The settings of the built-in tools, from the configuration's `sandbox` section.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolSettings {
     /// Whether there is a `bash` tool. Its commands run as the gateway's user and can do whatever that user can.
     pub allow_host_bash: bool,
@@ -181,6 +183,8 @@ pub struct ToolSettings {
     pub ls_output_max_chars: usize,
     /// How long a command may run.
     pub bash_command_timeout: Duration,
+    /// Environment variables of commands, besides `PATH`, `HOME` and `LANG`, which they can replace.
+    pub environment: Arc<BTreeMap<String, Secret>>,
 }
 
 /// The defaults of the service reference, "Subagent settings", `sandbox.allow_host_bash`, and of the `sandbox`
@@ -193,6 +197,7 @@ impl Default for ToolSettings {
             read_file_output_max_chars: 50_000,
             ls_output_max_chars: 20_000,
             bash_command_timeout: Duration::from_mins(10),
+            environment: Arc::default(),
         }
     }
 }

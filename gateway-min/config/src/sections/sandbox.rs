@@ -85,15 +85,7 @@ impl Sandbox {
             );
         }
         let environment = node.variables("environment");
-        let shells_needed = u64::from(max_running) + 1;
-        if let Some(sessions) = environment.get(MAX_SHELL_SESSIONS)
-            && sessions.expose().trim().parse::<u64>().map_or(true, |sessions| sessions < shells_needed)
-        {
-            node.section("environment").problem(
-                MAX_SHELL_SESSIONS,
-                format!("must be at least {shells_needed} (subagent_runtime.max_running + 1)"),
-            );
-        }
+        check_environment(&environment, max_running, &node.section("environment"));
         Self {
             provider: SandboxProvider::Local,
             allow_host_bash: node.bool("allow_host_bash", default.allow_host_bash),
@@ -109,6 +101,24 @@ impl Sandbox {
             provider_options: node.rest(&KNOWN),
         }
     }
+}
+
+/// Checks that the names are names, and that there are shells for all subagents and for the lead agent.
+fn check_environment(environment: &BTreeMap<String, Secret>, max_running: u32, node: &Node<'_>) {
+    for (name, value) in environment {
+        if name.is_empty() || name.contains(['=', '\0']) || value.expose().contains('\0') {
+            node.problem(name, "is no environment variable: its name must not be empty or contain =, and neither may contain NUL");
+        }
+    }
+    let Some(sessions) = environment.get(MAX_SHELL_SESSIONS) else { return };
+    let needed = u64::from(max_running) + 1;
+    let found = match sessions.expose().trim().parse::<u64>() {
+        Ok(sessions) if sessions >= needed => return,
+        Ok(sessions) => sessions.to_string(),
+        Err(_) => "no number".to_owned(),
+    };
+    let why = format!("subagent_runtime.max_running is {max_running}, and the lead agent needs a shell too");
+    node.problem(MAX_SHELL_SESSIONS, format!("must be at least {needed} ({why}), got {found}"));
 }
 
 #[cfg(test)]
@@ -176,15 +186,29 @@ mod tests {
     }
 
     #[test]
-    fn shells_must_suffice_for_the_subagents() {
+    fn s80_shells_must_suffice_for_the_subagents() {
         let with = |sessions: Value| {
             sandbox(&json!({"use": "local", "environment": {"MAX_SHELL_SESSIONS": sessions}}))
         };
         assert!(with(json!(4)).is_ok());
         assert!(with(json!("4")).is_ok());
-        for sessions in [json!(3), json!("3"), json!("many"), json!("")] {
+        for (sessions, found) in
+            [(json!(3), "3"), (json!("2"), "2"), (json!("many"), "no number"), (json!(""), "no number")]
+        {
             let error = with(sessions).unwrap_err();
-            assert!(error.contains("sandbox.environment.MAX_SHELL_SESSIONS: must be at least 4"), "{error}");
+            let text = format!(
+                "sandbox.environment.MAX_SHELL_SESSIONS: must be at least 4 (subagent_runtime.max_running is 3, and the lead \
+                 agent needs a shell too), got {found}"
+            );
+            assert!(error.contains(&text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_no_command_can_have_is_a_problem() {
+        for (name, value) in [("A=B", "x"), ("", "x"), ("A", "x\0y")] {
+            let error = sandbox(&json!({"use": "local", "environment": {name: value}})).unwrap_err();
+            assert!(error.contains("is no environment variable"), "{error}");
         }
     }
 

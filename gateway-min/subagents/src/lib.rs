@@ -9,3 +9,4 @@ pub mod contract;
 pub mod managed;
 pub mod neutral;
 pub mod outcome;
+pub mod owned;

@@ -15,6 +15,7 @@ use threadkeep::saver::Load;
 use threadkeep::state::{StateAccessor, StateSnapshot, TaskView, Update};
 use threadkeep_agent::binding;
 use threadkeep_agent::serialize;
+use threadkeep_subagents::owned;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -374,6 +375,7 @@ async fn update_state(
     }
     let at = key.map(|key| key.id);
     let mut values = body.values.unwrap_or_default();
+    values.remove(owned::CHANNEL);
     if let Some(messages) = values.get_mut(MESSAGES_CHANNEL) {
         remove_forged_stamps(app.threads.accessor(), &thread_id, at, messages).await?;
     }
@@ -409,7 +411,12 @@ async fn remove_forged_stamps(
         Value::Array(list) => list.as_mut_slice(),
         message => std::slice::from_mut(message),
     };
-    if !sent.iter().any(|message| SERVER_OWNED.iter().any(|key| stamp(message, key).is_some())) {
+    let is_noted = |message: &Value| {
+        let mut clean = message.clone();
+        owned::strip_message(&mut clean);
+        clean != *message || SERVER_OWNED.iter().any(|key| stamp(message, key).is_some())
+    };
+    if !sent.iter().any(is_noted) {
         return Ok(());
     }
     let engine = |error: Error| ApiError::from_engine(thread, UPDATE_FAILED, &error);
@@ -419,6 +426,7 @@ async fn remove_forged_stamps(
     let held = held.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     for message in sent {
         let same = held.iter().find(|other| other["id"].is_string() && other["id"] == message["id"]);
+        owned::strip_changed(message, same);
         for key in SERVER_OWNED {
             if same.and_then(|same| stamp(same, key)) != stamp(message, key)
                 && let Some(kwargs) = message.get_mut("additional_kwargs").and_then(Value::as_object_mut)

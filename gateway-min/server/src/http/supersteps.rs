@@ -12,6 +12,7 @@ use threadkeep::saver::Flush;
 use threadkeep::state::StateAccessor;
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::ChannelValue;
+use threadkeep_subagents::owned;
 use utoipa::ToSchema;
 
 use super::described;
@@ -99,6 +100,7 @@ pub(super) fn planned(
         let mut planned = Vec::new();
         for StateUpdate { mut values, node } in superstep.0 {
             known_channels(accessor, &values)?;
+            owned::strip_values(&mut values);
             if let Some(sent) = values.remove(MESSAGES_CHANNEL).filter(|sent| !sent.is_null()) {
                 let place = format!("supersteps[{index}].messages");
                 values.insert(MESSAGES_CHANNEL.to_owned(), messages(&place, sent, accessor.ids())?.into());

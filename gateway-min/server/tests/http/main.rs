@@ -12,6 +12,7 @@ mod degraded;
 mod delete;
 mod events;
 mod fields;
+mod forged;
 mod gate;
 mod goal;
 mod history;

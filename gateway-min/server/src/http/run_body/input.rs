@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use threadkeep::channel::{MESSAGES_CHANNEL, normalize_message};
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::{IdSource, Namespace, ThreadId};
+use threadkeep_subagents::owned;
 
 use super::Command;
 use crate::http::error::ApiError;
@@ -23,7 +24,12 @@ impl RunInput {
         let Command { update, goto, resume } = command;
         let resume = resume.filter(|value| !value.is_null());
         let resume = match resume {
-            Some(value) => Some(Resume { messages: answer(&value, ids)?, value }),
+            Some(mut value) => {
+                if let Value::Object(fields) = &mut value {
+                    owned::strip_values(fields);
+                }
+                Some(Resume { messages: answer(&value, ids)?, value })
+            }
             None => None,
         };
         if update.is_some() || goto.is_some() {
@@ -38,12 +44,14 @@ impl RunInput {
     }
 }
 
-/// The channel values with their messages normalised. `place` is where these were in the request.
+/// The channel values with their messages normalised, without what only the runtime writes. `place` is where these were
+/// in the request.
 fn normalised(
     place: &str,
     mut values: Map<String, Value>,
     ids: &IdSource,
 ) -> Result<Map<String, Value>, ApiError> {
+    owned::strip_values(&mut values);
     if let Some(sent) = values.remove(MESSAGES_CHANNEL).filter(|sent| !sent.is_null()) {
         values.insert(MESSAGES_CHANNEL.to_owned(), messages(place, sent, ids)?.into());
     }
@@ -83,6 +91,7 @@ pub(in crate::http) fn messages(place: &str, sent: Value, ids: &IdSource) -> Res
 }
 
 fn without_server_owned(mut message: Value) -> Value {
+    owned::strip_message(&mut message);
     if let Some(kwargs) = message.get_mut("additional_kwargs").and_then(Value::as_object_mut) {
         kwargs.retain(|key, _| !SERVER_OWNED.contains(&&**key));
     }

@@ -29,7 +29,7 @@ pub enum Unavailable {
     /// `bash`, and the configuration does not allow commands on this machine.
     #[error(
         "The subagent 'bash' is disabled for the local sandbox, because running commands directly on the host is not a \
-         secure boundary. Use an isolated sandbox provider, or set `sandbox.allow_host_bash: true` if every user of this \
+         secure boundary. Use an isolated sandbox provider, or set sandbox.allow_host_bash: true if every user of this \
          environment is trusted."
     )]
     BashDisabled,

@@ -91,8 +91,7 @@ fn s03_bash_without_permission_is_refused_with_advice_even_if_it_is_not_allowed_
         assert!(available.iter().all(|definition| definition.name != "bash"));
         let error = available.get("bash").unwrap_err();
         assert_eq!(error, Unavailable::BashDisabled, "{allowed:?}");
-        for part in ["not a secure boundary", "isolated sandbox provider", "`sandbox.allow_host_bash: true`"]
-        {
+        for part in ["not a secure boundary", "isolated sandbox provider", "sandbox.allow_host_bash: true"] {
             assert!(error.to_string().contains(part), "{error}");
         }
     }

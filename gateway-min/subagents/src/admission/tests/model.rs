@@ -68,7 +68,10 @@ impl Model {
             (Some(_), Some(_)) if self.in_a_row < 3 => (0, true),
             (_, Some(batch)) => (batch, true),
             (Some(_), None) => (0, false),
-            (None, None) => return None,
+            (None, None) => {
+                self.in_a_row = 0;
+                return None;
+            }
         };
         let next = first(class);
         self.in_a_row = if class == 0 && contested { self.in_a_row + 1 } else { 0 };

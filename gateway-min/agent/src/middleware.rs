@@ -39,6 +39,8 @@ pub struct View<'a> {
     pub state: Option<&'a StateSnapshot>,
     /// The current turn: the user's last message and everything after it.
     pub turn: &'a [Json],
+    /// After the call: why the run stops early, as far as something before this middleware has decided it.
+    pub stop_reason: Option<&'a str>,
 }
 
 /// What happens before a model call.

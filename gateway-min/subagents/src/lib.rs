@@ -3,10 +3,22 @@
 pub mod acceptance;
 pub mod admission;
 pub mod bounds;
+pub mod budget;
 pub mod catalog;
 pub mod citations;
 pub mod contract;
+mod delegator;
+mod events;
+mod evidence;
+mod execution;
+pub mod ledger;
 pub mod managed;
 pub mod neutral;
+mod observer;
 pub mod outcome;
 pub mod owned;
+mod progress;
+mod prompts;
+mod task;
+
+pub use delegator::{Delegator, Requested};

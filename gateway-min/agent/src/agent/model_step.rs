@@ -26,7 +26,7 @@ impl Agent {
         let step = next_step(session.writer.state());
         let mut shown = Vec::new();
         for middleware in &self.middleware {
-            let before = middleware.before_model(&view(session, &conversation.turn))?;
+            let before = middleware.before_model(&view(session, &conversation.turn, None))?;
             if let Some(reason) = before.stop {
                 return Ok(Stepped::Stop(reason));
             }
@@ -53,7 +53,8 @@ impl Agent {
         let mut writes = Map::new();
         let answered = conversation.turn.pop();
         for middleware in &self.middleware {
-            let after = middleware.after_model(&view(session, &conversation.turn), &mut answer)?;
+            let view = view(session, &conversation.turn, stop_reason.as_deref());
+            let after = middleware.after_model(&view, &mut answer)?;
             stop_reason = stop_reason.or(after.stop_reason);
             writes.extend(after.writes);
         }
@@ -151,6 +152,6 @@ impl Agent {
     }
 }
 
-fn view<'v>(session: &'v Session<'_>, turn: &'v [Json]) -> View<'v> {
-    View { run_id: &session.terms.run_id, state: session.writer.state(), turn }
+fn view<'v>(session: &'v Session<'_>, turn: &'v [Json], stop_reason: Option<&'v str>) -> View<'v> {
+    View { run_id: &session.terms.run_id, state: session.writer.state(), turn, stop_reason }
 }

@@ -44,7 +44,7 @@ impl Agent {
         let (reports, mut reported) = Reports::channel();
         let cancel = session.terms.cancel.clone();
         let state = session.writer.state().cloned().map(std::sync::Arc::new);
-        let (mut running, mut stops_within) = (FuturesUnordered::new(), None);
+        let (mut running, mut contexts, mut stops_within) = (FuturesUnordered::new(), Vec::new(), None);
         for ((call, node), index) in calls.iter().zip(next).zip(0_u32..) {
             if results[index as usize].is_some() {
                 continue;
@@ -60,6 +60,7 @@ impl Agent {
                 reports: reports.clone(),
                 ..self.tool_context.clone()
             };
+            contexts.push((context.clone(), *call));
             let cancelled = cancel.clone();
             running.push(async move {
                 let mut work = pin!(self.toolbox.run(&context, call));
@@ -139,6 +140,9 @@ impl Agent {
         drop(running);
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };
         session.commit(Source::Loop, next).await?;
+        for (context, call) in &contexts {
+            self.toolbox.stored(context, call).await;
+        }
         conversation.turn.extend(results.into_iter().flatten());
         Ok(Stepped::On { stop_reason: None, fallback: None })
     }

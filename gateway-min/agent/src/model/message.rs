@@ -124,6 +124,15 @@ pub fn tool_result(call: &Value, status: ToolStatus, content: impl Into<Value>) 
 /// `message` without its tool calls, wherever they are stored, and with `notice` appended to its text: how a guard ends
 /// a run with the text so far.
 pub fn strip_tool_calls(message: &Value, notice: &str) -> Value {
+    let mut stripped = without_calls(message);
+    if stripped.is_object() {
+        append_text(&mut stripped, notice);
+    }
+    stripped
+}
+
+/// `message` without its tool calls, wherever they are stored.
+fn without_calls(message: &Value) -> Value {
     let mut stripped = message.clone();
     let Some(fields) = stripped.as_object_mut() else { return stripped };
     fields.insert("tool_calls".to_owned(), json!([]));
@@ -137,17 +146,58 @@ pub fn strip_tool_calls(message: &Value, notice: &str) -> Value {
     {
         metadata.insert("finish_reason".to_owned(), "stop".into());
     }
-    let content = match fields.remove("content") {
-        Some(Value::Array(mut blocks)) => {
-            blocks.retain(|block| !is_tool_call_block(block));
+    if let Some(Value::Array(blocks)) = fields.get_mut("content") {
+        blocks.retain(|block| !is_tool_call_block(block));
+    }
+    stripped
+}
+
+/// `message` without those of its `tool_calls` for which `dropped` is true, wherever they are stored, and with `notice`
+/// appended to its text. The other calls stay as they are.
+pub fn drop_tool_calls(message: &Value, dropped: &[bool], notice: Option<&str>) -> Value {
+    let is_kept = |index: usize| !dropped.get(index).copied().unwrap_or(false);
+    let kept: Vec<Value> = (0..)
+        .zip(tool_calls(message))
+        .filter(|(index, _)| is_kept(*index))
+        .map(|(_, call)| call.clone())
+        .collect();
+    if kept.is_empty() && invalid_tool_calls(message).is_empty() {
+        return match notice {
+            Some(notice) => strip_tool_calls(message, notice),
+            None => without_calls(message),
+        };
+    }
+    let mut changed = message.clone();
+    changed["tool_calls"] = kept.into();
+    let keep_nth = |list: &mut Value, is_call: &dyn Fn(&Value) -> bool| {
+        let Some(items) = list.as_array_mut() else { return };
+        let mut index = 0;
+        items.retain(|item| {
+            let call = is_call(item);
+            index += usize::from(call);
+            !call || is_kept(index - 1)
+        });
+    };
+    keep_nth(&mut changed["content"], &is_tool_call_block);
+    if let Some(raw) = changed["additional_kwargs"].get_mut("tool_calls") {
+        keep_nth(raw, &|_| true);
+    }
+    if let Some(notice) = notice {
+        append_text(&mut changed, notice);
+    }
+    changed
+}
+
+/// Appends a paragraph to the message's text.
+fn append_text(message: &mut Value, notice: &str) {
+    message["content"] = match message["content"].take() {
+        Value::Array(mut blocks) => {
             blocks.push(json!({"type": "text", "text": format!("\n\n{notice}")}));
             Value::Array(blocks)
         }
-        Some(Value::String(text)) if !text.is_empty() => format!("{text}\n\n{notice}").into(),
+        Value::String(text) if !text.is_empty() => format!("{text}\n\n{notice}").into(),
         _ => notice.into(),
     };
-    fields.insert("content".to_owned(), content);
-    stripped
 }
 
 fn is_tool_call_block(block: &Value) -> bool {
@@ -212,5 +262,26 @@ mod tests {
         assert_eq!(stripped["content"].as_array().unwrap().len(), 2);
         assert_eq!(stripped["response_metadata"]["finish_reason"], "length");
         assert_eq!(strip_tool_calls(&json!({"content": ""}), "[capped]")["content"], "[capped]");
+    }
+
+    #[test]
+    fn dropped_calls_leave_no_trace_and_the_others_stay() {
+        let call = |id: &str| json!({"type": "tool_call", "name": "t", "args": {}, "id": id});
+        let message = json!({
+            "type": "ai", "content": [{"type": "text", "text": "x"}, {"type": "tool_use", "id": "a"}, {"type": "tool_use", "id": "b"}],
+            "tool_calls": [call("a"), call("b")], "invalid_tool_calls": [],
+            "additional_kwargs": {"tool_calls": [{"id": "a"}, {"id": "b"}]},
+            "response_metadata": {"finish_reason": "tool_calls"},
+        });
+        let one = drop_tool_calls(&message, &[true, false], None);
+        assert_eq!(one["tool_calls"], json!([call("b")]));
+        assert_eq!(one["content"], json!([{"type": "text", "text": "x"}, {"type": "tool_use", "id": "b"}]));
+        assert_eq!(one["additional_kwargs"]["tool_calls"], json!([{"id": "b"}]));
+        assert_eq!(one["response_metadata"]["finish_reason"], "tool_calls");
+        let none = drop_tool_calls(&message, &[true, true], Some("[limit]"));
+        assert_eq!((&none["tool_calls"], text(&none).as_str()), (&json!([]), "x\n\n[limit]"));
+        assert_eq!(none["response_metadata"]["finish_reason"], "stop");
+        assert_eq!(text(&drop_tool_calls(&message, &[true, true], None)), "x");
+        assert_eq!(drop_tool_calls(&message, &[false, false], None), message);
     }
 }

@@ -62,6 +62,11 @@ pub trait Tool: Send + Sync {
         None
     }
 
+    /// The results of a superstep are stored, this call's among them; `context` is that of the call.
+    async fn stored(&self, context: &ToolContext) {
+        let _ = context;
+    }
+
     /// Executes the call. `args` contains the required arguments, with types as in the schema.
     ///
     /// Must not block, and must leave nothing running when its future is dropped: that is how a run is cancelled, unless
@@ -88,6 +93,8 @@ pub struct ToolContext {
     pub cancel: CancellationToken,
     /// Where the tool reports while it works.
     pub reports: Reports,
+    /// Whether results get a [receipt](crate::receipts).
+    pub receipts: bool,
 }
 
 impl ToolContext {
@@ -102,6 +109,7 @@ impl ToolContext {
             state: None,
             cancel: CancellationToken::new(),
             reports: Reports::unread(),
+            receipts: false,
         }
     }
 }

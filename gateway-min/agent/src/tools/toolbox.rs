@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::Utc;
 use serde_json::{Map, Value};
 use tracing::Instrument as _;
 
@@ -16,7 +17,7 @@ use super::{
     output, schema,
 };
 use crate::model::message::tool_result;
-use crate::spans;
+use crate::{receipts, spans};
 
 /// The tools of a run, by name, in the order they were added.
 #[derive(Clone, Default)]
@@ -94,6 +95,13 @@ impl Toolbox {
         self.tools.iter().find(|(spec, _)| call["name"] == *spec.name)?.1.stops_within()
     }
 
+    /// Tells the tool of `call` that its result is stored.
+    pub(crate) async fn stored(&self, context: &ToolContext, call: &Value) {
+        if let Some((_, tool)) = self.tools.iter().find(|(spec, _)| call["name"] == *spec.name) {
+            tool.stored(context).await;
+        }
+    }
+
     /// Runs `call`, an entry of an assistant message's `tool_calls` or `invalid_tool_calls`, and returns its result.
     ///
     /// An unknown tool, invalid arguments and a failing tool yield a message with status `error` that tells the model
@@ -117,6 +125,9 @@ impl Toolbox {
         let mut message = tool_result(call, output.status, output::cut(output.content, max_chars));
         message["artifact"] = output.artifact;
         message["additional_kwargs"] = Value::Object(output.additional_kwargs);
+        if context.receipts {
+            receipts::stamp(&mut message, call, output.status, Utc::now());
+        }
         ToolAnswer { message, written: output.written, writes: output.writes, ends_run: output.ends_run }
     }
 

@@ -1,0 +1,244 @@
+//! The token budget of an agent, and of everything it delegates.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::Value as Json;
+use threadkeep_agent::model::message;
+use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
+use threadkeep_config::TokenBudget;
+
+use crate::contract::StopReason;
+
+/// The name of the message that warns a model of its budget.
+const WARNING_NAME: &str = "budget_warning";
+
+/// Tokens that an agent and its subagents have used. Budgets are a tree: what a subagent uses counts for the agent that
+/// delegated to it as well.
+#[derive(Debug)]
+pub struct Budget {
+    settings: TokenBudget,
+    used: Mutex<Spent>,
+    parent: Option<Arc<Budget>>,
+}
+
+#[derive(Debug, Default)]
+struct Spent {
+    tokens: Tokens,
+    warned: bool,
+}
+
+/// Where a budget stands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Standing {
+    Within,
+    /// It has just reached the share at which the model is warned.
+    Warn(Share),
+    Exhausted(Share),
+}
+
+/// The share of a limit that is used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Share {
+    used: i64,
+    limit: u64,
+    of: &'static str,
+}
+
+impl Share {
+    #[allow(clippy::cast_precision_loss, reason = "a share")]
+    fn part(self) -> f64 {
+        self.used as f64 / self.limit as f64
+    }
+}
+
+impl Budget {
+    /// A budget with these settings, within its parent's.
+    pub fn new(settings: TokenBudget, parent: Option<Arc<Budget>>) -> Arc<Self> {
+        Arc::new(Self { settings, used: Mutex::default(), parent })
+    }
+
+    /// Counts tokens, here and in every budget above.
+    pub fn spend(&self, tokens: Tokens) {
+        let mut budget = Some(self);
+        while let Some(here) = budget {
+            here.used.lock().unwrap_or_else(PoisonError::into_inner).tokens += tokens;
+            budget = here.parent.as_deref();
+        }
+    }
+
+    /// The limit that is used up, of this budget or of one above it.
+    fn exhausted(&self) -> Option<Share> {
+        let share = self.highest(self.used.lock().unwrap_or_else(PoisonError::into_inner).tokens);
+        let exhausted = self.settings.enabled && share.part() >= self.settings.hard_stop_threshold;
+        exhausted.then_some(share).or_else(|| self.parent.as_deref()?.exhausted())
+    }
+
+    /// The limit of which the largest share is used.
+    fn highest(&self, tokens: Tokens) -> Share {
+        let limits = [
+            Some(Share { used: tokens.total, limit: self.settings.max_tokens, of: "tokens" }),
+            self.settings.max_input_tokens.map(|limit| Share {
+                used: tokens.input,
+                limit,
+                of: "input tokens",
+            }),
+            self.settings.max_output_tokens.map(|limit| Share {
+                used: tokens.output,
+                limit,
+                of: "output tokens",
+            }),
+        ];
+        let first = Share { used: tokens.total, limit: self.settings.max_tokens, of: "tokens" };
+        limits
+            .into_iter()
+            .flatten()
+            .fold(first, |most, share| if share.part() > most.part() { share } else { most })
+    }
+
+    fn standing(&self) -> Standing {
+        if let Some(share) = self.exhausted() {
+            return Standing::Exhausted(share);
+        }
+        let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let share = self.highest(spent.tokens);
+        if self.settings.enabled && share.part() >= self.settings.warn_threshold && !spent.warned {
+            spent.warned = true;
+            return Standing::Warn(share);
+        }
+        Standing::Within
+    }
+}
+
+/// Keeps an agent within its budget: warns its model once, then ends the run with what it has.
+pub struct Budgeting {
+    budget: Arc<Budget>,
+    /// The warning for the next call; it stays until a call has succeeded with it.
+    warning: Mutex<Option<String>>,
+}
+
+impl Budgeting {
+    /// Keeps to this budget.
+    pub fn new(budget: Arc<Budget>) -> Self {
+        Self { budget, warning: Mutex::default() }
+    }
+}
+
+impl Middleware for Budgeting {
+    fn before_model(&self, _: &View<'_>) -> Result<Before, AgentError> {
+        if self.budget.exhausted().is_some() {
+            let stop = Some(StopReason::TokenCapped.as_str().to_owned());
+            return Ok(Before { stop, ..Before::default() });
+        }
+        let warning = self.warning.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let messages = warning.map(|text| message::hidden(WARNING_NAME, text)).into_iter().collect();
+        Ok(Before { messages, ..Before::default() })
+    }
+
+    fn after_model(&self, _: &View<'_>, answer: &mut Json) -> Result<After, AgentError> {
+        self.budget.spend(Tokens::of(answer));
+        let mut warning = self.warning.lock().unwrap_or_else(PoisonError::into_inner);
+        *warning = None;
+        match self.budget.standing() {
+            Standing::Within => {}
+            Standing::Warn(Share { used, limit, of }) => {
+                *warning = Some(format!(
+                    "[budget warning] {used} of {limit} {of} are used. Finish the most important part, and give your \
+                     final answer soon."
+                ));
+            }
+            // The final answer was given in time.
+            Standing::Exhausted(_) if message::tool_calls(answer).is_empty() => {}
+            Standing::Exhausted(Share { used, limit, of }) => {
+                let notice = format!(
+                    "[stopped: {used} of {limit} {of} are used, so the run ended with the results so far]"
+                );
+                *answer = message::strip_tool_calls(answer, &notice);
+                let stop_reason = Some(StopReason::TokenCapped.as_str().to_owned());
+                return Ok(After { stop_reason, ..After::default() });
+            }
+        }
+        Ok(After::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn settings(max_tokens: u64) -> TokenBudget {
+        TokenBudget { enabled: true, max_tokens, warn_threshold: 0.7, ..TokenBudget::default() }
+    }
+
+    fn answer(tokens: i64) -> Json {
+        json!({
+            "type": "ai", "content": "so far", "tool_calls": [{"name": "ls", "args": {}, "id": "c"}],
+            "usage_metadata": {"input_tokens": tokens - 1, "output_tokens": 1, "total_tokens": tokens},
+        })
+    }
+
+    const VIEW: View<'static> = View { run_id: "r", state: None, turn: &[], stop_reason: None };
+
+    #[test]
+    fn a_model_is_warned_once_and_again_only_if_the_call_failed() {
+        let guard = Budgeting::new(Budget::new(settings(1000), None));
+        assert_eq!(guard.after_model(&VIEW, &mut answer(699)).unwrap(), After::default());
+        assert_eq!(guard.before_model(&VIEW).unwrap().messages, Vec::<Json>::new());
+        guard.after_model(&VIEW, &mut answer(1)).unwrap();
+        // The first call with the warning fails, so its repetition has it too.
+        for _ in 0..2 {
+            let shown = guard.before_model(&VIEW).unwrap().messages;
+            assert_eq!((shown.len(), &shown[0]["name"]), (1, &json!("budget_warning")));
+        }
+        guard.after_model(&VIEW, &mut answer(10)).unwrap();
+        assert!(guard.before_model(&VIEW).unwrap().messages.is_empty());
+    }
+
+    #[test]
+    fn an_exhausted_budget_ends_the_run_with_the_text_so_far() {
+        let guard = Budgeting::new(Budget::new(settings(1000), None));
+        let mut last = answer(1000);
+        assert_eq!(guard.after_model(&VIEW, &mut last).unwrap().stop_reason.as_deref(), Some("token_capped"));
+        assert_eq!(last["tool_calls"], json!([]));
+        assert!(
+            last["content"].as_str().unwrap().starts_with("so far\n\n[stopped: 1000 of 1000 tokens are used")
+        );
+        assert_eq!(
+            guard.before_model(&VIEW).unwrap().stop.as_deref(),
+            Some("token_capped"),
+            "no further model call"
+        );
+    }
+
+    #[test]
+    fn the_highest_share_counts() {
+        let limits = TokenBudget { max_output_tokens: Some(2), ..settings(1000) };
+        let guard = Budgeting::new(Budget::new(limits, None));
+        assert_eq!(guard.after_model(&VIEW, &mut answer(5)).unwrap().stop_reason, None);
+        assert_eq!(
+            guard.after_model(&VIEW, &mut answer(5)).unwrap().stop_reason.as_deref(),
+            Some("token_capped")
+        );
+    }
+
+    #[test]
+    fn a_parents_limit_binds_the_sum_of_its_subagents() {
+        let parent = Budget::new(settings(1000), None);
+        let child = || Budgeting::new(Budget::new(settings(100_000), Some(Arc::clone(&parent))));
+        let (one, other) = (child(), child());
+        one.after_model(&VIEW, &mut answer(600)).unwrap();
+        assert_eq!(other.before_model(&VIEW).unwrap().stop, None);
+        let stopped = other.after_model(&VIEW, &mut answer(400)).unwrap();
+        assert_eq!(stopped.stop_reason.as_deref(), Some("token_capped"));
+        assert_eq!(one.before_model(&VIEW).unwrap().stop.as_deref(), Some("token_capped"));
+    }
+
+    #[test]
+    fn a_budget_that_is_off_only_counts() {
+        let off = TokenBudget { enabled: false, ..settings(1000) };
+        let guard = Budgeting::new(Budget::new(off, None));
+        assert_eq!(guard.after_model(&VIEW, &mut answer(5000)).unwrap(), After::default());
+        assert_eq!(guard.before_model(&VIEW).unwrap(), Before::default());
+    }
+}

@@ -1,0 +1,112 @@
+//! Delegation in one process: what every run's `task` calls share, and giving a run the means to delegate.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use threadkeep::state::StateAccessor;
+use threadkeep_agent::{Agent, AgentBuilder};
+use threadkeep_config::{ConfigHandle, ReceiptsRenderMode};
+use threadkeep_records::Records;
+
+use crate::admission::Admission;
+use crate::budget::{Budget, Budgeting};
+use crate::catalog::Catalog;
+use crate::evidence::{Receipting, Showing};
+use crate::ledger::{Ledger, Limits};
+use crate::managed::StoreError;
+use crate::prompts;
+use crate::task::Task;
+
+/// Subagents that a model may start in one answer, if the request does not say.
+const CONCURRENT: usize = 3;
+/// The most that a request may ask for.
+const CONCURRENT_MAX: usize = 64;
+/// The most delegations of a run.
+const TOTAL_MAX: usize = 50;
+
+/// The subagents of a process.
+pub struct Delegator {
+    /// Where executions are recorded.
+    pub records: Records,
+    /// Builds the agents.
+    pub agents: Arc<AgentBuilder>,
+    /// The slots in which subagents run.
+    pub admission: Admission,
+    /// Which subagents there are.
+    pub catalog: Catalog,
+    /// The configuration, read live.
+    pub config: ConfigHandle,
+}
+
+/// What a run asks of delegation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Requested {
+    /// Whether it delegates at all.
+    pub enabled: bool,
+    /// Subagents in one answer; `None` for the default.
+    pub max_concurrent: Option<u32>,
+    /// Delegations of the run; `None` for the configured number.
+    pub max_total: Option<u32>,
+}
+
+impl Delegator {
+    /// Gives an agent its token budget and, if the run asks for it, the means to delegate: the tool `task`, the ledger,
+    /// receipts. `allowed` limits the subagents; an empty list switches delegation off.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the managed subagents cannot be read.
+    pub async fn equip(
+        self: &Arc<Self>,
+        agent: &mut Agent,
+        accessor: &StateAccessor,
+        requested: Requested,
+        allowed: Option<&[String]>,
+    ) -> Result<(), StoreError> {
+        let config = self.config.current_async().await;
+        let budget = config.token_budget.enabled.then(|| Budget::new(config.token_budget.clone(), None));
+        if let Some(budget) = &budget {
+            agent.middleware.push(Arc::new(Budgeting::new(Arc::clone(budget))));
+        }
+        if !requested.enabled {
+            return Ok(());
+        }
+        let available = self.catalog.available(&config, allowed).await?;
+        if !available.offers_delegation() {
+            return Ok(());
+        }
+        let limits = self.limits(requested, config.subagents.max_total_per_run);
+        let receipts = config.verification.receipts_enabled;
+        agent.middleware.push(Arc::new(Ledger { limits }));
+        if receipts {
+            let showing = match config.verification.receipts_render_mode {
+                ReceiptsRenderMode::Always => Showing::Always,
+                ReceiptsRenderMode::DelegationOnly => Showing::AfterDelegation,
+            };
+            agent.middleware.push(Arc::new(Receipting(showing)));
+        }
+        agent.tool_context.receipts = receipts;
+        agent.prompt.sections.push(prompts::delegation(&available, limits, receipts));
+        let mut toolbox = (*agent.toolbox).clone();
+        toolbox.add(Arc::new(Task {
+            delegator: Arc::clone(self),
+            accessor: accessor.clone(),
+            available,
+            model: agent.model.name().to_owned(),
+            budget,
+            receipts,
+            undelivered: Mutex::new(HashMap::new()),
+        }));
+        agent.toolbox = Arc::new(toolbox);
+        Ok(())
+    }
+
+    /// The limits of a run: the prompt names the same ones that are enforced (service reference, "Limits").
+    fn limits(&self, requested: Requested, configured_total: u32) -> Limits {
+        let concurrent = requested.max_concurrent.map_or(CONCURRENT, |count| count as usize);
+        let total = requested.max_total.unwrap_or(configured_total) as usize;
+        Limits {
+            concurrent: concurrent.min(self.admission.capacity()).clamp(1, CONCURRENT_MAX),
+            total: total.clamp(1, TOTAL_MAX),
+        }
+    }
+}

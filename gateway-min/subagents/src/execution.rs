@@ -1,0 +1,328 @@
+//! One execution: a subagent at work on its own checkpointed thread, from its row to its result.
+//!
+//! The row comes first, then the subagent's checkpoints, then the terminal status, then the result for the parent. So
+//! whatever a crash interrupts, the next run that reaches the same call goes on where it stopped: with the result, if
+//! there is one, else at the head of the subagent's thread.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::Utc;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::id::ThreadId;
+use threadkeep::state::{StateAccessor, StateSnapshot};
+use threadkeep::step::StepWriter;
+use threadkeep_agent::model::message;
+use threadkeep_agent::tools::{Report as ToolReport, Reports};
+use threadkeep_agent::{AgentError, Ended, Middleware, Prompt, RunTerms, Session, SubagentSpec, Tokens};
+use threadkeep_records::{
+    ExecutionEnd, ExecutionRow, ExecutionStatus, ExecutionTokens, RecordsError, persistently,
+};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::{Class, Refused};
+use crate::budget::{Budget, Budgeting};
+use crate::catalog::Definition;
+use crate::citations::CitationVerdict;
+use crate::contract::StopReason;
+use crate::delegator::Delegator;
+use crate::evidence::{Receipting, Showing, harvest};
+use crate::observer::ChildObserver;
+use crate::outcome::{Ending, Report, TaskOutcome, TokenUsage};
+use crate::progress::{Counting, Progress};
+
+/// The error of an execution that was cancelled.
+const CANCELLED: &str = "Cancelled by user";
+/// The error of a failed model call that says nothing else.
+const LLM_FAILED: &str = "LLM request failed";
+/// The result of a subagent that said nothing.
+const NO_RESPONSE: &str = "No response generated";
+
+/// What a subagent works on.
+pub(crate) struct Work {
+    pub(crate) delegator: Arc<Delegator>,
+    pub(crate) accessor: StateAccessor,
+    /// The execution.
+    pub(crate) row: ExecutionRow,
+    pub(crate) definition: Arc<Definition>,
+    /// The configured name of its model.
+    pub(crate) model: String,
+    /// Its first messages.
+    pub(crate) messages: Vec<Json>,
+    /// Further sections of its system prompt.
+    pub(crate) sections: Vec<String>,
+    /// The budget above its own.
+    pub(crate) budget: Option<Arc<Budget>>,
+    /// Whether its tool calls get receipts.
+    pub(crate) receipts: bool,
+    pub(crate) reports: Reports,
+    pub(crate) cancel: CancellationToken,
+}
+
+/// Why an execution could not be carried out or recorded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExecutionError {
+    /// Its row could not be read or written.
+    #[error(transparent)]
+    Records(#[from] RecordsError),
+    /// Its checkpoints could not be read.
+    #[error(transparent)]
+    Engine(#[from] threadkeep::Error),
+}
+
+/// How the work of a subagent ended.
+enum End {
+    Agent(Result<Ended, AgentError>),
+    Refused(Refused),
+    Stopped,
+}
+
+impl Work {
+    /// Works until the execution has ended, and returns what came of it. An execution that has ended already is not
+    /// repeated. The slot is given back when everything is written.
+    pub(crate) async fn carry_out(self) -> Result<TaskOutcome, ExecutionError> {
+        let thread = ThreadId::from(self.row.child_thread.as_str());
+        if self.row.status.is_terminal() {
+            let state = self.accessor.get(&thread, None).await?;
+            if let Some(budget) = &self.budget {
+                budget.spend(tokens(&Progress::of(state.as_ref())?));
+            }
+            return self.settle(&self.row, state.as_ref()).await;
+        }
+        let entered = Instant::now();
+        let deadline = self.deadline();
+        let slot = tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => Err(End::Stopped),
+            () = tokio::time::sleep_until(deadline) => Err(End::Stopped),
+            slot = self.delegator.admission.acquire(&Class::Interactive) => slot.map_err(End::Refused),
+        };
+        let (end, state, slot) = match slot {
+            Err(end) => (end, self.accessor.get(&thread, None).await?, None),
+            Ok(slot) => {
+                let waited = i64::try_from(entered.elapsed().as_millis()).unwrap_or(i64::MAX);
+                self.delegator.records.executions().started(&self.row, &self.model, waited).await?;
+                let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
+                let ended = self.run(&mut writer).await?;
+                (End::Agent(ended), writer.state().cloned(), Some(slot))
+            }
+        };
+        let end = self.end(end, state.as_ref())?;
+        let executions = self.delegator.records.executions();
+        // What another process decided first stays.
+        let row = persistently(|| executions.finish(&self.row, end.clone())).await?;
+        drop(slot);
+        self.settle(&row, state.as_ref()).await
+    }
+
+    /// Reports what the models did, once, and returns what the parent gets.
+    async fn settle(
+        &self,
+        row: &ExecutionRow,
+        state: Option<&StateSnapshot>,
+    ) -> Result<TaskOutcome, ExecutionError> {
+        let outcome = self.outcome(row, state)?;
+        for (model, used) in Progress::of(state)?.usage {
+            let caller = format!("subagent:{}", self.definition.name);
+            let tokens = signed(used.tokens);
+            self.reports.send(ToolReport::Usage { model, caller, calls: used.calls, tokens }).await;
+        }
+        Ok(outcome)
+    }
+
+    /// When the execution must have ended, on this process's clock.
+    fn deadline(&self) -> Instant {
+        let left = (self.row.deadline - Utc::now()).to_std().unwrap_or(Duration::ZERO);
+        Instant::now() + left
+    }
+
+    /// Runs the agent's loop on the subagent's thread: from its task, or from where it stopped.
+    async fn run(&self, writer: &mut StepWriter) -> Result<Result<Ended, AgentError>, ExecutionError> {
+        let progress = Progress::of(writer.state())?;
+        let budget = Budget::new(self.definition.token_budget.clone(), self.budget.clone());
+        budget.spend(tokens(&progress));
+        let mut middleware: Vec<Arc<dyn Middleware>> = vec![Arc::new(Budgeting::new(budget))];
+        if self.receipts {
+            middleware.push(Arc::new(Receipting(Showing::Always)));
+        }
+        let counting = Counting { model: self.model.clone(), max_turns: self.definition.max_turns };
+        middleware.push(Arc::new(counting));
+        let mut toolbox = self.delegator.agents.toolbox().clone();
+        toolbox.retain(|tool| self.definition.permits(tool));
+        let spec = SubagentSpec {
+            name: &self.definition.name,
+            run_id: &self.row.run_id,
+            thread_id: &self.row.thread_id,
+            model_name: &self.model,
+            prompt: Prompt {
+                own: Some(self.definition.system_prompt.clone()),
+                sections: self.sections.clone(),
+            },
+            toolbox,
+            middleware,
+        };
+        let mut agent = match self.delegator.agents.subagent(spec).await {
+            Ok(agent) => agent,
+            Err(error) => return Ok(Err(error)),
+        };
+        agent.tool_context.receipts = self.receipts;
+        let mut observer = ChildObserver::new(
+            self.reports.clone(),
+            &self.row.tool_call_id,
+            &self.definition.name,
+            &self.model,
+            writer.state(),
+        )?;
+        let input = writer.state().is_none().then(|| {
+            let writes: Map<String, Json> =
+                [("messages".to_owned(), json!(self.messages))].into_iter().collect();
+            writes.into()
+        });
+        let stopping = self.cancel.child_token();
+        let terms = RunTerms {
+            metadata: [("execution_id".to_owned(), json!(self.row.execution_id))].into_iter().collect(),
+            cancel: stopping.clone(),
+            // Its turns are limited, not its supersteps.
+            ..RunTerms::new(&self.row.run_id, u64::MAX)
+        };
+        let ended = {
+            let mut session = Session::new(terms, writer, &mut observer);
+            let mut running = std::pin::pin!(agent.run(&mut session, input));
+            tokio::select! {
+                biased;
+                ended = &mut running => ended,
+                () = tokio::time::sleep_until(self.deadline()) => {
+                    stopping.cancel();
+                    running.await
+                }
+            }
+        };
+        observer.flush().await;
+        Ok(ended)
+    }
+
+    /// The terminal status of the execution.
+    fn end(&self, end: End, state: Option<&StateSnapshot>) -> Result<ExecutionEnd, ExecutionError> {
+        let progress = Progress::of(state)?;
+        let messages = messages(state)?;
+        let (status, error, stop_reason) = match end {
+            End::Refused(refused) => (ExecutionStatus::Failed, Some(refused.to_string()), None),
+            End::Agent(Err(error)) => (ExecutionStatus::Failed, Some(error.to_string()), None),
+            End::Stopped | End::Agent(Ok(Ended::Cancelled)) => {
+                // A cancelled parent comes first, even if the time is up as well.
+                if !self.cancel.is_cancelled() && Utc::now() >= self.row.deadline {
+                    let seconds = self.definition.timeout.as_secs();
+                    let error = format!("Execution timed out after {seconds} seconds");
+                    (ExecutionStatus::TimedOut, Some(error), None)
+                } else {
+                    (ExecutionStatus::Cancelled, Some(CANCELLED.to_owned()), None)
+                }
+            }
+            End::Agent(Ok(Ended::Done { stop_reason, .. })) => {
+                let reason = progress.stop_reason.clone().or(stop_reason);
+                let reason = reason.as_deref().and_then(StopReason::parse);
+                let (status, error) = self.judged(&messages, reason, state);
+                (status, error, reason)
+            }
+        };
+        let usage =
+            progress.usage.into_iter().map(|(model, used)| (model, used.tokens)).collect::<BTreeMap<_, _>>();
+        let stop_reason = stop_reason.map(|reason| reason.as_str().to_owned());
+        Ok(ExecutionEnd { status, error, stop_reason, usage })
+    }
+
+    /// The status of an agent that stopped by itself: by its last answer.
+    fn judged(
+        &self,
+        messages: &[Json],
+        reason: Option<StopReason>,
+        state: Option<&StateSnapshot>,
+    ) -> (ExecutionStatus, Option<String>) {
+        let answer = messages.iter().rfind(|message| message::kind(message) == "ai");
+        let text = answer.map(message::text).filter(|text| !text.trim().is_empty());
+        if let Some(detail) = answer.and_then(message::fallback_reason) {
+            let detail = Some(detail.to_owned()).filter(|detail| !detail.is_empty());
+            return (ExecutionStatus::Failed, text.or(detail).or_else(|| Some(LLM_FAILED.to_owned())));
+        }
+        // Stopped before its next model call.
+        let unfinished = state.is_some_and(|state| !state.next.is_empty());
+        if unfinished && text.is_none() {
+            let error = match reason {
+                Some(StopReason::TurnCapped) | None => {
+                    format!("Reached max_turns={}", self.definition.max_turns)
+                }
+                Some(reason) => format!("Reached the limit of its {}", reason.label()),
+            };
+            return (ExecutionStatus::Failed, Some(error));
+        }
+        (ExecutionStatus::Completed, None)
+    }
+
+    /// What the parent gets of an execution that has ended.
+    fn outcome(
+        &self,
+        row: &ExecutionRow,
+        state: Option<&StateSnapshot>,
+    ) -> Result<TaskOutcome, ExecutionError> {
+        let messages = messages(state)?;
+        let error = row.error.clone();
+        let completed = row.status == ExecutionStatus::Completed;
+        let receipts = if self.receipts { harvest(completed, &messages) } else { None };
+        let ending = match row.status {
+            ExecutionStatus::Completed => {
+                let text = report(&messages);
+                let citations = receipts.as_deref().map(|receipts| CitationVerdict::of(&text, receipts));
+                Ending::Completed(Report { text, citations, acceptance: None })
+            }
+            ExecutionStatus::Cancelled => Ending::Cancelled { error },
+            ExecutionStatus::TimedOut => Ending::TimedOut { error },
+            ExecutionStatus::Failed | ExecutionStatus::Pending | ExecutionStatus::Running => {
+                Ending::Failed { error }
+            }
+        };
+        let progress = Progress::of(state)?;
+        let usage = progress.tokens().map(|tokens| TokenUsage {
+            input: tokens.input_tokens,
+            output: tokens.output_tokens,
+            total: tokens.total_tokens,
+        });
+        Ok(TaskOutcome {
+            ending,
+            stop_reason: row.stop_reason.as_deref().and_then(StopReason::parse),
+            model_name: Some(row.model_name.clone().unwrap_or_else(|| self.model.clone())),
+            usage,
+            receipts,
+        })
+    }
+}
+
+/// The tokens that a subagent has used.
+fn tokens(progress: &Progress) -> Tokens {
+    signed(progress.tokens().unwrap_or_default())
+}
+
+fn signed(tokens: ExecutionTokens) -> Tokens {
+    let count = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
+    Tokens {
+        input: count(tokens.input_tokens),
+        output: count(tokens.output_tokens),
+        total: count(tokens.total_tokens),
+    }
+}
+
+/// The conversation in a subagent's state; empty before its first checkpoint.
+fn messages(state: Option<&StateSnapshot>) -> threadkeep::Result<Vec<Json>> {
+    match state.map(|state| state.json("messages")).transpose()?.flatten() {
+        Some(Json::Array(messages)) => Ok(messages),
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// The report: the text of the last answer or, without an answer, of the last message.
+fn report(messages: &[Json]) -> String {
+    let answer = messages.iter().rfind(|message| message::kind(message) == "ai").or(messages.last());
+    let text = answer.map(message::text).unwrap_or_default();
+    if text.is_empty() { NO_RESPONSE.to_owned() } else { text }
+}

@@ -1,0 +1,88 @@
+//! What a subagent reports while it works, as events of the run that delegated.
+
+use async_trait::async_trait;
+use serde_json::Value as Json;
+use threadkeep::state::StateSnapshot;
+use threadkeep_agent::serialize;
+use threadkeep_agent::tools::loop_detection::Verdict;
+use threadkeep_agent::tools::{Report, Reports};
+use threadkeep_agent::{Added, Observer, ObserverError, Tokens};
+use threadkeep_records::ExecutionTokens;
+
+use crate::events;
+use crate::progress::{self, Progress};
+
+/// Passes on what a subagent says.
+pub(crate) struct ChildObserver {
+    reports: Reports,
+    task_id: String,
+    agent: String,
+    model: String,
+    /// The messages reported so far, those before a restart included.
+    index: u64,
+    /// The tokens used so far, those before a restart included.
+    usage: Option<ExecutionTokens>,
+    /// Reports for which there was no time to wait.
+    pending: Vec<Report>,
+}
+
+impl ChildObserver {
+    /// An observer of the subagent `agent`, which goes on from `state`.
+    pub(crate) fn new(
+        reports: Reports,
+        task_id: &str,
+        agent: &str,
+        model: &str,
+        state: Option<&StateSnapshot>,
+    ) -> threadkeep::Result<Self> {
+        let progress = Progress::of(state)?;
+        let said = state.map(|state| state.json("messages")).transpose()?.flatten();
+        let results =
+            said.as_ref().and_then(Json::as_array).map_or(0, |said| progress::results_after_answer(said));
+        Ok(Self {
+            reports,
+            task_id: task_id.to_owned(),
+            agent: agent.to_owned(),
+            model: model.to_owned(),
+            index: progress.messages + results,
+            usage: progress.tokens(),
+            pending: Vec::new(),
+        })
+    }
+
+    /// Sends what could not be sent at once.
+    pub(crate) async fn flush(&mut self) {
+        for report in std::mem::take(&mut self.pending) {
+            self.reports.send(report).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Observer for ChildObserver {
+    async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
+        let message = match message {
+            Added::Human(_) => return Ok(()),
+            Added::Answer { message, .. } => {
+                if message["usage_metadata"].is_object() {
+                    progress::add(self.usage.get_or_insert_default(), Tokens::of(message));
+                }
+                message
+            }
+            Added::ToolResult(message) => message,
+        };
+        self.index += 1;
+        let mut message = message.clone();
+        serialize::complete_message(&mut message);
+        let event = events::running(&self.task_id, &message, self.index, self.usage, &self.model);
+        self.flush().await;
+        self.reports.send(Report::Custom(event)).await;
+        Ok(())
+    }
+
+    fn loop_checked(&mut self, _: Option<&str>, verdict: &Verdict) {
+        if *verdict != Verdict::Proceed {
+            self.pending.push(Report::LoopChecked { agent: self.agent.clone(), verdict: verdict.clone() });
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The tool `task`: hands a piece of work to a subagent and returns its report (service reference, "Subagent settings").
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{TimeDelta, Utc};
+use serde::Deserialize;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::id::CheckpointId;
+use threadkeep::state::StateAccessor;
+use threadkeep_agent::model::message;
+use threadkeep_agent::tools::{Report, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
+use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution};
+
+use crate::bounds;
+use crate::budget::Budget;
+use crate::catalog::{Available, Definition};
+use crate::delegator::Delegator;
+use crate::events;
+use crate::execution::{ExecutionError, Work};
+use crate::ledger::{self, Entry, TASK};
+use crate::outcome::{Ending, TaskOutcome};
+use crate::prompts;
+
+/// The longest report in the parent's conversation, in characters. Batches keep as much.
+const RESULT_MAX: usize = 100_000;
+/// The longest detail of an unexpected error, in characters.
+const DETAIL_MAX: usize = 500;
+/// What the model reads after an unexpected error.
+const HINT: &str = "The subagent's work may be incomplete. Check what exists before you delegate it again.";
+/// How long a subagent may take to stop after its run was cancelled.
+const STOPS_WITHIN: Duration = Duration::from_secs(10);
+/// How long after its deadline an execution that has not ended is given up.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// The tool of one run.
+pub(crate) struct Task {
+    pub(crate) delegator: Arc<Delegator>,
+    pub(crate) accessor: StateAccessor,
+    pub(crate) available: Available,
+    /// The configured name of the run's model.
+    pub(crate) model: String,
+    pub(crate) budget: Option<Arc<Budget>>,
+    pub(crate) receipts: bool,
+    /// The executions of calls whose results are not stored yet.
+    pub(crate) undelivered: Mutex<HashMap<(Option<CheckpointId>, u32), ExecutionRow>>,
+}
+
+/// The arguments of a call.
+#[derive(Debug, Deserialize)]
+struct Args {
+    prompt: String,
+    subagent_type: String,
+    #[serde(default)]
+    description: Option<String>,
+}
+
+/// A call that could not be carried out.
+enum Failure {
+    /// For a reason that the model can do something about.
+    Refused(TaskOutcome),
+    /// For a reason that nobody expected.
+    Unexpected { class: &'static str, detail: String },
+}
+
+impl From<ExecutionError> for Failure {
+    fn from(error: ExecutionError) -> Self {
+        let class = match error {
+            ExecutionError::Records(_) => "RunStoreError",
+            ExecutionError::Engine(ref error) => error.class_name(),
+        };
+        Self::Unexpected { class, detail: error.to_string() }
+    }
+}
+
+#[async_trait]
+impl Tool for Task {
+    fn spec(&self) -> ToolSpec {
+        let subagents: Vec<String> = self
+            .available
+            .iter()
+            .map(|definition| format!("- {}: {}", definition.name, definition.description))
+            .collect();
+        ToolSpec {
+            name: TASK.to_owned(),
+            description: format!("{}\n\nSubagents:\n{}", prompts::TASK_TOOL, subagents.join("\n")),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "prompt": {"type": "string", "description": "The whole task: the subagent sees nothing else."},
+                    "subagent_type": {"type": "string", "description": "The name of the subagent."},
+                    "description": {"type": "string", "description": "The task in a few words, for people."},
+                },
+                "required": ["prompt", "subagent_type"],
+            }),
+        }
+    }
+
+    fn output_max_chars(&self) -> usize {
+        RESULT_MAX
+    }
+
+    fn stops_within(&self) -> Option<Duration> {
+        Some(STOPS_WITHIN)
+    }
+
+    async fn stored(&self, context: &ToolContext) {
+        let row = self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).remove(&place(context));
+        let Some(row) = row else { return };
+        if let Err(error) = self.delegator.records.executions().delivered(&row).await {
+            // Then a run that starts again from the same checkpoint uses this result instead of working anew.
+            tracing::warn!(execution_id = row.execution_id, %error, "the delivery of a result was not recorded");
+        }
+    }
+
+    async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
+        let entries = ledger::entries(context.state.as_deref()).unwrap_or_default();
+        let entry = self
+            .answer(context)
+            .and_then(|answer| ledger::entry_of(&entries, &answer, context.index as usize).cloned());
+        let output = match self.delegate(context, args, entry.as_ref()).await {
+            Ok(outcome) | Err(Failure::Refused(outcome)) => {
+                ToolOutput { additional_kwargs: outcome.metadata(), ..ToolOutput::text(outcome.text()) }
+            }
+            Err(Failure::Unexpected { class, detail }) => unexpected(class, &detail),
+        };
+        Ok(ToolOutput { writes: ended(entry, &output), ..output })
+    }
+}
+
+impl Task {
+    /// The answer that the call is part of.
+    fn answer(&self, context: &ToolContext) -> Option<Json> {
+        let messages = context.state.as_ref()?.json("messages").ok()??;
+        messages.as_array()?.iter().rfind(|message| message::kind(message) == "ai").cloned()
+    }
+
+    async fn delegate(
+        &self,
+        context: &ToolContext,
+        args: Json,
+        entry: Option<&Entry>,
+    ) -> Result<TaskOutcome, Failure> {
+        let args: Args = serde_json::from_value(args)
+            .map_err(|error| Failure::Refused(TaskOutcome::failed(format!("invalid arguments: {error}"))))?;
+        let definition = self
+            .available
+            .get(&args.subagent_type)
+            .map_err(|error| Failure::Refused(TaskOutcome::failed(error.to_string())))?;
+        let config = self.delegator.config.current_async().await;
+        let model = definition
+            .model_within(Some(&self.model), &config)
+            .map_err(|error| Failure::Refused(TaskOutcome::failed(error.to_string())))?;
+        let description = ledger::description(args.description.as_deref().unwrap_or_default(), &args.prompt);
+        let row = self.open(context, definition, entry, description).await?;
+        // An execution that goes on after a restart keeps what it began with.
+        let definition: Definition = serde_json::from_value(Json::Object(row.definition.clone()))
+            .map_err(|error| Failure::Unexpected { class: "ValueError", detail: error.to_string() })?;
+        let model = row.model_name.clone().unwrap_or_else(|| model.name.clone());
+        let task_id = context.tool_call_id.as_str();
+        self.report(context, events::started(task_id, description, &model)).await;
+        let outcome = self.work(context, &args, Arc::new(definition), &model, row).await?;
+        self.report(context, events::ended(task_id, &outcome)).await;
+        Ok(outcome)
+    }
+
+    /// The row of the execution, which a restart finds again by the same id.
+    async fn open(
+        &self,
+        context: &ToolContext,
+        definition: &Definition,
+        entry: Option<&Entry>,
+        description: &str,
+    ) -> Result<ExecutionRow, Failure> {
+        let timeout = TimeDelta::from_std(definition.timeout).unwrap_or(TimeDelta::MAX);
+        let deadline = Utc::now().checked_add_signed(timeout).unwrap_or(chrono::DateTime::<Utc>::MAX_UTC);
+        let definition_json = match serde_json::to_value(definition) {
+            Ok(Json::Object(map)) => map,
+            _ => Map::new(),
+        };
+        let new = NewExecution {
+            execution_id: entry.map_or_else(|| derived(context), |entry| entry.id.clone()),
+            thread_id: context.thread_id.clone(),
+            run_id: context.run_id.clone(),
+            parent_execution: None,
+            kind: ExecutionKind::Task,
+            tool_call_id: context.tool_call_id.clone(),
+            agent_name: definition.name.clone(),
+            definition: definition_json,
+            definition_digest: definition.digest(),
+            description: bounds::first(description, 200).to_owned(),
+            deadline,
+        };
+        let row = self.delegator.records.executions().open(new).await.map_err(ExecutionError::from)?;
+        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).insert(place(context), row.clone());
+        Ok(row)
+    }
+
+    /// The work in a task of its own, so that a subagent settles what it has begun even if nobody waits for it.
+    async fn work(
+        &self,
+        context: &ToolContext,
+        args: &Args,
+        definition: Arc<Definition>,
+        model: &str,
+        row: ExecutionRow,
+    ) -> Result<TaskOutcome, Failure> {
+        let cancel = context.cancel.child_token();
+        // Whoever drops this call stops the subagent.
+        let _stopping = cancel.clone().drop_guard();
+        let given_up = (row.deadline - Utc::now()).to_std().unwrap_or(Duration::ZERO) + GRACE;
+        let status = row.status;
+        let work = Work {
+            delegator: Arc::clone(&self.delegator),
+            accessor: self.accessor.clone(),
+            row,
+            definition: Arc::clone(&definition),
+            model: model.to_owned(),
+            messages: vec![message::human(args.prompt.as_str())],
+            sections: prompts::sections(self.receipts),
+            budget: self.budget.clone(),
+            receipts: self.receipts,
+            reports: context.reports.clone(),
+            cancel,
+        };
+        let mut task = tokio::spawn(work.carry_out());
+        let outcome = tokio::select! {
+            biased;
+            done = &mut task => done,
+            () = tokio::time::sleep(given_up) => {
+                let ending = Ending::PollingTimedOut {
+                    timeout: definition.timeout,
+                    execution_status: status.as_str().to_owned(),
+                };
+                return Ok(TaskOutcome { model_name: Some(model.to_owned()), ..TaskOutcome::new(ending) });
+            }
+        };
+        let outcome = match outcome {
+            Ok(outcome) => outcome?,
+            Err(panic) => {
+                return Err(Failure::Unexpected { class: "RuntimeError", detail: panic.to_string() });
+            }
+        };
+        Ok(outcome)
+    }
+
+    async fn report(&self, context: &ToolContext, event: Json) {
+        context.reports.send(Report::Custom(event)).await;
+    }
+}
+
+/// Where a call stands: the checkpoint that it runs from, and its index there.
+fn place(context: &ToolContext) -> (Option<CheckpointId>, u32) {
+    (context.state.as_ref().map(|state| state.key.id), context.index)
+}
+
+/// The id of an execution that the ledger does not know, because something else than the model made the call: from the
+/// place of the call, so that a restart finds it again.
+fn derived(context: &ToolContext) -> String {
+    let (checkpoint, index) = place(context);
+    let checkpoint = checkpoint.map(|id| id.to_string()).unwrap_or_default();
+    let name = format!("{}\n{checkpoint}\n{index}", context.thread_id);
+    threadkeep_agent::receipts::sha256(&name)[..32].to_owned()
+}
+
+/// The result of a call that failed for a reason that nobody expected.
+fn unexpected(class: &str, detail: &str) -> ToolOutput {
+    let detail = bounds::first(detail, DETAIL_MAX);
+    let metadata = TaskOutcome::failed(format!("{class}: {detail}")).metadata();
+    ToolOutput {
+        status: ToolStatus::Error,
+        additional_kwargs: metadata,
+        ..ToolOutput::text(format!("Task failed. Error: {class}: {detail}. {HINT}"))
+    }
+}
+
+/// The ledger's entry with the result.
+fn ended(entry: Option<Entry>, output: &ToolOutput) -> Map<String, Json> {
+    let Some(entry) = entry else { return Map::new() };
+    let result = json!({
+        "content": output.content, "additional_kwargs": output.additional_kwargs, "tool_call_id": entry.tool_call_id,
+    });
+    [(ledger::CHANNEL.to_owned(), json!([entry.ended(&result).to_json()]))].into_iter().collect()
+}

@@ -1,0 +1,7 @@
+//! A lead agent and its subagents, in one process and over restarts of it, with scripted models and stores in memory.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
+mod restart;
+mod support;
+mod task;

@@ -1,0 +1,110 @@
+//! Processes that die: what a delegation is worth to the next one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value as Json, json};
+use threadkeep_agent::Ended;
+use threadkeep_records::ExecutionStatus;
+use tokio::sync::Notify;
+
+use crate::support::{House, Seen, lead, subagent, task};
+
+/// A process that is gone: its runtime ends where it stands, with every task in it, as a kill ends them. Nothing is told
+/// to stop.
+fn killed_at(house: &House, question: Option<&str>, events: usize) {
+    let process = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut observer = Counting { left: AtomicUsize::new(events), reached: Arc::new(Notify::new()) };
+    let reached = Arc::clone(&observer.reached);
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            let mut running = Box::pin(house.run_observed("r1", question, &mut observer));
+            process.block_on(async {
+                tokio::select! {
+                    ended = &mut running => panic!("it ended: {ended:?}"),
+                    () = reached.notified() => {}
+                }
+            });
+            // Its tasks first: dropping the run would tell them to stop.
+            drop(process);
+            std::mem::forget(running);
+        });
+    });
+}
+
+/// Says when so many events have come, and lets no further one pass.
+struct Counting {
+    left: AtomicUsize,
+    reached: Arc<Notify>,
+}
+
+#[async_trait::async_trait]
+impl threadkeep_agent::Observer for Counting {
+    async fn custom(&mut self, _: &Json) {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.reached.notify_one();
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn three_turns() -> Json {
+    subagent(json!([
+        {"text": "One.", "tool_calls": [{"name": "write_file", "args": {"path": "a", "content": "{{input}}"}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+        {"text": "Two.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 6, "output_tokens": 1}},
+        {"text": "Three.", "usage": {"input_tokens": 7, "output_tokens": 1}},
+    ]))
+}
+
+/// However far a run got before its process died, the next one finishes it: with each answer of a subagent that was
+/// stored requested once, and with the result of a run that nobody killed.
+#[tokio::test]
+async fn a_run_that_died_is_finished_with_every_stored_answer_requested_once() {
+    let script = || lead(&[task("work", "general-purpose")], vec![three_turns()]);
+    let whole = House::new(script(), "").await;
+    whole.ask("go").await;
+    // Started, five messages, completed.
+    for events in 1..=7 {
+        let house = House::new(script(), "").await;
+        killed_at(&house, Some("go"), events);
+        let next = house.restarted();
+        let mut seen = Seen::default();
+        let ended = next.run("r2", None, &mut seen).await.unwrap();
+        assert!(matches!(ended, Ended::Done { .. }), "{events}: {ended:?}");
+        let results =
+            |list: Vec<Json>| list.into_iter().map(|result| result["content"].clone()).collect::<Vec<_>>();
+        assert_eq!(results(next.results().await), results(whole.results().await), "{events}");
+        // The answer that was under way when the process died may be asked for again.
+        let requests = next.requests("subagent:general-purpose").len();
+        assert!((3..=4).contains(&requests), "{events}: {requests} requests");
+        assert_eq!(next.requests("lead_agent").len(), 2, "{events}");
+        let [row] = &next.executions().await[..] else { panic!("{events}: one execution") };
+        assert_eq!(
+            (row.status, row.attempt, row.delivered),
+            (ExecutionStatus::Completed, 1, true),
+            "{events}"
+        );
+        assert_eq!(row.usage["main"].total_tokens, 21, "{events}");
+        let used: i64 = seen.used.iter().map(|(.., tokens)| tokens.total).sum();
+        assert_eq!(used, 21, "{events}: reported by the run that delivers");
+        // The numbers of messages go on and never name another message.
+        let numbers: Vec<u64> =
+            seen.events.iter().filter_map(|event| event["message_index"].as_u64()).collect();
+        assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{events}: {numbers:?}");
+        assert!(numbers.last().is_none_or(|last| *last == 5), "{events}: {numbers:?}");
+        assert_eq!(next.delegator.admission.counts().running, 0);
+    }
+}
+
+/// Check 2: between the end of the subagent and the parent's write.
+#[tokio::test]
+async fn a_result_that_was_not_delivered_is_delivered_without_another_call() {
+    let house = House::new(lead(&[task("work", "general-purpose")], vec![three_turns()]), "").await;
+    killed_at(&house, Some("go"), 7);
+    assert_eq!(house.executions().await[0].status, ExecutionStatus::Completed);
+    let before = house.requests("subagent:general-purpose").len();
+    let next = house.restarted();
+    next.run("r2", None, &mut Seen::default()).await.unwrap();
+    assert_eq!(next.requests("subagent:general-purpose").len(), before, "no further call");
+    assert_eq!(next.results().await.len(), 1, "one tool message");
+}

@@ -1,0 +1,231 @@
+//! A lead agent that delegates, with scripted models and stores in memory.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::channel::Schema;
+use threadkeep::id::{IdSource, ThreadId};
+use threadkeep::mode::ChannelMode;
+use threadkeep::state::{StateAccessor, StateSnapshot};
+use threadkeep::step::StepWriter;
+use threadkeep_agent::model::message;
+use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
+use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
+use threadkeep_memory::MemorySaver;
+use threadkeep_records::{ExecutionRow, Records, RecordsOptions};
+use threadkeep_subagents::admission::Admission;
+use threadkeep_subagents::catalog::Catalog;
+use threadkeep_subagents::managed::FileStore;
+use threadkeep_subagents::{Delegator, Requested};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) const THREAD: &str = "t";
+/// The file of the requests that models got.
+const RECORD: &str = "calls.jsonl";
+
+/// A process: its configuration, its stores, its subagents.
+pub(crate) struct House {
+    pub(crate) delegator: Arc<Delegator>,
+    pub(crate) accessor: StateAccessor,
+    pub(crate) requested: Requested,
+    pub(crate) allowed: Option<Vec<String>>,
+    directory: Arc<tempfile::TempDir>,
+}
+
+/// What the observer of a run saw.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// The events of tools, in order.
+    pub(crate) events: Vec<Json>,
+    /// Model, caller, calls and tokens of what was done for tools.
+    pub(crate) used: Vec<(String, String, u64, Tokens)>,
+    /// Cancels the run at the first event of this type.
+    pub(crate) cancel_at: Option<(&'static str, CancellationToken)>,
+}
+
+#[async_trait]
+impl Observer for Seen {
+    async fn custom(&mut self, event: &Json) {
+        self.events.push(event.clone());
+        if let Some((kind, cancel)) = &self.cancel_at
+            && event["type"] == *kind
+        {
+            cancel.cancel();
+        }
+    }
+
+    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
+        self.used.push((model.to_owned(), caller.to_owned(), calls, tokens));
+    }
+}
+
+impl Seen {
+    /// The types of the events.
+    pub(crate) fn types(&self) -> Vec<&str> {
+        self.events.iter().map(|event| event["type"].as_str().unwrap()).collect()
+    }
+}
+
+impl House {
+    /// A process with this script for every model, and further sections of the configuration.
+    pub(crate) async fn new(mut script: Json, sections: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        script["record"] = json!(directory.path().join(RECORD));
+        std::fs::write(directory.path().join("script.json"), script.to_string()).unwrap();
+        let config = format!(
+            "models:\n  - {{name: main, use: scripted, model: main, script: script.json}}\n  - {{name: other, use: \
+             scripted, model: other, script: script.json}}\n{sections}\n"
+        );
+        std::fs::write(directory.path().join("config.yaml"), config).unwrap();
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+        let ids = Arc::new(IdSource::default());
+        let accessor = StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), ids);
+        Self::on(Arc::new(directory), records, accessor)
+    }
+
+    fn on(directory: Arc<tempfile::TempDir>, records: Records, accessor: StateAccessor) -> Self {
+        let options = LoadOptions {
+            config_path: Some(directory.path().join("config.yaml")),
+            environment: Environment::from_iter([(
+                "SVC_HOME".to_owned(),
+                directory.path().join("state").display().to_string(),
+            )]),
+            working_dir: directory.path().to_owned(),
+        };
+        let config = ConfigHandle::open_trusted(&options).unwrap();
+        let current = config.current();
+        let delegator = Delegator {
+            records,
+            agents: Arc::new(AgentBuilder::new(config.clone(), &current)),
+            admission: Admission::new(&current.subagent_runtime),
+            catalog: Catalog::new(Arc::new(FileStore::new(directory.path()))),
+            config,
+        };
+        Self {
+            delegator: Arc::new(delegator),
+            accessor,
+            requested: Requested { enabled: true, ..Requested::default() },
+            allowed: None,
+            directory,
+        }
+    }
+
+    /// The same stores in a process that has just started.
+    pub(crate) fn restarted(&self) -> Self {
+        let records = self.delegator.records.clone();
+        let house = Self::on(Arc::clone(&self.directory), records, self.accessor.clone());
+        Self { requested: self.requested, allowed: self.allowed.clone(), ..house }
+    }
+
+    /// A run with this question; `None` goes on where the thread stopped.
+    pub(crate) async fn run(
+        &self,
+        run: &str,
+        question: Option<&str>,
+        seen: &mut Seen,
+    ) -> Result<Ended, AgentError> {
+        let cancel = seen.cancel_at.as_ref().map(|(_, cancel)| cancel.clone()).unwrap_or_default();
+        self.run_until(run, question, seen, cancel).await
+    }
+
+    /// The same with any observer.
+    pub(crate) async fn run_observed(
+        &self,
+        run: &str,
+        question: Option<&str>,
+        observer: &mut dyn Observer,
+    ) -> Result<Ended, AgentError> {
+        self.run_until(run, question, observer, CancellationToken::new()).await
+    }
+
+    async fn run_until(
+        &self,
+        run: &str,
+        question: Option<&str>,
+        observer: &mut dyn Observer,
+        cancel: CancellationToken,
+    ) -> Result<Ended, AgentError> {
+        let spec = AgentSpec {
+            run_id: run,
+            thread_id: THREAD,
+            model_name: None,
+            thinking: None,
+            reasoning_effort: None,
+        };
+        let mut agent = self.delegator.agents.lead(&spec).await?;
+        let equipped =
+            self.delegator.equip(&mut agent, &self.accessor, self.requested, self.allowed.as_deref());
+        equipped.await.unwrap();
+        let thread = ThreadId::from(THREAD);
+        let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
+        let terms = RunTerms { cancel, ..RunTerms::new(run, 100) };
+        let mut session = Session::new(terms, &mut writer, observer);
+        let input = question.map(|question| {
+            Map::from_iter([("messages".to_owned(), json!([message::human(question)]))]).into()
+        });
+        agent.run(&mut session, input).await
+    }
+
+    /// A run that is expected to end by itself.
+    pub(crate) async fn ask(&self, question: &str) -> Seen {
+        let mut seen = Seen::default();
+        let ended = self.run("r", Some(question), &mut seen).await.unwrap();
+        assert!(matches!(ended, Ended::Done { .. }), "{ended:?}");
+        seen
+    }
+
+    pub(crate) async fn state(&self) -> StateSnapshot {
+        self.accessor.get(&ThreadId::from(THREAD), None).await.unwrap().unwrap()
+    }
+
+    pub(crate) async fn messages(&self) -> Vec<Json> {
+        self.state().await.json("messages").unwrap().unwrap().as_array().unwrap().clone()
+    }
+
+    /// The results of tools in the conversation.
+    pub(crate) async fn results(&self) -> Vec<Json> {
+        self.messages().await.into_iter().filter(|message| message["type"] == "tool").collect()
+    }
+
+    pub(crate) async fn ledger(&self) -> Vec<Json> {
+        self.state()
+            .await
+            .json("delegations")
+            .unwrap()
+            .and_then(|list| list.as_array().cloned())
+            .unwrap_or_default()
+    }
+
+    pub(crate) async fn executions(&self) -> Vec<ExecutionRow> {
+        self.delegator.records.executions().of_thread(THREAD).await.unwrap()
+    }
+
+    /// The requests that models got from this caller.
+    pub(crate) fn requests(&self, caller: &str) -> Vec<Json> {
+        let text = std::fs::read_to_string(self.directory.path().join(RECORD)).unwrap_or_default();
+        let requests = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        requests.filter(|request: &Json| request["caller"] == caller).collect()
+    }
+}
+
+/// A `task` call in a script.
+pub(crate) fn task(prompt: &str, subagent: &str) -> Json {
+    json!({"name": "task", "args": {"prompt": prompt, "subagent_type": subagent}})
+}
+
+/// A lead that makes these calls, then says what came of them; subagents answer as `rules` say.
+pub(crate) fn lead(calls: &[Json], rules: Vec<Json>) -> Json {
+    let mut all = vec![json!({"when": {"caller": "lead_agent"}, "answers": [
+        {"text": "I delegate.", "tool_calls": calls, "usage": {"input_tokens": 10, "output_tokens": 2}},
+        {"text": "Got: {{tool_result}}", "usage": {"input_tokens": 20, "output_tokens": 3}},
+    ]})];
+    all.extend(rules);
+    json!({"rules": all})
+}
+
+/// What subagents answer, one after the other.
+pub(crate) fn subagent(answers: Json) -> Json {
+    json!({"when": {"caller": "subagent"}, "answers": answers})
+}

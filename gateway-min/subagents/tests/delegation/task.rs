@@ -1,0 +1,272 @@
+//! The tool `task` in a lead agent's run: what the model, the clients and the ledger see of a delegation.
+
+use serde_json::{Value as Json, json};
+use threadkeep_agent::Ended;
+use threadkeep_records::ExecutionStatus;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{House, Seen, lead, subagent, task};
+
+fn two_turns() -> Json {
+    subagent(json!([
+        {"text": "Looking.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+        {"text": "Found nothing.", "usage": {"input_tokens": 7, "output_tokens": 2}},
+    ]))
+}
+
+/// Scenarios 4 and 5.
+#[tokio::test]
+async fn a_delegation_is_started_followed_and_completed() {
+    let house = House::new(lead(&[task("look around", "general-purpose")], vec![two_turns()]), "").await;
+    let seen = house.ask("go").await;
+    assert_eq!(
+        seen.types(),
+        ["task_started", "task_running", "task_running", "task_running", "task_completed"]
+    );
+    let [started, first, second, third, completed] = &seen.events[..] else { panic!() };
+    assert_eq!((&started["description"], &started["model_name"]), (&json!("look around"), &json!("main")));
+    let task_id = house.messages().await[1]["tool_calls"][0]["id"].clone();
+    assert!(seen.events.iter().all(|event| event["task_id"] == task_id));
+    for (index, event) in [first, second, third].into_iter().enumerate() {
+        assert_eq!(
+            (&event["message_index"], &event["total_messages"]),
+            (&json!(index + 1), &json!(index + 1))
+        );
+    }
+    assert_eq!((&first["message"]["type"], &second["message"]["type"]), (&json!("ai"), &json!("tool")));
+    let usage = |input, output| json!({"input_tokens": input, "output_tokens": output, "total_tokens": input + output});
+    assert_eq!(
+        (&first["usage"], &second["usage"], &third["usage"]),
+        (&usage(5, 1), &usage(5, 1), &usage(12, 3))
+    );
+    assert_eq!((&completed["result"], &completed["usage"]), (&json!("Found nothing."), &usage(12, 3)));
+
+    let result = &house.results().await[0];
+    assert_eq!(
+        (&result["content"], &result["status"]),
+        (&json!("Task Succeeded. Result: Found nothing."), &json!("success"))
+    );
+    let metadata = &result["additional_kwargs"];
+    assert_eq!(
+        (&metadata["subagent_status"], &metadata["subagent_token_usage"]),
+        (&json!("completed"), &usage(12, 3))
+    );
+    assert_eq!(metadata["subagent_model_name"], "main");
+    assert_eq!(metadata["subagent_tool_receipts"][0]["tool_name"], "ls");
+    let used: Vec<_> = seen
+        .used
+        .iter()
+        .map(|(model, caller, calls, tokens)| (model.as_str(), caller.as_str(), *calls, tokens.total))
+        .collect();
+    assert_eq!(used, [("main", "subagent:general-purpose", 2, 15)], "once");
+
+    let ledger = house.ledger().await;
+    assert_eq!(ledger.len(), 1);
+    assert_eq!(
+        (&ledger[0]["status"], &ledger[0]["result_brief"]),
+        (&json!("completed"), &json!("Found nothing."))
+    );
+    let [row] = &house.executions().await[..] else { panic!() };
+    assert_eq!(
+        (row.status, row.delivered, ledger[0]["id"].as_str()),
+        (ExecutionStatus::Completed, true, Some(row.execution_id.as_str()))
+    );
+    assert_eq!(row.usage["main"].total_tokens, 15);
+    assert_eq!(house.delegator.admission.counts().running, 0);
+}
+
+/// Scenario 1.
+#[tokio::test]
+async fn an_unknown_subagent_is_refused_without_a_trace_but_the_ledger() {
+    let house =
+        House::new(lead(&[task("x", "nobody")], vec![]), "sandbox: {use: local, allow_host_bash: true}")
+            .await;
+    let seen = house.ask("go").await;
+    assert_eq!(seen.events, [] as [Json; 0]);
+    assert_eq!(
+        house.results().await[0]["content"],
+        "Task failed. Error: Unknown subagent type 'nobody'. Available: general-purpose, bash"
+    );
+    assert_eq!(house.executions().await, []);
+    assert_eq!(house.ledger().await[0]["status"], "failed");
+}
+
+/// Scenario 2.
+#[tokio::test]
+async fn an_allowlist_filters_the_subagents_and_an_empty_one_takes_the_tool_away() {
+    let mut house = House::new(lead(&[task("x", "general-purpose")], vec![two_turns()]), "").await;
+    house.allowed = Some(vec!["researcher".to_owned()]);
+    house.ask("go").await;
+    assert_eq!(
+        house.results().await[0]["content"],
+        "Task failed. Error: Unknown subagent type 'general-purpose'. Available: none permitted by caller policy"
+    );
+    house.allowed = Some(vec![]);
+    house.ask("again").await;
+    let text = house.results().await[1]["content"].clone();
+    assert!(text.as_str().unwrap().starts_with("Error: there is no tool `task`"), "{text}");
+}
+
+/// Scenario 3.
+#[tokio::test]
+async fn bash_without_permission_gets_the_advice_even_if_it_is_not_allowed_either() {
+    let mut house = House::new(lead(&[task("x", "bash")], vec![]), "").await;
+    house.allowed = Some(vec!["general-purpose".to_owned()]);
+    house.ask("go").await;
+    let text = house.results().await[0]["content"].clone();
+    assert!(text.as_str().unwrap().contains("allow_host_bash: true"), "{text}");
+}
+
+/// Scenarios 6 and 9, bug 14.
+#[tokio::test]
+async fn only_the_mark_of_a_failed_model_call_is_a_failure() {
+    let prose = subagent(json!([{"text": "Error: everything is broken"}]));
+    let house = House::new(lead(&[task("x", "general-purpose")], vec![prose]), "").await;
+    let seen = house.ask("go").await;
+    let result = &house.results().await[0];
+    assert_eq!(result["content"], "Task Succeeded. Result: Error: everything is broken");
+    assert_eq!(result["additional_kwargs"].get("subagent_token_usage"), None, "unknown is not zero");
+    assert_eq!(seen.events.last().unwrap()["usage"], Json::Null);
+
+    let broken = subagent(json!([{"text": "x", "error": {"kind": "fatal", "message": "no quota"}}]));
+    let house = House::new(lead(&[task("x", "general-purpose")], vec![broken]), "").await;
+    let mut seen = Seen::default();
+    let ended = house.run("r", Some("go"), &mut seen).await.unwrap();
+    assert!(matches!(ended, Ended::Done { fallback: None, .. }), "the parent's run does not fail: {ended:?}");
+    assert_eq!(seen.events.last().unwrap()["type"], "task_failed");
+    assert_eq!(house.results().await[0]["additional_kwargs"]["subagent_status"], "failed");
+}
+
+/// Scenario 10.
+#[tokio::test]
+async fn a_subagent_that_takes_too_long_is_stopped_with_the_receipts_so_far() {
+    let slow = subagent(json!([
+        {"tool_calls": [{"name": "ls", "args": {}}]},
+        {"text": "never said", "gate": {"name": "scenario-10"}},
+    ]));
+    let house =
+        House::new(lead(&[task("x", "general-purpose")], vec![slow]), "subagents: {timeout_seconds: 1}")
+            .await;
+    let seen = house.ask("go").await;
+    let last = seen.events.last().unwrap();
+    assert_eq!(
+        (&last["type"], &last["error"]),
+        (&json!("task_timed_out"), &json!("Execution timed out after 1 seconds"))
+    );
+    let result = &house.results().await[0];
+    assert_eq!(result["content"], "Task timed out. Error: Execution timed out after 1 seconds");
+    assert_eq!(result["additional_kwargs"]["subagent_tool_receipts"].as_array().unwrap().len(), 1);
+    // First terminal status wins.
+    let row = &house.executions().await[0];
+    let late = threadkeep_records::ExecutionEnd {
+        status: ExecutionStatus::Completed,
+        error: None,
+        stop_reason: None,
+        usage: Default::default(),
+    };
+    assert_eq!(
+        house.delegator.records.executions().finish(row, late).await.unwrap().status,
+        ExecutionStatus::TimedOut
+    );
+}
+
+/// Scenario 12.
+#[tokio::test]
+async fn a_cancelled_parent_stops_its_subagents_and_settles_them() {
+    let waiting = subagent(json!([
+        {"text": "First.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+        {"text": "never said", "gate": {"name": "scenario-12"}},
+    ]));
+    let calls = [task("a", "general-purpose"), task("b", "general-purpose")];
+    let house = House::new(lead(&calls, vec![waiting]), "").await;
+    let mut seen = Seen { cancel_at: Some(("task_running", CancellationToken::new())), ..Seen::default() };
+    let ended = house.run("r", Some("go"), &mut seen).await.unwrap();
+    assert_eq!(ended, Ended::Cancelled);
+    assert_eq!(house.results().await, [] as [Json; 0], "a cancelled run has no result");
+    let rows = house.executions().await;
+    assert_eq!(rows.iter().map(|row| row.status).collect::<Vec<_>>(), [ExecutionStatus::Cancelled; 2]);
+    assert_eq!(rows[0].error.as_deref(), Some("Cancelled by user"));
+    assert_eq!(house.delegator.admission.counts().running, 0, "no slot is left");
+    let reported: i64 = seen.used.iter().map(|(.., tokens)| tokens.total).sum();
+    let recorded: u64 = rows.iter().filter_map(|row| row.tokens()).map(|tokens| tokens.total_tokens).sum();
+    assert_eq!(u64::try_from(reported).unwrap(), recorded, "usage is reported once");
+}
+
+/// Scenario 15.
+#[tokio::test]
+async fn a_subagent_cannot_delegate_whatever_its_definition_says() {
+    let custom = "subagents: {custom_agents: {boss: {description: d, system_prompt: p, tools: [task, ls], disallowed_tools: []}}}";
+    let rules = lead(&[task("x", "boss")], vec![subagent(json!([{"text": "ok"}]))]);
+    let house = House::new(rules, custom).await;
+    house.ask("go").await;
+    let of_child = house.requests("subagent:boss");
+    assert_eq!(of_child.len(), 1);
+    assert_eq!(of_child[0]["tools"], json!(["ls"]));
+    assert!(of_child[0]["system"].as_str().unwrap().starts_with("p\n\n"));
+}
+
+/// Scenario 68, bug 16.
+#[tokio::test]
+async fn turns_are_model_calls_and_the_last_text_decides() {
+    let turns = |texts: [&str; 3]| {
+        let answers: Vec<Json> = texts
+            .iter()
+            .enumerate()
+            .map(|(index, text)| json!({"text": text, "tool_calls": [{"name": "glob", "args": {"pattern": index.to_string()}}]}))
+            .collect();
+        subagent(json!(answers))
+    };
+    let limit = "subagents: {max_turns: 3}";
+    let house =
+        House::new(lead(&[task("x", "general-purpose")], vec![turns(["a", "b", "partial"])]), limit).await;
+    let seen = house.ask("go").await;
+    assert_eq!(
+        seen.types().iter().filter(|kind| **kind == "task_running").count(),
+        6,
+        "three answers, three results"
+    );
+    let result = &house.results().await[0];
+    assert_eq!(result["content"], "Task Succeeded (capped: turn budget). Result: partial");
+    assert_eq!(result["additional_kwargs"]["subagent_stop_reason"], "turn_capped");
+
+    let house = House::new(lead(&[task("x", "general-purpose")], vec![turns(["a", "b", ""])]), limit).await;
+    house.ask("go").await;
+    let result = &house.results().await[0];
+    assert_eq!(result["content"], "Task failed (capped: turn budget). Error: Reached max_turns=3");
+}
+
+/// Scenario 66, for a subagent.
+#[tokio::test]
+async fn a_subagent_that_used_its_tokens_ends_with_the_text_so_far() {
+    let spending = subagent(json!([
+        {"text": "one", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 700, "output_tokens": 50}},
+        {"text": "two", "tool_calls": [{"name": "ls", "args": {"path": "x"}}], "usage": {"input_tokens": 200, "output_tokens": 50}},
+    ]));
+    let house = House::new(
+        lead(&[task("x", "general-purpose")], vec![spending]),
+        "subagents: {token_budget: {max_tokens: 1000}}",
+    )
+    .await;
+    house.ask("go").await;
+    let result = &house.results().await[0];
+    assert!(
+        result["content"].as_str().unwrap().starts_with("Task Succeeded (capped: token budget). Result: two"),
+        "{result}"
+    );
+    assert_eq!(result["additional_kwargs"]["subagent_stop_reason"], "token_capped");
+}
+
+/// Scenarios 41 and 43: what is beyond the limits is taken out of the answer.
+#[tokio::test]
+async fn calls_beyond_the_limits_never_start() {
+    let calls: Vec<Json> = (0..5).map(|index| task(&format!("work {index}"), "general-purpose")).collect();
+    let house = House::new(lead(&calls, vec![two_turns()]), "").await;
+    house.ask("go").await;
+    assert_eq!(house.results().await.len(), 3, "three at once by default");
+    let mut house = House::new(lead(&calls, vec![two_turns()]), "").await;
+    house.requested.max_total = Some(1);
+    house.requested.max_concurrent = Some(64);
+    let seen = house.ask("go").await;
+    assert_eq!(seen.types().iter().filter(|kind| **kind == "task_completed").count(), 1);
+    assert_eq!(house.ledger().await.len(), 1);
+}

@@ -7,6 +7,7 @@ use threadkeep::state::StateAccessor;
 use threadkeep_agent::{Agent, AgentBuilder};
 use threadkeep_config::{ConfigHandle, ReceiptsRenderMode};
 use threadkeep_records::Records;
+use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
 use crate::budget::{Budget, Budgeting};
@@ -36,6 +37,9 @@ pub struct Delegator {
     pub catalog: Catalog,
     /// The configuration, read live.
     pub config: ConfigHandle,
+    /// Set when the process stops: a run that is cancelled then is to go on in another process, and so are its
+    /// subagents.
+    pub stopping: CancellationToken,
 }
 
 /// What a run asks of delegation.
@@ -63,7 +67,7 @@ impl Delegator {
         allowed: Option<&[String]>,
     ) -> Result<(), StoreError> {
         let config = self.config.current_async().await;
-        let budget = config.token_budget.enabled.then(|| Budget::new(config.token_budget.clone(), None));
+        let budget = config.token_budget.enabled.then(|| Budget::new(config.token_budget, None));
         if let Some(budget) = &budget {
             agent.middleware.push(Arc::new(Budgeting::new(Arc::clone(budget))));
         }

@@ -110,6 +110,13 @@ impl Work {
             }
         };
         let end = self.end(end, state.as_ref())?;
+        if end.status == ExecutionStatus::Cancelled && self.delegator.stopping.is_cancelled() {
+            // The process stops. The run that goes on with the parent's goes on with this one.
+            return self.outcome(
+                &ExecutionRow { status: end.status, error: end.error, ..self.row.clone() },
+                state.as_ref(),
+            );
+        }
         let executions = self.delegator.records.executions();
         // What another process decided first stays.
         let row = persistently(|| executions.finish(&self.row, end.clone())).await?;
@@ -141,7 +148,7 @@ impl Work {
     /// Runs the agent's loop on the subagent's thread: from its task, or from where it stopped.
     async fn run(&self, writer: &mut StepWriter) -> Result<Result<Ended, AgentError>, ExecutionError> {
         let progress = Progress::of(writer.state())?;
-        let budget = Budget::new(self.definition.token_budget.clone(), self.budget.clone());
+        let budget = Budget::new(self.definition.token_budget, self.budget.clone());
         budget.spend(tokens(&progress));
         let mut middleware: Vec<Arc<dyn Middleware>> = vec![Arc::new(Budgeting::new(budget))];
         if self.receipts {

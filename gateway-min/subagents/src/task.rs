@@ -33,7 +33,7 @@ const HINT: &str = "The subagent's work may be incomplete. Check what exists bef
 /// How long a subagent may take to stop after its run was cancelled.
 const STOPS_WITHIN: Duration = Duration::from_secs(10);
 /// How long after its deadline an execution that has not ended is given up.
-const GRACE: Duration = Duration::from_secs(60);
+const GRACE: Duration = Duration::from_mins(1);
 
 /// The tool of one run.
 pub(crate) struct Task {

@@ -93,27 +93,24 @@ impl Entry {
         let recorded = metadata.and_then(Recorded::from_metadata);
         let mut ended = Map::new();
         let mut put = |key: &str, value: Json| ended.insert(key.to_owned(), value);
-        let status = match &recorded {
-            Some(recorded) => {
-                if let Some(reason) = recorded.stop_reason {
-                    put("stop_reason", json!(reason));
-                }
-                put("result_brief", json!(recorded.ledger_brief()));
-                put("result_sha256", json!(recorded.ledger_digest()));
-                if let Some(verdict) = &recorded.citations {
-                    put("receipt_verdict", json!(verdict));
-                }
-                if let Some(verdict) = &recorded.acceptance {
-                    put("acceptance_verdict", json!(verdict));
-                }
-                recorded.status
+        let status = if let Some(recorded) = &recorded {
+            if let Some(reason) = recorded.stop_reason {
+                put("stop_reason", json!(reason));
             }
-            None => {
-                let text = message::text(result);
-                put("result_brief", json!(crate::bounds::bounded(&text)));
-                put("result_sha256", json!(threadkeep_agent::receipts::sha256(&text)));
-                crate::contract::Status::Failed
+            put("result_brief", json!(recorded.ledger_brief()));
+            put("result_sha256", json!(recorded.ledger_digest()));
+            if let Some(verdict) = &recorded.citations {
+                put("receipt_verdict", json!(verdict));
             }
+            if let Some(verdict) = &recorded.acceptance {
+                put("acceptance_verdict", json!(verdict));
+            }
+            recorded.status
+        } else {
+            let text = message::text(result);
+            put("result_brief", json!(crate::bounds::bounded(&text)));
+            put("result_sha256", json!(threadkeep_agent::receipts::sha256(&text)));
+            crate::contract::Status::Failed
         };
         let reference = [&result["id"], &result["tool_call_id"]].into_iter().find_map(Json::as_str);
         put("result_ref", json!(reference.unwrap_or(&self.tool_call_id)));

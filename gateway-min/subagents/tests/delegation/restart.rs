@@ -108,3 +108,29 @@ async fn a_result_that_was_not_delivered_is_delivered_without_another_call() {
     assert_eq!(next.requests("subagent:general-purpose").len(), before, "no further call");
     assert_eq!(next.results().await.len(), 1, "one tool message");
 }
+
+/// A process that stops in order cancels its runs, but not the work of their subagents.
+#[tokio::test]
+async fn a_subagent_of_a_process_that_stops_goes_on_in_the_next_one() {
+    let script = |gate: Json| {
+        lead(
+            &[task("work", "general-purpose")],
+            vec![subagent(json!([
+                {"text": "One.", "tool_calls": [{"name": "ls", "args": {}}]},
+                {"text": "Two.", "gate": gate},
+            ]))],
+        )
+    };
+    let house = House::new(script(json!({"name": "a-process-that-stops"})), "").await;
+    house.delegator.stopping.cancel();
+    let mut seen = Seen {
+        cancel_at: Some(("task_running", tokio_util::sync::CancellationToken::new())),
+        ..Seen::default()
+    };
+    assert_eq!(house.run("r1", Some("go"), &mut seen).await.unwrap(), Ended::Cancelled);
+    assert_eq!(house.executions().await[0].status, ExecutionStatus::Running);
+    threadkeep_agent::model::scripted::gate("a-process-that-stops").open();
+    let next = house.restarted();
+    next.run("r2", None, &mut Seen::default()).await.unwrap();
+    assert_eq!(next.results().await[0]["content"], "Task Succeeded. Result: Two.");
+}

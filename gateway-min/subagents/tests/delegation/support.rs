@@ -102,6 +102,7 @@ impl House {
             admission: Admission::new(&current.subagent_runtime),
             catalog: Catalog::new(Arc::new(FileStore::new(directory.path()))),
             config,
+            stopping: CancellationToken::new(),
         };
         Self {
             delegator: Arc::new(delegator),

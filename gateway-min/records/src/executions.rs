@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
 use super::codec::{Cells, JsonObject, name_enum, object_text, time_text};
 use super::db::Db;
@@ -334,20 +333,5 @@ impl ExecutionRow {
             sum
         };
         (!self.usage.is_empty()).then(|| self.usage.values().fold(ExecutionTokens::default(), sum))
-    }
-
-    /// The row as clients read it.
-    pub fn public(&self) -> Json {
-        serde_json::json!({
-            "execution_id": self.execution_id, "attempt": self.attempt, "run_id": self.run_id,
-            "parent_execution": self.parent_execution, "kind": self.kind.as_str(),
-            "tool_call_id": self.tool_call_id, "agent_name": self.agent_name,
-            "definition_digest": self.definition_digest, "description": self.description,
-            "status": self.status.as_str(), "error": self.error, "stop_reason": self.stop_reason,
-            "model_name": self.model_name, "usage": self.tokens(), "usage_by_model": self.usage,
-            "waited_ms": self.waited_ms, "delivered": self.delivered,
-            "deadline": self.deadline, "created_at": self.created_at, "started_at": self.started_at,
-            "completed_at": self.completed_at,
-        })
     }
 }

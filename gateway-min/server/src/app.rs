@@ -12,9 +12,11 @@ use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, open_records};
+use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::managed::{DbStore, FileStore, ManagedStore};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Authenticator;
@@ -153,7 +155,14 @@ impl App {
             store.clone(),
             Arc::clone(&threads),
             Arc::clone(&streams),
-            Arc::clone(&agents),
+            Arc::new(Delegator {
+                records: store.clone(),
+                agents: Arc::clone(&agents),
+                admission: Admission::new(&current.subagent_runtime),
+                catalog: Arc::clone(&catalog),
+                config: config.clone(),
+                stopping: CancellationToken::new(),
+            }),
             metrics.clone(),
             parts.progress_every,
         ));

@@ -34,7 +34,7 @@ pub struct Delegator {
     /// The slots in which subagents run.
     pub admission: Admission,
     /// Which subagents there are.
-    pub catalog: Catalog,
+    pub catalog: Arc<Catalog>,
     /// The configuration, read live.
     pub config: ConfigHandle,
     /// Set when the process stops: a run that is cancelled then is to go on in another process, and so are its

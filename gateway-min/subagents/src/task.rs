@@ -60,7 +60,7 @@ struct Args {
 /// A call that could not be carried out.
 enum Failure {
     /// For a reason that the model can do something about.
-    Refused(TaskOutcome),
+    Refused(Box<TaskOutcome>),
     /// For a reason that nobody expected.
     Unexpected { class: &'static str, detail: String },
 }
@@ -117,42 +117,35 @@ impl Tool for Task {
 
     async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
         let entries = ledger::entries(context.state.as_deref()).unwrap_or_default();
-        let entry = self
-            .answer(context)
+        let entry = answer(context)
             .and_then(|answer| ledger::entry_of(&entries, &answer, context.index as usize).cloned());
-        let output = match self.delegate(context, args, entry.as_ref()).await {
-            Ok(outcome) | Err(Failure::Refused(outcome)) => {
+        let outcome = match self.delegate(context, args, entry.as_ref()).await {
+            Err(Failure::Refused(outcome)) => Ok(*outcome),
+            Err(Failure::Unexpected { class, detail }) => Err(unexpected(class, &detail)),
+            Ok(outcome) => Ok(outcome),
+        };
+        let output = match outcome {
+            Ok(outcome) => {
                 ToolOutput { additional_kwargs: outcome.metadata(), ..ToolOutput::text(outcome.text()) }
             }
-            Err(Failure::Unexpected { class, detail }) => unexpected(class, &detail),
+            Err(unexpected) => unexpected,
         };
         Ok(ToolOutput { writes: ended(entry, &output), ..output })
     }
 }
 
 impl Task {
-    /// The answer that the call is part of.
-    fn answer(&self, context: &ToolContext) -> Option<Json> {
-        let messages = context.state.as_ref()?.json("messages").ok()??;
-        messages.as_array()?.iter().rfind(|message| message::kind(message) == "ai").cloned()
-    }
-
     async fn delegate(
         &self,
         context: &ToolContext,
         args: Json,
         entry: Option<&Entry>,
     ) -> Result<TaskOutcome, Failure> {
-        let args: Args = serde_json::from_value(args)
-            .map_err(|error| Failure::Refused(TaskOutcome::failed(format!("invalid arguments: {error}"))))?;
-        let definition = self
-            .available
-            .get(&args.subagent_type)
-            .map_err(|error| Failure::Refused(TaskOutcome::failed(error.to_string())))?;
+        let args: Args =
+            serde_json::from_value(args).map_err(|error| refused(&format!("invalid arguments: {error}")))?;
+        let definition = self.available.get(&args.subagent_type).map_err(|error| refused(&error))?;
         let config = self.delegator.config.current_async().await;
-        let model = definition
-            .model_within(Some(&self.model), &config)
-            .map_err(|error| Failure::Refused(TaskOutcome::failed(error.to_string())))?;
+        let model = definition.model_within(Some(&self.model), &config).map_err(|error| refused(&error))?;
         let description = ledger::description(args.description.as_deref().unwrap_or_default(), &args.prompt);
         let row = self.open(context, definition, entry, description).await?;
         // An execution that goes on after a restart keeps what it began with.
@@ -249,6 +242,17 @@ impl Task {
     async fn report(&self, context: &ToolContext, event: Json) {
         context.reports.send(Report::Custom(event)).await;
     }
+}
+
+/// The answer that the call is part of.
+fn answer(context: &ToolContext) -> Option<Json> {
+    let messages = context.state.as_ref()?.json("messages").ok()??;
+    messages.as_array()?.iter().rfind(|message| message::kind(message) == "ai").cloned()
+}
+
+/// The failure of a call before anything was done for it.
+fn refused(error: &dyn std::fmt::Display) -> Failure {
+    Failure::Refused(Box::new(TaskOutcome::failed(error.to_string())))
 }
 
 /// Where a call stands: the checkpoint that it runs from, and its index there.

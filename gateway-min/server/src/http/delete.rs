@@ -22,7 +22,7 @@ use super::schema::ErrorBody;
 use super::threads::{absent, has_checkpoint};
 use crate::app::App;
 use crate::auth::Principal;
-use threadkeep_records::{Reservation, WriterKind};
+use threadkeep_records::{CHILD_PREFIX, Reservation, WriterKind};
 
 pub(super) const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
 const DELETE_FAILED: &str = "Failed to delete thread";
@@ -78,6 +78,10 @@ async fn delete_thread(
 /// # Errors
 /// 404 if there is none, 409 with [`BUSY`], 500.
 pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> Result<String, ApiError> {
+    if thread.as_str().starts_with(CHILD_PREFIX) {
+        // A subagent's checkpoints belong to the thread that delegated.
+        return Err(absent(thread));
+    }
     let row = app.store.threads().get(thread.as_str(), None).await.or_internal(DELETE_FAILED)?;
     if row.is_none() && !has_checkpoint(app, thread, DELETE_FAILED).await? {
         return Err(absent(thread));
@@ -110,6 +114,7 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
 /// Deletes the checkpoints that were seen, then the working directory. The records go last, so that a deletion that failed
 /// here can be repeated.
 async fn delete_contents(app: &App, thread: &ThreadId, seen: SeenThread) -> Result<String, ApiError> {
+    delete_subagents(app, thread).await?;
     match app.threads.accessor().delete_seen(seen).await {
         Err(Error::Stale { .. }) => return Err(ApiError::conflict(BUSY)),
         done => done.or_internal(DELETE_FAILED)?,
@@ -123,6 +128,16 @@ async fn delete_contents(app: &App, thread: &ThreadId, seen: SeenThread) -> Resu
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(format!("No local data for {thread}")),
         Err(error) => Err(ApiError::internal(DELETE_FAILED, &error)),
     }
+}
+
+/// Deletes the checkpoints of the thread's subagents. Their rows go with the other records.
+async fn delete_subagents(app: &App, thread: &ThreadId) -> Result<(), ApiError> {
+    let rows = app.store.executions().of_thread(thread.as_str()).await.or_internal(DELETE_FAILED)?;
+    for row in rows {
+        let child = ThreadId::from(row.child_thread.as_str());
+        app.threads.accessor().delete_thread(&child).await.or_internal(DELETE_FAILED)?;
+    }
+    Ok(())
 }
 
 async fn delete_records(app: &App, reservation: Reservation) -> Result<(), ApiError> {

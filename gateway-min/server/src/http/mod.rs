@@ -10,6 +10,7 @@ mod described;
 pub mod error;
 mod events;
 mod exclusive;
+mod executions;
 pub mod extract;
 pub mod fields;
 mod goal;
@@ -89,6 +90,7 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(compact::routes())
         .merge(token_usage::routes())
         .merge(events::routes())
+        .merge(executions::routes())
         .merge(metrics::routes())
         .merge(models::routes())
         .merge(assistants::routes())

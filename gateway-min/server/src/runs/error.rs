@@ -26,6 +26,9 @@ pub(super) enum RunError {
     /// The run's row could not be read.
     #[error(transparent)]
     Records(#[from] RecordsError),
+    /// The subagents that administrators defined could not be read.
+    #[error("the managed subagents cannot be read: {0}")]
+    Subagents(#[from] threadkeep_subagents::managed::StoreError),
     /// The thread does not wait for the value that the run resumes with.
     #[error(transparent)]
     Resume(ResumeError),
@@ -51,7 +54,7 @@ impl RunError {
     pub(super) fn class_name(&self) -> &'static str {
         match self {
             Self::Agent(error) => error.class_name(),
-            Self::NotMaterialized { .. } | Self::TakenOver => "RuntimeError",
+            Self::NotMaterialized { .. } | Self::TakenOver | Self::Subagents(_) => "RuntimeError",
             Self::Records(_) => "RunStoreError",
             Self::Resume(_) => "ValueError",
         }

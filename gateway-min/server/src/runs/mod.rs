@@ -25,8 +25,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use threadkeep_agent::AgentBuilder;
-
 use self::control::LocalRuns;
 pub(crate) use self::progress::EVERY as PROGRESS_EVERY;
 use crate::config::ConfigHandle;
@@ -34,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::streams::Streams;
 use crate::threads::Threads;
 use threadkeep_records::Records;
+use threadkeep_subagents::Delegator;
 
 /// The runs of this process, and what it knows of those of others.
 pub(crate) struct Runs {
@@ -41,7 +40,7 @@ pub(crate) struct Runs {
     store: Records,
     threads: Arc<Threads>,
     streams: Arc<Streams>,
-    agents: Arc<AgentBuilder>,
+    delegator: Arc<Delegator>,
     metrics: Metrics,
     local: LocalRuns,
     /// How often the totals of a running run are stored.
@@ -55,7 +54,7 @@ impl Runs {
         store: Records,
         threads: Arc<Threads>,
         streams: Arc<Streams>,
-        agents: Arc<AgentBuilder>,
+        delegator: Arc<Delegator>,
         metrics: Metrics,
         progress_every: Duration,
     ) -> Self {
@@ -64,7 +63,7 @@ impl Runs {
             store,
             threads,
             streams,
-            agents,
+            delegator,
             metrics,
             local: LocalRuns::default(),
             progress_every,
@@ -75,6 +74,7 @@ impl Runs {
     /// Stops accepting runs, interrupts running ones, and waits for their last writes.
     pub(crate) async fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
+        self.delegator.stopping.cancel();
         let runs = self.local.all();
         for run in &runs {
             run.cancel.cancel();

@@ -29,7 +29,12 @@ pub(crate) struct Ledger {
 
 impl Middleware for Ledger {
     fn before_model(&self, view: &View<'_>) -> Result<Before, AgentError> {
-        let entries = entries(view.state)?;
+        let mut entries = entries(view.state)?;
+        for settled in settled(&entries, view.turn) {
+            if let Some(entry) = entries.iter_mut().find(|entry| entry.id == settled.id) {
+                *entry = settled;
+            }
+        }
         let messages = render::message(&entries).into_iter().collect();
         Ok(Before { messages, ..Before::default() })
     }
@@ -55,16 +60,19 @@ impl Middleware for Ledger {
     }
 }
 
-/// The entries in progress whose result is in the conversation, with that result: the tool never saw these calls, for
-/// example because their arguments were wrong.
+/// What came of the entries in progress: no subagent is at work while the model is asked. A call with a result in the
+/// conversation that the tool never saw, for example because its arguments were wrong, failed; one without a result was
+/// cancelled with its run.
 fn settled(known: &[Entry], turn: &[Json]) -> Vec<Entry> {
-    let in_progress = known.iter().filter(|entry| entry.is_in_progress());
-    let with_result = in_progress.filter_map(|entry| {
+    let result = |entry: &Entry| {
         let answer = turn.iter().position(|message| message["id"] == *entry.message_id)?;
         let mut results = turn[answer + 1..].iter().take_while(|message| message["type"] == "tool");
-        Some(entry.ended(results.nth(entry.call_index)?))
-    });
-    with_result.collect()
+        results.nth(entry.call_index)
+    };
+    let in_progress = known.iter().filter(|entry| entry.is_in_progress());
+    in_progress
+        .map(|entry| result(entry).map_or_else(|| entry.cancelled(), |result| entry.ended(result)))
+        .collect()
 }
 
 /// Takes the `task` calls beyond the first `allowed` out of the answer. If none `remain` in the run, the text says so,
@@ -152,11 +160,16 @@ mod tests {
         let result =
             |text: &str| json!({"type": "tool", "id": "x", "content": text, "additional_kwargs": {}});
         let turn = [calling, result("files"), result("Error: argument `prompt` is missing")];
-        let ended = settled(&[entry.clone()], &turn);
+        let ended = settled(std::slice::from_ref(&entry), &turn);
         assert_eq!(
             (ended[0].status.as_str(), &ended[0].ended["result_brief"]),
             ("failed", &json!("Error: argument `prompt` is missing"))
         );
-        assert_eq!(settled(&[entry], &turn[..2]), [], "its result is not there yet");
+        let cancelled = settled(std::slice::from_ref(&entry), &turn[..2]);
+        assert_eq!(
+            (cancelled[0].status.as_str(), &cancelled[0].ended["result_brief"]),
+            ("cancelled", &json!("Task cancelled by user."))
+        );
+        assert_eq!(settled(&ended, &turn), [], "once");
     }
 }

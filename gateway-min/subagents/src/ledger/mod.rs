@@ -117,6 +117,18 @@ impl Entry {
         Self { status: status.as_str().to_owned(), ended, ..self.clone() }
     }
 
+    /// The entry of a delegation whose run was cancelled.
+    pub(crate) fn cancelled(&self) -> Self {
+        let status = crate::contract::Status::Cancelled;
+        let ended = [
+            ("result_brief", status.phrase().to_owned()),
+            ("result_sha256", threadkeep_agent::receipts::sha256(status.phrase())),
+            ("result_ref", self.tool_call_id.clone()),
+        ];
+        let ended = ended.into_iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();
+        Self { status: status.as_str().to_owned(), ended, ..self.clone() }
+    }
+
     pub(crate) fn to_json(&self) -> Json {
         json!(self)
     }
@@ -132,6 +144,14 @@ pub(crate) fn entries(state: Option<&StateSnapshot>) -> threadkeep::Result<Vec<E
     let list = state.map(|state| state.json(CHANNEL)).transpose()?.flatten();
     let Some(Json::Array(list)) = list else { return Ok(Vec::new()) };
     Ok(list.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect())
+}
+
+/// Whether the state has delegations without a result.
+///
+/// # Errors
+/// If the state cannot be read.
+pub fn has_unfinished(state: Option<&StateSnapshot>) -> threadkeep::Result<bool> {
+    Ok(entries(state)?.iter().any(Entry::is_in_progress))
 }
 
 /// The entry of the call at this place.

@@ -57,10 +57,10 @@ fn line(entry: &Entry) -> String {
     if let Some(verdict) = entry.ended.get("receipt_verdict").and_then(CitationVerdict::from_json)
         && let Some(segment) = verdict.ledger_text()
     {
-        line += &format!("; {}", escaped(&segment));
+        line.extend(["; ", &escaped(&segment)]);
     }
     if let Some(verdict) = entry.ended.get("acceptance_verdict").and_then(AcceptanceVerdict::from_json) {
-        line += &format!("; {}", escaped(&acceptance(&verdict)));
+        line.extend(["; ", &escaped(&acceptance(&verdict))]);
     }
     line
 }
@@ -71,9 +71,9 @@ fn acceptance(verdict: &AcceptanceVerdict) -> String {
     for mark in ["does not hold", "UNVERIFIED"] {
         let gaps: Vec<_> = verdict.gaps().filter(|leaf| leaf.mark() == mark).collect();
         if let Some(first) = gaps.first() {
-            text += &format!("; {mark}: {}", head_and_tail(&collapsed(&first.criterion), RESULT_MAX));
+            text.extend(["; ", mark, ": ", &head_and_tail(&collapsed(&first.criterion), RESULT_MAX)]);
             if gaps.len() > 1 {
-                text += &format!(" (and {} more)", gaps.len() - 1);
+                text.extend([" (and ", &(gaps.len() - 1).to_string(), " more)"]);
             }
         }
     }

@@ -8,6 +8,7 @@ use threadkeep::saver::Load;
 use threadkeep::state::{KnownHead, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::{Ended, Input, Next, RunTerms, Session};
+use threadkeep_subagents::ledger;
 
 use super::{Worker, restoring};
 use crate::runs::error::RunError;
@@ -15,6 +16,9 @@ use crate::runs::progress;
 use crate::runs::request::RunInput;
 use crate::runs::resume::{self, Resumed};
 use crate::telemetry::spans;
+
+/// The error of a delegation that no run goes on with.
+const ABANDONED: &str = "The run that delegated it ended, and the conversation went on without it";
 
 impl Worker<'_> {
     pub(super) async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, RunError> {
@@ -35,7 +39,9 @@ impl Worker<'_> {
             }
         }
         // Before the first write: a run whose agent cannot be built leaves its thread unchanged, in either mode.
-        let agent = self.runs.agents.lead(&spec.agent()).await?;
+        let delegator = &self.runs.delegator;
+        let mut agent = delegator.agents.lead(&spec.agent()).await?;
+        delegator.equip(&mut agent, accessor, spec.delegation, None).await?;
         spans::run_model(agent.model.name());
         let at = self.linearized(accessor, &mut head).await;
         self.head = Some(head.clone());
@@ -44,6 +50,10 @@ impl Worker<'_> {
             _ => StepWriter::open_known(accessor, head, at?).await?,
         };
         let input = self.input(accessor, writer.state()).await?;
+        if input.is_some() && ledger::has_unfinished(writer.state())? {
+            // Nobody goes on with what the thread has turned away from.
+            self.runs.store.executions().abandon(&spec.thread_id, ABANDONED).await?;
+        }
         let (store, run_id) = (&self.runs.store, &spec.run_id);
         let progress =
             progress::report(self.reporter.usage.watch(), self.runs.progress_every, |totals| async move {

@@ -28,6 +28,7 @@ use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
 use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, persistently};
+use threadkeep_subagents::Requested;
 
 /// The error of a run whose task panicked, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
@@ -52,6 +53,8 @@ pub(crate) struct RunSpec {
     pub(crate) edits: bool,
     /// When the run's supersteps are on disk.
     pub(crate) durability: Durability,
+    /// What the run asks of delegation.
+    pub(crate) delegation: Requested,
     /// Scalar entries in the metadata of every checkpoint of the run.
     pub(crate) metadata: Map<String, Json>,
 }

@@ -19,7 +19,7 @@ use threadkeep_records::RunStatus;
 impl Worker<'_> {
     /// The thread's current files. A failure only costs the summary of their changes.
     pub(super) async fn look_at_workspace(&self) -> Option<Snapshot> {
-        let root = self.runs.agents.thread_dir(&self.spec.thread_id);
+        let root = self.runs.delegator.agents.thread_dir(&self.spec.thread_id);
         // Most threads never have files. One look in place takes less than asking another thread to look.
         if root.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Some(Snapshot::default());

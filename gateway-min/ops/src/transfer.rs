@@ -16,7 +16,7 @@ use super::pages::Oldest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads};
 use threadkeep_files::{NewFile, create_private_dir, thread_name};
-use threadkeep_records::NewThread;
+use threadkeep_records::{CHILD_PREFIX, NewThread};
 
 /// The file name that means stdout or stdin.
 const STANDARD: &str = "-";
@@ -51,7 +51,11 @@ pub(crate) struct ExportCommand {
 impl ExportCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let standard = self.out == Path::new(STANDARD);
-        let threads = target.threads(&self.threads).await?;
+        let mut threads = target.threads(&self.threads).await?;
+        if self.threads.are_all() {
+            // An exported thread stands alone: what its subagents did is not part of it, only what they reported.
+            threads.retain(|thread| !thread.as_str().starts_with(CHILD_PREFIX));
+        }
         match &threads[..] {
             [thread] if !self.threads.are_all() => {
                 let record = record(target, thread).await?;

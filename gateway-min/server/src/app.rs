@@ -147,6 +147,7 @@ impl App {
         let background = TaskTracker::new();
         let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
         let catalog = Arc::new(Catalog::new(managed_store(&current, &store)));
+        let admission = Admission::new(&current.subagent_runtime);
         let threads =
             Arc::new(Threads::new(store.clone(), config.clone(), accessor, modes, background.clone()));
         let streams = Arc::new(Streams::new(store.clone(), Arc::clone(&threads), bridge, background.clone()));
@@ -158,7 +159,7 @@ impl App {
             Arc::new(Delegator {
                 records: store.clone(),
                 agents: Arc::clone(&agents),
-                admission: Admission::new(&current.subagent_runtime),
+                admission: admission.clone(),
                 catalog: Arc::clone(&catalog),
                 config: config.clone(),
                 stopping: CancellationToken::new(),
@@ -174,7 +175,7 @@ impl App {
             auth: Authenticator::new(&current.auth),
             config,
             agents,
-            admission: Admission::new(&current.subagent_runtime),
+            admission,
             catalog,
             store,
             ids,

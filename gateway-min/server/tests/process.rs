@@ -8,6 +8,8 @@
 mod beside;
 #[path = "process/commands.rs"]
 mod commands;
+#[path = "process/delegation.rs"]
+mod delegation;
 #[path = "process/killed.rs"]
 mod killed;
 #[path = "process/load.rs"]

@@ -18,13 +18,6 @@ use crate::managed::StoreError;
 use crate::prompts;
 use crate::task::Task;
 
-/// Subagents that a model may start in one answer, if the request does not say.
-const CONCURRENT: usize = 3;
-/// The most that a request may ask for.
-const CONCURRENT_MAX: usize = 64;
-/// The most delegations of a run.
-const TOTAL_MAX: usize = 50;
-
 /// The subagents of a process.
 pub struct Delegator {
     /// Where executions are recorded.
@@ -42,20 +35,9 @@ pub struct Delegator {
     pub stopping: CancellationToken,
 }
 
-/// What a run asks of delegation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Requested {
-    /// Whether it delegates at all.
-    pub enabled: bool,
-    /// Subagents in one answer; `None` for the default.
-    pub max_concurrent: Option<u32>,
-    /// Delegations of the run; `None` for the configured number.
-    pub max_total: Option<u32>,
-}
-
 impl Delegator {
-    /// Gives an agent its token budget and, if the run asks for it, the means to delegate: the tool `task`, the ledger,
-    /// receipts. `allowed` limits the subagents; an empty list switches delegation off.
+    /// Gives an agent its token budget and, with `limits`, the means to delegate: the tool `task`, the ledger, receipts.
+    /// `allowed` limits the subagents; an empty list switches delegation off.
     ///
     /// # Errors
     /// [`StoreError`] if the managed subagents cannot be read.
@@ -63,7 +45,7 @@ impl Delegator {
         self: &Arc<Self>,
         agent: &mut Agent,
         accessor: &StateAccessor,
-        requested: Requested,
+        limits: Option<Limits>,
         allowed: Option<&[String]>,
     ) -> Result<(), StoreError> {
         let config = self.config.current_async().await;
@@ -71,14 +53,11 @@ impl Delegator {
         if let Some(budget) = &budget {
             agent.middleware.push(Arc::new(Budgeting::new(Arc::clone(budget))));
         }
-        if !requested.enabled {
-            return Ok(());
-        }
+        let Some(limits) = limits else { return Ok(()) };
         let available = self.catalog.available(&config, allowed).await?;
         if !available.offers_delegation() {
             return Ok(());
         }
-        let limits = self.limits(requested, config.subagents.max_total_per_run);
         let receipts = config.verification.receipts_enabled;
         agent.middleware.push(Arc::new(Ledger { limits }));
         if receipts {
@@ -102,15 +81,5 @@ impl Delegator {
         }));
         agent.toolbox = Arc::new(toolbox);
         Ok(())
-    }
-
-    /// The limits of a run: the prompt names the same ones that are enforced (service reference, "Limits").
-    fn limits(&self, requested: Requested, configured_total: u32) -> Limits {
-        let concurrent = requested.max_concurrent.map_or(CONCURRENT, |count| count as usize);
-        let total = requested.max_total.unwrap_or(configured_total) as usize;
-        Limits {
-            concurrent: concurrent.min(self.admission.capacity()).clamp(1, CONCURRENT_MAX),
-            total: total.clamp(1, TOTAL_MAX),
-        }
     }
 }

@@ -21,4 +21,4 @@ mod progress;
 mod prompts;
 mod task;
 
-pub use delegator::{Delegator, Requested};
+pub use delegator::Delegator;

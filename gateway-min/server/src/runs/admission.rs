@@ -22,7 +22,6 @@ use crate::streams::bridge::Subscription;
 use threadkeep_records::{
     Admission, Entity, NewEvent, NewRun, NewThread, RecordsError, RunRow, SeedRun, persistently,
 };
-use threadkeep_subagents::Requested;
 
 /// The key of a run's metadata that says how it repeats a turn, and its value for an edited question.
 pub(crate) const REPLAY_KIND: &str = "replay_kind";
@@ -175,7 +174,6 @@ impl Runs {
         let stream = self.streams.subscribe(&run_id);
         self.streams.announce();
         let metadata = checkpoint_metadata(&run_id, &request);
-        let delegation = delegation(&request);
         let spec = RunSpec {
             run_id,
             thread_id: thread_id.clone(),
@@ -190,7 +188,6 @@ impl Runs {
             },
             // A checkpoint of a nested graph does not select anything in the thread's own graph.
             checkpoint: request.checkpoint.filter(is_root).map(|selected| selected.id),
-            delegation,
             durability: request.options.durability,
             edits: request.metadata.get(REPLAY_KIND).is_some_and(|kind| kind == EDIT),
             input: request.input,
@@ -330,18 +327,6 @@ fn is_root(selected: &CheckpointKey) -> bool {
 /// A string in the run's context.
 fn text(request: &RunRequest, key: &str) -> Option<String> {
     request.config.context.get(key).and_then(Json::as_str).map(str::to_owned)
-}
-
-/// What the run's context asks of delegation.
-fn delegation(request: &RunRequest) -> Requested {
-    let context = |key: &str| request.config.context.get(key);
-    let number =
-        |key: &str| context(key).and_then(Json::as_u64).and_then(|number| u32::try_from(number).ok());
-    Requested {
-        enabled: context("subagent_enabled").and_then(Json::as_bool).unwrap_or_default(),
-        max_concurrent: number("max_concurrent_subagents"),
-        max_total: number("max_total_subagents"),
-    }
 }
 
 fn first_human(input: &RunInput) -> Option<String> {

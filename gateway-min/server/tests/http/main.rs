@@ -9,6 +9,7 @@ mod branches;
 mod client;
 mod compact;
 mod degraded;
+mod delegation;
 mod delete;
 mod events;
 mod fields;

@@ -14,10 +14,11 @@ use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, Run
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_memory::MemorySaver;
 use threadkeep_records::{ExecutionRow, Records, RecordsOptions};
+use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
+use threadkeep_subagents::ledger::Limits;
 use threadkeep_subagents::managed::FileStore;
-use threadkeep_subagents::{Delegator, Requested};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const THREAD: &str = "t";
@@ -28,7 +29,7 @@ const RECORD: &str = "calls.jsonl";
 pub(crate) struct House {
     pub(crate) delegator: Arc<Delegator>,
     pub(crate) accessor: StateAccessor,
-    pub(crate) requested: Requested,
+    pub(crate) limits: Limits,
     pub(crate) allowed: Option<Vec<String>>,
     directory: Arc<tempfile::TempDir>,
 }
@@ -107,7 +108,7 @@ impl House {
         Self {
             delegator: Arc::new(delegator),
             accessor,
-            requested: Requested { enabled: true, ..Requested::default() },
+            limits: Limits { concurrent: 3, total: 6 },
             allowed: None,
             directory,
         }
@@ -117,7 +118,7 @@ impl House {
     pub(crate) fn restarted(&self) -> Self {
         let records = self.delegator.records.clone();
         let house = Self::on(Arc::clone(&self.directory), records, self.accessor.clone());
-        Self { requested: self.requested, allowed: self.allowed.clone(), ..house }
+        Self { limits: self.limits, allowed: self.allowed.clone(), ..house }
     }
 
     /// A run with this question; `None` goes on where the thread stopped.
@@ -157,7 +158,7 @@ impl House {
         };
         let mut agent = self.delegator.agents.lead(&spec).await?;
         let equipped =
-            self.delegator.equip(&mut agent, &self.accessor, self.requested, self.allowed.as_deref());
+            self.delegator.equip(&mut agent, &self.accessor, Some(self.limits), self.allowed.as_deref());
         equipped.await.unwrap();
         let thread = ThreadId::from(THREAD);
         let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;

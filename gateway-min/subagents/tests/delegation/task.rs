@@ -162,7 +162,7 @@ async fn a_subagent_that_takes_too_long_is_stopped_with_the_receipts_so_far() {
         status: ExecutionStatus::Completed,
         error: None,
         stop_reason: None,
-        usage: Default::default(),
+        usage: std::collections::BTreeMap::new(),
     };
     assert_eq!(
         house.delegator.records.executions().finish(row, late).await.unwrap().status,
@@ -188,7 +188,11 @@ async fn a_cancelled_parent_stops_its_subagents_and_settles_them() {
     assert_eq!(rows[0].error.as_deref(), Some("Cancelled by user"));
     assert_eq!(house.delegator.admission.counts().running, 0, "no slot is left");
     let reported: i64 = seen.used.iter().map(|(.., tokens)| tokens.total).sum();
-    let recorded: u64 = rows.iter().filter_map(|row| row.tokens()).map(|tokens| tokens.total_tokens).sum();
+    let recorded: u64 = rows
+        .iter()
+        .filter_map(threadkeep_records::ExecutionRow::tokens)
+        .map(|tokens| tokens.total_tokens)
+        .sum();
     assert_eq!(u64::try_from(reported).unwrap(), recorded, "usage is reported once");
 }
 
@@ -264,8 +268,7 @@ async fn calls_beyond_the_limits_never_start() {
     house.ask("go").await;
     assert_eq!(house.results().await.len(), 3, "three at once by default");
     let mut house = House::new(lead(&calls, vec![two_turns()]), "").await;
-    house.requested.max_total = Some(1);
-    house.requested.max_concurrent = Some(64);
+    house.limits.total = 1;
     let seen = house.ask("go").await;
     assert_eq!(seen.types().iter().filter(|kind| **kind == "task_completed").count(), 1);
     assert_eq!(house.ledger().await.len(), 1);

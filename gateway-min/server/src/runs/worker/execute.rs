@@ -41,7 +41,7 @@ impl Worker<'_> {
         // Before the first write: a run whose agent cannot be built leaves its thread unchanged, in either mode.
         let delegator = &self.runs.delegator;
         let mut agent = delegator.agents.lead(&spec.agent()).await?;
-        delegator.equip(&mut agent, accessor, spec.delegation, None).await?;
+        delegator.equip(&mut agent, accessor, spec.delegates(), None).await?;
         spans::run_model(agent.model.name());
         let at = self.linearized(accessor, &mut head).await;
         self.head = Some(head.clone());

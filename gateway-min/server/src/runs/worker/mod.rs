@@ -28,7 +28,7 @@ use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
 use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, persistently};
-use threadkeep_subagents::Requested;
+use threadkeep_subagents::ledger::Limits;
 
 /// The error of a run whose task panicked, or could not write its records.
 const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
@@ -46,15 +46,12 @@ pub(crate) struct RunSpec {
     pub(crate) reasoning_effort: Option<String>,
     pub(crate) recursion_limit: u64,
     /// What the run may delegate.
-    #[allow(dead_code, reason = "the tool `task` reads it")]
     pub(crate) delegation: Delegation,
     pub(crate) breakpoints: Breakpoints,
     /// Whether the run repeats a turn with an edited question, and keeps the old turn if it fails.
     pub(crate) edits: bool,
     /// When the run's supersteps are on disk.
     pub(crate) durability: Durability,
-    /// What the run asks of delegation.
-    pub(crate) delegation: Requested,
     /// Scalar entries in the metadata of every checkpoint of the run.
     pub(crate) metadata: Map<String, Json>,
 }
@@ -67,6 +64,12 @@ enum Outcome {
 }
 
 impl RunSpec {
+    /// How much the run may delegate; `None` for nothing.
+    fn delegates(&self) -> Option<Limits> {
+        let Delegation { enabled, max_concurrent, max_total } = self.delegation;
+        enabled.then_some(Limits { concurrent: max_concurrent as usize, total: max_total as usize })
+    }
+
     fn agent(&self) -> AgentSpec<'_> {
         AgentSpec {
             run_id: &self.run_id,

@@ -1,0 +1,123 @@
+//! Runs that delegate: what clients see, what is stored, what a deleted thread takes along.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::sse;
+use crate::support::{ALL, Gateway, Setup, question};
+
+/// A lead that delegates two tasks, and subagents of two turns.
+fn script() -> Value {
+    let task = |prompt: &str| json!({"name": "task", "args": {"prompt": prompt, "subagent_type": "general-purpose", "description": "d"}});
+    json!({"rules": [
+        {"when": {"caller": "subagent"}, "answers": [
+            {"text": "Looking.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+            {"text": "Done: {{input}}", "usage": {"input_tokens": 7, "output_tokens": 2}},
+        ]},
+        {"when": {"contains": ["delegate"]}, "answers": [
+            {"text": "I delegate.", "tool_calls": [task("one"), task("two")], "usage": {"input_tokens": 10, "output_tokens": 2}},
+            {"text": "Both are done.", "usage": {"input_tokens": 20, "output_tokens": 3}},
+        ]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+fn delegating(text: &str) -> Value {
+    let mut body = question(text);
+    body["context"] = json!({"subagent_enabled": true});
+    body["stream_mode"] = json!(["custom", "values"]);
+    body
+}
+
+async fn delegated(gateway: &Gateway, thread: &str) -> Vec<sse::Frame> {
+    gateway.create(thread).await;
+    let path = format!("/api/threads/{thread}/runs/stream");
+    let request = axum::http::Request::post(path).header("content-type", "application/json");
+    let answer =
+        gateway.open_answer(request.body(delegating("please delegate").to_string().into()).unwrap()).await;
+    sse::all(answer).await
+}
+
+/// The rows of all tables but the one that remembers which threads were deleted.
+async fn rows(gateway: &Gateway) -> BTreeMap<String, i64> {
+    let mut rows = gateway.rows().await;
+    rows.retain(|table, _| !table.ends_with("grave"));
+    rows
+}
+
+#[tokio::test]
+async fn clients_follow_subagents_and_find_what_they_did() {
+    for (backend, mode) in ALL {
+        let gateway = Setup { script: script(), ..Setup::on(backend, mode) }.start().await;
+        delegated(&gateway, "other").await;
+        let before = if backend == "memory" { None } else { Some(rows(&gateway).await) };
+        let frames = delegated(&gateway, "t").await;
+        let run = frames[0].data["run_id"].as_str().unwrap().to_owned();
+        let custom: Vec<&Value> =
+            frames.iter().filter(|frame| frame.name == "custom").map(|frame| &frame.data).collect();
+        let of = |kind: &str| custom.iter().filter(|event| event["type"] == kind).count();
+        assert_eq!(
+            (of("task_started"), of("task_running"), of("task_completed")),
+            (2, 6, 2),
+            "{backend} {mode}"
+        );
+        let row = gateway.run("t", &run).await;
+        assert_eq!(row["status"], "success", "{backend} {mode}: {row}");
+
+        let usage = gateway.get("/api/threads/t/token-usage").await.ok();
+        assert_eq!(usage["by_caller"], json!({"lead_agent": 35, "subagent": 30, "middleware": 0}));
+        let events = gateway
+            .get(&format!(
+                "/api/threads/t/runs/{run}/events?event_types=subagent.start,subagent.step,subagent.end"
+            ))
+            .await
+            .ok();
+        let types: Vec<&str> =
+            events.as_array().unwrap().iter().map(|event| event["event_type"].as_str().unwrap()).collect();
+        assert_eq!(types.iter().filter(|kind| **kind == "subagent.step").count(), 6);
+        assert_eq!((types.len(), *types.last().unwrap()), (10, "subagent.end"));
+
+        let listed = gateway.get("/api/threads/t/executions").await.ok();
+        let executions = listed["executions"].as_array().unwrap();
+        assert_eq!(executions.len(), 2);
+        for execution in executions {
+            assert_eq!(
+                (&execution["status"], &execution["delivered"], &execution["kind"]),
+                (&json!("completed"), &json!(true), &json!("task"))
+            );
+            assert_eq!(execution["usage"]["total_tokens"], 15);
+            assert_eq!((&execution["run_id"], &execution["children"]), (&json!(run), &json!([])));
+        }
+
+        let state = gateway.get("/api/threads/t/state").await.ok();
+        assert_eq!(state["values"]["delegations"].as_array().unwrap().len(), 2);
+        let child = format!("subagent:{}", executions[0]["execution_id"].as_str().unwrap());
+        for path in [format!("/api/threads/{child}"), format!("/api/threads/{child}/state")] {
+            assert_eq!(gateway.get(&path).await.status, 422, "no client can name it");
+        }
+        assert_eq!(gateway.delete(&format!("/api/threads/{child}")).await.status, 404);
+        let found = gateway.post("/api/threads/search", json!({})).await.ok();
+        assert_eq!(found.as_array().unwrap().len(), 2, "{found}");
+        gateway.delete("/api/threads/t").await.ok();
+        assert_eq!(gateway.get("/api/threads/t/executions").await.ok()["executions"], json!([]));
+        if let Some(before) = before {
+            assert_eq!(rows(&gateway).await, before, "{backend} {mode}: subagents go with their parent");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_does_not_ask_for_it_has_no_tool_to_delegate() {
+    let gateway = Setup { script: script(), ..Setup::default() }.start().await;
+    gateway.create("t").await;
+    gateway.ask("t", "please delegate").await;
+    let state = gateway.get("/api/threads/t/state").await.ok();
+    let text = state["values"]["messages"][2]["content"].as_str().unwrap().to_owned();
+    assert!(text.starts_with("Error: there is no tool `task`"), "{text}");
+    assert_eq!(
+        state["values"]["messages"][2]["additional_kwargs"],
+        json!({}),
+        "and its tools leave no receipts"
+    );
+}

@@ -1,0 +1,117 @@
+//! `kill -9` in the middle of three delegations: the next process finishes them, and asks no model for what it has
+//! answered already.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+use super::{Gateway, configured, on_postgres, texts};
+
+/// A lead that delegates three tasks, subagents of three turns, and a record of what models are asked. `delay_ms` before
+/// each piece of an answer.
+fn with_delegations(dir: &Path, delay_ms: u64) -> PathBuf {
+    let record = dir.join("requests.jsonl");
+    let task = |prompt: &str| json!({"name": "task", "args": {"prompt": prompt, "subagent_type": "general-purpose"}});
+    let script = json!({"record": record, "rules": [
+        {"when": {"caller": "subagent"}, "answers": [
+            {"text": "One.", "delay_ms": delay_ms, "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+            {"text": "Two.", "delay_ms": delay_ms, "tool_calls": [{"name": "glob", "args": {"pattern": "*"}}], "usage": {"input_tokens": 6, "output_tokens": 1}},
+            {"text": "Report on {{input}}.", "delay_ms": delay_ms, "usage": {"input_tokens": 7, "output_tokens": 1}},
+        ]},
+        {"answers": [
+            {"text": "I delegate.", "tool_calls": [task("a"), task("b"), task("c")]},
+            {"text": "All three are done."},
+        ]},
+    ]});
+    std::fs::write(dir.join("script.json"), script.to_string()).unwrap();
+    record
+}
+
+/// How often each caller's question with this many answers was asked.
+fn requests(record: &Path) -> BTreeMap<(String, String, usize), usize> {
+    let text = std::fs::read_to_string(record).unwrap_or_default();
+    let mut counts = BTreeMap::new();
+    for line in text.lines().filter_map(|line| serde_json::from_str::<Json>(line).ok()) {
+        let messages = line["messages"].as_array().unwrap();
+        let answered = messages.iter().filter(|message| message["type"] == "ai").count();
+        let asked =
+            messages.iter().find(|message| message["type"] == "human").unwrap()["content"].to_string();
+        *counts.entry((line["caller"].as_str().unwrap().to_owned(), asked, answered)).or_default() += 1;
+    }
+    counts
+}
+
+/// A gateway that is killed as soon as its models were asked `asked` times; what the next one makes of it.
+async fn killed_after(dir: TempDir, asked: usize) {
+    let record = with_delegations(dir.path(), 2);
+    let gateway = Gateway::start(dir.path());
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+    let context = json!({"subagent_enabled": true});
+    let input = json!({"messages": [{"role": "user", "content": "research three things"}]});
+    let (status, run) =
+        gateway.post("/api/threads/t/runs", json!({"input": input, "context": context})).await;
+    assert_eq!(status, 200, "{run}");
+    while requests(&record).values().sum::<usize>() < asked {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    gateway.signal("-9");
+    drop(gateway);
+    let before = requests(&record);
+
+    let gateway = Gateway::start(dir.path());
+    let run = run["run_id"].as_str().unwrap();
+    gateway.until(run, "error").await;
+    let (status, values) = gateway.post("/api/threads/t/runs/wait", json!({"context": context})).await;
+    assert_eq!(status, 200, "{asked}: {values}");
+    assert_eq!(texts(&values).last(), Some(&"All three are done."), "{asked}");
+    let results: Vec<&str> = texts(&values).into_iter().filter(|text| text.starts_with("Task ")).collect();
+    let expected = ["a", "b", "c"].map(|task| format!("Task Succeeded. Result: Report on {task}."));
+    assert_eq!(results, expected, "{asked}");
+
+    // What was asked twice was under way when the process died: at most one question of each agent.
+    let after = requests(&record);
+    let mut repeated = BTreeMap::<_, usize>::new();
+    for ((caller, question, answered), count) in &after {
+        assert!(*count <= 2, "{asked}: {caller} {question} {answered}: {count}");
+        if *count == 2 {
+            *repeated.entry((caller, question)).or_default() += 1;
+            assert!(before.contains_key(&(caller.clone(), question.clone(), *answered)));
+        }
+    }
+    assert!(repeated.values().all(|count| *count == 1), "{asked}: {repeated:?}");
+    assert_eq!(after.len(), 2 + 3 * 3, "{asked}: {after:?}");
+
+    let executions = gateway.get("/api/threads/t/executions").await;
+    let executions = executions["executions"].as_array().unwrap().clone();
+    assert_eq!(executions.len(), 3, "{asked}: no orphan: {executions:?}");
+    for execution in &executions {
+        assert_eq!(
+            (&execution["status"], &execution["attempt"], &execution["delivered"]),
+            (&json!("completed"), &json!(1), &json!(true))
+        );
+        assert_eq!(execution["usage"]["total_tokens"], 21, "{asked}: no answer is counted twice");
+    }
+    let usage = gateway.get("/api/threads/t/token-usage").await;
+    assert_eq!(usage["by_caller"]["subagent"], 63, "{asked}");
+}
+
+#[tokio::test]
+async fn a_gateway_killed_among_its_subagents_is_continued_by_the_next_one() {
+    for mode in ["full", "delta"] {
+        for asked in [2, 5, 8, 10] {
+            killed_after(configured(mode), asked).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn so_it_is_on_postgres() {
+    let server = threadkeep_testing::postgres().unwrap();
+    for (mode, asked) in [("full", 4), ("delta", 7)] {
+        let database = server.database().await.unwrap();
+        killed_after(on_postgres(database.url(), mode), asked).await;
+    }
+}

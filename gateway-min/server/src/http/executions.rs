@@ -24,6 +24,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// Tokens of model calls.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(clippy::struct_field_names, reason = "the names of the API")]
 struct Usage {
     /// Tokens that the models read.
     input_tokens: u64,
@@ -42,6 +43,7 @@ impl From<ExecutionTokens> for Usage {
 
 /// One attempt of a subagent at delegated work, with what it delegated itself.
 #[derive(Debug, Serialize, ToSchema)]
+#[allow(clippy::struct_field_names, reason = "the names of the API")]
 struct Execution {
     /// The execution; all its attempts have this id.
     execution_id: String,

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use futures::StreamExt;
-use serde_json::Value;
+use serde_json::{Value, json};
 use threadkeep_agent::model::{
     ChunkAssembler, ModelKind, ModelRequest, ModelSettings, RetryingModel, build, message,
 };
@@ -91,4 +91,22 @@ async fn an_interrupted_call_does_not_keep_the_conversation_from_going_on() {
     // The tool never ran, and the next request says so to the model.
     let said = message::text(&conversation.answer().await);
     assert!(said.contains(dangling::INTERRUPTED), "{said}");
+}
+
+/// Bug 22: a provider refuses a request with a call that has no result, wherever an answer keeps the call.
+#[test]
+fn an_answer_whose_calls_were_stripped_keeps_none_of_them_in_its_content() {
+    let call = json!({"id": "c1", "name": "task", "args": {}});
+    let block = |kind: &str| json!({"type": kind, "id": "c1", "name": "task"});
+    let answer = json!({
+        "type": "ai", "id": "m", "tool_calls": [call], "invalid_tool_calls": [],
+        "content": [{"type": "text", "text": "I delegate."}, block("tool_use"), block("tool_call"),
+                    block("function_call"), block("input_json_delta")],
+        "additional_kwargs": {"tool_calls": [{"id": "c1"}], "function_call": {"name": "task"}},
+        "response_metadata": {"finish_reason": "tool_calls"},
+    });
+    let stripped = message::strip_tool_calls(&answer, "[limit]");
+    assert_eq!(stripped["content"].as_array().map(Vec::len), Some(2), "the text and the notice");
+    assert!(!stripped.to_string().contains("c1") && !stripped.to_string().contains("task"), "{stripped}");
+    assert_eq!(stripped["response_metadata"]["finish_reason"], "stop");
 }

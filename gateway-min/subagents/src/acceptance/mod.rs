@@ -46,21 +46,24 @@ pub async fn check(
     workspace: &Path,
     executions: &[BashExecution],
 ) -> Option<AcceptanceVerdict> {
-    static CHECKS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_CHECKS));
     let (criteria, workspace) = (criteria.clone(), workspace.to_owned());
     let executions = executions.to_vec();
+    isolated(move || checked(&criteria, &workspace, &executions)).await
+}
+
+/// Runs a check on a thread of its own; `None` if it panics, or takes too long.
+async fn isolated(work: impl FnOnce() -> AcceptanceVerdict + Send + 'static) -> Option<AcceptanceVerdict> {
+    static CHECKS: Semaphore = Semaphore::const_new(MAX_CHECKS);
     let checked = async {
         let permit = CHECKS.acquire().await.ok()?;
         let (sender, verdict) = oneshot::channel();
         // Not a thread of the runtime, whose shutdown would wait for it.
         let started = std::thread::Builder::new().name("threadkeep-acceptance".to_owned()).spawn(move || {
-            let verdict = checked(&criteria, &workspace, &executions);
-            drop(permit);
+            let _permit = permit;
             // Fails if nobody waits any more.
-            let _ = sender.send(verdict);
+            let _ = sender.send(work());
         });
         started.ok()?;
-        // An error if the check panicked.
         verdict.await.ok()
     };
     let verdict = tokio::time::timeout(CHECK_TIME, checked).await.ok().flatten();

@@ -54,6 +54,28 @@ async fn each_criterion_is_checked_and_the_verdict_says_what_was_not() {
     assert!(verdict.all_hold && verdict.unchecked.is_empty());
 }
 
+/// A checker that fails takes its verdict with it, and nothing else; the next check has its place.
+#[tokio::test]
+async fn a_check_that_fails_is_no_verdict() {
+    for _ in 0..=MAX_CHECKS {
+        assert_eq!(isolated(|| panic!("on purpose")).await, None);
+    }
+    let thread = tempfile::tempdir().unwrap();
+    assert!(check(&criteria(&["be concise"]), thread.path(), &[]).await.is_some());
+}
+
+/// Only a file system that does not answer takes longer than a check may.
+#[tokio::test(start_paused = true)]
+async fn a_check_that_does_not_end_is_no_verdict() {
+    let (ended, wait) = std::sync::mpsc::channel::<()>();
+    let verdict = isolated(move || {
+        let _ = wait.recv();
+        AcceptanceVerdict::new(Vec::new())
+    });
+    assert_eq!(verdict.await, None);
+    drop(ended);
+}
+
 /// Bug 32: only the canonical forms are about files.
 #[test]
 fn a_criterion_that_only_looks_like_one_about_files_opens_nothing() {

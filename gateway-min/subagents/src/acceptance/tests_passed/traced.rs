@@ -10,11 +10,12 @@ use std::process::{Command, Output};
 
 use super::*;
 
-/// Logs its name, an option that narrows what it tests, and each target, one line a run; prints that tests passed.
+/// Logs its name, an option that narrows what it tests, and each target, one line a run; then does what the file `mode`
+/// says: it passes, passes without saying so, or fails.
 ///
 /// It knows the options of the runners by itself, so that it does not repeat the matcher's mistakes.
 const STAND_IN: &str = r#"#!/bin/bash
-name=$(basename "$0"); log=$(dirname "$(readlink -f "$0")")/trace
+name=${0##*/}
 only=; targets=; excluded=; env_x="X=${X-}"
 if [ "$name" = python3 ]; then
     [ "$1 $2" = "-m pytest" ] || { echo "python3 ran something else"; exit 0; }
@@ -45,8 +46,13 @@ for e in $excluded; do
         case "$e" in "$t"*) only="$only without $e" ;; esac
     done
 done
-echo "$name|$env_x|$only|$targets" >> "$log"
-echo "3 passed in 0.01s"
+echo "$name|$env_x|$only|$targets" >> "@bin/trace"
+read -r mode < "@bin/mode"
+case "$mode" in
+    passing) echo "3 passed in 0.01s" ;;
+    silent) ;;
+    failing) echo "1 failed in 0.01s"; exit 1 ;;
+esac
 "#;
 
 /// What one run of the stand-in tested.
@@ -80,7 +86,7 @@ impl Place {
             fs::create_dir_all(dir.path().join(folder)).unwrap();
         }
         let stand_in = dir.path().join("bin/pytest");
-        fs::write(&stand_in, STAND_IN).unwrap();
+        fs::write(&stand_in, STAND_IN.replace("@bin", dir.path().join("bin").to_str().unwrap())).unwrap();
         fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
         for name in [
             "bin/cargo",
@@ -99,9 +105,10 @@ impl Place {
         Self(dir)
     }
 
-    /// Runs a line as the tool `bash` does, and returns what it left and what the runners traced.
-    fn run(&self, line: &str) -> (Output, Vec<Traced>) {
+    /// Runs a line as the tool `bash` does, with runners in this mode, and returns what it left and what they traced.
+    fn run(&self, line: &str, mode: &str) -> (Output, Vec<Traced>) {
         let at = |path: &str| self.0.path().join(path);
+        fs::write(at("bin/mode"), format!("{mode}\n")).unwrap();
         let _ = fs::remove_file(at("bin/trace"));
         let path = format!("{}:/usr/bin:/bin", at("bin").display());
         let output = Command::new("bash")
@@ -132,7 +139,7 @@ fn execution(line: &str, output: &Output) -> BashExecution {
     }
 }
 
-const CRITERIA: [&str; 9] = [
+const CRITERIA: [&str; 11] = [
     "pytest",
     "pytest tests/a.py",
     "pytest -k fast tests/a.py",
@@ -142,6 +149,8 @@ const CRITERIA: [&str; 9] = [
     "cargo test",
     "go test ./sub",
     "make test",
+    "make test; pytest tests/a.py",
+    "make test && pytest tests/a.py",
 ];
 
 /// Lines around a criterion's command `@`.
@@ -193,7 +202,7 @@ const AROUND: [&str; 44] = [
 ];
 
 /// Lines that look like a criterion's without being one around it.
-const OTHERS: [&str; 16] = [
+const OTHERS: [&str; 20] = [
     "pytest --cov tests/a.py",
     "pytest -v tests/a.py tests/b.py",
     "pytest tests/b.py tests/a.py",
@@ -208,25 +217,41 @@ const OTHERS: [&str; 16] = [
     "cargo test a",
     "cargo build; cargo test",
     "make -n test",
+    "cd none && make test; pytest tests/a.py",
+    "make test && cd sub; pytest tests/a.py",
+    "false && make test; pytest tests/a.py",
+    "cd sub && make test && pytest tests/a.py",
     "pytest $Y tests/a.py",
     "PYTEST_ADDOPTS=-kfast pytest tests/a.py",
 ];
+
+/// Whether the last runs are the wanted ones, or more of the same.
+fn cover(traced: &[Traced], wanted: &[Traced]) -> bool {
+    let last = traced.len().checked_sub(wanted.len()).map(|from| &traced[from..]);
+    last.is_some_and(|last| last.iter().zip(wanted).all(|(run, wanted)| run.covers(wanted)))
+}
 
 #[test]
 fn no_line_that_holds_ran_anything_less_than_the_criterion() {
     let place = Place::new();
     let (mut lines, mut held, mut wrong) = (0, 0, Vec::new());
     for criterion in CRITERIA {
-        let (output, own) = place.run(criterion);
-        assert!(output.status.success() && own.len() == 1, "{criterion}: {own:?}");
+        let (output, own) = place.run(criterion, "passing");
+        assert!(output.status.success() && !own.is_empty(), "{criterion}");
         let around = AROUND.iter().map(|around| around.replace('@', criterion));
         for line in around.chain(OTHERS.map(str::to_owned)) {
             lines += 1;
-            let (output, traced) = place.run(&line);
-            let Finding::Holds(_) = check(criterion, &[execution(&line, &output)]) else { continue };
-            held += 1;
-            if !output.status.success() || !traced.last().is_some_and(|last| last.covers(&own[0])) {
-                wrong.push(format!("{criterion} by {line}: {traced:?}"));
+            // Whatever a line says, it does not hold if its tests did not report that they passed.
+            for mode in ["passing", "silent", "failing"] {
+                let (output, traced) = place.run(&line, mode);
+                let found = check(criterion, &[execution(&line, &output)]);
+                if !matches!(found, Finding::Holds(_)) {
+                    continue;
+                }
+                held += 1;
+                if mode != "passing" || !output.status.success() || !cover(&traced, &own) {
+                    wrong.push(format!("{criterion} by {line}, {mode}: {traced:?}"));
+                }
             }
         }
     }

@@ -93,6 +93,10 @@ pub(super) fn schemas(channels: &ChannelTable) -> Value {
         "RootCheckpoint": checkpoint(json!({ "enum": ["", null] })),
         "KeptContext": kept_context(),
         "RunContext": run_context(),
+        "Names": {
+            "description": "Names that are not blank; the space around them, and a name that is there twice, do not count.",
+            "type": "array", "items": { "type": "string", "pattern": r"\S" },
+        },
         "MetadataFilter": {
             "description": "Exact values by key.",
             "type": "object",
@@ -254,6 +258,16 @@ pub(super) fn kept_context_or_null() -> Schema {
 /// `JsonObject`, or null.
 pub(super) fn object_or_null() -> Schema {
     or_null("JsonObject")
+}
+
+/// `Names`.
+pub(super) fn names() -> Ref {
+    Ref::from_schema_name("Names")
+}
+
+/// `Names`, or null.
+pub(super) fn names_or_null() -> Schema {
+    or_null("Names")
 }
 
 /// Values to find in metadata, or null.

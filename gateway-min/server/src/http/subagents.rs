@@ -15,6 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::{Caller, require_admin};
+use super::described;
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, drained};
 use super::fields::{Field, Fields, FromFields};
@@ -120,10 +121,13 @@ pub(super) struct NewSubagent {
     #[schema(min_length = 1, pattern = r"\S")]
     system_prompt: String,
     /// Its tools [default: null, all of the agent that delegates].
+    #[schema(required = false, schema_with = described::names_or_null)]
     tools: Option<Vec<String>>,
     /// Tools it never has, besides those that no managed subagent has.
+    #[schema(required = false, schema_with = described::names_or_null)]
     disallowed_tools: Option<Vec<String>>,
     /// Its skills [default: null, those of the agent that delegates].
+    #[schema(required = false, schema_with = described::names_or_null)]
     skills: Option<Vec<String>>,
     /// `inherit`, or the name of a configured model [default: inherit].
     model: Option<String>,
@@ -150,11 +154,13 @@ pub(super) struct SubagentChange {
     #[schema(required = false, min_length = 1, pattern = r"\S")]
     system_prompt: String,
     /// Its tools; null means all of the agent that delegates.
+    #[schema(required = false, schema_with = described::names_or_null)]
     tools: Option<Vec<String>>,
     /// Tools it never has, besides those that no managed subagent has.
-    #[schema(required = false)]
+    #[schema(required = false, schema_with = described::names)]
     disallowed_tools: Vec<String>,
     /// Its skills; null means those of the agent that delegates.
+    #[schema(required = false, schema_with = described::names_or_null)]
     skills: Option<Vec<String>>,
     /// `inherit`, or the name of a configured model.
     #[schema(required = false)]

@@ -5,6 +5,7 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::receipts::{self, Receipt, Shown};
 use threadkeep_agent::{After, AgentError, Before, Middleware, View};
 
+use crate::citations::harvest;
 use crate::outcome::keys;
 
 /// When an agent sees its receipts.
@@ -40,12 +41,11 @@ impl Middleware for Receipting {
     }
 }
 
-/// The receipts of a subagent: for a report, those that its author saw, and nothing without that record; for work that
-/// ended otherwise, all there are.
+/// The receipts of a subagent, by whether it completed with its last answer as the report.
 pub(crate) fn harvest(completed: bool, messages: &[Json]) -> Option<Vec<Receipt>> {
     if completed {
-        receipts::shown_to(messages.iter().rfind(|message| message::kind(message) == "ai")?)
+        harvest::of_completed(messages.iter().rfind(|message| message::kind(message) == "ai")?)
     } else {
-        Some(receipts::ledger(messages))
+        Some(harvest::of_unfinished(messages))
     }
 }

@@ -22,6 +22,7 @@ use threadkeep_records::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::acceptance::{self, AcceptanceVerdict, Criteria};
 use crate::admission::{Class, Refused};
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Definition;
@@ -51,6 +52,8 @@ pub(crate) struct Work {
     pub(crate) model: String,
     /// Its first messages.
     pub(crate) messages: Vec<Json>,
+    /// What its result is checked against.
+    pub(crate) criteria: Option<Criteria>,
     /// Further sections of its system prompt.
     pub(crate) sections: Vec<String>,
     /// The budget above its own.
@@ -112,10 +115,8 @@ impl Work {
         let end = self.end(end, state.as_ref())?;
         if end.status == ExecutionStatus::Cancelled && self.delegator.stopping.is_cancelled() {
             // The process stops. The run that goes on with the parent's goes on with this one.
-            return self.outcome(
-                &ExecutionRow { status: end.status, error: end.error, ..self.row.clone() },
-                state.as_ref(),
-            );
+            let row = ExecutionRow { status: end.status, error: end.error, ..self.row.clone() };
+            return self.outcome(&row, state.as_ref()).await;
         }
         let executions = self.delegator.records.executions();
         // What another process decided first stays.
@@ -130,7 +131,7 @@ impl Work {
         row: &ExecutionRow,
         state: Option<&StateSnapshot>,
     ) -> Result<TaskOutcome, ExecutionError> {
-        let outcome = self.outcome(row, state)?;
+        let outcome = self.outcome(row, state).await?;
         for (model, used) in Progress::of(state)?.usage {
             let caller = format!("subagent:{}", self.definition.name);
             let tokens = signed(used.tokens);
@@ -154,7 +155,11 @@ impl Work {
         if self.receipts {
             middleware.push(Arc::new(Receipting(Showing::Always)));
         }
-        let counting = Counting { model: self.model.clone(), max_turns: self.definition.max_turns };
+        let counting = Counting {
+            model: self.model.clone(),
+            max_turns: self.definition.max_turns,
+            commands: self.criteria.is_some(),
+        };
         middleware.push(Arc::new(counting));
         let mut toolbox = self.delegator.agents.toolbox().clone();
         toolbox.retain(|tool| self.definition.permits(tool));
@@ -268,12 +273,13 @@ impl Work {
     }
 
     /// What the parent gets of an execution that has ended.
-    fn outcome(
+    async fn outcome(
         &self,
         row: &ExecutionRow,
         state: Option<&StateSnapshot>,
     ) -> Result<TaskOutcome, ExecutionError> {
         let messages = messages(state)?;
+        let progress = Progress::of(state)?;
         let error = row.error.clone();
         let completed = row.status == ExecutionStatus::Completed;
         let receipts = if self.receipts { harvest(completed, &messages) } else { None };
@@ -281,7 +287,8 @@ impl Work {
             ExecutionStatus::Completed => {
                 let text = report(&messages);
                 let citations = receipts.as_deref().map(|receipts| CitationVerdict::of(&text, receipts));
-                Ending::Completed(Report { text, citations, acceptance: None })
+                let acceptance = self.accepted(&progress, &messages).await;
+                Ending::Completed(Report { text, citations, acceptance })
             }
             ExecutionStatus::Cancelled => Ending::Cancelled { error },
             ExecutionStatus::TimedOut => Ending::TimedOut { error },
@@ -289,7 +296,6 @@ impl Work {
                 Ending::Failed { error }
             }
         };
-        let progress = Progress::of(state)?;
         let usage = progress.tokens().map(|tokens| TokenUsage {
             input: tokens.input_tokens,
             output: tokens.output_tokens,
@@ -302,6 +308,16 @@ impl Work {
             usage,
             receipts,
         })
+    }
+}
+
+impl Work {
+    /// The verdict on the criteria, by the files of the thread and the commands that ran.
+    async fn accepted(&self, progress: &Progress, messages: &[Json]) -> Option<AcceptanceVerdict> {
+        let mut commands = progress.commands.clone();
+        commands.add(messages);
+        let workspace = self.delegator.agents.thread_dir(&self.row.thread_id);
+        acceptance::check(self.criteria.as_ref()?, &workspace, commands.executions()).await
     }
 }
 

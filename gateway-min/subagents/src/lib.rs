@@ -19,6 +19,7 @@ pub mod outcome;
 pub mod owned;
 mod progress;
 mod prompts;
+mod snapshot;
 mod task;
 
 pub use delegator::Delegator;

@@ -10,6 +10,8 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
 use threadkeep_records::ExecutionTokens;
 
+use crate::acceptance::BashEvidence;
+
 /// The channel of a subagent's state that holds it.
 const CHANNEL: &str = "thread_data";
 
@@ -23,6 +25,9 @@ pub(crate) struct Progress {
     /// Why it stops early, if its last answer was cut.
     #[serde(default)]
     pub(crate) stop_reason: Option<String>,
+    /// The commands that it ran, if its result is checked against criteria.
+    #[serde(default)]
+    pub(crate) commands: BashEvidence,
     /// Model calls and tokens by model; only models that reported tokens.
     pub(crate) usage: BTreeMap<String, Used>,
 }
@@ -95,6 +100,8 @@ pub(crate) struct Counting {
     pub(crate) model: String,
     /// The model calls it may make.
     pub(crate) max_turns: u32,
+    /// Whether to keep the commands that it runs.
+    pub(crate) commands: bool,
 }
 
 impl Middleware for Counting {
@@ -109,6 +116,9 @@ impl Middleware for Counting {
         let mut progress =
             Progress::of(view.state)?.after(results_after_answer(view.turn), &self.model, answer);
         progress.stop_reason = view.stop_reason.map(str::to_owned);
+        if self.commands {
+            progress.commands.add(view.turn);
+        }
         let writes = [(CHANNEL.to_owned(), json!(progress))];
         Ok(After { writes: writes.into_iter().collect(), ..After::default() })
     }

@@ -1,7 +1,9 @@
 //! What agents are told about delegation.
 
+use crate::acceptance::POINTER_NOTE;
 use crate::catalog::Available;
 use crate::ledger::Limits;
+use crate::snapshot;
 
 /// What the tool `task` does, for the model that may call it.
 pub(crate) const TASK_TOOL: &str = "Hands a task to a subagent that works on it alone, with a conversation of its own, \
@@ -14,10 +16,13 @@ const REPORT: &str = "Your final answer is the only thing that the agent that ga
 const CITATIONS: &str = "Cite the receipt of the tool call that supports each claim about something you did, as [r3] or \
     [r3 read_file]. The receipts are listed before each of your turns.";
 
-/// The sections that follow a subagent's own prompt.
-pub(crate) fn sections(receipts: bool) -> Vec<String> {
+/// The sections that follow a subagent's own prompt: how to report, and notes on the criteria and on the copy of its
+/// parent's conversation, if it gets them.
+pub(crate) fn sections(receipts: bool, criteria: bool, snapshot: bool) -> Vec<String> {
     let report = if receipts { format!("{REPORT}\n{CITATIONS}") } else { REPORT.to_owned() };
-    vec![report]
+    let criteria = criteria.then(|| POINTER_NOTE.to_owned());
+    let snapshot = snapshot.then(|| snapshot::NOTE.to_owned());
+    [Some(report), criteria, snapshot].into_iter().flatten().collect()
 }
 
 /// The section of the lead agent's prompt about delegation.

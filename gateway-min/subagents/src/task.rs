@@ -14,6 +14,7 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
 use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution};
 
+use crate::acceptance::Criteria;
 use crate::bounds;
 use crate::budget::Budget;
 use crate::catalog::{Available, Definition};
@@ -23,6 +24,7 @@ use crate::execution::{ExecutionError, Work};
 use crate::ledger::{self, Entry, TASK};
 use crate::outcome::{Ending, TaskOutcome};
 use crate::prompts;
+use crate::snapshot;
 
 /// The longest report in the parent's conversation, in characters. Batches keep as much.
 const RESULT_MAX: usize = 100_000;
@@ -55,6 +57,35 @@ struct Args {
     subagent_type: String,
     #[serde(default)]
     description: Option<String>,
+    #[serde(default)]
+    acceptance_criteria: Option<Vec<Json>>,
+    #[serde(default)]
+    context_mode: Option<ContextMode>,
+}
+
+/// What a subagent is told of the conversation that delegates to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ContextMode {
+    Isolated,
+    Snapshot,
+}
+
+/// What a subagent is told first.
+struct Told {
+    prompt: String,
+    criteria: Option<Criteria>,
+    snapshot: Option<Json>,
+}
+
+impl Told {
+    fn messages(&self) -> Vec<Json> {
+        let task = match &self.criteria {
+            Some(criteria) => format!("{}\n\n{}", self.prompt, criteria.section()),
+            None => self.prompt.clone(),
+        };
+        self.snapshot.iter().cloned().chain([message::human(task)]).collect()
+    }
 }
 
 /// A call that could not be carried out.
@@ -92,6 +123,17 @@ impl Tool for Task {
                     "prompt": {"type": "string", "description": "The whole task: the subagent sees nothing else."},
                     "subagent_type": {"type": "string", "description": "The name of the subagent."},
                     "description": {"type": "string", "description": "The task in a few words, for people."},
+                    "acceptance_criteria": {
+                        "type": "array",
+                        "description": "Texts that say when the task is done, at most 20. These are checked by \
+                            code afterwards: `file:<path> exists`, `file:<path> non-empty`, `file_written:<path>`, \
+                            `tests_passed:<command>`. Others are shown as unverified.",
+                    },
+                    "context_mode": {
+                        "type": "string", "enum": ["isolated", "snapshot"],
+                        "description": "`isolated` (the default): the subagent sees the prompt alone. `snapshot`: it \
+                            also sees a copy of this conversation.",
+                    },
                 },
                 "required": ["prompt", "subagent_type"],
             }),
@@ -147,6 +189,13 @@ impl Task {
         let config = self.delegator.config.current_async().await;
         let model = definition.model_within(Some(&self.model), &config).map_err(|error| refused(&error))?;
         let description = ledger::description(args.description.as_deref().unwrap_or_default(), &args.prompt);
+        let criteria = args.acceptance_criteria.as_deref().and_then(Criteria::normalise);
+        let snapshot = match args.context_mode {
+            Some(ContextMode::Snapshot) => {
+                snapshot::message(context.state.as_deref()).map_err(ExecutionError::from)?
+            }
+            Some(ContextMode::Isolated) | None => None,
+        };
         let row = self.open(context, definition, entry, description).await?;
         // An execution that goes on after a restart keeps what it began with.
         let definition: Definition = serde_json::from_value(Json::Object(row.definition.clone()))
@@ -154,7 +203,15 @@ impl Task {
         let model = row.model_name.clone().unwrap_or_else(|| model.name.clone());
         let task_id = context.tool_call_id.as_str();
         self.report(context, events::started(task_id, description, &model)).await;
-        let outcome = self.work(context, &args, Arc::new(definition), &model, row).await?;
+        let outcome = self
+            .work(
+                context,
+                Arc::new(definition),
+                &model,
+                row,
+                Told { prompt: args.prompt, criteria, snapshot },
+            )
+            .await?;
         self.report(context, events::ended(task_id, &outcome)).await;
         Ok(outcome)
     }
@@ -195,10 +252,10 @@ impl Task {
     async fn work(
         &self,
         context: &ToolContext,
-        args: &Args,
         definition: Arc<Definition>,
         model: &str,
         row: ExecutionRow,
+        told: Told,
     ) -> Result<TaskOutcome, Failure> {
         let cancel = context.cancel.child_token();
         // Whoever drops this call stops the subagent.
@@ -211,8 +268,9 @@ impl Task {
             row,
             definition: Arc::clone(&definition),
             model: model.to_owned(),
-            messages: vec![message::human(args.prompt.as_str())],
-            sections: prompts::sections(self.receipts),
+            sections: prompts::sections(self.receipts, told.criteria.is_some(), told.snapshot.is_some()),
+            messages: told.messages(),
+            criteria: told.criteria,
             budget: self.budget.clone(),
             receipts: self.receipts,
             reports: context.reports.clone(),

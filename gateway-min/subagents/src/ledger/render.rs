@@ -67,17 +67,11 @@ fn line(entry: &Entry) -> String {
 
 /// How the criteria came out, with one example of each kind of gap.
 fn acceptance(verdict: &AcceptanceVerdict) -> String {
-    let mut text = verdict.ledger_text();
-    for mark in ["does not hold", "UNVERIFIED"] {
-        let gaps: Vec<_> = verdict.gaps().filter(|leaf| leaf.mark() == mark).collect();
-        if let Some(first) = gaps.first() {
-            text.extend(["; ", mark, ": ", &head_and_tail(&collapsed(&first.criterion), RESULT_MAX)]);
-            if gaps.len() > 1 {
-                text.extend([" (and ", &(gaps.len() - 1).to_string(), " more)"]);
-            }
-        }
-    }
-    text
+    let gaps = verdict.gaps().map(|leaf| {
+        let criterion = head_and_tail(&collapsed(&leaf.criterion), RESULT_MAX);
+        format!("; {}: {criterion}", leaf.mark())
+    });
+    std::iter::once(verdict.ledger_text()).chain(gaps).collect()
 }
 
 /// What the model should make of the entry.

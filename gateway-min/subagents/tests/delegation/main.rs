@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+mod acceptance;
 mod receipts;
 mod restart;
 mod support;

@@ -290,10 +290,15 @@ impl Executions {
         finished.await
     }
 
-    /// The parent has stored the result of this execution's newest attempt.
-    pub async fn delivered(&self, row: &ExecutionRow) -> Result<(), RecordsError> {
-        let sql = query("UPDATE executions SET delivered = TRUE WHERE execution_id = $1 AND attempt = $2");
-        self.execute(&self.db.unflushed(), row, sql.bind(&row.execution_id).bind(row.attempt)).await
+    /// The parent has stored the result of the newest attempt at this execution of the thread.
+    pub async fn delivered(&self, thread_id: &str, execution_id: &str) -> Result<(), RecordsError> {
+        let sql = query(
+            "UPDATE executions SET delivered = TRUE WHERE execution_id = $1 AND NOT delivered AND attempt = \
+             (SELECT MAX(attempt) FROM executions WHERE execution_id = $1)",
+        );
+        let sql = sql.bind(execution_id);
+        let db = self.db.unflushed();
+        db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
 
     /// Cancels the thread's executions that have not ended, for this reason: the run that delegated them is over and no

@@ -1,7 +1,6 @@
 //! Delegation in one process: what every run's `task` calls share, and giving a run the means to delegate.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::{Agent, AgentBuilder};
@@ -77,7 +76,6 @@ impl Delegator {
             model: agent.model.name().to_owned(),
             budget,
             receipts,
-            undelivered: Mutex::new(HashMap::new()),
         }));
         agent.toolbox = Arc::new(toolbox);
         Ok(())

@@ -1,14 +1,12 @@
 //! The tool `task`: hands a piece of work to a subagent and returns its report (service reference, "Subagent settings").
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{TimeDelta, Utc};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
-use threadkeep::id::CheckpointId;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
@@ -46,8 +44,6 @@ pub(crate) struct Task {
     pub(crate) model: String,
     pub(crate) budget: Option<Arc<Budget>>,
     pub(crate) receipts: bool,
-    /// The executions of calls whose results are not stored yet.
-    pub(crate) undelivered: Mutex<HashMap<(Option<CheckpointId>, u32), ExecutionRow>>,
 }
 
 /// The arguments of a call.
@@ -149,18 +145,15 @@ impl Tool for Task {
     }
 
     async fn stored(&self, context: &ToolContext) {
-        let row = self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).remove(&place(context));
-        let Some(row) = row else { return };
-        if let Err(error) = self.delegator.records.executions().delivered(&row).await {
+        let id = execution_id(context, entry(context).as_ref());
+        if let Err(error) = self.delegator.records.executions().delivered(&context.thread_id, &id).await {
             // Then a run that starts again from the same checkpoint uses this result instead of working anew.
-            tracing::warn!(execution_id = row.execution_id, %error, "the delivery of a result was not recorded");
+            tracing::warn!(execution_id = id, %error, "the delivery of a result was not recorded");
         }
     }
 
     async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
-        let entries = ledger::entries(context.state.as_deref()).unwrap_or_default();
-        let entry = answer(context)
-            .and_then(|answer| ledger::entry_of(&entries, &answer, context.index as usize).cloned());
+        let entry = entry(context);
         let outcome = match self.delegate(context, args, entry.as_ref()).await {
             Err(Failure::Refused(outcome)) => Ok(*outcome),
             Err(Failure::Unexpected { class, detail }) => Err(unexpected(class, &detail)),
@@ -231,7 +224,7 @@ impl Task {
             _ => Map::new(),
         };
         let new = NewExecution {
-            execution_id: entry.map_or_else(|| derived(context), |entry| entry.id.clone()),
+            execution_id: execution_id(context, entry),
             thread_id: context.thread_id.clone(),
             run_id: context.run_id.clone(),
             parent_execution: None,
@@ -244,7 +237,6 @@ impl Task {
             deadline,
         };
         let row = self.delegator.records.executions().open(new).await.map_err(ExecutionError::from)?;
-        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).insert(place(context), row.clone());
         Ok(row)
     }
 
@@ -313,18 +305,23 @@ fn refused(error: &dyn std::fmt::Display) -> Failure {
     Failure::Refused(Box::new(TaskOutcome::failed(error.to_string())))
 }
 
-/// Where a call stands: the checkpoint that it runs from, and its index there.
-fn place(context: &ToolContext) -> (Option<CheckpointId>, u32) {
-    (context.state.as_ref().map(|state| state.key.id), context.index)
+/// The ledger's entry of a call.
+fn entry(context: &ToolContext) -> Option<Entry> {
+    let entries = ledger::entries(context.state.as_deref()).unwrap_or_default();
+    ledger::entry_of(&entries, &answer(context)?, context.index as usize).cloned()
 }
 
-/// The id of an execution that the ledger does not know, because something else than the model made the call: from the
-/// place of the call, so that a restart finds it again.
-fn derived(context: &ToolContext) -> String {
-    let (checkpoint, index) = place(context);
-    let checkpoint = checkpoint.map(|id| id.to_string()).unwrap_or_default();
-    let name = format!("{}\n{checkpoint}\n{index}", context.thread_id);
-    threadkeep_agent::receipts::sha256(&name)[..32].to_owned()
+/// The id of a call's execution: the ledger's. An execution that the ledger does not know, because something else than
+/// the model made the call, has one from the place of the call, so that a restart finds it again.
+fn execution_id(context: &ToolContext, entry: Option<&Entry>) -> String {
+    entry.map_or_else(
+        || {
+            let checkpoint = context.state.as_ref().map(|state| state.key.id.to_string()).unwrap_or_default();
+            let place = format!("{}\n{checkpoint}\n{}", context.thread_id, context.index);
+            threadkeep_agent::receipts::sha256(&place)[..32].to_owned()
+        },
+        |entry| entry.id.clone(),
+    )
 }
 
 /// The result of a call that failed for a reason that nobody expected.

@@ -46,13 +46,6 @@ impl Agent {
         let state = session.writer.state().cloned().map(std::sync::Arc::new);
         let (mut running, mut contexts, mut stops_within) = (FuturesUnordered::new(), Vec::new(), None);
         for ((call, node), index) in calls.iter().zip(next).zip(0_u32..) {
-            if results[index as usize].is_some() {
-                continue;
-            }
-            let task = session.writer.start_task(node, index);
-            session.observer.task_started(step, &task, TaskInput::Call(call))?;
-            let bound = self.toolbox.stops_within(call);
-            stops_within = stops_within.max(bound);
             let context = ToolContext {
                 index,
                 state: state.clone(),
@@ -61,6 +54,13 @@ impl Agent {
                 ..self.tool_context.clone()
             };
             contexts.push((context.clone(), *call));
+            if results[index as usize].is_some() {
+                continue;
+            }
+            let task = session.writer.start_task(node, index);
+            session.observer.task_started(step, &task, TaskInput::Call(call))?;
+            let bound = self.toolbox.stops_within(call);
+            stops_within = stops_within.max(bound);
             let cancelled = cancel.clone();
             running.push(async move {
                 let mut work = pin!(self.toolbox.run(&context, call));

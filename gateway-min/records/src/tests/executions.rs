@@ -74,7 +74,7 @@ async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_b
     let found = executions.open(again.clone()).await.unwrap();
     assert_eq!((found.attempt, found.status, found.run_id.as_str()), (1, ExecutionStatus::Failed, "r2"));
     assert_eq!(found.deadline, first.deadline, "it goes on over a restart");
-    executions.delivered(&found).await.unwrap();
+    executions.delivered("t", "e").await.unwrap();
     let next = executions.open(again).await.unwrap();
     assert_eq!(
         (next.attempt, next.status, next.child_thread.as_str()),

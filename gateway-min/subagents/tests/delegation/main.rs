@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 mod acceptance;
+mod everywhere;
 mod receipts;
 mod restart;
 mod support;

@@ -142,7 +142,7 @@ impl House {
         self.run_until(run, question, observer, CancellationToken::new()).await
     }
 
-    async fn run_until(
+    pub(crate) async fn run_until(
         &self,
         run: &str,
         question: Option<&str>,
@@ -176,6 +176,11 @@ impl House {
         let ended = self.run("r", Some(question), &mut seen).await.unwrap();
         assert!(matches!(ended, Ended::Done { .. }), "{ended:?}");
         seen
+    }
+
+    /// Whether the thread has a checkpoint.
+    pub(crate) async fn is_begun(&self) -> bool {
+        self.accessor.get(&ThreadId::from(THREAD), None).await.unwrap().is_some()
     }
 
     pub(crate) async fn state(&self) -> StateSnapshot {

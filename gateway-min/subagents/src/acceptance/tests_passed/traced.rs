@@ -8,6 +8,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
 use super::*;
 
 /// Logs its name, an option that narrows what it tests, and each target, one line a run; then does what the file `mode`
@@ -31,6 +34,7 @@ while [ $# -gt 0 ]; do
         *pytest" --tb" | *pytest" -n" | *pytest" --maxfail" | *pytest" --durations") shift ;;
         *pytest" --cov") case "${2-}" in -* | "") ;; *) shift ;; esac ;;
         *pytest" --ignore="*) excluded="$excluded ${1#*=}" ;;
+        *pytest" --ignore") excluded="$excluded ${2-}"; shift ;;
         *pytest" --deselect") excluded="$excluded ${2%%::*}"; shift ;;
         *pytest" "-*) only="$only $1 ${2-}"; shift $(($# > 1 ? 1 : 0)) ;;
         *" "-*) only="$only $1" ;;
@@ -41,10 +45,13 @@ while [ $# -gt 0 ]; do
 done
 for e in $excluded; do
     [ -n "$targets" ] || only="$only without $e"
+    left=
     for t in $targets; do
-        case "$t" in "$e"*) only="$only without $e" ;; esac
-        case "$e" in "$t"*) only="$only without $e" ;; esac
+        case "$e" in "$t"?*) only="$only without $e" ;; esac
+        case "$t" in "$e"*) ;; *) left="$left $t" ;; esac
     done
+    [ -n "$left" ] || only="$only nothing"
+    targets=$left
 done
 echo "$name|$env_x|$only|$targets" >> "@bin/trace"
 read -r mode < "@bin/mode"
@@ -126,14 +133,20 @@ impl Place {
 
 fn execution(line: &str, output: &Output) -> BashExecution {
     let text = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+    let status = if output.status.success() { ExecutionStatus::Success } else { ExecutionStatus::Error };
+    let output_tail = String::from_utf8_lossy(&text).into_owned();
+    BashExecution { output_tail, status, ..successful(line) }
+}
+
+fn successful(line: &str) -> BashExecution {
     BashExecution {
         message_id: "m".to_owned(),
         tool_call_id: "c".to_owned(),
         tool_name: "bash".to_owned(),
         command: line.to_owned(),
         command_truncated: false,
-        output_tail: String::from_utf8_lossy(&text).into_owned(),
-        status: if output.status.success() { ExecutionStatus::Success } else { ExecutionStatus::Error },
+        output_tail: String::new(),
+        status: ExecutionStatus::Success,
         status_marker: None,
         shell_persistent: Some(false),
     }
@@ -231,30 +244,134 @@ fn cover(traced: &[Traced], wanted: &[Traced]) -> bool {
     last.is_some_and(|last| last.iter().zip(wanted).all(|(run, wanted)| run.covers(wanted)))
 }
 
+/// Runs a line in each mode; how often it holds, or a description of a run for which it should not.
+fn held(place: &Place, criterion: &str, own: &[Traced], line: &str) -> Result<usize, String> {
+    let mut held = 0;
+    // Whatever a line says, it does not hold if its tests did not report that they passed.
+    for mode in ["passing", "silent", "failing"] {
+        let (output, traced) = place.run(line, mode);
+        if !matches!(check(criterion, &[execution(line, &output)]), Finding::Holds(_)) {
+            continue;
+        }
+        held += 1;
+        if mode != "passing" || !output.status.success() || !cover(&traced, own) {
+            return Err(format!("{criterion:?} by {line:?}, {mode}: {traced:?}"));
+        }
+    }
+    Ok(held)
+}
+
 #[test]
 fn no_line_that_holds_ran_anything_less_than_the_criterion() {
     let place = Place::new();
-    let (mut lines, mut held, mut wrong) = (0, 0, Vec::new());
+    let (mut lines, mut holding, mut wrong) = (0, 0, Vec::new());
     for criterion in CRITERIA {
         let (output, own) = place.run(criterion, "passing");
         assert!(output.status.success() && !own.is_empty(), "{criterion}");
         let around = AROUND.iter().map(|around| around.replace('@', criterion));
         for line in around.chain(OTHERS.map(str::to_owned)) {
             lines += 1;
-            // Whatever a line says, it does not hold if its tests did not report that they passed.
-            for mode in ["passing", "silent", "failing"] {
-                let (output, traced) = place.run(&line, mode);
-                let found = check(criterion, &[execution(&line, &output)]);
-                if !matches!(found, Finding::Holds(_)) {
-                    continue;
-                }
-                held += 1;
-                if mode != "passing" || !output.status.success() || !cover(&traced, &own) {
-                    wrong.push(format!("{criterion} by {line}, {mode}: {traced:?}"));
-                }
+            match held(&place, criterion, &own, &line) {
+                Ok(count) => holding += count,
+                Err(why) => wrong.push(why),
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(lines >= 200 && held >= 60, "{held} of {lines} hold");
+    assert!(lines >= 200 && holding >= 60, "{holding} of {lines} hold");
+}
+
+/// Words that are put into a criterion's command at random.
+const WORDS: [&str; 66] = [
+    "pytest",
+    "tests/a.py",
+    "tests/b.py",
+    "./tests/a.py",
+    "'tests/a.py'",
+    "tests/*",
+    "-v",
+    "-q",
+    "-x",
+    "-k",
+    "fast",
+    "--tb",
+    "short",
+    "--tb=short",
+    "--maxfail",
+    "-n",
+    "1",
+    "--cov",
+    "--cov=x",
+    "--ignore",
+    "--ignore=tests/a.py",
+    "--ignore=tests/b.py",
+    "--deselect",
+    "tests/b.py::x",
+    "--",
+    "@x",
+    ";",
+    "&&",
+    "||",
+    "|",
+    "&",
+    "\n",
+    "!",
+    "(",
+    ")",
+    "{",
+    "}",
+    "if",
+    "then",
+    "fi",
+    ">",
+    "<",
+    "2>&1",
+    "log",
+    "x",
+    "#",
+    "\"",
+    "\\",
+    "$X",
+    "X=1",
+    "X=2",
+    "export",
+    "cd",
+    "sub",
+    "cd sub &&",
+    "cd sub;",
+    "cd none;",
+    "cd .",
+    "exit 0;",
+    "true",
+    "false",
+    "echo",
+    "'3 passed'",
+    "; echo '3 passed'",
+    "|| echo '3 passed'",
+    "python3 -m",
+];
+
+#[test]
+fn so_with_lines_that_chance_makes() {
+    let place = Place::new();
+    let own = CRITERIA.map(|criterion| place.run(criterion, "passing").1);
+    let holding = std::cell::Cell::new(0);
+    let words = prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(&WORDS[..])), 0..5);
+    let config = ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() };
+    let checked = TestRunner::new(config).run(&(0..CRITERIA.len(), words), |(at, words)| {
+        let mut line: Vec<&str> = CRITERIA[at].split(' ').collect();
+        for (place, word) in words {
+            line.insert(place.index(line.len() + 1), word);
+        }
+        let line = line.join(" ");
+        // Only what could hold is worth running.
+        let promising = BashExecution { output_tail: "3 passed".to_owned(), ..successful(&line) };
+        if matches!(check(CRITERIA[at], &[promising]), Finding::Holds(_)) {
+            let count = held(&place, CRITERIA[at], &own[at], &line).map_err(TestCaseError::fail)?;
+            holding.set(holding.get() + count);
+        }
+        Ok(())
+    });
+    checked.unwrap();
+    assert!(holding.get() >= 30, "only {} of them hold", holding.get());
 }

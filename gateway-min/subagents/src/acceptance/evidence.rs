@@ -84,21 +84,19 @@ impl BashExecution {
 pub struct BashEvidence(Vec<BashExecution>);
 
 impl BashEvidence {
-    /// Adds the executions in `messages` that it does not have yet. Providers repeat the ids of calls, so a result is
-    /// known by the id of its message, and belongs to the last call before it with its call id.
+    /// Adds the executions in `messages` that are newer than those it has. Providers repeat the ids of calls, so a result
+    /// is known by the id of its message, and belongs to the last call before it with its call id.
     pub fn add(&mut self, messages: &[Value]) {
-        for (at, result) in
-            messages.iter().enumerate().filter(|(_, message)| message::kind(message) == "tool")
-        {
+        let results = messages.iter().enumerate().filter(|(_, message)| message::kind(message) == "tool");
+        let found = results.filter_map(|(at, result)| {
             let earlier = messages[..at].iter().rev().flat_map(message::tool_calls);
-            let call = earlier.into_iter().find(|call| call["id"] == result["tool_call_id"]);
-            let Some(execution) = call.and_then(|call| BashExecution::of(call, result)) else { continue };
-            // A result without an id cannot be known; counting it twice is safe, missing a later one is not.
-            let known = |other: &BashExecution| other.message_id == execution.message_id;
-            if execution.message_id.is_empty() || !self.0.iter().any(known) {
-                self.0.push(execution);
-            }
-        }
+            let call = earlier.into_iter().find(|call| call["id"] == result["tool_call_id"])?;
+            BashExecution::of(call, result)
+        });
+        let mut found: Vec<BashExecution> = found.collect();
+        // What comes before one that is known was added once, and perhaps given up since: it must not come back as new.
+        let new = found.iter().rposition(|execution| self.0.contains(execution)).map_or(0, |last| last + 1);
+        self.0.extend(found.drain(new..));
         let excess = self.0.len().saturating_sub(MAX_EXECUTIONS);
         self.0.drain(..excess);
     }
@@ -205,5 +203,24 @@ mod tests {
         evidence.add(&(3..25).flat_map(run).collect::<Vec<_>>());
         assert_eq!(commands(&evidence).len(), 20);
         assert_eq!(commands(&evidence)[0], "pytest 5");
+    }
+
+    /// The newest run decides, so an early one must not come back as new when the conversation is read again.
+    #[test]
+    fn an_execution_that_was_given_up_does_not_come_back() {
+        let run = |number: usize| {
+            let id = format!("m{number}");
+            [call("c", "bash", &format!("pytest {number}")), result(&id, "c", &json!(0), "1 passed")]
+        };
+        let conversation: Vec<Value> = (0..30).flat_map(run).collect();
+        let mut evidence = BashEvidence::default();
+        for so_far in 1..=30 {
+            evidence.add(&conversation[..so_far * 2]);
+            evidence.add(&conversation[..so_far * 2]);
+            let newest = evidence.executions().last().map(|execution| execution.command.clone());
+            assert_eq!(newest, Some(format!("pytest {}", so_far - 1)));
+        }
+        let commands: Vec<_> = evidence.executions().iter().map(|e| e.command.clone()).collect();
+        assert_eq!(commands, (10..30).map(|number| format!("pytest {number}")).collect::<Vec<_>>());
     }
 }

@@ -146,7 +146,7 @@ impl App {
         });
         let background = TaskTracker::new();
         let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
-        let catalog = Arc::new(Catalog::new(managed_store(&current, &store)));
+        let catalog = Arc::new(Catalog::new(&current, managed_store(&current, &store)));
         let admission = Admission::new(&current.subagent_runtime);
         let threads =
             Arc::new(Threads::new(store.clone(), config.clone(), accessor, modes, background.clone()));

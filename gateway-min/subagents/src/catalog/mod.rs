@@ -33,12 +33,15 @@ use cache::Cache;
 pub struct Catalog {
     store: Arc<dyn ManagedStore>,
     cache: Cache,
+    /// Whether commands may run on this machine; like the tools, fixed at start.
+    host_bash: bool,
 }
 
 impl Catalog {
-    /// The catalog whose managed definitions are in `store`.
-    pub fn new(store: Arc<dyn ManagedStore>) -> Self {
-        Self { store, cache: Cache::default() }
+    /// The catalog whose managed definitions are in `store`; `at_start` is the configuration that the agents' tools were
+    /// made from, of which it keeps whether there is `bash`.
+    pub fn new(at_start: &Config, store: Arc<dyn ManagedStore>) -> Self {
+        Self { store, cache: Cache::default(), host_bash: at_start.sandbox.allow_host_bash }
     }
 
     /// The subagents that a run may delegate to: all that are usable, or those of them that `allowed` names (service
@@ -53,7 +56,7 @@ impl Catalog {
     ) -> Result<Available, StoreError> {
         let managed = self.cache.recent(&*self.store).await?;
         let definitions = resolve::definitions(config, &managed);
-        Ok(Available::new(definitions, allowed, config.sandbox.allow_host_bash))
+        Ok(Available::new(definitions, allowed, self.host_bash))
     }
 
     /// The managed definitions as they are now. One that cannot be read is not among them.

@@ -288,7 +288,7 @@ fn an_execution_keeps_its_definition_as_json_and_its_digest_changes_with_every_f
 
 /// A catalog of files in a directory.
 fn catalog(directory: &Path) -> Catalog {
-    Catalog::new(Arc::new(FileStore::new(directory)))
+    Catalog::new(&config(), Arc::new(FileStore::new(directory)))
 }
 
 async fn names(catalog: &Catalog, config: &Config) -> String {
@@ -308,6 +308,17 @@ async fn s73_a_change_elsewhere_is_seen_within_a_second_and_ones_own_at_once() {
     there.delete("new").await.unwrap();
     assert_eq!(names(&there, &config).await, "general-purpose");
     assert_eq!(here.list(&config).await.unwrap().len(), 2, "the list is always fresh");
+}
+
+/// An edit of the sandbox applies after a restart: there is no tool for the subagent before that.
+#[tokio::test]
+async fn whether_there_is_bash_is_fixed_at_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let edited = with_bash(config());
+    let before = catalog(directory.path());
+    assert_eq!(before.available(&edited, None).await.unwrap().names(), "general-purpose");
+    let restarted = Catalog::new(&edited, Arc::new(FileStore::new(directory.path())));
+    assert_eq!(restarted.available(&config(), None).await.unwrap().names(), "general-purpose, bash");
 }
 
 #[tokio::test]

@@ -101,7 +101,7 @@ impl House {
             records,
             agents: Arc::new(AgentBuilder::new(config.clone(), &current)),
             admission: Admission::new(&current.subagent_runtime),
-            catalog: Arc::new(Catalog::new(Arc::new(FileStore::new(directory.path())))),
+            catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory.path())))),
             config,
             stopping: CancellationToken::new(),
         };

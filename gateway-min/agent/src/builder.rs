@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chrono::Utc;
 use serde_json::Value as Json;
 use threadkeep_config::{Config, ConfigHandle, Title};
 use threadkeep_files::{adopt_thread_names, thread_name};
@@ -74,11 +73,6 @@ impl AgentBuilder {
     /// The working directory of a thread's tools.
     pub fn thread_dir(&self, thread_id: &str) -> PathBuf {
         self.threads_dir.join(thread_name(thread_id))
-    }
-
-    /// The date that agents are told now, with its day of the week, for example `2026-01-31, Saturday`.
-    pub fn today(&self) -> String {
-        self.zone.date(Utc::now())
     }
 
     /// The tools of every agent.

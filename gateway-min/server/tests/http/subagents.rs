@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use threadkeep_config::{KeyFile, Role};
 use threadkeep_testing::Log;
 
-use crate::support::{Answer, DURABLE, Gateway, Setup};
+use crate::support::{Answer, DURABLE, Gateway, Setup, question};
 
 const PATH: &str = "/api/subagents";
 
@@ -392,5 +392,46 @@ async fn overrides_are_shown_beside_the_values_that_were_written() {
             (&json!(turns), &json!(seconds), &json!(model), &skills),
             "{name}"
         );
+    }
+}
+
+/// What a run that delegates to `name` gets as the result of its task.
+async fn result_of_delegation(gateway: &Gateway, thread: &str, name: &str) -> String {
+    gateway.create(thread).await;
+    let mut body = question(name);
+    body["context"] = json!({"subagent_enabled": true});
+    let values = gateway.post(&format!("/api/threads/{thread}/runs/wait"), body).await.ok();
+    let messages = values["messages"].as_array().unwrap();
+    let result = messages.iter().find(|message| message["type"] == "tool").unwrap();
+    result["content"].as_str().unwrap().to_owned()
+}
+
+/// Scenario 73.
+#[tokio::test]
+async fn runs_delegate_to_a_managed_subagent_as_soon_as_it_is_there_and_enabled() {
+    let script = json!({"rules": [
+        {"when": {"caller": "subagent"}, "answers": [{"text": "Reviewed."}]},
+        {"answers": [
+            {"tool_calls": [{"name": "task", "args": {"prompt": "review", "subagent_type": "{{input}}"}}]},
+            {"text": "done"},
+        ]},
+    ]});
+    for storage in ["file", "db"] {
+        let sections = json!({"agent_storage": {"backend": storage}});
+        let setup = Setup { backend: "sqlite", script: script.clone(), ..configured(sections) };
+        let gateway = setup.start().await;
+        let unknown = "Unknown subagent type 'reviewer'. Available: general-purpose";
+        let used = "Task Succeeded. Result: Reviewed.";
+        let ask = async |thread: &str| result_of_delegation(&gateway, thread, "reviewer").await;
+        assert!(ask("t1").await.contains(unknown), "{storage}");
+        created(gateway.post(PATH, new("Reviewer")).await);
+        assert_eq!(ask("t2").await, used, "{storage}");
+        put(&gateway, "reviewer", json!({"enabled": false})).await.ok();
+        assert!(ask("t3").await.contains(unknown), "{storage}");
+        put(&gateway, "reviewer", json!({"enabled": true})).await.ok();
+        assert_eq!(ask("t4").await, used, "{storage}");
+        gateway.delete("/api/subagents/reviewer").await;
+        assert!(ask("t5").await.contains(unknown), "{storage}");
+        assert!(result_of_delegation(&gateway, "t6", "bash").await.contains("not a secure boundary"));
     }
 }

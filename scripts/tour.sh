@@ -36,6 +36,14 @@ stream=$(curl -fsSN -H 'content-type: application/json' "$base/api/threads/$thre
 names=$(printf '%s\n' "$stream" | sed -n 's/^event: //p' | uniq | tr '\n' ' ')
 expect "a stream shows a tool call" "$names" "metadata values updates values updates values updates values end "
 
+delegating='{"input": {"messages": [{"role": "user", "content": "research three things"}]}, "context": {"subagent_enabled": true}, "stream_mode": ["custom"]}'
+post /api/threads "{\"thread_id\": \"$thread-delegating\"}" > /dev/null
+delegated=$(curl -fsSN -H 'content-type: application/json' "$base/api/threads/$thread-delegating/runs/stream" -d "$delegating")
+expect "three subagents report" "$(printf '%s\n' "$delegated" | grep -c '"type":"task_completed"')" 3
+executions=$(get "/api/threads/$thread-delegating/executions")
+expect "and what they did is recorded" "$(field "$executions" '[e["status"] for e in d["executions"]]')" "['completed', 'completed', 'completed']"
+expect "their thread is deleted with them" "$(field "$(curl -fsS -X DELETE "$base/api/threads/$thread-delegating")" 'd["success"]')" True
+
 state=$(get "/api/threads/$thread/state")
 expect "the state has both turns" "$(field "$state" '[m["type"] for m in d["values"]["messages"]]')" \
     "['human', 'ai', 'human', 'ai', 'tool', 'ai']"

@@ -30,7 +30,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
     ("agent", &["config", "engine", "files"]),
     ("subagents", &["agent", "config", "engine", "files", "records"]),
-    ("ops", &["config", "engine", "files", "records", "storage"]),
+    ("ops", &["config", "engine", "files", "records", "storage", "subagents"]),
     ("chat", &["agent", "config", "engine", "records", "storage"]),
     ("gateway", &["agent", "chat", "config", "engine", "files", "ops", "records", "storage", "subagents"]),
 ];

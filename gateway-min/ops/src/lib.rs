@@ -9,6 +9,7 @@ mod backup;
 mod checkpoints;
 mod config;
 mod convert;
+mod delegations;
 mod diff;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -41,6 +42,7 @@ use self::backup::BackupCommand;
 use self::checkpoints::CheckpointsCommand;
 use self::config::ConfigCommand;
 use self::convert::ConvertCommand;
+use self::delegations::DelegationsCommand;
 use self::error::Result;
 use self::keys::KeysCommand;
 use self::output::{Out, one_line};
@@ -125,6 +127,9 @@ enum StoreCommand {
     /// Inspect the state of a thread.
     #[command(subcommand)]
     State(StateCommand),
+    /// Follow what a thread delegated to subagents: tree, show, verify.
+    #[command(subcommand)]
+    Delegations(DelegationsCommand),
     /// Remove leaf checkpoints that no run needs: plan, apply.
     #[command(subcommand)]
     Retention(RetentionCommand),
@@ -151,6 +156,7 @@ impl StoreCommand {
             Self::Threads(command) => command.store(),
             Self::Checkpoints(command) => command.store(),
             Self::State(command) => command.store(),
+            Self::Delegations(command) => command.store(),
             Self::Retention(command) => command.store(),
             Self::Prune(command) => command.store(),
             Self::Convert(command) => &command.store,
@@ -167,6 +173,7 @@ impl StoreCommand {
             Self::Threads(command) => command.run(target, out).await?,
             Self::Checkpoints(command) => command.run(target, out).await?,
             Self::State(command) => command.run(target, out).await?,
+            Self::Delegations(command) => return command.run(target, out).await,
             Self::Retention(command) => command.run(target, out).await?,
             Self::Prune(command) => command.run(target, out).await?,
             Self::Convert(command) => command.run(target, out).await?,

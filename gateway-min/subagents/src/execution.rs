@@ -344,7 +344,7 @@ fn messages(state: Option<&StateSnapshot>) -> threadkeep::Result<Vec<Json>> {
 }
 
 /// The report: the text of the last answer or, without an answer, of the last message.
-fn report(messages: &[Json]) -> String {
+pub(crate) fn report(messages: &[Json]) -> String {
     let answer = messages.iter().rfind(|message| message::kind(message) == "ai").or(messages.last());
     let text = answer.map(message::text).unwrap_or_default();
     if text.is_empty() { NO_RESPONSE.to_owned() } else { text }

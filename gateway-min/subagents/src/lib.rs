@@ -19,7 +19,9 @@ pub mod outcome;
 pub mod owned;
 mod progress;
 mod prompts;
+mod recheck;
 mod snapshot;
 mod task;
 
 pub use delegator::Delegator;
+pub use recheck::recheck;

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
+use sqlx::Connection as _;
 use tempfile::TempDir;
 
 use super::{Gateway, configured, on_postgres, texts};
@@ -45,7 +47,7 @@ fn requests(record: &Path) -> BTreeMap<(String, String, usize), usize> {
 }
 
 /// A gateway that is killed as soon as its models were asked `asked` times; what the next one makes of it.
-async fn killed_after(dir: TempDir, asked: usize) {
+async fn killed_after(dir: TempDir, asked: usize) -> TempDir {
     let record = with_delegations(dir.path(), 2);
     let gateway = Gateway::start(dir.path());
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
@@ -96,6 +98,62 @@ async fn killed_after(dir: TempDir, asked: usize) {
     }
     let usage = gateway.get("/api/threads/t/token-usage").await;
     assert_eq!(usage["by_caller"]["subagent"], 63, "{asked}");
+    let (code, text) = delegations(dir.path(), &["verify", "t"]);
+    assert_eq!((code, text.as_str()), (0, "3 executions: what is recorded is what happened.\n"), "{asked}");
+    dir
+}
+
+/// The command `threadkeep delegations`: its exit code and its output.
+fn delegations(dir: &Path, arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let command =
+        command.current_dir(dir).arg("delegations").args(arguments).env("SVC_HOME", dir.join("state"));
+    let output = command.output().unwrap();
+    // Warnings about the server go to stderr.
+    let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+/// The commands that show and check executions, beside the running gateway and on records that somebody changed.
+#[tokio::test]
+async fn delegations_can_be_listed_shown_and_checked() {
+    let dir = killed_after(configured("delta"), 3).await;
+    let (code, tree) = delegations(dir.path(), &["tree", "t"]);
+    assert_eq!(code, 0, "{tree}");
+    assert_eq!(
+        tree.lines().filter(|line| line.contains("general-purpose") && line.contains("completed")).count(),
+        3,
+        "{tree}"
+    );
+    let (_, json) = delegations(dir.path(), &["tree", "t", "--json"]);
+    let row: Json = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+    let id = row["execution_id"].as_str().unwrap();
+    let (code, shown) = delegations(dir.path(), &["show", "t", &id[..8]]);
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("Report on a.") && shown.contains("sha256"), "{shown}");
+    for (arguments, wanted) in [(["tree", "nobody"], "nobody"), (["verify", "nobody"], "nobody")] {
+        let (code, text) = delegations(dir.path(), &arguments);
+        assert!(code != 0 && text.contains(wanted), "{text}");
+    }
+
+    let file = dir.path().join("state/data/gateway.db");
+    let mut records = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.display())).await.unwrap();
+    sqlx::query("UPDATE executions SET usage_json = '{}' WHERE execution_id = ?")
+        .bind(id)
+        .execute(&mut records)
+        .await
+        .unwrap();
+    records.close().await.unwrap();
+    let (code, text) = delegations(dir.path(), &["verify", "t"]);
+    assert_eq!(
+        (code, text),
+        (
+            3,
+            format!(
+                "{id}: 0 tokens are recorded, its checkpoints show 21\n3 executions: the records of 1 differ.\n"
+            )
+        )
+    );
 }
 
 #[tokio::test]

@@ -73,6 +73,17 @@ async fn isolated(work: impl FnOnce() -> AcceptanceVerdict + Send + 'static) -> 
     verdict
 }
 
+/// The finding on a criterion about commands, by what was recorded of them; `None` for one about something else.
+pub(crate) fn recheck_commands(criteria: &Criteria, executions: &[BashExecution]) -> Option<Leaf> {
+    let criterion = criteria.iter().next()?;
+    match Form::of(criterion) {
+        form @ Form::TestsPassed { command } => {
+            Some(Leaf::new(criterion, form.family(), tests_passed::check(command, executions)))
+        }
+        Form::File { .. } | Form::Undecidable => None,
+    }
+}
+
 /// As [`check`]; blocks.
 fn checked(criteria: &Criteria, workspace: &Path, executions: &[BashExecution]) -> AcceptanceVerdict {
     // Opened only if a criterion is about a file.

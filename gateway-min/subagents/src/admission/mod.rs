@@ -8,7 +8,7 @@
 //! goes to a batch while batches wait; batches take turns. Within a class, and within a batch, the order is that of
 //! arrival: a newcomer never overtakes, because a freed slot goes to the head of the queue without becoming free.
 //!
-//! Everything is decided under one lock by [`queue::Queue`], which knows neither time nor tasks.
+//! Everything is decided under one lock by a queue (`queue.rs`), which knows neither time nor tasks.
 
 mod limits;
 mod queue;

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use threadkeep::state::StateAccessor;
+use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep_agent::{Agent, AgentBuilder};
 use threadkeep_config::{ConfigHandle, ReceiptsRenderMode};
-use threadkeep_records::Records;
+use threadkeep_records::{Records, RecordsError};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Catalog;
 use crate::evidence::{Receipting, Showing};
-use crate::ledger::{Ledger, Limits};
+use crate::ledger::{self, Entry, Ledger, Limits};
 use crate::managed::StoreError;
 use crate::prompts;
 use crate::task::Task;
@@ -80,4 +80,34 @@ impl Delegator {
         agent.toolbox = Arc::new(toolbox);
         Ok(())
     }
+
+    /// Records the deliveries that a process which died could not record: the ledger at the thread's head has the results.
+    /// Otherwise a run that starts again from before them would take these results for its own.
+    ///
+    /// # Errors
+    /// If the state or the executions cannot be read or written.
+    pub async fn catch_up(&self, thread_id: &str, head: Option<&StateSnapshot>) -> Result<(), CatchUpError> {
+        let entries = ledger::entries(head)?;
+        if entries.iter().all(Entry::is_in_progress) {
+            return Ok(());
+        }
+        let executions = self.records.executions();
+        for row in executions.of_thread(thread_id).await?.iter().filter(|row| !row.delivered) {
+            if entries.iter().any(|entry| entry.id == row.execution_id && !entry.is_in_progress()) {
+                executions.delivered(thread_id, &row.execution_id).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why deliveries could not be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum CatchUpError {
+    /// The state could not be read.
+    #[error(transparent)]
+    Engine(#[from] threadkeep::Error),
+    /// The executions could not be read or written.
+    #[error(transparent)]
+    Records(#[from] RecordsError),
 }

@@ -23,5 +23,5 @@ mod recheck;
 mod snapshot;
 mod task;
 
-pub use delegator::Delegator;
+pub use delegator::{CatchUpError, Delegator};
 pub use recheck::recheck;

@@ -5,6 +5,7 @@ use threadkeep_agent::AgentError;
 
 use super::resume::ResumeError;
 use threadkeep_records::RecordsError;
+use threadkeep_subagents::CatchUpError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +38,15 @@ pub(super) enum RunError {
 impl From<threadkeep::Error> for RunError {
     fn from(error: threadkeep::Error) -> Self {
         Self::Agent(AgentError::Engine(error))
+    }
+}
+
+impl From<CatchUpError> for RunError {
+    fn from(error: CatchUpError) -> Self {
+        match error {
+            CatchUpError::Engine(error) => error.into(),
+            CatchUpError::Records(error) => error.into(),
+        }
     }
 }
 

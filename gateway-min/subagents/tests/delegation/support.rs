@@ -162,6 +162,7 @@ impl House {
         equipped.await.unwrap();
         let thread = ThreadId::from(THREAD);
         let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
+        self.delegator.catch_up(THREAD, writer.state()).await.unwrap();
         let terms = RunTerms { cancel, ..RunTerms::new(run, 100) };
         let mut session = Session::new(terms, &mut writer, observer);
         let input = question.map(|question| {

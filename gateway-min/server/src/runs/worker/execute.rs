@@ -5,7 +5,7 @@ use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::CheckpointId;
 use threadkeep::saver::Load;
-use threadkeep::state::{KnownHead, StateAccessor, StateSnapshot};
+use threadkeep::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::{Ended, Input, Next, RunTerms, Session};
 use threadkeep_subagents::ledger;
@@ -40,6 +40,10 @@ impl Worker<'_> {
         }
         // Before the first write: a run whose agent cannot be built leaves its thread unchanged, in either mode.
         let delegator = &self.runs.delegator;
+        if spec.delegates().is_some() {
+            let head = self.rollback.as_ref().and_then(RollbackPoint::snapshot);
+            delegator.catch_up(&spec.thread_id, head).await?;
+        }
         let mut agent = delegator.agents.lead(&spec.agent()).await?;
         delegator.equip(&mut agent, accessor, spec.delegates(), None).await?;
         spans::run_model(agent.model.name());

@@ -66,6 +66,11 @@ impl Budget {
         }
     }
 
+    /// Whether this budget or one above it is used up.
+    pub fn is_exhausted(&self) -> bool {
+        self.exhausted().is_some()
+    }
+
     /// The limit that is used up, of this budget or of one above it.
     fn exhausted(&self) -> Option<Share> {
         let share = self.highest(self.used.lock().unwrap_or_else(PoisonError::into_inner).tokens);
@@ -125,7 +130,7 @@ impl Budgeting {
 
 impl Middleware for Budgeting {
     fn before_model(&self, _: &View<'_>) -> Result<Before, AgentError> {
-        if self.budget.exhausted().is_some() {
+        if self.budget.is_exhausted() {
             let stop = Some(StopReason::TokenCapped.as_str().to_owned());
             return Ok(Before { stop, ..Before::default() });
         }

@@ -15,6 +15,7 @@ use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, op
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
+use threadkeep_subagents::hooks::Hooks;
 use threadkeep_subagents::managed::{DbStore, FileStore, ManagedStore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -162,6 +163,7 @@ impl App {
                 admission: admission.clone(),
                 catalog: Arc::clone(&catalog),
                 config: config.clone(),
+                hooks: Hooks::default(),
                 stopping: CancellationToken::new(),
             }),
             metrics.clone(),

@@ -12,6 +12,7 @@ use crate::admission::Admission;
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Catalog;
 use crate::evidence::{Receipting, Showing};
+use crate::hooks::Hooks;
 use crate::ledger::{self, Entry, Ledger, Limits};
 use crate::managed::StoreError;
 use crate::prompts;
@@ -29,6 +30,8 @@ pub struct Delegator {
     pub catalog: Arc<Catalog>,
     /// The configuration, read live.
     pub config: ConfigHandle,
+    /// What extensions do at the start and at the end of tasks.
+    pub hooks: Hooks,
     /// Set when the process stops: a run that is cancelled then is to go on in another process, and so are its
     /// subagents.
     pub stopping: CancellationToken,

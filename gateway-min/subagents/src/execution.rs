@@ -30,6 +30,7 @@ use crate::citations::CitationVerdict;
 use crate::contract::StopReason;
 use crate::delegator::Delegator;
 use crate::evidence::{Receipting, Showing, harvest};
+use crate::hooks::{TaskInfo, TaskKind};
 use crate::observer::ChildObserver;
 use crate::outcome::{Ending, Report, TaskOutcome, TokenUsage};
 use crate::progress::{Counting, Progress};
@@ -108,12 +109,17 @@ impl Work {
                 let waited = i64::try_from(entered.elapsed().as_millis()).unwrap_or(i64::MAX);
                 self.delegator.records.executions().started(&self.row, &self.model, waited).await?;
                 let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
+                let info = self.info(writer.state().is_some());
+                self.delegator.hooks.started(&self.row.tool_call_id, &info).await;
                 let ended = self.run(&mut writer).await?;
-                (End::Agent(ended), writer.state().cloned(), Some(slot))
+                (End::Agent(ended), writer.state().cloned(), Some((slot, info)))
             }
         };
         let end = self.end(end, state.as_ref())?;
         if end.status == ExecutionStatus::Cancelled && self.delegator.stopping.is_cancelled() {
+            if let Some((_, info)) = &slot {
+                self.delegator.hooks.stopped(&self.row.tool_call_id, info, end.status.into()).await;
+            }
             // The process stops. The run that goes on with the parent's goes on with this one.
             let row = ExecutionRow { status: end.status, error: end.error, ..self.row.clone() };
             return self.outcome(&row, state.as_ref()).await;
@@ -121,8 +127,24 @@ impl Work {
         let executions = self.delegator.records.executions();
         // What another process decided first stays.
         let row = persistently(|| executions.finish(&self.row, end.clone())).await?;
-        drop(slot);
+        if let Some((slot, info)) = slot {
+            self.delegator.hooks.stopped(&self.row.tool_call_id, &info, row.status.into()).await;
+            drop(slot);
+        }
         self.settle(&row, state.as_ref()).await
+    }
+
+    /// The execution as extensions know it.
+    fn info(&self, resumed: bool) -> TaskInfo {
+        TaskInfo {
+            task_id: self.row.execution_id.clone(),
+            run_id: self.row.run_id.clone(),
+            thread_id: self.row.thread_id.clone(),
+            kind: TaskKind::Subagent,
+            parent_task_id: Some(self.row.run_id.clone()),
+            agent_name: self.definition.name.clone(),
+            resumed,
+        }
     }
 
     /// Reports what the models did, once, and returns what the parent gets.

@@ -11,6 +11,7 @@ mod delegator;
 mod events;
 mod evidence;
 mod execution;
+pub mod hooks;
 pub mod ledger;
 pub mod managed;
 pub mod neutral;

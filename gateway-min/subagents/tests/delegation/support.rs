@@ -17,6 +17,7 @@ use threadkeep_records::{ExecutionRow, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
+use threadkeep_subagents::hooks::Hooks;
 use threadkeep_subagents::ledger::Limits;
 use threadkeep_subagents::managed::FileStore;
 use tokio_util::sync::CancellationToken;
@@ -103,6 +104,7 @@ impl House {
             admission: Admission::new(&current.subagent_runtime),
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory.path())))),
             config,
+            hooks: Hooks::default(),
             stopping: CancellationToken::new(),
         };
         Self {

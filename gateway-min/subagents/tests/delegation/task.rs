@@ -1,8 +1,11 @@
 //! The tool `task` in a lead agent's run: what the model, the clients and the ledger see of a delegation.
 
+use std::sync::{Arc, Mutex};
+
 use serde_json::{Value as Json, json};
 use threadkeep_agent::Ended;
 use threadkeep_records::ExecutionStatus;
+use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{House, Seen, lead, subagent, task};
@@ -272,4 +275,45 @@ async fn calls_beyond_the_limits_never_start() {
     let seen = house.ask("go").await;
     assert_eq!(seen.types().iter().filter(|kind| **kind == "task_completed").count(), 1);
     assert_eq!(house.ledger().await.len(), 1);
+}
+
+/// Notes what extensions are told.
+#[derive(Default)]
+struct Noting(Mutex<Vec<String>>);
+
+#[async_trait::async_trait]
+impl LifecycleHooks for Noting {
+    async fn on_task_start(&self, _: &HookStore, _: &HookStore, info: &TaskInfo) {
+        self.0.lock().unwrap().push(format!("{} of {} starts", info.agent_name, info.run_id));
+    }
+
+    async fn on_task_stop(&self, _: &HookStore, _: &HookStore, _: &TaskInfo, outcome: TaskConclusion) {
+        self.0.lock().unwrap().push(outcome.as_str().to_owned());
+    }
+}
+
+/// Scenario 78: once each, and not for work that never got a slot.
+#[tokio::test]
+async fn extensions_are_told_of_a_start_and_an_end() {
+    let script = || lead(&[task("x", "general-purpose")], vec![two_turns()]);
+    let told = |house: &mut House| {
+        let noting = Arc::new(Noting::default());
+        let hooks = Hooks::new(vec![Arc::clone(&noting) as Arc<dyn LifecycleHooks>]);
+        Arc::get_mut(&mut house.delegator).unwrap().hooks = hooks;
+        noting
+    };
+    let mut house = House::new(script(), "").await;
+    let noting = told(&mut house);
+    house.ask("go").await;
+    assert_eq!(*noting.0.lock().unwrap(), ["general-purpose of r starts", "completed"]);
+
+    let mut full = House::new(script(), "subagent_runtime: {max_running: 1, admission_policy: reject}").await;
+    let noting = told(&mut full);
+    let held = full.delegator.admission.try_acquire().unwrap();
+    let seen = full.ask("go").await;
+    drop(held);
+    let text = "Subagent execution capacity is full (1 running, 0 queued)";
+    assert_eq!(seen.events.last().unwrap()["error"], text);
+    assert_eq!(full.results().await[0]["content"], format!("Task failed. Error: {text}"));
+    assert_eq!(*noting.0.lock().unwrap(), [""; 0]);
 }

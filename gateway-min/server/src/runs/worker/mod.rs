@@ -14,7 +14,7 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::state::{KnownHead, RollbackPoint, StateSnapshot};
 use threadkeep_agent::tools::Snapshot;
-use threadkeep_agent::{AgentSpec, Breakpoints, Durability, Ended, binding};
+use threadkeep_agent::{AgentSpec, Breakpoints, DEFAULT_AGENT, Durability, Ended, binding};
 use tracing::Instrument as _;
 
 use super::Runs;
@@ -28,6 +28,7 @@ use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
 use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, persistently};
+use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo, TaskKind};
 use threadkeep_subagents::ledger::Limits;
 
 /// The error of a run whose task panicked, or could not write its records.
@@ -183,6 +184,19 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
+    /// The run as extensions know it.
+    fn info(&self) -> TaskInfo {
+        TaskInfo {
+            task_id: self.spec.run_id.clone(),
+            run_id: self.spec.run_id.clone(),
+            thread_id: self.spec.thread_id.clone(),
+            kind: TaskKind::Lead,
+            parent_task_id: None,
+            agent_name: DEFAULT_AGENT.to_owned(),
+            resumed: false,
+        }
+    }
+
     async fn live(&mut self) -> Result<(), RecordsError> {
         if let Some(action) = self.await_turn().await? {
             return self.never_started(action).await;
@@ -199,11 +213,19 @@ impl Worker<'_> {
                 return self.conclude(None, outcome, started).await;
             }
         };
+        let (hooks, info) = (&self.runs.delegator.hooks, self.info());
+        hooks.started(&self.spec.run_id, &info).await;
         let outcome = match self.execute(accessor).await {
             Ok(Ended::Done { stop_reason, fallback }) => Outcome::Ended { stop_reason, fallback },
             Ok(Ended::Cancelled) => Outcome::Cancelled,
             Err(error) => Outcome::Failed { name: error.class_name(), message: error.to_string() },
         };
+        let conclusion = match &outcome {
+            Outcome::Ended { fallback: None, .. } => TaskConclusion::Completed,
+            Outcome::Cancelled => TaskConclusion::Aborted,
+            Outcome::Ended { .. } | Outcome::Failed { .. } => TaskConclusion::Failed,
+        };
+        hooks.stopped(&self.spec.run_id, &info, conclusion).await;
         self.conclude(Some(accessor), outcome, started).await?;
         drop(lock);
         Ok(())

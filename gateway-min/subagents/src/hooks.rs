@@ -205,7 +205,7 @@ mod tests {
         }
 
         async fn on_task_stop(&self, _: &HookStore, _: &HookStore, _: &TaskInfo, _: TaskConclusion) {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

@@ -136,6 +136,15 @@ pub struct ExecutionRow {
     pub completed_at: Option<DateTime<Utc>>,
 }
 
+/// The attempt to work on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Opened {
+    /// Its row.
+    pub row: ExecutionRow,
+    /// The run that worked on it before.
+    pub before: Option<String>,
+}
+
 /// How an execution ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExecutionEnd {
@@ -201,26 +210,30 @@ pub struct Executions {
 }
 
 impl Executions {
-    /// The attempt to work on: the newest one, unless its result was delivered, then a new one. An attempt that another
-    /// run left unfinished now belongs to this run; it keeps its deadline.
-    pub async fn open(&self, new: NewExecution) -> Result<ExecutionRow, RecordsError> {
+    /// The attempt to work on: the thread's newest one, unless its result was delivered, then a new one. An attempt that
+    /// another run left undelivered now belongs to this run; it keeps its deadline.
+    ///
+    /// A copy of a thread has the ids of its source's executions, but not the executions: its attempts are its own, with
+    /// numbers after the source's.
+    pub async fn open(&self, new: NewExecution) -> Result<Opened, RecordsError> {
         let now = time_text(self.db.clock.now());
         let thread_id = new.thread_id.clone();
         let opened = self.db.write(&thread_id, move |tx| {
             Box::pin(async move {
-                let newest = query(
-                    "SELECT * FROM executions WHERE execution_id = $1 ORDER BY attempt DESC LIMIT 1",
-                );
-                let newest: Option<ExecutionRow> = tx.fetch_optional(newest.bind(&new.execution_id)).await?;
-                let attempt = match newest {
+                let newest =
+                    query("SELECT * FROM executions WHERE execution_id = $1 ORDER BY attempt DESC");
+                let attempts: Vec<ExecutionRow> = tx.fetch_all(newest.bind(&new.execution_id)).await?;
+                let last = attempts.first().map_or(0, |row| row.attempt);
+                let own = attempts.into_iter().find(|row| row.thread_id == new.thread_id);
+                let attempt = match own {
                     Some(row) if !row.delivered => {
                         let sql = "UPDATE executions SET run_id = $3 WHERE execution_id = $1 AND attempt = $2";
                         let sql = query(sql).bind(&row.execution_id).bind(row.attempt).bind(&new.run_id);
                         tx.execute(sql).await?;
-                        return Ok(ExecutionRow { run_id: new.run_id, ..row });
+                        let before = Some(row.run_id).filter(|before| *before != new.run_id);
+                        return Ok(Opened { row: ExecutionRow { run_id: new.run_id, ..row }, before });
                     }
-                    Some(row) => row.attempt + 1,
-                    None => 1,
+                    _ => last + 1,
                 };
                 let insert = query(
                     "INSERT INTO executions (execution_id, attempt, thread_id, run_id, parent_execution, kind, \
@@ -243,26 +256,28 @@ impl Executions {
                 .bind(ExecutionStatus::Pending.as_str())
                 .bind(time_text(new.deadline))
                 .bind(&now);
-                tx.fetch_optional(insert).await?.ok_or_else(|| missing(&new.execution_id))
+                let row = tx.fetch_optional(insert).await?.ok_or_else(|| missing(&new.execution_id))?;
+                Ok(Opened { row, before: None })
             })
         });
         opened.await
     }
 
     /// The execution got a slot, after this many milliseconds, and works with this model. Nothing happens if it has
-    /// ended.
+    /// ended or belongs to another run by now.
     pub async fn started(&self, row: &ExecutionRow, model: &str, waited_ms: i64) -> Result<(), RecordsError> {
         let sql = query(
             "UPDATE executions SET status = $3, model_name = $4, waited_ms = COALESCE(waited_ms, $5), \
              started_at = COALESCE(started_at, $6) \
-             WHERE execution_id = $1 AND attempt = $2 AND status IN ('pending', 'running')",
+             WHERE execution_id = $1 AND attempt = $2 AND run_id = $7 AND status IN ('pending', 'running')",
         );
         let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(ExecutionStatus::Running.as_str());
-        let sql = sql.bind(model).bind(waited_ms).bind(time_text(self.db.clock.now()));
+        let sql = sql.bind(model).bind(waited_ms).bind(time_text(self.db.clock.now())).bind(&row.run_id);
         self.execute(&self.db.unflushed(), row, sql).await
     }
 
-    /// Ends the execution, unless it has ended: the first end wins. Returns the row as it is then.
+    /// Ends the execution, unless it has ended: the first end wins. Returns the row as it is then. A process that stood
+    /// still ends nothing that another run goes on with.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`] if its thread was deleted; [`RecordsError::Invalid`] if the status is not terminal.
@@ -274,15 +289,17 @@ impl Executions {
         let usage: JsonObject =
             end.usage.iter().map(|(model, tokens)| (model.clone(), serde_json::json!(tokens))).collect();
         let now = time_text(self.db.clock.now());
-        let (id, attempt) = (row.execution_id.clone(), row.attempt);
+        let (id, attempt, run_id) = (row.execution_id.clone(), row.attempt, row.run_id.clone());
         let finished = self.db.write(&row.thread_id, move |tx| {
             Box::pin(async move {
                 let sql = query(
                     "UPDATE executions SET status = $3, error = $4, stop_reason = $5, usage_json = $6, \
-                     completed_at = $7 WHERE execution_id = $1 AND attempt = $2 AND status IN ('pending', 'running')",
+                     completed_at = $7 WHERE execution_id = $1 AND attempt = $2 AND run_id = $8 \
+                     AND status IN ('pending', 'running')",
                 );
                 let sql = sql.bind(&id).bind(attempt).bind(end.status.as_str()).bind(&end.error);
-                tx.execute(sql.bind(&end.stop_reason).bind(object_text(&usage)).bind(now)).await?;
+                tx.execute(sql.bind(&end.stop_reason).bind(object_text(&usage)).bind(now).bind(run_id))
+                    .await?;
                 let row = query("SELECT * FROM executions WHERE execution_id = $1 AND attempt = $2");
                 tx.fetch_optional(row.bind(&id).bind(attempt)).await?.ok_or_else(|| missing(&id))
             })
@@ -294,9 +311,9 @@ impl Executions {
     pub async fn delivered(&self, thread_id: &str, execution_id: &str) -> Result<(), RecordsError> {
         let sql = query(
             "UPDATE executions SET delivered = TRUE WHERE execution_id = $1 AND NOT delivered AND attempt = \
-             (SELECT MAX(attempt) FROM executions WHERE execution_id = $1)",
+             (SELECT MAX(attempt) FROM executions WHERE execution_id = $1 AND thread_id = $2)",
         );
-        let sql = sql.bind(execution_id);
+        let sql = sql.bind(execution_id).bind(thread_id);
         let db = self.db.unflushed();
         db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }

@@ -70,7 +70,7 @@ pub use events::{
 };
 pub use executions::{
     CHILD_PREFIX, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, ExecutionTokens, Executions,
-    NewExecution,
+    NewExecution, Opened,
 };
 pub use form::CheckpointForm;
 pub use persist::persistently;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use threadkeep_agent::model::message;
 use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
 use threadkeep_config::TokenBudget;
@@ -25,6 +25,8 @@ pub struct Budget {
 struct Spent {
     tokens: Tokens,
     warned: bool,
+    /// Whether what was used before has been counted.
+    goes_on: bool,
 }
 
 /// Where a budget stands.
@@ -71,6 +73,16 @@ impl Budget {
         self.exhausted().is_some()
     }
 
+    /// Counts what was used before somebody went on with the work: once, and here alone. A budget above counts that
+    /// itself.
+    pub(crate) fn go_on_from(&self, used: Tokens) {
+        let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if !spent.goes_on {
+            spent.goes_on = true;
+            spent.tokens += used;
+        }
+    }
+
     /// The limit that is used up, of this budget or of one above it.
     fn exhausted(&self) -> Option<Share> {
         let share = self.highest(self.used.lock().unwrap_or_else(PoisonError::into_inner).tokens);
@@ -114,6 +126,20 @@ impl Budget {
     }
 }
 
+/// The tokens of a turn: of its answers, and of the subagents whose results are in it.
+pub(crate) fn used_in(turn: &[Json]) -> Tokens {
+    turn.iter().fold(Tokens::default(), |mut sum, message| {
+        sum += match message::kind(message) {
+            "tool" => {
+                Tokens::of(&json!({"usage_metadata": message["additional_kwargs"]["subagent_token_usage"]}))
+            }
+            "ai" => Tokens::of(message),
+            _ => Tokens::default(),
+        };
+        sum
+    })
+}
+
 /// Keeps an agent within its budget: warns its model once, then ends the run with what it has.
 pub struct Budgeting {
     budget: Arc<Budget>,
@@ -129,7 +155,8 @@ impl Budgeting {
 }
 
 impl Middleware for Budgeting {
-    fn before_model(&self, _: &View<'_>) -> Result<Before, AgentError> {
+    fn before_model(&self, view: &View<'_>) -> Result<Before, AgentError> {
+        self.budget.go_on_from(used_in(view.turn));
         if self.budget.is_exhausted() {
             let stop = Some(StopReason::TokenCapped.as_str().to_owned());
             return Ok(Before { stop, ..Before::default() });
@@ -168,8 +195,6 @@ impl Middleware for Budgeting {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn settings(max_tokens: u64) -> TokenBudget {
@@ -237,6 +262,21 @@ mod tests {
         let stopped = other.after_model(&VIEW, &mut answer(400)).unwrap();
         assert_eq!(stopped.stop_reason.as_deref(), Some("token_capped"));
         assert_eq!(one.before_model(&VIEW).unwrap().stop.as_deref(), Some("token_capped"));
+    }
+
+    #[test]
+    fn a_run_that_goes_on_counts_what_the_turn_has_used_once() {
+        let result = json!({"type": "tool", "additional_kwargs": {"subagent_token_usage":
+            {"input_tokens": 300, "output_tokens": 0, "total_tokens": 300}}});
+        let turn = [json!({"type": "human"}), answer(600), result, json!({"type": "tool", "content": "x"})];
+        assert_eq!(used_in(&turn).total, 900);
+        let guard = Budgeting::new(Budget::new(settings(1000), None));
+        let view = View { turn: &turn, ..VIEW };
+        guard.before_model(&view).unwrap();
+        guard.before_model(&view).unwrap();
+        assert_eq!(guard.after_model(&view, &mut answer(99)).unwrap().stop_reason, None);
+        let last = guard.after_model(&view, &mut answer(1)).unwrap();
+        assert_eq!(last.stop_reason.as_deref(), Some("token_capped"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep_agent::{Agent, AgentBuilder};
 use threadkeep_config::{ConfigHandle, ReceiptsRenderMode};
 use threadkeep_records::{Records, RecordsError};
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
@@ -78,6 +79,7 @@ impl Delegator {
             available,
             model: agent.model.name().to_owned(),
             budget,
+            counted: OnceCell::new(),
             receipts,
         }));
         agent.toolbox = Arc::new(toolbox);

@@ -17,7 +17,8 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report as ToolReport, Reports};
 use threadkeep_agent::{AgentError, Ended, Middleware, Prompt, RunTerms, Session, SubagentSpec, Tokens};
 use threadkeep_records::{
-    ExecutionEnd, ExecutionRow, ExecutionStatus, ExecutionTokens, RecordsError, persistently,
+    ExecutionEnd, ExecutionRow, ExecutionStatus, ExecutionTokens, RECOVERY_STOP_REASON, RecordsError, RunRow,
+    persistently,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -48,6 +49,8 @@ pub(crate) struct Work {
     pub(crate) accessor: StateAccessor,
     /// The execution.
     pub(crate) row: ExecutionRow,
+    /// The run that worked on it before.
+    pub(crate) before: Option<String>,
     pub(crate) definition: Arc<Definition>,
     /// The configured name of its model.
     pub(crate) model: String,
@@ -90,8 +93,8 @@ impl Work {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         if self.row.status.is_terminal() {
             let state = self.accessor.get(&thread, None).await?;
-            if let Some(budget) = &self.budget {
-                budget.spend(tokens(&Progress::of(state.as_ref())?));
+            if self.was_settled().await? {
+                return self.outcome(&self.row, state.as_ref()).await;
             }
             return self.settle(&self.row, state.as_ref()).await;
         }
@@ -116,11 +119,11 @@ impl Work {
             }
         };
         let end = self.end(end, state.as_ref())?;
-        if end.status == ExecutionStatus::Cancelled && self.delegator.stopping.is_cancelled() {
+        if end.status == ExecutionStatus::Cancelled && self.outlives_its_run().await {
             if let Some((_, info)) = &slot {
                 self.delegator.hooks.stopped(&self.row.tool_call_id, info, end.status.into()).await;
             }
-            // The process stops. The run that goes on with the parent's goes on with this one.
+            // The run that goes on with the parent's goes on with this one.
             let row = ExecutionRow { status: end.status, error: end.error, ..self.row.clone() };
             return self.outcome(&row, state.as_ref()).await;
         }
@@ -145,6 +148,27 @@ impl Work {
             agent_name: self.definition.name.clone(),
             resumed,
         }
+    }
+
+    /// Whether the run that ended it lived to count what its models did. If its process died, this one counts.
+    async fn was_settled(&self) -> Result<bool, RecordsError> {
+        let Some(before) = &self.before else { return Ok(false) };
+        let run = self.delegator.records.runs().get(before).await?;
+        Ok(run.is_some_and(|run| run.stop_reason.as_deref() != Some(RECOVERY_STOP_REASON)))
+    }
+
+    /// Whether its run was stopped without anybody wanting that: the process stops, or has lost the run.
+    async fn outlives_its_run(&self) -> bool {
+        if self.delegator.stopping.is_cancelled() {
+            return true;
+        }
+        let run = self.delegator.records.runs().get(&self.row.run_id).await;
+        let is_lost = |run: RunRow| {
+            run.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON)
+                || run.lease_expires_at.is_some_and(|lease| lease <= Utc::now())
+        };
+        // Without the database nothing says that it is still the process's own.
+        run.map_or(true, |run| run.is_some_and(is_lost))
     }
 
     /// Reports what the models did, once, and returns what the parent gets.
@@ -172,7 +196,8 @@ impl Work {
     async fn run(&self, writer: &mut StepWriter) -> Result<Result<Ended, AgentError>, ExecutionError> {
         let progress = Progress::of(writer.state())?;
         let budget = Budget::new(self.definition.token_budget, self.budget.clone());
-        budget.spend(tokens(&progress));
+        // The run that goes on with this has counted it.
+        budget.go_on_from(tokens(&progress));
         let mut middleware: Vec<Arc<dyn Middleware>> = vec![Arc::new(Budgeting::new(budget))];
         if self.receipts {
             middleware.push(Arc::new(Receipting(Showing::Always)));
@@ -343,6 +368,11 @@ impl Work {
     }
 }
 
+/// The tokens that a subagent with this state has used.
+pub(crate) fn used(state: Option<&StateSnapshot>) -> threadkeep::Result<Tokens> {
+    Ok(tokens(&Progress::of(state)?))
+}
+
 /// The tokens that a subagent has used.
 fn tokens(progress: &Progress) -> Tokens {
     signed(progress.tokens().unwrap_or_default())
@@ -358,7 +388,7 @@ fn signed(tokens: ExecutionTokens) -> Tokens {
 }
 
 /// The conversation in a subagent's state; empty before its first checkpoint.
-fn messages(state: Option<&StateSnapshot>) -> threadkeep::Result<Vec<Json>> {
+pub(crate) fn messages(state: Option<&StateSnapshot>) -> threadkeep::Result<Vec<Json>> {
     match state.map(|state| state.json("messages")).transpose()?.flatten() {
         Some(Json::Array(messages)) => Ok(messages),
         _ => Ok(Vec::new()),

@@ -7,18 +7,20 @@ use async_trait::async_trait;
 use chrono::{TimeDelta, Utc};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
+use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
-use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution};
+use threadkeep_records::{ExecutionKind, NewExecution, Opened};
+use tokio::sync::OnceCell;
 
 use crate::acceptance::Criteria;
 use crate::bounds;
-use crate::budget::Budget;
+use crate::budget::{self, Budget};
 use crate::catalog::{Available, Definition};
 use crate::delegator::Delegator;
 use crate::events;
-use crate::execution::{ExecutionError, Work};
+use crate::execution::{self, ExecutionError, Work};
 use crate::ledger::{self, Entry, TASK};
 use crate::outcome::{Ending, TaskOutcome};
 use crate::prompts;
@@ -43,6 +45,8 @@ pub(crate) struct Task {
     /// The configured name of the run's model.
     pub(crate) model: String,
     pub(crate) budget: Option<Arc<Budget>>,
+    /// Set when the budget knows what an earlier run has used of it.
+    pub(crate) counted: OnceCell<()>,
     pub(crate) receipts: bool,
 }
 
@@ -189,7 +193,9 @@ impl Task {
             }
             Some(ContextMode::Isolated) | None => None,
         };
-        let row = self.open(context, definition, entry, description).await?;
+        self.counted.get_or_try_init(|| self.count(context)).await?;
+        let opened = self.open(context, definition, entry, description).await?;
+        let row = &opened.row;
         // An execution that goes on after a restart keeps what it began with.
         let definition: Definition = serde_json::from_value(Json::Object(row.definition.clone()))
             .map_err(|error| Failure::Unexpected { class: "ValueError", detail: error.to_string() })?;
@@ -201,12 +207,29 @@ impl Task {
                 context,
                 Arc::new(definition),
                 &model,
-                row,
+                opened,
                 Told { prompt: args.prompt, criteria, snapshot },
             )
             .await?;
         self.report(context, events::ended(task_id, &outcome)).await;
         Ok(outcome)
+    }
+
+    /// Counts what an earlier run has used, if this one goes on with its calls: a restart gives no budget back.
+    async fn count(&self, context: &ToolContext) -> Result<(), ExecutionError> {
+        let (Some(budget), Some(answer)) = (&self.budget, answer(context)) else { return Ok(()) };
+        let entries = ledger::entries(context.state.as_deref())?;
+        let of_answer =
+            |id: &str| entries.iter().any(|entry| entry.id == id && answer["id"] == *entry.message_id);
+        let mut used = budget::used_in(&turn(context)?);
+        for row in self.delegator.records.executions().of_thread(&context.thread_id).await? {
+            if row.run_id != context.run_id && !row.delivered && of_answer(&row.execution_id) {
+                let state = self.accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
+                used += execution::used(state.as_ref())?;
+            }
+        }
+        budget.go_on_from(used);
+        Ok(())
     }
 
     /// The row of the execution, which a restart finds again by the same id.
@@ -216,7 +239,7 @@ impl Task {
         definition: &Definition,
         entry: Option<&Entry>,
         description: &str,
-    ) -> Result<ExecutionRow, Failure> {
+    ) -> Result<Opened, Failure> {
         let timeout = TimeDelta::from_std(definition.timeout).unwrap_or(TimeDelta::MAX);
         let deadline = Utc::now().checked_add_signed(timeout).unwrap_or(chrono::DateTime::<Utc>::MAX_UTC);
         let definition_json = match serde_json::to_value(definition) {
@@ -236,8 +259,8 @@ impl Task {
             description: bounds::first(description, 200).to_owned(),
             deadline,
         };
-        let row = self.delegator.records.executions().open(new).await.map_err(ExecutionError::from)?;
-        Ok(row)
+        let opened = self.delegator.records.executions().open(new).await.map_err(ExecutionError::from)?;
+        Ok(opened)
     }
 
     /// The work in a task of its own, so that a subagent settles what it has begun even if nobody waits for it.
@@ -246,7 +269,7 @@ impl Task {
         context: &ToolContext,
         definition: Arc<Definition>,
         model: &str,
-        row: ExecutionRow,
+        Opened { row, before }: Opened,
         told: Told,
     ) -> Result<TaskOutcome, Failure> {
         let cancel = context.cancel.child_token();
@@ -258,6 +281,7 @@ impl Task {
             delegator: Arc::clone(&self.delegator),
             accessor: self.accessor.clone(),
             row,
+            before,
             definition: Arc::clone(&definition),
             model: model.to_owned(),
             sections: prompts::sections(self.receipts, told.criteria.is_some(), told.snapshot.is_some()),
@@ -298,6 +322,14 @@ impl Task {
 fn answer(context: &ToolContext) -> Option<Json> {
     let messages = context.state.as_ref()?.json("messages").ok()??;
     messages.as_array()?.iter().rfind(|message| message::kind(message) == "ai").cloned()
+}
+
+/// The messages since the user's last one.
+fn turn(context: &ToolContext) -> threadkeep::Result<Vec<Json>> {
+    let messages = context.state.as_ref().map(|state| state.json("messages")).transpose()?.flatten();
+    let Some(Json::Array(mut messages)) = messages else { return Ok(Vec::new()) };
+    let begin = messages.iter().rposition(message::is_from_user).unwrap_or_default();
+    Ok(messages.split_off(begin))
 }
 
 /// The failure of a call before anything was done for it.

@@ -36,7 +36,7 @@ fn end(status: ExecutionStatus) -> ExecutionEnd {
 async fn an_execution_is_opened_started_and_ended_once() {
     let fixture = fixture().await;
     let executions = fixture.store.executions();
-    let row = executions.open(new(&fixture, "e")).await.unwrap();
+    let row = executions.open(new(&fixture, "e")).await.unwrap().row;
     assert_eq!(
         (row.attempt, row.status, row.child_thread.as_str()),
         (1, ExecutionStatus::Pending, "subagent:e")
@@ -67,15 +67,16 @@ async fn an_execution_is_opened_started_and_ended_once() {
 async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_by_another() {
     let fixture = fixture().await;
     let executions = fixture.store.executions();
-    let first = executions.open(new(&fixture, "e")).await.unwrap();
+    let first = executions.open(new(&fixture, "e")).await.unwrap().row;
     executions.finish(&first, end(ExecutionStatus::Failed)).await.unwrap();
     fixture.clock.advance_seconds(60);
     let again = NewExecution { run_id: "r2".to_owned(), ..new(&fixture, "e") };
-    let found = executions.open(again.clone()).await.unwrap();
+    let Opened { row: found, before } = executions.open(again.clone()).await.unwrap();
+    assert_eq!(before.as_deref(), Some("r1"));
     assert_eq!((found.attempt, found.status, found.run_id.as_str()), (1, ExecutionStatus::Failed, "r2"));
     assert_eq!(found.deadline, first.deadline, "it goes on over a restart");
     executions.delivered("t", "e").await.unwrap();
-    let next = executions.open(again).await.unwrap();
+    let next = executions.open(again).await.unwrap().row;
     assert_eq!(
         (next.attempt, next.status, next.child_thread.as_str()),
         (2, ExecutionStatus::Pending, "subagent:e:2")
@@ -87,7 +88,7 @@ async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_b
 async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() {
     let fixture = fixture().await;
     let executions = fixture.store.executions();
-    let ended = executions.open(new(&fixture, "ended")).await.unwrap();
+    let ended = executions.open(new(&fixture, "ended")).await.unwrap().row;
     let ended = executions.finish(&ended, end(ExecutionStatus::TimedOut)).await.unwrap();
     fixture.clock.advance_seconds(1);
     executions.open(new(&fixture, "left")).await.unwrap();
@@ -113,4 +114,38 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
     assert_eq!(executions.of_thread("t").await.unwrap(), []);
     let error = executions.finish(&ended, end(ExecutionStatus::Completed)).await.unwrap_err();
     assert_eq!(error.to_string(), "Execution ended not found");
+}
+
+/// A process that stood still wakes up and finds that another run goes on with its subagent.
+#[tokio::test]
+async fn a_run_that_an_execution_was_taken_from_decides_nothing_about_it() {
+    let fixture = fixture().await;
+    let executions = fixture.store.executions();
+    let former = executions.open(new(&fixture, "e")).await.unwrap().row;
+    let taken = NewExecution { run_id: "r2".to_owned(), ..new(&fixture, "e") };
+    let taken = executions.open(taken).await.unwrap().row;
+    executions.started(&former, "m", 1).await.unwrap();
+    let seen = executions.finish(&former, end(ExecutionStatus::Cancelled)).await.unwrap();
+    assert_eq!((seen.status, seen.run_id.as_str()), (ExecutionStatus::Pending, "r2"));
+    let ended = executions.finish(&taken, end(ExecutionStatus::Completed)).await.unwrap();
+    assert_eq!(ended.status, ExecutionStatus::Completed);
+}
+
+/// A copied thread has the ledger of its source, and with it the ids of the source's executions.
+#[tokio::test]
+async fn a_copy_of_a_thread_takes_no_execution_of_its_source() {
+    let fixture = fixture().await;
+    let executions = fixture.store.executions();
+    let source = executions.open(new(&fixture, "e")).await.unwrap().row;
+    let of_copy =
+        NewExecution { thread_id: "copy".to_owned(), run_id: "r2".to_owned(), ..new(&fixture, "e") };
+    let copy = executions.open(of_copy.clone()).await.unwrap().row;
+    assert_eq!((copy.attempt, copy.child_thread.as_str()), (2, "subagent:e:2"));
+    assert_eq!(executions.of_thread("t").await.unwrap(), [source], "it is left alone");
+    assert_eq!(executions.open(of_copy).await.unwrap().row, copy, "found again");
+    executions.delivered("t", "e").await.unwrap();
+    assert!(!executions.of_thread("copy").await.unwrap()[0].delivered);
+    assert!(executions.of_thread("t").await.unwrap()[0].delivered);
+    let next = executions.open(new(&fixture, "e")).await.unwrap().row;
+    assert_eq!((next.attempt, next.thread_id.as_str()), (3, "t"));
 }

@@ -10,6 +10,7 @@ mod client;
 mod compact;
 mod degraded;
 mod delegation;
+mod delegation_stopped;
 mod delete;
 mod events;
 mod fields;

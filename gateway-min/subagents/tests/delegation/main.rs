@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 mod acceptance;
+mod admission;
+mod budget;
 mod everywhere;
+mod guards;
 mod receipts;
 mod restart;
 mod support;

@@ -12,7 +12,7 @@ use crate::support::{House, Seen, lead, subagent, task};
 
 /// A process that is gone: its runtime ends where it stands, with every task in it, as a kill ends them. Nothing is told
 /// to stop.
-fn killed_at(house: &House, question: Option<&str>, events: usize) {
+pub(crate) fn killed_at(house: &House, question: Option<&str>, events: usize) {
     let process = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut observer = Counting { left: AtomicUsize::new(events), reached: Arc::new(Notify::new()) };
     let reached = Arc::clone(&observer.reached);

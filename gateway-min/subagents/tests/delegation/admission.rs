@@ -1,0 +1,84 @@
+//! Slots for subagents, as a lead agent meets them.
+
+use serde_json::{Value as Json, json};
+use threadkeep_agent::Ended;
+use threadkeep_records::ExecutionStatus;
+use threadkeep_subagents::admission::{Class, Slot};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{House, Seen, lead, subagent, task};
+
+/// A lead with two tasks, in a process whose only slot somebody else has.
+async fn no_slot(sections: &str) -> (House, Slot) {
+    let calls = [task("one", "general-purpose"), task("other", "general-purpose")];
+    let house = House::new(lead(&calls, vec![subagent(json!([{"text": "ok"}]))]), sections).await;
+    let held = house.delegator.admission.acquire(&Class::Interactive).await.unwrap();
+    (house, held)
+}
+
+/// Both delegations ended with this event, status and error, and no model was asked.
+async fn both_ended(house: &House, seen: &Seen, event: &str, status: ExecutionStatus, error: &str) {
+    let events: Vec<&Json> = seen.events.iter().filter(|found| found["type"] == event).collect();
+    assert_eq!(events.iter().map(|found| &found["error"]).collect::<Vec<_>>(), [error; 2]);
+    let rows = house.executions().await;
+    assert_eq!(
+        rows.iter().map(|row| (row.status, row.error.as_deref())).collect::<Vec<_>>(),
+        [(status, Some(error)); 2]
+    );
+    assert_eq!(house.requests("subagent:general-purpose").len(), 0);
+    let counts = house.delegator.admission.counts();
+    assert_eq!((counts.running, counts.waiting()), (1, 0), "what the other has");
+}
+
+/// Scenario 37.
+#[tokio::test]
+async fn a_delegation_that_may_not_wait_fails_with_the_numbers() {
+    for section in [
+        "subagent_runtime: {max_running: 1, admission_policy: reject}",
+        "subagent_runtime: {max_running: 1, max_queued: 0}",
+    ] {
+        let (house, _held) = no_slot(section).await;
+        let seen = house.ask("go").await;
+        let error = "Subagent execution capacity is full (1 running, 0 queued)";
+        both_ended(&house, &seen, "task_failed", ExecutionStatus::Failed, error).await;
+        assert_eq!(house.results().await[0]["content"], format!("Task failed. Error: {error}"));
+    }
+}
+
+/// Scenario 38.
+#[tokio::test]
+async fn a_delegation_waits_for_a_slot_until_its_own_time_or_the_queues_is_up() {
+    let (house, _held) = no_slot("subagent_runtime: {max_running: 1, queue_timeout_seconds: 1}").await;
+    let seen = house.ask("go").await;
+    let error = "Timed out after 1s waiting for a subagent execution slot";
+    both_ended(&house, &seen, "task_failed", ExecutionStatus::Failed, error).await;
+
+    let own =
+        "subagent_runtime: {max_running: 1, queue_timeout_seconds: 60}\nsubagents: {timeout_seconds: 1}";
+    let (house, _held) = no_slot(own).await;
+    let seen = house.ask("go").await;
+    let error = "Execution timed out after 1 seconds";
+    both_ended(&house, &seen, "task_timed_out", ExecutionStatus::TimedOut, error).await;
+}
+
+/// Scenario 39.
+#[tokio::test]
+async fn a_delegation_that_is_cancelled_in_the_queue_leaves_no_place_there() {
+    let (house, held) = no_slot("subagent_runtime: {max_running: 1}").await;
+    let cancel = CancellationToken::new();
+    let mut seen = Seen::default();
+    let (ended, ()) = tokio::join!(house.run_until("r", Some("go"), &mut seen, cancel.clone()), async {
+        while house.delegator.admission.counts().waiting() < 2 {
+            tokio::task::yield_now().await;
+        }
+        cancel.cancel();
+        cancel.cancel();
+    });
+    assert_eq!(ended.unwrap(), Ended::Cancelled);
+    let rows = house.executions().await;
+    assert_eq!(rows.iter().map(|row| row.status).collect::<Vec<_>>(), [ExecutionStatus::Cancelled; 2]);
+    assert!(rows.iter().all(|row| row.started_at.is_none()), "they never began: {rows:?}");
+    drop(held);
+    let counts = house.delegator.admission.counts();
+    assert_eq!((counts.running, counts.waiting()), (0, 0));
+}

@@ -146,7 +146,9 @@ impl Runs {
         let cancelled = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
                 let Some(run) = run(tx, &id).await? else { return Ok(CancelOutcome::NotFound) };
-                match run.decided_status.unwrap_or(run.reported_status()) {
+                // One that is being cancelled takes the request again until it has ended, as clients see it.
+                let decided = run.decided_status.filter(|_| run.cancel_action.is_none());
+                match decided.unwrap_or(run.reported_status()) {
                     RunStatus::Pending | RunStatus::Running => {}
                     RunStatus::Interrupted => return Ok(CancelOutcome::AlreadyInterrupted),
                     status => return Ok(CancelOutcome::AlreadyTerminal(status)),

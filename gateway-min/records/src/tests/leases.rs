@@ -155,6 +155,23 @@ async fn a_cancelled_run_is_not_decided_to_be_a_success() {
     assert_eq!(outcome, DecideOutcome::Decided);
 }
 
+/// Who repeats the request, to wait for the end of the run, is not told that it is over while it still has its thread.
+#[tokio::test]
+async fn a_run_that_is_being_rolled_back_takes_a_cancellation_again_until_it_has_ended() {
+    let fixture = fixture().await;
+    let store = &fixture.store;
+    create_thread(store, "t").await;
+    start(store, "t", "r").await;
+    let cancel = || store.runs().request_cancel("r", CancelAction::Rollback);
+    assert_eq!(cancel().await.unwrap(), CancelOutcome::Accepted);
+    let rolled_back = end(RunStatus::Error);
+    assert_eq!(store.runs().decide("r", &rolled_back).await.unwrap(), DecideOutcome::Decided);
+    assert_eq!(run(store, "r").await.reported_status(), RunStatus::Interrupted);
+    assert_eq!(cancel().await.unwrap(), CancelOutcome::AlreadyInterrupted);
+    store.runs().finish("r", &rolled_back).await.unwrap();
+    assert_eq!(cancel().await.unwrap(), CancelOutcome::AlreadyTerminal(RunStatus::Error));
+}
+
 #[tokio::test]
 async fn a_decided_run_of_a_process_that_is_gone_ends_as_it_was_decided() {
     let fixture = fixture().await;

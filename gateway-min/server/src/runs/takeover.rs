@@ -10,6 +10,7 @@ use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow, RunStatus, RunTotals, persistently};
 
 use super::Runs;
+use super::control::RunGuard;
 use super::error::RunError;
 use super::worker::{ROLLED_BACK, restoring};
 use crate::threads::lineage::RESTORED;
@@ -27,8 +28,10 @@ impl Runs {
                 "rolling back a run whose process is gone"
             );
             let runs = Arc::clone(self);
+            // Before anyone can ask for the run: who waits for its end finds it here, and its lease is renewed.
+            let guard = self.local.enter(&row.run_id);
             tokio::spawn(async move {
-                if let Err(error) = runs.roll_back_one(&row).await {
+                if let Err(error) = runs.roll_back_one(&row, guard).await {
                     // It is not ended, so a process takes it over again when this one's lease is over.
                     tracing::error!(run_id = row.run_id, %error, "cannot roll back a run whose process is gone");
                 }
@@ -36,9 +39,8 @@ impl Runs {
         }
     }
 
-    async fn roll_back_one(&self, row: &RunRow) -> Result<(), RunError> {
-        // From here on its lease is renewed.
-        let guard = self.local.enter(&row.run_id);
+    /// Holds `guard` until the run has ended.
+    async fn roll_back_one(&self, row: &RunRow, guard: RunGuard) -> Result<(), RunError> {
         let lock = self.threads.lock(&row.thread_id).await;
         guard.control.begun();
         self.restore_before(row).await?;

@@ -281,6 +281,8 @@ async fn a_run_that_nobody_follows_elsewhere_hands_on_nothing() {
     }
 }
 
+/// A rolled-back run has ended in error, and a further cancellation is refused: the run is kept from its end until the second
+/// one was answered.
 #[tokio::test]
 async fn a_run_of_one_is_cancelled_on_the_other() {
     for mode in MODES {
@@ -291,9 +293,16 @@ async fn a_run_of_one_is_cancelled_on_the_other() {
             let before = first.state("t").await;
             let run = first.start_run("t", "work").await;
             gate(&name).reached().await;
-            assert_eq!(cancel(&second, &run, &format!("?action={action}")).await, 202);
-            assert_eq!(first.run("t", &run).await["status"], "interrupted", "from the answer on");
-            assert_eq!(cancel(&second, &run, "?wait=true").await, 204, "to its end");
+            // Its last event has to be written before its end.
+            let events = lock(&first, "threadkeep_gateway_run_events").await;
+            let (query, wait) = (format!("?action={action}"), format!("?action={action}&wait=true"));
+            let (waited, ()) = tokio::join!(cancel(&second, &run, &wait), async {
+                until(&first, &run, "interrupted").await;
+                assert_eq!(cancel(&second, &run, &query).await, 202, "again");
+                assert_eq!(first.run("t", &run).await["status"], "interrupted");
+                drop(events);
+            });
+            assert_eq!(waited, 204, "to its end");
             let record = second.run("t", &run).await;
             let state = second.state("t").await;
             if action == "rollback" {

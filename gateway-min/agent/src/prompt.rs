@@ -7,7 +7,7 @@ use crate::model::message;
 /// What an agent is told before the conversation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prompt {
-    /// An agent's own prompt, which is followed by the date; `None` is the lead agent's, which names it.
+    /// An agent's own prompt; `None` is the lead agent's, which names the date.
     pub own: Option<String>,
     /// Further sections, in this order.
     pub sections: Vec<String>,
@@ -16,11 +16,11 @@ pub struct Prompt {
 impl Prompt {
     /// The whole system prompt for a call on this date.
     pub(crate) fn system(&self, date: &str, tools: bool) -> String {
-        let (own, last) = match &self.own {
-            Some(own) => (own.clone(), Some(format!("<current_date>{date}</current_date>"))),
-            None => (system(date, tools), None),
+        let own = match &self.own {
+            Some(own) => own.clone(),
+            None => system(date, tools),
         };
-        std::iter::once(own).chain(self.sections.iter().cloned()).chain(last).collect::<Vec<_>>().join("\n\n")
+        std::iter::once(own).chain(self.sections.iter().cloned()).collect::<Vec<_>>().join("\n\n")
     }
 }
 

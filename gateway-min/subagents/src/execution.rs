@@ -227,6 +227,9 @@ impl Work {
             Err(error) => return Ok(Err(error)),
         };
         agent.tool_context.receipts = self.receipts;
+        // The date of the dispatch: once an execution, whatever midnight and restarts come in between.
+        let date = agent.zone.date(self.row.created_at);
+        agent.prompt.sections.push(format!("<current_date>{date}</current_date>"));
         let mut observer = ChildObserver::new(
             self.reports.clone(),
             &self.row.tool_call_id,

@@ -77,6 +77,14 @@ pub(crate) enum ExecutionError {
     /// Its checkpoints could not be read.
     #[error(transparent)]
     Engine(#[from] threadkeep::Error),
+    /// Another run has taken it over meanwhile.
+    #[error("run {run} goes on with execution {execution}; its result is not this run's")]
+    TakenOver {
+        /// The execution.
+        execution: String,
+        /// The run that goes on with it.
+        run: String,
+    },
 }
 
 /// How the work of a subagent ended.
@@ -133,6 +141,9 @@ impl Work {
         if let Some((slot, info)) = slot {
             self.delegator.hooks.stopped(&self.row.tool_call_id, &info, row.status.into()).await;
             drop(slot);
+        }
+        if row.run_id != self.row.run_id {
+            return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
         }
         self.settle(&row, state.as_ref()).await
     }

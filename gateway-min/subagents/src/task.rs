@@ -100,6 +100,7 @@ impl From<ExecutionError> for Failure {
     fn from(error: ExecutionError) -> Self {
         let class = match error {
             ExecutionError::Records(_) => "RunStoreError",
+            ExecutionError::TakenOver { .. } => "RuntimeError",
             ExecutionError::Engine(ref error) => error.class_name(),
         };
         Self::Unexpected { class, detail: error.to_string() }

@@ -121,3 +121,31 @@ async fn a_run_that_does_not_ask_for_it_has_no_tool_to_delegate() {
         "and its tools leave no receipts"
     );
 }
+
+/// Scenario 69, of a subagent: its audit events name it.
+#[tokio::test]
+async fn a_subagent_that_goes_round_in_circles_is_in_the_events_of_the_run() {
+    let task = json!({"name": "task", "args": {"prompt": "circle", "subagent_type": "general-purpose"}});
+    let script = json!({"rules": [
+        {"when": {"caller": "subagent"}, "repeat_last": true, "answers": [{"tool_calls": [{"name": "ls", "args": {}}]}]},
+        {"answers": [{"text": "I delegate.", "tool_calls": [task]}, {"text": "It was stopped."}]},
+    ]});
+    let gateway = Setup { script, ..Setup::default() }.start().await;
+    let frames = delegated(&gateway, "t").await;
+    let run = frames[0].data["run_id"].as_str().unwrap();
+    let path = format!("/api/threads/t/runs/{run}/events?event_types=middleware:loop_detection");
+    let events = gateway.get(&path).await.ok();
+    let seen: Vec<[&Value; 3]> = events
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| &event["content"])
+        .map(|event| [&event["action"], &event["changes"]["is_subagent"], &event["changes"]["agent_id"]])
+        .collect();
+    assert_eq!(
+        json!(seen),
+        json!([["warn", true, "general-purpose"], ["hard_stop", true, "general-purpose"]])
+    );
+    let listed = gateway.get("/api/threads/t/executions").await.ok();
+    assert_eq!(listed["executions"][0]["stop_reason"], "loop_capped");
+}

@@ -63,7 +63,7 @@ async fn killed_after(dir: TempDir, asked: usize) -> TempDir {
     drop(gateway);
     let before = requests(&record);
 
-    let gateway = Gateway::start(dir.path());
+    let gateway = other.unwrap_or_else(|| Gateway::start(dir.path()));
     let run = run["run_id"].as_str().unwrap();
     gateway.until(run, "error").await;
     let (status, values) = gateway.post("/api/threads/t/runs/wait", json!({"context": context})).await;
@@ -160,7 +160,7 @@ async fn delegations_can_be_listed_shown_and_checked() {
 async fn a_gateway_killed_among_its_subagents_is_continued_by_the_next_one() {
     for mode in ["full", "delta"] {
         for asked in [2, 5, 8, 10] {
-            killed_after(configured(mode), asked).await;
+            killed_after(configured(mode), None, asked).await;
         }
     }
 }
@@ -170,6 +170,16 @@ async fn so_it_is_on_postgres() {
     let server = threadkeep_testing::postgres().unwrap();
     for (mode, asked) in [("full", 4), ("delta", 7)] {
         let database = server.database().await.unwrap();
-        killed_after(on_postgres(database.url(), mode), asked).await;
+        killed_after(on_postgres(database.url(), mode), None, asked).await;
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_beside_the_one_that_was_killed_goes_on_with_its_subagents() {
+    let server = threadkeep_testing::postgres().unwrap();
+    for (mode, asked) in [("full", 6), ("delta", 9)] {
+        let database = server.database().await.unwrap();
+        let [dir, beside] = [(); 2].map(|()| on_postgres(database.url(), mode));
+        killed_after(dir, Some(&beside), asked).await;
     }
 }

@@ -46,10 +46,15 @@ fn requests(record: &Path) -> BTreeMap<(String, String, usize), usize> {
     counts
 }
 
-/// A gateway that is killed as soon as its models were asked `asked` times; what the next one makes of it.
-async fn killed_after(dir: TempDir, asked: usize) -> TempDir {
+/// A gateway that is killed as soon as its models were asked `asked` times; what the one that runs in `beside`, or else
+/// the next one in its own directory, makes of it.
+async fn killed_after(dir: TempDir, beside: Option<&TempDir>, asked: usize) -> TempDir {
     let record = with_delegations(dir.path(), 2);
     let gateway = Gateway::start(dir.path());
+    let other = beside.map(|beside| {
+        std::fs::copy(dir.path().join("script.json"), beside.path().join("script.json")).unwrap();
+        Gateway::start(beside.path())
+    });
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     let context = json!({"subagent_enabled": true});
     let input = json!({"messages": [{"role": "user", "content": "research three things"}]});
@@ -117,7 +122,7 @@ fn delegations(dir: &Path, arguments: &[&str]) -> (i32, String) {
 /// The commands that show and check executions, beside the running gateway and on records that somebody changed.
 #[tokio::test]
 async fn delegations_can_be_listed_shown_and_checked() {
-    let dir = killed_after(configured("delta"), 3).await;
+    let dir = killed_after(configured("delta"), None, 3).await;
     let (code, tree) = delegations(dir.path(), &["tree", "t"]);
     assert_eq!(code, 0, "{tree}");
     assert_eq!(

@@ -38,9 +38,9 @@ pub(crate) const CALLER: &str = "lead_agent";
 pub struct Agent {
     /// Who asks the model: `lead_agent`, or `subagent:` and a name. Scripts and the sums of usage tell callers apart.
     pub caller: String,
-    /// What it is told before the conversation.
+    /// Its system prompt.
     pub prompt: Prompt,
-    /// The zone of the date that it is told.
+    /// The zone of the date in its prompt.
     pub zone: DateZone,
     /// What accompanies its model calls, in this order.
     pub middleware: Vec<Arc<dyn Middleware>>,

@@ -39,7 +39,7 @@ pub struct SubagentSpec<'a> {
     pub thread_id: &'a str,
     /// The configured name of its model.
     pub model_name: &'a str,
-    /// What it is told before its task.
+    /// Its system prompt.
     pub prompt: Prompt,
     /// The tools that it may call.
     pub toolbox: Toolbox,

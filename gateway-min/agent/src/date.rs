@@ -1,4 +1,4 @@
-//! The date that agents are told.
+//! The date in agents' prompts.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use threadkeep_config::Environment;
 /// The variable that names the zone, such as `Europe/Berlin` (service reference, "Subagent settings").
 pub const DATE_TIMEZONE_VARIABLE: &str = "SVC_DATE_TIMEZONE";
 
-/// The zone of the dates that agents are told. By default the server's.
+/// The zone of the dates in agents' prompts. By default the server's.
 #[derive(Debug, Clone, Default)]
 pub struct DateZone(Option<Arc<Tz>>);
 

@@ -63,7 +63,7 @@ pub trait Observer: Send {
         let _ = (model, caller, answer);
     }
 
-    /// Models did this for a tool: so many calls of `model` for `caller`, with these tokens.
+    /// What models did for a tool: `calls` calls of `model` for `caller`, with these tokens.
     fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
         let _ = (model, caller, calls, tokens);
     }

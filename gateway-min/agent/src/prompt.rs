@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use crate::model::message;
 
-/// What an agent is told before the conversation.
+/// An agent's system prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prompt {
     /// An agent's own prompt; `None` is the lead agent's, which names the date.

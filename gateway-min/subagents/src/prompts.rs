@@ -1,4 +1,4 @@
-//! What agents are told about delegation.
+//! What prompts say about delegation.
 
 use crate::acceptance::POINTER_NOTE;
 use crate::catalog::Available;
@@ -9,7 +9,7 @@ use crate::snapshot;
 pub(crate) const TASK_TOOL: &str = "Hands a task to a subagent that works on it alone, with a conversation of its own, \
     and returns its final report. Several calls in one answer run at the same time.";
 
-/// What a subagent is told about its report.
+/// What a subagent's prompt says about its report.
 const REPORT: &str = "Your final answer is the only thing that the agent that gave you the task reads. Make it complete \
     without your conversation.";
 /// The same, where tool calls have receipts.

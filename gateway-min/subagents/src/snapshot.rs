@@ -1,4 +1,4 @@
-//! What a subagent is told of the conversation that delegates to it, with `context_mode: snapshot`.
+//! The copy of the parent's conversation that a subagent gets with `context_mode: snapshot`.
 //!
 //! A copy is taken at dispatch and becomes part of the subagent's first checkpoint: what happens to the conversation
 //! later does not reach the subagent. It is text and media for reading. Calls in it are not calls, and their receipts are
@@ -96,7 +96,7 @@ fn block(block: &Json) -> Option<Json> {
     };
     match block["type"].as_str().unwrap_or_default() {
         "text" => block["text"].as_str().filter(|said| !said.trim().is_empty()).map(text),
-        // Reasoning, and calls, which are told as text.
+        // Reasoning, and calls, which become text.
         "thinking" | "redacted_thinking" | "reasoning" | "reasoning_content" | "signature" | "tool_use"
         | "tool_call" | "function_call" | "input_json_delta" | "server_tool_use" => None,
         "image" | "image_url" | "audio" | "input_audio" | "video" | "file" | "media" => {

@@ -63,7 +63,7 @@ struct Args {
     context_mode: Option<ContextMode>,
 }
 
-/// What a subagent is told of the conversation that delegates to it.
+/// What a subagent sees of the conversation that delegates to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum ContextMode {
@@ -71,7 +71,7 @@ enum ContextMode {
     Snapshot,
 }
 
-/// What a subagent is told first.
+/// A subagent's first messages.
 struct Told {
     prompt: String,
     criteria: Option<Criteria>,
@@ -152,7 +152,7 @@ impl Tool for Task {
     async fn stored(&self, context: &ToolContext) {
         let id = execution_id(context, entry(context).as_ref());
         if let Err(error) = self.delegator.records.executions().delivered(&context.thread_id, &id).await {
-            // Then a run that starts again from the same checkpoint uses this result instead of working anew.
+            // Then a run that starts again from the same checkpoint uses this result instead of repeating the work.
             tracing::warn!(execution_id = id, %error, "the delivery of a result was not recorded");
         }
     }

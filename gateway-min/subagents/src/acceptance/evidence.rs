@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(run(500)[0].output_tail.len(), 1_000);
     }
 
-    /// Bug 13, of evidence: a provider numbers its calls anew in each answer.
+    /// Bug 13, of evidence: a provider starts the numbers of its calls again in each answer.
     #[test]
     fn results_with_the_same_call_id_are_told_apart_and_keep_their_order() {
         let messages = [

@@ -55,7 +55,7 @@ impl<F: Future, T: FnMut() -> bool + Unpin> Future for Interrupted<'_, F, T> {
     }
 }
 
-/// Runs until the process dies after so many polls; whether it ended before.
+/// Runs until the process dies after `polls` polls; true if the run ended before.
 fn killed_after(house: &House, polls: usize) -> bool {
     std::thread::scope(|threads| {
         let process = threads.spawn(move || {

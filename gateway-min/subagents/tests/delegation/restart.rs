@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::support::{House, Seen, lead, subagent, task};
 
-/// A process that is gone: its runtime ends where it stands, with every task in it, as a kill ends them. Nothing is told
+/// A process that is gone: its runtime ends where it stands, with every task in it, as a kill ends them. No task is asked
 /// to stop.
 pub(crate) fn killed_at(house: &House, question: Option<&str>, events: usize) {
     let process = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -32,7 +32,7 @@ pub(crate) fn killed_at(house: &House, question: Option<&str>, events: usize) {
     });
 }
 
-/// Says when so many events have come, and lets no further one pass.
+/// Reports when `left` events have come, and lets no further one pass.
 struct Counting {
     left: AtomicUsize,
     reached: Arc<Notify>,

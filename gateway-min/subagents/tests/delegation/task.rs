@@ -277,7 +277,7 @@ async fn calls_beyond_the_limits_never_start() {
     assert_eq!(house.ledger().await.len(), 1);
 }
 
-/// Notes what extensions are told.
+/// Records the notifications that an extension gets.
 #[derive(Default)]
 struct Noting(Mutex<Vec<String>>);
 

@@ -1,3 +1,6 @@
+mod command;
+mod delegation;
+
 use axum::body::to_bytes;
 use axum::response::IntoResponse;
 use threadkeep_agent::{Durability, Interrupts};
@@ -324,77 +327,6 @@ fn known_context_keys_are_forwarded_and_others_are_not() {
 }
 
 #[test]
-fn delegation_is_off_until_it_is_asked_for_and_its_numbers_are_clamped() {
-    let of = |context: Value| {
-        let run = request(&json!({ "context": context }));
-        let Delegation { enabled, max_concurrent, max_total } = run.delegation;
-        (enabled, max_concurrent, max_total)
-    };
-    for (context, expected) in [
-        (json!({}), (false, 3, 6)),
-        (
-            json!({"subagent_enabled": null, "max_concurrent_subagents": null, "max_total_subagents": null}),
-            (false, 3, 6),
-        ),
-        (json!({"subagent_enabled": true}), (true, 3, 6)),
-        (
-            json!({"subagent_enabled": false, "max_concurrent_subagents": 1, "max_total_subagents": 1}),
-            (false, 1, 1),
-        ),
-        (
-            json!({"subagent_enabled": true, "max_concurrent_subagents": 0, "max_total_subagents": 0}),
-            (true, 1, 1),
-        ),
-        (json!({"max_concurrent_subagents": 64, "max_total_subagents": 50}), (false, 3, 50)),
-        (json!({"max_concurrent_subagents": 65, "max_total_subagents": 51}), (false, 3, 50)),
-        (json!({"max_concurrent_subagents": u64::MAX, "max_total_subagents": i64::MIN}), (false, 3, 1)),
-    ] {
-        assert_eq!(of(context.clone()), expected, "{context}");
-    }
-    let run = request(&json!({
-        "config": {"configurable": {"subagent_enabled": true}, "context": {"max_total_subagents": 2}},
-        "context": {"subagent_enabled": false, "max_total_subagents": 9, "max_concurrent_subagents": 2},
-    }));
-    assert_eq!(run.delegation, Delegation { enabled: true, max_concurrent: 2, max_total: 2 });
-}
-
-#[test]
-fn keys_of_delegation_of_another_type_are_refused_by_name_wherever_they_are() {
-    for (key, values, kind) in [
-        ("subagent_enabled", vec![json!("true"), json!(1), json!(0), json!([]), json!("")], "bool_type"),
-        (
-            "max_concurrent_subagents",
-            vec![json!("3"), json!(true), json!(3.0), json!(2.5), json!({})],
-            "int_type",
-        ),
-        ("max_total_subagents", vec![json!("6"), json!(false), json!(6.0), json!([6])], "int_type"),
-    ] {
-        for value in values {
-            for (body, place) in [
-                (json!({"context": {key: value}}), json!(["body", "context", key])),
-                (json!({"config": {"context": {key: value}}}), json!(["body", "config", "context", key])),
-                (
-                    json!({"config": {"configurable": {key: value}}}),
-                    json!(["body", "config", "configurable", key]),
-                ),
-            ] {
-                let problems = parse(&body).map(drop).unwrap_err();
-                assert_eq!(
-                    (
-                        problems.as_array().unwrap().len(),
-                        &problems[0]["type"],
-                        &problems[0]["loc"],
-                        &problems[0]["input"]
-                    ),
-                    (1, &json!(kind), &place, &value),
-                    "{body}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
 fn what_the_configuration_says_wins_over_the_context() {
     let run = request(&json!({
         "config": {"configurable": {"mode": "entry", "agent_name": null},
@@ -541,99 +473,11 @@ async fn a_malformed_message_is_named_by_its_place() {
 }
 
 #[test]
-fn an_answer_is_the_input() {
-    let resumed = |answer: &Value| match request(&json!({"command": {"resume": answer}, "input": null})).input
-    {
-        RunInput::Resume(resume) => {
-            assert_eq!(resume.value, *answer);
-            resume.messages
-        }
-        other => panic!("{answer}: {other:?}"),
-    };
-    for opaque in [
-        json!({"choice": 1}),
-        json!(true),
-        json!(["a"]),
-        json!({"messages": null}),
-        json!({"messages": [], "x": 1}),
-    ] {
-        assert_eq!(resumed(&opaque), None, "{opaque}");
-    }
-    let sent =
-        json!({"role": "user", "content": "blue", "id": "m", "additional_kwargs": {"run_id": "forged"}});
-    for answer in
-        [json!("blue"), json!({"messages": "blue"}), json!({"messages": [sent]}), json!({"messages": sent})]
-    {
-        let messages = resumed(&answer).unwrap();
-        assert_eq!(messages.len(), 1);
-        assert_eq!(
-            (&messages[0]["type"], &messages[0]["content"]),
-            (&json!("human"), &json!("blue")),
-            "{answer}"
-        );
-        assert!(messages[0]["id"].is_string() && messages[0]["additional_kwargs"].get("run_id").is_none());
-    }
-    let nothing = request(&json!({"command": {"resume": null}}));
-    assert_eq!(nothing.input, RunInput::Continue);
-}
-
-#[test]
-fn a_command_changes_the_state_goes_to_a_node_and_answers() {
-    let change = |command: Value| match request(&json!({"command": command})).input {
-        RunInput::Change(change) => change,
-        other => panic!("{command}: {other:?}"),
-    };
-    let update = map(json!({"title": "T", "todos": [1]}));
-    for sent in [json!({"title": "T", "todos": [1]}), json!([["title", "T"], ["todos", [1]]])] {
-        let expected = Change { update: update.clone(), goto: None, resume: None };
-        assert_eq!(change(json!({"update": sent, "goto": null, "resume": null})), expected);
-    }
-    let messages = change(json!({"update": {"messages": "hi"}})).update["messages"].clone();
-    assert_eq!((&messages[0]["type"], &messages[0]["content"]), (&json!("human"), &json!("hi")));
-    for (sent, node) in [
-        (json!("model"), Some("model".into())),
-        (json!(["tools"]), Some("tools".into())),
-        (json!("__end__"), None),
-    ] {
-        let expected = Change { update: Map::new(), goto: Some(node), resume: None };
-        assert_eq!(change(json!({ "goto": sent })), expected);
-    }
-    assert_eq!(request(&json!({"command": {"goto": []}})).input, RunInput::Continue);
-    let all = change(json!({"update": {"title": "T"}, "goto": "model", "resume": "yes"}));
-    assert_eq!((all.goto, all.resume.unwrap().value), (Some(Some("model".into())), json!("yes")));
-    for (body, kind, loc) in [
-        (json!({"command": {"goto": "modle"}}), "literal_error", json!(["body", "command", "goto"])),
-        (json!({"command": {"goto": ["model", "tools"]}}), "value_error", json!(["body", "command", "goto"])),
-        (
-            json!({"command": {"goto": [{"node": "model", "input": 1}]}}),
-            "literal_error",
-            json!(["body", "command", "goto"]),
-        ),
-        (json!({"command": {"update": 3}}), "dict_type", json!(["body", "command", "update"])),
-        (json!({"command": {"update": [["a"]]}}), "dict_type", json!(["body", "command", "update"])),
-        (json!({"command": {"graph": "PARENT"}}), "extra_forbidden", json!(["body", "command", "graph"])),
-        (json!({"command": {"resume": 1}, "input": {}}), "value_error", json!(["body", "command"])),
-        (json!({"command": {"update": {}}, "input": {}}), "value_error", json!(["body", "command"])),
-    ] {
-        let problems = parse(&body).unwrap_err();
-        assert_eq!((&problems[0]["type"], &problems[0]["loc"]), (&json!(kind), &loc), "{body}");
-    }
-}
-
-#[test]
 fn tags_reach_the_run_and_other_configuration_is_refused() {
     let run = request(&json!({"config": {"tags": ["a", "b"]}}));
     assert_eq!(run.config.tags, ["a", "b"]);
     let problems = parse(&json!({"config": {"max_concurrency": 3}})).unwrap_err();
     assert_eq!(problems[0]["loc"], json!(["body", "config", "max_concurrency"]));
-}
-
-#[tokio::test]
-async fn a_malformed_message_in_an_answer_is_a_400_with_its_place() {
-    let error = try_request(&json!({"command": {"resume": {"messages": ["ok", 3]}}}), LIMITS).unwrap_err();
-    let (status, body) = answer(error).await;
-    let detail = body["detail"].as_str().unwrap();
-    assert!(status == 400 && detail.starts_with("Invalid message at command.resume.messages[1]: "), "{body}");
 }
 
 #[test]

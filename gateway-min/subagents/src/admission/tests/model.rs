@@ -105,7 +105,7 @@ impl Model {
             return;
         }
         if !self.waits(class) {
-            // A batch that comes back queues behind the others.
+            // A batch that comes back queues after the others.
             self.turn(class);
         }
         let woken = Arc::new(Woken::default());

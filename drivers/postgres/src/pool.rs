@@ -5,15 +5,17 @@
 //! client then takes the second for its own. The answer of a commit is one boolean, so such a mistake would not even be
 //! noticed. In a transaction statements may be pipelined: PgBouncer closes a connection whose client left a transaction.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
 };
 use futures::future::join;
+use futures::poll;
 use threadkeep::Result;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Row};
@@ -199,15 +201,29 @@ impl Transaction {
         self.0.sent(self.0.client()?.batch_execute(statements)).await
     }
 
-    /// Commits; `last` is sent before it, in the same round trip.
+    /// Commits. `last` sends all its statements when it is polled first; the commit follows them in the same round trip.
+    ///
+    /// If `last` fails before the commit is sent, it is not sent: an answer that is no answer can come so early, while
+    /// `last` still has statements to send, and the server, which has refused nothing, would commit without them.
     pub(crate) async fn commit<T>(
         &self,
         last: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, Trouble> {
-        let (done, committed) = join(last, self.execute("COMMIT")).await;
-        // If the last statement failed, the commit is a rollback.
-        let done = done?;
-        committed?;
+        let mut last = pin!(last);
+        let done = match poll!(&mut last) {
+            Poll::Ready(done) => {
+                let done = done?;
+                self.execute("COMMIT").await?;
+                done
+            }
+            Poll::Pending => {
+                let (done, committed) = join(last, self.execute("COMMIT")).await;
+                // If the server refused a statement, the commit is a rollback.
+                let done = done?;
+                committed?;
+                done
+            }
+        };
         self.ended();
         Ok(done)
     }
@@ -245,3 +261,6 @@ impl Ask for &Transaction {
         self.query(statement, params).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,8 +30,8 @@ impl Records {
                 format!("deleting a thread needs a 'delete' reservation, not {:?}", reservation.kind());
             return Err(RecordsError::Invalid { field: "reservation", problem });
         }
-        let store = self.clone();
-        detached(async move { store.delete_reserved(reservation).await }).await
+        let records = self.clone();
+        detached(async move { records.delete_reserved(reservation).await }).await
     }
 
     /// Deletes a run that has ended, and its events.

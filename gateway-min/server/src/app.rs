@@ -21,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Authenticator;
-use crate::config::{AgentStorageBackend, Config, ConfigHandle, RunEventsBackend};
 use crate::connections::Connections;
 use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::runs::instance::Instance;
@@ -30,6 +29,7 @@ use crate::runs::{PROGRESS_EVERY, Runs};
 use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
+use threadkeep_config::{AgentStorageBackend, Config, ConfigHandle, RunEventsBackend};
 use threadkeep_records::{CheckpointForm, Records, RecordsError, RunRow};
 
 /// How long a stopping gateway waits for its runs.
@@ -75,13 +75,13 @@ pub struct App {
     pub(crate) admission: Admission,
     /// The subagents that runs may delegate to.
     pub(crate) catalog: Arc<Catalog>,
-    pub(crate) store: Records,
+    pub(crate) records: Records,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) threads: Arc<Threads>,
     pub(crate) streams: Arc<Streams>,
     pub(crate) runs: Arc<Runs>,
     connections: Arc<Connections>,
-    /// See [`crate::config::Gateway::history_max_bytes`].
+    /// See [`threadkeep_config::Gateway::history_max_bytes`].
     pub(crate) history_max_bytes: usize,
     metrics: Metrics,
     checkpoints: Checkpoints,
@@ -128,12 +128,12 @@ impl App {
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let ownership = Terms::of(&current);
         let checkpoints = Checkpoints::open(&current).await?;
-        let store = open_records(&current).await?;
-        agree_on_form(&store, &current).await?;
-        let metrics = Metrics::new(checkpoints.sqlite().cloned(), store.commits());
+        let records = open_records(&current).await?;
+        agree_on_form(&records, &current).await?;
+        let metrics = Metrics::new(checkpoints.sqlite().cloned(), records.commits());
         let saver = with_history_cache(checkpoints.saver(), &current, &metrics)?;
         let saver = (parts.wrap_saver)(Arc::new(MeteredSaver::new(saver, metrics.clone())));
-        let (instance, rollbacks) = recover(&store, &current, ownership).await?;
+        let (instance, rollbacks) = recover(&records, &current, ownership).await?;
         let ids = Arc::new(IdSource::default());
         let table = Schema::thread_state().compile(channel_mode(&current), modes.frequency(None)?)?;
         let followed = config.clone();
@@ -147,18 +147,19 @@ impl App {
         });
         let background = TaskTracker::new();
         let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
-        let catalog = Arc::new(Catalog::new(&current, managed_store(&current, &store)));
+        let catalog = Arc::new(Catalog::new(&current, managed_store(&current, &records)));
         let admission = Admission::new(&current.subagent_runtime);
         let threads =
-            Arc::new(Threads::new(store.clone(), config.clone(), accessor, modes, background.clone()));
-        let streams = Arc::new(Streams::new(store.clone(), Arc::clone(&threads), bridge, background.clone()));
+            Arc::new(Threads::new(records.clone(), config.clone(), accessor, modes, background.clone()));
+        let streams =
+            Arc::new(Streams::new(records.clone(), Arc::clone(&threads), bridge, background.clone()));
         let runs = Arc::new(Runs::new(
             config.clone(),
-            store.clone(),
+            records.clone(),
             Arc::clone(&threads),
             Arc::clone(&streams),
             Arc::new(Delegator {
-                records: store.clone(),
+                records: records.clone(),
                 agents: Arc::clone(&agents),
                 admission: admission.clone(),
                 catalog: Arc::clone(&catalog),
@@ -179,7 +180,7 @@ impl App {
             agents,
             admission,
             catalog,
-            store,
+            records,
             ids,
             threads,
             streams,
@@ -239,23 +240,23 @@ impl App {
 
     /// Closes the stores: the last part of stopping.
     pub async fn close(&self) {
-        self.store.close().await;
+        self.records.close().await;
         self.checkpoints.close().await;
     }
 }
 
 /// Ends the runs that earlier processes left unfinished. Returns the lock of the state directory, if it is needed.
 async fn recover(
-    store: &Records,
+    records: &Records,
     config: &Config,
     ownership: Option<Terms>,
 ) -> Result<(Option<Instance>, Vec<RunRow>), StartError> {
     let grace = TimeDelta::seconds(i64::try_from(config.run_ownership.grace_seconds).unwrap_or(i64::MAX));
     if ownership.is_some() {
-        check_sharing(store, config, grace).await?;
+        check_sharing(records, config, grace).await?;
     }
-    let mut recovered = store.runs().recover_orphans(Utc::now(), grace).await?;
-    let (instance, predecessors) = ownership::take_over(store, &config.state_dir).await?;
+    let mut recovered = records.runs().recover_orphans(Utc::now(), grace).await?;
+    let (instance, predecessors) = ownership::take_over(records, &config.state_dir).await?;
     recovered.runs.extend(predecessors.runs);
     recovered.rollbacks.extend(predecessors.rollbacks);
     for run in &recovered.runs {
@@ -277,12 +278,12 @@ fn managed_store(config: &Config, records: &Records) -> Arc<dyn ManagedStore> {
 }
 
 /// Warns if other processes store checkpoints in another form.
-async fn agree_on_form(store: &Records, config: &Config) -> Result<(), StartError> {
+async fn agree_on_form(records: &Records, config: &Config) -> Result<(), StartError> {
     let ours = CheckpointForm {
         mode: channel_mode(config).as_str().to_owned(),
         frequency: config.snapshot_frequency(),
     };
-    let Some(theirs) = store.agree_on_form(&ours).await? else { return Ok(()) };
+    let Some(theirs) = records.agree_on_form(&ours).await? else { return Ok(()) };
     if theirs.mode == ours.mode {
         tracing::warn!(
             "this database was written with checkpoint_delta.snapshot_frequency {}, and this process has {}",
@@ -301,8 +302,8 @@ async fn agree_on_form(store: &Records, config: &Config) -> Result<(), StartErro
 }
 
 /// Checks that several processes can share the database, as this one may be the first of several.
-async fn check_sharing(store: &Records, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
-    let skew = store.clock_skew().await?.abs();
+async fn check_sharing(records: &Records, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
+    let skew = records.clock_skew().await?.abs();
     // A query may take up to a second on a busy machine.
     if skew > grace.max(TimeDelta::seconds(1)) {
         return Err(StartError::Clock { skew: skew.num_seconds(), grace: grace.num_seconds() });

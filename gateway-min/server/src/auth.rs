@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::config::{Auth, KeyError, KeyFile, Role, Secret};
+use threadkeep_config::{Auth, KeyError, KeyFile, Role, Secret};
 
 /// The user of a gateway without authentication.
 pub const SINGLE_USER: &str = "default";

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Gateway;
 use crate::metrics::Metrics;
+use threadkeep_config::Gateway;
 
 /// Open files that are left for the stores, models and tools.
 const RESERVED_FILES: usize = 256;

@@ -16,5 +16,3 @@ pub mod telemetry;
 #[doc(hidden)]
 pub mod testing;
 mod threads;
-
-use threadkeep_config as config;

@@ -11,7 +11,7 @@ use crate::*;
 #[tokio::test]
 async fn admitted_run_reads_back() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
+    create_thread(&fixture.records, "t").await;
     let owner = fixture.owner("w").await;
     fixture.clock.advance_micros(9);
     let new = NewRun {
@@ -54,97 +54,97 @@ async fn admitted_run_reads_back() {
         updated_at: fixture.clock.now(),
     };
     assert_eq!(admission, Admission::Admitted(expected.clone()));
-    assert_eq!(run(&fixture.store, "r").await, expected);
-    assert_eq!(fixture.store.runs().active_for_thread("t").await.unwrap(), Some(expected));
+    assert_eq!(run(&fixture.records, "r").await, expected);
+    assert_eq!(fixture.records.runs().active_for_thread("t").await.unwrap(), Some(expected));
 }
 
 #[tokio::test]
 async fn thread_without_row_takes_no_run() {
     let fixture = fixture().await;
     for strategy in [Reject, Interrupt, Rollback] {
-        let error = fixture.store.runs().admit(new_run("t", "r"), strategy).await.unwrap_err();
+        let error = fixture.records.runs().admit(new_run("t", "r"), strategy).await.unwrap_err();
         assert_eq!((error.is_not_found(), error.to_string()), (true, "Thread t not found".to_owned()));
     }
-    assert!(dump(&fixture.store).await.is_empty());
+    assert!(dump(&fixture.records).await.is_empty());
 }
 
 #[tokio::test]
 async fn reject_names_what_holds_the_thread() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    let before = dump(store).await;
-    let error = store.runs().admit(new_run("t", "r2"), Reject).await.unwrap_err();
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    let before = dump(records).await;
+    let error = records.runs().admit(new_run("t", "r2"), Reject).await.unwrap_err();
     assert!(
         matches!(&error, RecordsError::Conflict { thread_id, holder: OperationKind::Run } if thread_id == "t")
     );
     assert_eq!(error.to_string(), "Thread t already has an active run");
-    assert_eq!(dump(store).await, before);
-    store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
+    assert_eq!(dump(records).await, before);
+    records.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
 
     for kind in
         [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Branch, WriterKind::Delete]
     {
-        let reservation = store.runs().reserve("t", kind).await.unwrap();
+        let reservation = records.runs().reserve("t", kind).await.unwrap();
         for strategy in [Reject, Interrupt, Rollback] {
-            let before = dump(store).await;
-            let error = store.runs().admit(new_run("t", "r2"), strategy).await.unwrap_err();
+            let before = dump(records).await;
+            let error = records.runs().admit(new_run("t", "r2"), strategy).await.unwrap_err();
             assert!(
                 matches!(error, RecordsError::Conflict { holder, .. } if holder == kind.into()),
                 "{error}"
             );
             assert_eq!(error.to_string(), "Thread t already has an active checkpoint write");
-            assert_eq!(dump(store).await, before);
+            assert_eq!(dump(records).await, before);
         }
         reservation.release().await.unwrap();
     }
-    admit(store, "t", "r2").await;
+    admit(records, "t", "r2").await;
 }
 
 #[tokio::test]
 async fn threads_do_not_hinder_each_other() {
     let fixture = fixture().await;
     for (thread_id, run_id) in [("t1", "r1"), ("t2", "r2")] {
-        create_thread(&fixture.store, thread_id).await;
-        start(&fixture.store, thread_id, run_id).await;
+        create_thread(&fixture.records, thread_id).await;
+        start(&fixture.records, thread_id, run_id).await;
     }
-    assert_eq!(holder(&fixture.store, "t1").await.as_deref(), Some("r1"));
-    assert_eq!(holder(&fixture.store, "t2").await.as_deref(), Some("r2"));
+    assert_eq!(holder(&fixture.records, "t1").await.as_deref(), Some("r1"));
+    assert_eq!(holder(&fixture.records, "t2").await.as_deref(), Some("r2"));
 }
 
 #[tokio::test]
 async fn taken_run_id_is_an_error_and_changes_nothing() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t1").await;
-    create_thread(store, "t2").await;
-    start(store, "t1", "r1").await;
-    start(store, "t2", "r2").await;
-    let before = dump(store).await;
+    let records = &fixture.records;
+    create_thread(records, "t1").await;
+    create_thread(records, "t2").await;
+    start(records, "t1", "r1").await;
+    start(records, "t2", "r2").await;
+    let before = dump(records).await;
     // On a thread that is taken, with the cancellation of its holder undone; and on a free one.
-    let waiting = store.runs().admit(new_run("t1", "r2"), Interrupt).await.unwrap_err();
+    let waiting = records.runs().admit(new_run("t1", "r2"), Interrupt).await.unwrap_err();
     assert!(matches!(waiting, RecordsError::DuplicateRun { ref run_id } if run_id == "r2"), "{waiting}");
-    assert_eq!(dump(store).await, before);
-    store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
-    let free = store.runs().admit(new_run("t1", "r2"), Reject).await.unwrap_err();
+    assert_eq!(dump(records).await, before);
+    records.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
+    let free = records.runs().admit(new_run("t1", "r2"), Reject).await.unwrap_err();
     assert_eq!(free.to_string(), "Run r2 already exists; use a new run id");
-    assert_eq!(holder(store, "t1").await, None);
+    assert_eq!(holder(records, "t1").await, None);
 }
 
 #[tokio::test]
 async fn the_database_itself_allows_one_active_row() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    start(&fixture.store, "t", "r1").await;
+    create_thread(&fixture.records, "t").await;
+    start(&fixture.records, "t", "r1").await;
     for status in ["pending", "running"] {
-        let insert = fixture.store.db.builder(&format!(
+        let insert = fixture.records.db.builder(&format!(
             "INSERT INTO runs (run_id, thread_id, status, operation_kind, waiting, multitask_strategy, \
              metadata_json, kwargs_json, created_at, updated_at) \
              VALUES ('r3', 't', '{status}', 'run', FALSE, 'reject', '{{}}', 'null', '', '')"
         ));
         let insert = insert.build();
-        let inserted = fixture.store.db.write("t", move |tx| Box::pin(tx.execute(insert)));
+        let inserted = fixture.records.db.write("t", move |tx| Box::pin(tx.execute(insert)));
         let error = inserted.await.unwrap_err().to_string();
         assert!(
             error.contains("UNIQUE constraint failed: runs.thread_id")
@@ -157,29 +157,29 @@ async fn the_database_itself_allows_one_active_row() {
 #[tokio::test]
 async fn idempotency_key_returns_the_first_run_forever() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
     let keyed =
         |run_id: &str, key: &str| NewRun { idempotency_key: Some(key.to_owned()), ..new_run("t", run_id) };
-    let first = match store.runs().admit(keyed("r1", "k"), Reject).await.unwrap() {
+    let first = match records.runs().admit(keyed("r1", "k"), Reject).await.unwrap() {
         Admission::Admitted(row) => row,
         other => panic!("{other:?}"),
     };
     for strategy in [Reject, Interrupt, Rollback] {
-        let before = dump(store).await;
-        let again = store.runs().admit(keyed("r2", "k"), strategy).await.unwrap();
+        let before = dump(records).await;
+        let again = records.runs().admit(keyed("r2", "k"), strategy).await.unwrap();
         assert_eq!(again, Admission::Existing(first.clone()));
-        assert_eq!(dump(store).await, before);
+        assert_eq!(dump(records).await, before);
     }
-    store.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
-    let Admission::Existing(row) = store.runs().admit(keyed("r2", "k"), Reject).await.unwrap() else {
+    records.runs().finish("r1", &end(RunStatus::Success)).await.unwrap();
+    let Admission::Existing(row) = records.runs().admit(keyed("r2", "k"), Reject).await.unwrap() else {
         panic!("started a second run");
     };
     assert_eq!((row.run_id.as_str(), row.status), ("r1", RunStatus::Success));
-    assert_eq!(store.runs().get_by_idempotency_key("k").await.unwrap(), Some(row));
-    assert_eq!(store.runs().get_by_idempotency_key("other").await.unwrap(), None);
+    assert_eq!(records.runs().get_by_idempotency_key("k").await.unwrap(), Some(row));
+    assert_eq!(records.runs().get_by_idempotency_key("other").await.unwrap(), None);
     assert!(matches!(
-        store.runs().admit(keyed("r2", "other"), Reject).await.unwrap(),
+        records.runs().admit(keyed("r2", "other"), Reject).await.unwrap(),
         Admission::Admitted(_)
     ));
 }
@@ -188,12 +188,12 @@ async fn idempotency_key_returns_the_first_run_forever() {
 async fn taking_over_marks_the_holder_and_waits() {
     for (strategy, action) in [(Interrupt, CancelAction::Interrupt), (Rollback, CancelAction::Rollback)] {
         let fixture = fixture().await;
-        let store = &fixture.store;
-        create_thread(store, "t").await;
-        start(store, "t", "r1").await;
+        let records = &fixture.records;
+        create_thread(records, "t").await;
+        start(records, "t", "r1").await;
         fixture.clock.advance_micros(3);
         let Admission::Waiting { run: waiter, predecessor, action: said, superseded } =
-            wait(store, "t", "r2", strategy).await
+            wait(records, "t", "r2", strategy).await
         else {
             unreachable!()
         };
@@ -201,86 +201,86 @@ async fn taking_over_marks_the_holder_and_waits() {
         assert_eq!((waiter.status, waiter.waiting), (RunStatus::Pending, true));
         assert_eq!(waiter.multitask_strategy, strategy);
         assert_eq!((predecessor.as_str(), said), ("r1", action));
-        let old = run(store, "r1").await;
+        let old = run(records, "r1").await;
         assert_eq!((old.status, old.cancel_action), (RunStatus::Running, Some(action)));
         assert_eq!(old.cancel_requested_at, Some(fixture.clock.now()));
         // The old run holds the thread until it has ended.
-        assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
-        assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Waiting);
+        assert_eq!(holder(records, "t").await.as_deref(), Some("r1"));
+        assert_eq!(records.runs().start("r2").await.unwrap(), StartOutcome::Waiting);
 
-        let outcome = store.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
+        let outcome = records.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
         assert_eq!(outcome, FinishOutcome::Finished { promoted: Some("r2".to_owned()) });
-        assert_eq!(holder(store, "t").await.as_deref(), Some("r2"));
-        assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Started);
+        assert_eq!(holder(records, "t").await.as_deref(), Some("r2"));
+        assert_eq!(records.runs().start("r2").await.unwrap(), StartOutcome::Started);
     }
 }
 
 #[tokio::test]
 async fn taking_over_a_free_thread_does_not_wait() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    let admission = fixture.store.runs().admit(new_run("t", "r"), Rollback).await.unwrap();
+    create_thread(&fixture.records, "t").await;
+    let admission = fixture.records.runs().admit(new_run("t", "r"), Rollback).await.unwrap();
     assert!(matches!(admission, Admission::Admitted(_)), "{admission:?}");
 }
 
 #[tokio::test]
 async fn taking_over_leaves_an_earlier_cancellation_as_it_is() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    store.runs().request_cancel("r1", CancelAction::Interrupt).await.unwrap();
-    let cancelled = run(store, "r1").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    records.runs().request_cancel("r1", CancelAction::Interrupt).await.unwrap();
+    let cancelled = run(records, "r1").await;
     fixture.clock.advance_micros(3);
-    let Admission::Waiting { action, .. } = wait(store, "t", "r2", Rollback).await else { unreachable!() };
+    let Admission::Waiting { action, .. } = wait(records, "t", "r2", Rollback).await else { unreachable!() };
     assert_eq!(action, CancelAction::Interrupt);
-    assert_eq!(run(store, "r1").await, cancelled);
+    assert_eq!(run(records, "r1").await, cancelled);
 }
 
 #[tokio::test]
 async fn newer_run_supersedes_the_waiting_one() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    wait(store, "t", "r2", Rollback).await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    wait(records, "t", "r2", Rollback).await;
     fixture.clock.advance_micros(3);
-    let Admission::Waiting { superseded, .. } = wait(store, "t", "r3", Interrupt).await else {
+    let Admission::Waiting { superseded, .. } = wait(records, "t", "r3", Interrupt).await else {
         unreachable!()
     };
     assert_eq!(superseded, ["r2"]);
-    let r2 = run(store, "r2").await;
+    let r2 = run(records, "r2").await;
     assert_eq!((r2.status, r2.waiting), (RunStatus::Interrupted, false));
     assert_eq!(r2.cancel_requested_at, Some(fixture.clock.now()));
-    assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::NotPending(RunStatus::Interrupted));
-    let late = store.runs().finish("r2", &end(RunStatus::Error)).await.unwrap();
+    assert_eq!(records.runs().start("r2").await.unwrap(), StartOutcome::NotPending(RunStatus::Interrupted));
+    let late = records.runs().finish("r2", &end(RunStatus::Error)).await.unwrap();
     assert_eq!(late, FinishOutcome::AlreadyTerminal(RunStatus::Interrupted));
 
     // A run that rejects is not admitted while another waits, not even between the two.
-    assert!(store.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
-    store.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
-    assert!(store.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
-    assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
+    assert!(records.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
+    records.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
+    assert!(records.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
+    assert_eq!(holder(records, "t").await.as_deref(), Some("r3"));
 }
 
 #[tokio::test]
 async fn superseded_run_keeps_an_earlier_cancellation() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    wait(store, "t", "r2", Interrupt).await;
-    store.runs().request_cancel("r2", CancelAction::Rollback).await.unwrap();
-    let cancelled = run(store, "r2").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    wait(records, "t", "r2", Interrupt).await;
+    records.runs().request_cancel("r2", CancelAction::Rollback).await.unwrap();
+    let cancelled = run(records, "r2").await;
     fixture.clock.advance_micros(3);
-    wait(store, "t", "r3", Interrupt).await;
-    let superseded = run(store, "r2").await;
+    wait(records, "t", "r3", Interrupt).await;
+    let superseded = run(records, "r2").await;
     assert_eq!(superseded.status, RunStatus::Interrupted);
     assert_eq!(superseded.cancel_action, Some(CancelAction::Rollback));
     assert_eq!(superseded.cancel_requested_at, cancelled.cancel_requested_at);
 }
 
-/// Runs `count` admissions concurrently, half of them through a second store on the same file.
+/// Runs `count` admissions concurrently, half of them through second records on the same file.
 async fn admit_together(
     fixture: &Fixture,
     count: usize,
@@ -289,11 +289,11 @@ async fn admit_together(
     let second = fixture.reopen(EventBackend::Memory).await;
     let barrier = Arc::new(Barrier::new(count));
     let tasks = (0..count).map(|i| {
-        let store = if i % 2 == 0 { fixture.store.clone() } else { second.clone() };
+        let records = if i % 2 == 0 { fixture.records.clone() } else { second.clone() };
         let barrier = barrier.clone();
         tokio::spawn(async move {
             barrier.wait().await;
-            store.runs().admit(new_run("t", &format!("r{i:02}")), strategy).await
+            records.runs().admit(new_run("t", &format!("r{i:02}")), strategy).await
         })
     });
     futures::future::try_join_all(tasks).await.unwrap()
@@ -302,22 +302,22 @@ async fn admit_together(
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_fifty_parallel_admissions_one_succeeds() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
+    create_thread(&fixture.records, "t").await;
     let results = admit_together(&fixture, 50, Reject).await;
     let admitted: Vec<_> = results.iter().filter_map(|result| result.as_ref().ok()).collect();
     let [Admission::Admitted(winner)] = admitted[..] else { panic!("{admitted:?}") };
-    assert_eq!(holder(&fixture.store, "t").await.as_deref(), Some(winner.run_id.as_str()));
+    assert_eq!(holder(&fixture.records, "t").await.as_deref(), Some(winner.run_id.as_str()));
     for error in results.iter().filter_map(|result| result.as_ref().err()) {
         assert_eq!(error.to_string(), "Thread t already has an active run");
     }
-    assert_eq!(dump(&fixture.store).await.len(), 2);
+    assert_eq!(dump(&fixture.records).await.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_parallel_takeovers_one_runs_and_all_others_are_told() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    start(&fixture.store, "t", "first").await;
+    create_thread(&fixture.records, "t").await;
+    start(&fixture.records, "t", "first").await;
     let results = admit_together(&fixture, 20, Interrupt).await;
     let mut superseded_ids = BTreeSet::new();
     for result in &results {
@@ -327,12 +327,12 @@ async fn of_many_parallel_takeovers_one_runs_and_all_others_are_told() {
     }
     assert_eq!(superseded_ids.len(), 19);
 
-    let outcome = fixture.store.runs().finish("first", &end(RunStatus::Interrupted)).await.unwrap();
+    let outcome = fixture.records.runs().finish("first", &end(RunStatus::Interrupted)).await.unwrap();
     let FinishOutcome::Finished { promoted: Some(winner) } = outcome else { panic!("{outcome:?}") };
     assert!(!superseded_ids.contains(&winner));
-    assert_eq!(fixture.store.runs().start(&winner).await.unwrap(), StartOutcome::Started);
+    assert_eq!(fixture.records.runs().start(&winner).await.unwrap(), StartOutcome::Started);
     for loser in &superseded_ids {
-        let outcome = fixture.store.runs().start(loser).await.unwrap();
+        let outcome = fixture.records.runs().start(loser).await.unwrap();
         assert_eq!(outcome, StartOutcome::NotPending(RunStatus::Interrupted));
     }
 }
@@ -340,16 +340,16 @@ async fn of_many_parallel_takeovers_one_runs_and_all_others_are_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn takeover_racing_with_the_end_gets_the_thread_either_way() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
     for round in 0..50 {
         let (old, new) = (format!("old{round}"), format!("new{round}"));
-        start(store, "t", &old).await;
-        let (runs, next) = (store.runs().clone(), new_run("t", &new));
+        start(records, "t", &old).await;
+        let (runs, next) = (records.runs().clone(), new_run("t", &new));
         let taking = tokio::spawn(async move { runs.admit(next, Interrupt).await.unwrap() });
-        let mut outcome = store.runs().finish(&old, &end(RunStatus::Success)).await.unwrap();
+        let mut outcome = records.runs().finish(&old, &end(RunStatus::Success)).await.unwrap();
         if outcome == FinishOutcome::CancelRequested(CancelAction::Interrupt) {
-            outcome = store.runs().finish(&old, &end(RunStatus::Interrupted)).await.unwrap();
+            outcome = records.runs().finish(&old, &end(RunStatus::Interrupted)).await.unwrap();
         }
         let (admission, FinishOutcome::Finished { promoted }) = (taking.await.unwrap(), outcome) else {
             panic!("the old run did not end");
@@ -359,22 +359,22 @@ async fn takeover_racing_with_the_end_gets_the_thread_either_way() {
             matches!(admission, Admission::Waiting { .. }),
             "{promoted:?} {admission:?}"
         );
-        assert_eq!(store.runs().start(&new).await.unwrap(), StartOutcome::Started);
-        store.runs().finish(&new, &end(RunStatus::Success)).await.unwrap();
+        assert_eq!(records.runs().start(&new).await.unwrap(), StartOutcome::Started);
+        records.runs().finish(&new, &end(RunStatus::Success)).await.unwrap();
     }
 }
 
 /// Admits runs that wait in the queue.
-async fn enqueue(store: &Records, thread_id: &str, run_ids: &[&str]) {
+async fn enqueue(records: &Records, thread_id: &str, run_ids: &[&str]) {
     for run_id in run_ids {
-        let admission = store.runs().admit(new_run(thread_id, run_id), Enqueue).await.unwrap();
+        let admission = records.runs().admit(new_run(thread_id, run_id), Enqueue).await.unwrap();
         let Admission::Queued(row) = admission else { panic!("{admission:?}") };
         assert_eq!((row.status, row.waiting, row.cancel_action), (RunStatus::Pending, true, None));
     }
 }
 
-async fn finish(store: &Records, run_id: &str) -> Option<String> {
-    match store.runs().finish(run_id, &end(RunStatus::Interrupted)).await.unwrap() {
+async fn finish(records: &Records, run_id: &str) -> Option<String> {
+    match records.runs().finish(run_id, &end(RunStatus::Interrupted)).await.unwrap() {
         FinishOutcome::Finished { promoted } => promoted,
         other => panic!("{other:?}"),
     }
@@ -383,19 +383,19 @@ async fn finish(store: &Records, run_id: &str) -> Option<String> {
 #[tokio::test]
 async fn enqueued_runs_get_the_thread_one_after_the_other_in_the_order_of_their_admission() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    let admission = store.runs().admit(new_run("t", "r1"), Enqueue).await.unwrap();
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    let admission = records.runs().admit(new_run("t", "r1"), Enqueue).await.unwrap();
     assert!(matches!(admission, Admission::Admitted(_)), "nothing to wait for: {admission:?}");
-    store.runs().start("r1").await.unwrap();
-    enqueue(store, "t", &["z", "a", "m"]).await;
-    assert_eq!(run(store, "r1").await.cancel_action, None, "it continues");
-    assert!(store.runs().admit(new_run("t", "no"), Reject).await.unwrap_err().is_conflict());
+    records.runs().start("r1").await.unwrap();
+    enqueue(records, "t", &["z", "a", "m"]).await;
+    assert_eq!(run(records, "r1").await.cancel_action, None, "it continues");
+    assert!(records.runs().admit(new_run("t", "no"), Reject).await.unwrap_err().is_conflict());
     for (ended, next) in [("r1", Some("z")), ("z", Some("a")), ("a", Some("m")), ("m", None)] {
-        assert_eq!(finish(store, ended).await.as_deref(), next);
-        assert_eq!(holder(store, "t").await.as_deref(), next);
+        assert_eq!(finish(records, ended).await.as_deref(), next);
+        assert_eq!(holder(records, "t").await.as_deref(), next);
         if let Some(next) = next {
-            assert_eq!(store.runs().start(next).await.unwrap(), StartOutcome::Started);
+            assert_eq!(records.runs().start(next).await.unwrap(), StartOutcome::Started);
         }
     }
 }
@@ -403,89 +403,89 @@ async fn enqueued_runs_get_the_thread_one_after_the_other_in_the_order_of_their_
 #[tokio::test]
 async fn a_cancelled_run_leaves_the_queue_and_gives_nobody_the_thread() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    enqueue(store, "t", &["r2", "r3", "r4"]).await;
-    store.runs().request_cancel("r3", CancelAction::Rollback).await.unwrap();
-    assert_eq!(store.runs().start("r3").await.unwrap(), StartOutcome::Cancelled(CancelAction::Rollback));
-    assert!(store.delete_run("r3").await.unwrap_err().is_conflict(), "it has not ended");
-    assert_eq!(finish(store, "r3").await, None);
-    store.delete_run("r3").await.unwrap();
-    assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    enqueue(records, "t", &["r2", "r3", "r4"]).await;
+    records.runs().request_cancel("r3", CancelAction::Rollback).await.unwrap();
+    assert_eq!(records.runs().start("r3").await.unwrap(), StartOutcome::Cancelled(CancelAction::Rollback));
+    assert!(records.delete_run("r3").await.unwrap_err().is_conflict(), "it has not ended");
+    assert_eq!(finish(records, "r3").await, None);
+    records.delete_run("r3").await.unwrap();
+    assert_eq!(holder(records, "t").await.as_deref(), Some("r1"));
     // A run whose cancellation is only recorded gets the thread and passes it on.
-    store.runs().request_cancel("r2", CancelAction::Interrupt).await.unwrap();
-    assert_eq!(finish(store, "r1").await.as_deref(), Some("r2"));
-    assert_eq!(store.runs().start("r2").await.unwrap(), StartOutcome::Cancelled(CancelAction::Interrupt));
-    assert_eq!(finish(store, "r2").await.as_deref(), Some("r4"));
+    records.runs().request_cancel("r2", CancelAction::Interrupt).await.unwrap();
+    assert_eq!(finish(records, "r1").await.as_deref(), Some("r2"));
+    assert_eq!(records.runs().start("r2").await.unwrap(), StartOutcome::Cancelled(CancelAction::Interrupt));
+    assert_eq!(finish(records, "r2").await.as_deref(), Some("r4"));
 }
 
 #[tokio::test]
 async fn a_takeover_interrupts_the_whole_queue_and_later_runs_wait_behind_it() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    enqueue(store, "t", &["r2", "r3"]).await;
-    let Admission::Waiting { mut superseded, predecessor, .. } = wait(store, "t", "r4", Interrupt).await
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    enqueue(records, "t", &["r2", "r3"]).await;
+    let Admission::Waiting { mut superseded, predecessor, .. } = wait(records, "t", "r4", Interrupt).await
     else {
         unreachable!()
     };
     superseded.sort_unstable();
     assert_eq!((predecessor.as_str(), superseded), ("r1", vec!["r2".to_owned(), "r3".to_owned()]));
     for run_id in ["r2", "r3"] {
-        let row = run(store, run_id).await;
+        let row = run(records, run_id).await;
         assert_eq!((row.status, row.waiting), (RunStatus::Interrupted, false));
     }
-    enqueue(store, "t", &["r5"]).await;
-    assert_eq!(finish(store, "r1").await.as_deref(), Some("r4"));
-    assert_eq!(finish(store, "r4").await.as_deref(), Some("r5"));
+    enqueue(records, "t", &["r5"]).await;
+    assert_eq!(finish(records, "r1").await.as_deref(), Some("r4"));
+    assert_eq!(finish(records, "r4").await.as_deref(), Some("r5"));
 }
 
 #[tokio::test]
 async fn a_run_waits_for_other_writers_too_but_not_for_a_deletion() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
     for kind in [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Branch] {
-        let reservation = store.runs().reserve("t", kind).await.unwrap();
+        let reservation = records.runs().reserve("t", kind).await.unwrap();
         let run_id = format!("{kind:?}");
-        enqueue(store, "t", &[&run_id]).await;
-        assert_eq!(store.runs().start(&run_id).await.unwrap(), StartOutcome::Waiting);
+        enqueue(records, "t", &[&run_id]).await;
+        assert_eq!(records.runs().start(&run_id).await.unwrap(), StartOutcome::Waiting);
         reservation.release().await.unwrap();
-        assert_eq!(store.runs().start(&run_id).await.unwrap(), StartOutcome::Started);
-        finish(store, &run_id).await;
+        assert_eq!(records.runs().start(&run_id).await.unwrap(), StartOutcome::Started);
+        finish(records, &run_id).await;
     }
-    let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-    let refused = store.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err();
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    let refused = records.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err();
     assert!(matches!(refused, RecordsError::Conflict { holder: OperationKind::Delete, .. }), "{refused}");
-    store.delete_thread(reservation).await.unwrap();
-    assert!(store.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err().is_not_found());
+    records.delete_thread(reservation).await.unwrap();
+    assert!(records.runs().admit(new_run("t", "late"), Enqueue).await.unwrap_err().is_not_found());
 }
 
 #[tokio::test]
 async fn a_hundred_runs_wait_and_no_more() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "first").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "first").await;
     for n in 0..QUEUE_MAX {
-        enqueue(store, "t", &[&format!("r{n}")]).await;
+        enqueue(records, "t", &[&format!("r{n}")]).await;
     }
-    let before = dump(store).await;
-    let refused = store.runs().admit(new_run("t", "more"), Enqueue).await.unwrap_err();
+    let before = dump(records).await;
+    let refused = records.runs().admit(new_run("t", "more"), Enqueue).await.unwrap_err();
     let text = "Thread t has 100 waiting runs, which is the maximum; try again when some have ended";
     assert_eq!(refused.to_string(), text);
-    assert_eq!(dump(store).await, before);
-    assert_eq!(finish(store, "first").await.as_deref(), Some("r0"));
-    enqueue(store, "t", &["more"]).await;
+    assert_eq!(dump(records).await, before);
+    assert_eq!(finish(records, "first").await.as_deref(), Some("r0"));
+    enqueue(records, "t", &["more"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn parallel_enqueued_runs_all_get_the_thread_in_the_order_of_their_admission() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
     let results = admit_together(&fixture, 20, Enqueue).await;
     let rows: Vec<RunRow> = results
         .into_iter()
@@ -495,11 +495,11 @@ async fn parallel_enqueued_runs_all_get_the_thread_in_the_order_of_their_admissi
         })
         .collect();
     let newest_first =
-        store.runs().list_by_thread("t", &RunQuery { status: None, limit: 99, offset: 0 }).await;
+        records.runs().list_by_thread("t", &RunQuery { status: None, limit: 99, offset: 0 }).await;
     let admitted: Vec<String> = newest_first.unwrap().into_iter().rev().map(|row| row.run_id).collect();
     assert_eq!(admitted.len(), rows.len());
     for (ended, next) in admitted.iter().zip(admitted[1..].iter().map(Some).chain([None])) {
-        assert_eq!(holder(store, "t").await.as_ref(), Some(ended));
-        assert_eq!(finish(store, ended).await.as_ref(), next);
+        assert_eq!(holder(records, "t").await.as_ref(), Some(ended));
+        assert_eq!(finish(records, ended).await.as_ref(), next);
     }
 }

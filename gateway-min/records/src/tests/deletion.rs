@@ -6,41 +6,41 @@ use tokio::sync::Barrier;
 use super::support::*;
 use crate::*;
 
-async fn full_thread(store: &Records, thread_id: &str) {
-    create_thread(store, thread_id).await;
+async fn full_thread(records: &Records, thread_id: &str) {
+    create_thread(records, thread_id).await;
     for n in 0..2 {
         let run_id = format!("{thread_id}-r{n}");
-        start(store, thread_id, &run_id).await;
+        start(records, thread_id, &run_id).await;
         let events = vec![NewEvent::new("llm.human.input", MESSAGE_CATEGORY, json!({"n": n})); 2];
-        store.events().append(thread_id, &run_id, events).await.unwrap();
-        store.runs().finish(&run_id, &end(RunStatus::Success)).await.unwrap();
+        records.events().append(thread_id, &run_id, events).await.unwrap();
+        records.runs().finish(&run_id, &end(RunStatus::Success)).await.unwrap();
     }
 }
 
-async fn events(store: &Records, thread_id: &str, run_id: &str) -> usize {
-    store.events().list(&EventQuery::new(thread_id, run_id)).await.unwrap().len()
+async fn events(records: &Records, thread_id: &str, run_id: &str) -> usize {
+    records.events().list(&EventQuery::new(thread_id, run_id)).await.unwrap().len()
 }
 
 #[tokio::test]
 async fn deletion_takes_everything_of_the_thread_and_nothing_else() {
     for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
         let fixture = fixture_with(backend).await;
-        let store = &fixture.store;
-        full_thread(store, "kept").await;
-        let kept = dump(store).await;
-        full_thread(store, "gone").await;
-        let reservation = store.runs().reserve("gone", WriterKind::Delete).await.unwrap();
-        let deleted = store.delete_thread(reservation).await.unwrap();
+        let records = &fixture.records;
+        full_thread(records, "kept").await;
+        let kept = dump(records).await;
+        full_thread(records, "gone").await;
+        let reservation = records.runs().reserve("gone", WriterKind::Delete).await.unwrap();
+        let deleted = records.delete_thread(reservation).await.unwrap();
         assert_eq!(deleted, DeletedThread { thread: true, runs: 2, events: 4 });
-        assert_eq!(dump(store).await, kept);
-        assert_eq!(events(store, "kept", "kept-r1").await, 2);
-        assert_eq!(events(store, "gone", "gone-r1").await, 0);
+        assert_eq!(dump(records).await, kept);
+        assert_eq!(events(records, "kept", "kept-r1").await, 2);
+        assert_eq!(events(records, "gone", "gone-r1").await, 0);
 
         // The id can be used again.
-        create_thread(store, "gone").await;
-        assert_eq!(store.events().count_messages("gone").await.unwrap(), 0);
-        start(store, "gone", "new").await;
-        let seqs = store
+        create_thread(records, "gone").await;
+        assert_eq!(records.events().count_messages("gone").await.unwrap(), 0);
+        start(records, "gone", "new").await;
+        let seqs = records
             .events()
             .append("gone", "new", vec![NewEvent::new("run.start", "trace", json!(null))])
             .await;
@@ -51,47 +51,47 @@ async fn deletion_takes_everything_of_the_thread_and_nothing_else() {
 #[tokio::test]
 async fn deletion_of_a_thread_without_row_finds_nothing() {
     let fixture = fixture().await;
-    let reservation = fixture.store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-    let deleted = fixture.store.delete_thread(reservation).await.unwrap();
+    let reservation = fixture.records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    let deleted = fixture.records.delete_thread(reservation).await.unwrap();
     assert_eq!(deleted, DeletedThread { thread: false, runs: 0, events: 0 });
-    assert!(dump(&fixture.store).await.is_empty());
+    assert!(dump(&fixture.records).await.is_empty());
 }
 
 #[tokio::test]
 async fn deletion_needs_its_own_reservation() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    full_thread(store, "t").await;
-    let before = dump(store).await;
-    let reservation = store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
-    let error = store.delete_thread(reservation).await.unwrap_err();
+    let records = &fixture.records;
+    full_thread(records, "t").await;
+    let before = dump(records).await;
+    let reservation = records.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+    let error = records.delete_thread(reservation).await.unwrap_err();
     assert!(matches!(error, RecordsError::Invalid { field: "reservation", .. }), "{error}");
-    until_free(store, "t").await;
-    assert_eq!(dump(store).await, before);
+    until_free(records, "t").await;
+    assert_eq!(dump(records).await, before);
 
-    let stale = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    let stale = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
     assert!(stale.is_held().await.unwrap());
-    store.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
+    records.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
     assert!(!stale.is_held().await.unwrap());
-    let error = store.delete_thread(stale).await.unwrap_err();
+    let error = records.delete_thread(stale).await.unwrap_err();
     assert!(matches!(error, RecordsError::NotFound { entity: Entity::Reservation, .. }), "{error}");
-    assert_eq!(dump(store).await, before);
+    assert_eq!(dump(records).await, before);
 }
 
 #[tokio::test]
 async fn late_events_of_a_deleted_thread_are_refused() {
     for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
         let fixture = fixture_with(backend).await;
-        let store = &fixture.store;
-        full_thread(store, "t").await;
-        let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-        store.delete_thread(reservation).await.unwrap();
-        create_thread(store, "t").await;
+        let records = &fixture.records;
+        full_thread(records, "t").await;
+        let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        records.delete_thread(reservation).await.unwrap();
+        create_thread(records, "t").await;
         let event = NewEvent::new("run.delivery", "outputs", json!({}));
-        let late = store.events().append("t", "t-r1", vec![event.clone()]).await.unwrap_err();
+        let late = records.events().append("t", "t-r1", vec![event.clone()]).await.unwrap_err();
         assert_eq!(late.to_string(), "Run t-r1 not found");
-        assert!(store.events().append_if_absent("t", "t-r1", event).await.unwrap_err().is_not_found());
-        assert_eq!(events(store, "t", "t-r1").await, 0);
+        assert!(records.events().append_if_absent("t", "t-r1", event).await.unwrap_err().is_not_found());
+        assert_eq!(events(records, "t", "t-r1").await, 0);
     }
 }
 
@@ -100,23 +100,23 @@ async fn late_events_of_a_deleted_thread_are_refused() {
 async fn events_racing_with_the_deletion_leave_nothing() {
     for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
         let fixture = fixture_with(backend).await;
-        let store = &fixture.store;
+        let records = &fixture.records;
         for _ in 0..100 {
-            full_thread(store, "t").await;
-            let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-            let late = store.clone();
+            full_thread(records, "t").await;
+            let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+            let late = records.clone();
             let appending = tokio::spawn(async move {
                 let event = NewEvent::new("run.delivery", "outputs", json!({}));
                 late.events().append("t", "t-r1", vec![event]).await
             });
-            store.delete_thread(reservation).await.unwrap();
+            records.delete_thread(reservation).await.unwrap();
             let appended = appending.await.unwrap();
             assert!(
                 appended.as_ref().map_or_else(RecordsError::is_not_found, |seqs| seqs == &[5]),
                 "{appended:?}"
             );
-            assert_eq!(events(store, "t", "t-r1").await, 0);
-            assert!(dump(store).await.is_empty());
+            assert_eq!(events(records, "t", "t-r1").await, 0);
+            assert!(dump(records).await.is_empty());
         }
     }
 }
@@ -127,35 +127,35 @@ async fn of_a_run_and_a_deletion_exactly_one_wins() {
     let second = fixture.reopen(EventBackend::Memory).await;
     for round in 0..100 {
         let (thread_id, run_id) = (format!("t{round}"), format!("r{round}"));
-        create_thread(&fixture.store, &thread_id).await;
+        create_thread(&fixture.records, &thread_id).await;
         let barrier = Arc::new(Barrier::new(2));
         let admitting = {
-            // Every other round through another process's store.
-            let store = if round % 2 == 0 { fixture.store.clone() } else { second.clone() };
+            // Every other round through another process's records.
+            let records = if round % 2 == 0 { fixture.records.clone() } else { second.clone() };
             let (run, barrier) = (new_run(&thread_id, &run_id), barrier.clone());
             tokio::spawn(async move {
                 barrier.wait().await;
-                store.runs().admit(run, MultitaskStrategy::Reject).await
+                records.runs().admit(run, MultitaskStrategy::Reject).await
             })
         };
         let deleting = {
-            let (store, thread_id) = (fixture.store.clone(), thread_id.clone());
+            let (records, thread_id) = (fixture.records.clone(), thread_id.clone());
             tokio::spawn(async move {
                 barrier.wait().await;
-                let reservation = store.runs().reserve(&thread_id, WriterKind::Delete).await?;
-                store.delete_thread(reservation).await
+                let reservation = records.runs().reserve(&thread_id, WriterKind::Delete).await?;
+                records.delete_thread(reservation).await
             })
         };
         match (admitting.await.unwrap(), deleting.await.unwrap()) {
             (Ok(_), Err(error)) => {
                 assert_eq!(error.to_string(), format!("Thread {thread_id} already has an active run"));
-                assert_eq!(holder(&fixture.store, &thread_id).await, Some(run_id));
+                assert_eq!(holder(&fixture.records, &thread_id).await, Some(run_id));
             }
             (Err(error), Ok(deleted)) => {
                 assert!(error.is_conflict() || error.is_not_found(), "{error}");
                 assert!(deleted.thread);
-                assert_eq!(holder(&fixture.store, &thread_id).await, None);
-                assert!(fixture.store.threads().get(&thread_id, None).await.unwrap().is_none());
+                assert_eq!(holder(&fixture.records, &thread_id).await, None);
+                assert!(fixture.records.threads().get(&thread_id, None).await.unwrap().is_none());
             }
             other => panic!("not exactly one won: {other:?}"),
         }

@@ -37,7 +37,7 @@ async fn open() -> (Records, TestClock) {
     (lone(options(&clock, EventBackend::Database)).await, clock)
 }
 
-/// Drops `operation` after 0, 1, 2, ... waits until it completes, each time on a new store.
+/// Drops `operation` after 0, 1, 2, ... waits until it completes, each time on new records.
 async fn dropped_everywhere(
     prepare: impl AsyncFn(&Records),
     operation: impl AsyncFn(&Records) -> Result<(), RecordsError>,
@@ -54,11 +54,11 @@ async fn dropped_everywhere(
     // all.
     let (mut dropped, mut unwaited) = (0, 0);
     loop {
-        let (store, clock) = open().await;
-        prepare(&store).await;
+        let (records, clock) = open().await;
+        prepare(&records).await;
         clock.advance_micros(1);
-        let outcome = DropAfter { future: Box::pin(operation(&store)), left: dropped }.await;
-        let left = dump(&store).await;
+        let outcome = DropAfter { future: Box::pin(operation(&records)), left: dropped }.await;
+        let left = dump(&records).await;
         if let Some(result) = outcome {
             result.unwrap();
             assert_eq!(left, after);
@@ -74,24 +74,24 @@ async fn dropped_everywhere(
     assert!(dropped > 0, "the operation never waited");
 }
 
-async fn thread_and_run(store: &Records) {
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
+async fn thread_and_run(records: &Records) {
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
 }
 
 #[tokio::test]
 async fn thread_changes() {
     dropped_everywhere(
         async |_| {},
-        async |store| {
+        async |records| {
             let new = NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
-            store.threads().create(new).await.map(drop)
+            records.threads().create(new).await.map(drop)
         },
     )
     .await;
     dropped_everywhere(
-        async |store| create_thread(store, "t").await,
-        async |store| store.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.map(drop),
+        async |records| create_thread(records, "t").await,
+        async |records| records.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.map(drop),
     )
     .await;
 }
@@ -99,40 +99,40 @@ async fn thread_changes() {
 #[tokio::test]
 async fn admission_and_takeover() {
     dropped_everywhere(
-        async |store| create_thread(store, "t").await,
-        async |store| store.runs().admit(new_run("t", "r"), Reject).await.map(drop),
+        async |records| create_thread(records, "t").await,
+        async |records| records.runs().admit(new_run("t", "r"), Reject).await.map(drop),
     )
     .await;
     dropped_everywhere(
-        async |store| {
-            thread_and_run(store).await;
-            wait(store, "t", "r2", Interrupt).await;
+        async |records| {
+            thread_and_run(records).await;
+            wait(records, "t", "r2", Interrupt).await;
         },
-        async |store| store.runs().admit(new_run("t", "r3"), Interrupt).await.map(drop),
+        async |records| records.runs().admit(new_run("t", "r3"), Interrupt).await.map(drop),
     )
     .await;
 }
 
 #[tokio::test]
 async fn cancel_and_finish() {
-    dropped_everywhere(thread_and_run, async |store| {
-        store.runs().request_cancel("r", CancelAction::Rollback).await.map(drop)
+    dropped_everywhere(thread_and_run, async |records| {
+        records.runs().request_cancel("r", CancelAction::Rollback).await.map(drop)
     })
     .await;
     dropped_everywhere(
-        async |store| {
-            thread_and_run(store).await;
-            wait(store, "t", "r2", Interrupt).await;
+        async |records| {
+            thread_and_run(records).await;
+            wait(records, "t", "r2", Interrupt).await;
         },
-        async |store| store.runs().finish("r", &end(RunStatus::Interrupted)).await.map(drop),
+        async |records| records.runs().finish("r", &end(RunStatus::Interrupted)).await.map(drop),
     )
     .await;
 }
 
 #[tokio::test]
 async fn recovery() {
-    dropped_everywhere(thread_and_run, async |store| {
-        store.runs().recover_orphans(TestClock::new().now(), TimeDelta::zero()).await.map(drop)
+    dropped_everywhere(thread_and_run, async |records| {
+        records.runs().recover_orphans(TestClock::new().now(), TimeDelta::zero()).await.map(drop)
     })
     .await;
 }
@@ -140,25 +140,25 @@ async fn recovery() {
 #[tokio::test]
 async fn events() {
     let events = || vec![NewEvent::new("x", "trace", json!(null)); 3];
-    dropped_everywhere(thread_and_run, async |store| {
-        store.events().append("t", "r", events()).await.map(drop)
+    dropped_everywhere(thread_and_run, async |records| {
+        records.events().append("t", "r", events()).await.map(drop)
     })
     .await;
-    dropped_everywhere(thread_and_run, async |store| {
+    dropped_everywhere(thread_and_run, async |records| {
         let runs = vec![SeedRun { run_id: "s".to_owned(), events: events() }];
-        store.events().seed("t", runs).await.map(drop)
+        records.events().seed("t", runs).await.map(drop)
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_reservation_whose_future_is_dropped_is_given_back() {
-    let (store, _) = open().await;
+    let (records, _) = open().await;
     // More than once, because the await points vary, and the commit's is the one that matters.
     for _ in 0..20 {
         let mut dropped = 0;
         loop {
-            let reserving = Box::pin(store.runs().reserve("t", WriterKind::CheckpointWrite));
+            let reserving = Box::pin(records.runs().reserve("t", WriterKind::CheckpointWrite));
             match (DropAfter { future: reserving, left: dropped }).await {
                 Some(Ok(reservation)) => break reservation.release().await.unwrap(),
                 // An abandoned earlier reservation is only now being created and released.
@@ -168,7 +168,7 @@ async fn a_reservation_whose_future_is_dropped_is_given_back() {
             // The abandoned reservation is created and released in the background; this one must succeed.
             let next = soon(async {
                 loop {
-                    match store.runs().reserve("t", WriterKind::CheckpointWrite).await {
+                    match records.runs().reserve("t", WriterKind::CheckpointWrite).await {
                         Err(error) => assert!(error.is_conflict(), "{error}"),
                         Ok(reservation) => break reservation,
                     }
@@ -179,7 +179,7 @@ async fn a_reservation_whose_future_is_dropped_is_given_back() {
         assert!(dropped > 0);
     }
     soon(async {
-        while !dump(&store).await.is_empty() {
+        while !dump(&records).await.is_empty() {
             tokio::task::yield_now().await;
         }
     })
@@ -188,11 +188,11 @@ async fn a_reservation_whose_future_is_dropped_is_given_back() {
 
 #[tokio::test]
 async fn a_deletion_whose_future_is_dropped_goes_on() {
-    let (store, _) = open().await;
-    thread_and_run(&store).await;
-    store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
-    let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-    assert!(DropAfter { future: Box::pin(store.delete_thread(reservation)), left: 0 }.await.is_none());
-    until_free(&store, "t").await;
-    assert!(dump(&store).await.is_empty());
+    let (records, _) = open().await;
+    thread_and_run(&records).await;
+    records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    assert!(DropAfter { future: Box::pin(records.delete_thread(reservation)), left: 0 }.await.is_none());
+    until_free(&records, "t").await;
+    assert!(dump(&records).await.is_empty());
 }

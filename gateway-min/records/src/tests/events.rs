@@ -5,7 +5,7 @@ use crate::*;
 
 const BACKENDS: [EventBackend; 3] = [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl];
 
-/// A store with the given backend, and a run `r` on each of the threads `t` and `u`.
+/// Records with the given backend, and a run `r` on each of the threads `t` and `u`.
 async fn with_runs(backend: EventBackend) -> Fixture {
     let fixture = fixture_with(backend).await;
     for (thread_id, run_id) in [("t", "r"), ("u", "s")] {
@@ -14,9 +14,9 @@ async fn with_runs(backend: EventBackend) -> Fixture {
             user_id: Some("ann".to_owned()),
             ..NewThread::default()
         };
-        fixture.store.threads().create(new).await.unwrap();
+        fixture.records.threads().create(new).await.unwrap();
         let run = NewRun { user_id: Some("bob".to_owned()), ..new_run(thread_id, run_id) };
-        fixture.store.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+        fixture.records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
     }
     fixture
 }
@@ -29,8 +29,8 @@ fn message(n: u32) -> NewEvent {
     NewEvent::new("llm.ai.response", MESSAGE_CATEGORY, json!({ "n": n }))
 }
 
-async fn seqs(store: &Records, query: &EventQuery) -> Vec<i64> {
-    store.events().list(query).await.unwrap().into_iter().map(|row| row.seq).collect()
+async fn seqs(records: &Records, query: &EventQuery) -> Vec<i64> {
+    records.events().list(query).await.unwrap().into_iter().map(|row| row.seq).collect()
 }
 
 #[tokio::test]
@@ -46,9 +46,9 @@ async fn appended_events_read_back() {
             created_at: Some(earlier),
             ..NewEvent::new("llm.human.input", MESSAGE_CATEGORY, content.clone())
         };
-        let appended = fixture.store.events().append("t", "r", vec![past, event("run.end")]).await.unwrap();
+        let appended = fixture.records.events().append("t", "r", vec![past, event("run.end")]).await.unwrap();
         assert_eq!(appended, [1, 2]);
-        let rows = fixture.store.events().list(&EventQuery::new("t", "r")).await.unwrap();
+        let rows = fixture.records.events().list(&EventQuery::new("t", "r")).await.unwrap();
         let first = EventRow {
             thread_id: "t".to_owned(),
             run_id: "r".to_owned(),
@@ -77,18 +77,18 @@ async fn appended_events_read_back() {
 async fn numbers_are_the_threads_and_start_at_one() {
     for backend in BACKENDS {
         let fixture = with_runs(backend).await;
-        let (store, events) = (&fixture.store, fixture.store.events());
+        let (records, events) = (&fixture.records, fixture.records.events());
         assert_eq!(events.append("t", "r", vec![event("a"), event("b")]).await.unwrap(), [1, 2]);
         assert_eq!(events.append("u", "s", vec![event("a")]).await.unwrap(), [1]);
         assert_eq!(events.append("t", "r", vec![]).await.unwrap(), [0; 0]);
-        store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
-        admit(store, "t", "r2").await;
+        records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+        admit(records, "t", "r2").await;
         assert_eq!(events.append("t", "r2", vec![event("a")]).await.unwrap(), [3]);
         // A finished run may still append: its delivery receipt comes late.
         assert_eq!(events.append("t", "r", vec![event("c")]).await.unwrap(), [4]);
-        assert_eq!(seqs(store, &EventQuery::new("t", "r")).await, [1, 2, 4]);
-        assert_eq!(seqs(store, &EventQuery::new("t", "r2")).await, [3]);
-        assert_eq!(seqs(store, &EventQuery::new("u", "s")).await, [1]);
+        assert_eq!(seqs(records, &EventQuery::new("t", "r")).await, [1, 2, 4]);
+        assert_eq!(seqs(records, &EventQuery::new("t", "r2")).await, [3]);
+        assert_eq!(seqs(records, &EventQuery::new("u", "s")).await, [1]);
     }
 }
 
@@ -97,7 +97,7 @@ async fn parallel_appends_leave_no_gap() {
     for backend in BACKENDS {
         let fixture = with_runs(backend).await;
         let tasks = (0..40).map(|i| {
-            let events = fixture.store.events().clone();
+            let events = fixture.records.events().clone();
             let (thread_id, run_id) = if i % 2 == 0 { ("t", "r") } else { ("u", "s") };
             tokio::spawn(async move {
                 events.append(thread_id, run_id, vec![event("x"); 1 + i / 2]).await.unwrap()
@@ -108,7 +108,7 @@ async fn parallel_appends_leave_no_gap() {
             assert!(batch.windows(2).all(|pair| pair[1] == pair[0] + 1), "{batch:?}");
         }
         for (thread_id, run_id) in [("t", "r"), ("u", "s")] {
-            let all = seqs(&fixture.store, &EventQuery::new(thread_id, run_id)).await;
+            let all = seqs(&fixture.records, &EventQuery::new(thread_id, run_id)).await;
             assert_eq!(all, (1..=210).collect::<Vec<_>>());
         }
     }
@@ -130,7 +130,7 @@ async fn filters_are_exact_and_combine() {
             task("subagent.end", json!("a")),
             task("subagent.end", json!(1)),
         ];
-        fixture.store.events().append("t", "r", all).await.unwrap();
+        fixture.records.events().append("t", "r", all).await.unwrap();
         let base = EventQuery::new("t", "r");
         let types = |types: &[&str]| Some(types.iter().map(|t| (*t).to_owned()).collect());
         let task_id = |task_id: &str| Some(task_id.to_owned());
@@ -157,7 +157,7 @@ async fn filters_are_exact_and_combine() {
             (EventQuery::new("u", "r"), vec![]),
             (EventQuery::new("unknown", "unknown"), vec![]),
         ] {
-            assert_eq!(seqs(&fixture.store, &query).await, expected, "{backend:?} {query:?}");
+            assert_eq!(seqs(&fixture.records, &query).await, expected, "{backend:?} {query:?}");
         }
     }
 }
@@ -167,14 +167,14 @@ async fn pages_go_through_2500_rows() {
     for backend in BACKENDS {
         let fixture = with_runs(backend).await;
         for _ in 0..5 {
-            fixture.store.events().append("t", "r", vec![event("x"); 500]).await.unwrap();
+            fixture.records.events().append("t", "r", vec![event("x"); 500]).await.unwrap();
         }
         let mut query = EventQuery::new("t", "r");
-        assert_eq!(seqs(&fixture.store, &query).await.len(), 500);
+        assert_eq!(seqs(&fixture.records, &query).await.len(), 500);
         query.limit = EventQuery::MAX_LIMIT;
         let (mut pages, mut all) = (0, Vec::new());
         while pages < 3 {
-            let page = seqs(&fixture.store, &query).await;
+            let page = seqs(&fixture.records, &query).await;
             let Some(last) = page.last() else { break };
             query.after_seq = Some(*last);
             all.extend(page);
@@ -190,7 +190,7 @@ async fn limit_has_bounds() {
         let fixture = with_runs(backend).await;
         for (limit, allowed) in [(0, false), (1, true), (2000, true), (2001, false)] {
             let result =
-                fixture.store.events().list(&EventQuery { limit, ..EventQuery::new("t", "r") }).await;
+                fixture.records.events().list(&EventQuery { limit, ..EventQuery::new("t", "r") }).await;
             match result {
                 Ok(rows) => assert!(allowed && rows.is_empty()),
                 Err(error) => {
@@ -209,7 +209,7 @@ async fn limit_has_bounds() {
 async fn only_messages_count() {
     for backend in BACKENDS {
         let fixture = with_runs(backend).await;
-        let events = fixture.store.events();
+        let events = fixture.records.events();
         assert_eq!(events.count_messages("t").await.unwrap(), 0);
         let delivery = NewEvent::new("run.delivery", "outputs", json!({}));
         events.append("t", "r", vec![event("run.start"), delivery]).await.unwrap();
@@ -226,18 +226,18 @@ async fn delivery_is_written_once() {
         let fixture = with_runs(backend).await;
         let delivery = |n: u32| NewEvent::new("run.delivery", "outputs", json!({ "n": n }));
         let tasks = (0..10).map(|n| {
-            let events = fixture.store.events().clone();
+            let events = fixture.records.events().clone();
             tokio::spawn(async move { events.append_if_absent("t", "r", delivery(n)).await.unwrap() })
         });
         let written = futures::future::try_join_all(tasks).await.unwrap();
         assert_eq!(written.iter().flatten().collect::<Vec<_>>(), [&1]);
         // Other types and other runs do not prevent it.
         assert_eq!(
-            fixture.store.events().append_if_absent("t", "r", event("run.end")).await.unwrap(),
+            fixture.records.events().append_if_absent("t", "r", event("run.end")).await.unwrap(),
             Some(2)
         );
-        assert_eq!(fixture.store.events().append_if_absent("u", "s", delivery(0)).await.unwrap(), Some(1));
-        assert_eq!(seqs(&fixture.store, &EventQuery::new("t", "r")).await, [1, 2]);
+        assert_eq!(fixture.records.events().append_if_absent("u", "s", delivery(0)).await.unwrap(), Some(1));
+        assert_eq!(seqs(&fixture.records, &EventQuery::new("t", "r")).await, [1, 2]);
     }
 }
 
@@ -246,17 +246,18 @@ async fn events_need_their_run() {
     for backend in BACKENDS {
         let fixture = with_runs(backend).await;
         for (thread_id, run_id) in [("t", "unknown"), ("t", "s"), ("unknown", "r")] {
-            let error = fixture.store.events().append(thread_id, run_id, vec![event("x")]).await.unwrap_err();
+            let error =
+                fixture.records.events().append(thread_id, run_id, vec![event("x")]).await.unwrap_err();
             assert_eq!(error.to_string(), format!("Run {run_id} not found"));
         }
         // A reservation is not a run.
-        let reservation = fixture.store.runs().reserve("v", WriterKind::CheckpointWrite).await.unwrap();
-        let row_id = holder(&fixture.store, "v").await.unwrap();
+        let reservation = fixture.records.runs().reserve("v", WriterKind::CheckpointWrite).await.unwrap();
+        let row_id = holder(&fixture.records, "v").await.unwrap();
         assert!(
-            fixture.store.events().append("v", &row_id, vec![event("x")]).await.unwrap_err().is_not_found()
+            fixture.records.events().append("v", &row_id, vec![event("x")]).await.unwrap_err().is_not_found()
         );
         reservation.release().await.unwrap();
-        assert_eq!(fixture.store.events().append("t", "r", vec![event("x")]).await.unwrap(), [1]);
+        assert_eq!(fixture.records.events().append("t", "r", vec![event("x")]).await.unwrap(), [1]);
     }
 }
 
@@ -264,7 +265,7 @@ async fn events_need_their_run() {
 async fn seeding_fills_a_feed_without_messages_once() {
     for backend in BACKENDS {
         let fixture = with_runs(backend).await;
-        let (store, events) = (&fixture.store, fixture.store.events());
+        let (records, events) = (&fixture.records, fixture.records.events());
         events.append("t", "r", vec![event("run.start")]).await.unwrap();
         let seeds = || {
             let run = |n: u32, events| SeedRun { run_id: format!("checkpoint-seed-t-{n}"), events };
@@ -272,7 +273,7 @@ async fn seeding_fills_a_feed_without_messages_once() {
         };
         assert!(events.seed("t", seeds()).await.unwrap());
         assert!(!events.seed("t", seeds()).await.unwrap());
-        assert_eq!(seqs(store, &EventQuery::new("t", "checkpoint-seed-t-0")).await, [2, 3]);
+        assert_eq!(seqs(records, &EventQuery::new("t", "checkpoint-seed-t-0")).await, [2, 3]);
         let rows = events.list(&EventQuery::new("t", "checkpoint-seed-t-1")).await.unwrap();
         assert_eq!((rows.len(), rows[0].seq, rows[0].user_id.as_deref()), (1, 4, Some("ann")));
         assert_eq!(events.count_messages("t").await.unwrap(), 3);
@@ -288,7 +289,7 @@ async fn seeding_fills_a_feed_without_messages_once() {
 async fn names_have_limits_and_a_bad_one_spoils_the_batch() {
     for backend in BACKENDS {
         let fixture = with_runs(backend).await;
-        let events = fixture.store.events();
+        let events = fixture.records.events();
         let named = |event_type: &str, category: &str| NewEvent::new(event_type, category, Value::Null);
         for (bad, field) in [
             (named("", "context"), "event_type"),
@@ -299,7 +300,7 @@ async fn names_have_limits_and_a_bad_one_spoils_the_batch() {
             let error = events.append("t", "r", vec![event("x"), bad]).await.unwrap_err();
             assert!(matches!(error, RecordsError::Invalid { field: f, .. } if f == field), "{error}");
         }
-        assert_eq!(seqs(&fixture.store, &EventQuery::new("t", "r")).await, [0; 0]);
+        assert_eq!(seqs(&fixture.records, &EventQuery::new("t", "r")).await, [0; 0]);
         let longest = named(&"é".repeat(32), &"é".repeat(16));
         assert_eq!(events.append("t", "r", vec![longest]).await.unwrap(), [1]);
     }
@@ -324,8 +325,8 @@ async fn long_trace_content_is_cut() {
             trace(list.clone()),
             NewEvent::new("llm.ai.response", MESSAGE_CATEGORY, list.clone()),
         ];
-        fixture.store.events().append("t", "r", given).await.unwrap();
-        let rows = fixture.store.events().list(&EventQuery::new("t", "r")).await.unwrap();
+        fixture.records.events().append("t", "r", given).await.unwrap();
+        let rows = fixture.records.events().list(&EventQuery::new("t", "r")).await.unwrap();
         let kept = object(json!({"kept": 1}));
         let cut = |length: usize| {
             object(json!({"kept": 1, "content_truncated": true, "original_byte_length": length}))
@@ -347,11 +348,11 @@ async fn long_trace_content_is_cut() {
 async fn trace_limit_is_a_setting() {
     let clock = TestClock::new();
     let options = RecordsOptions { max_trace_content: 3, ..options(&clock, EventBackend::Database) };
-    let store = lone(options).await;
-    create_thread(&store, "t").await;
-    admit(&store, "t", "r").await;
-    store.events().append("t", "r", vec![NewEvent::new("x", TRACE_CATEGORY, json!("abcd"))]).await.unwrap();
-    let rows = store.events().list(&EventQuery::new("t", "r")).await.unwrap();
+    let records = lone(options).await;
+    create_thread(&records, "t").await;
+    admit(&records, "t", "r").await;
+    records.events().append("t", "r", vec![NewEvent::new("x", TRACE_CATEGORY, json!("abcd"))]).await.unwrap();
+    let rows = records.events().list(&EventQuery::new("t", "r")).await.unwrap();
     assert_eq!(rows[0].content, "abc");
 }
 
@@ -360,8 +361,8 @@ async fn memory_feed_ends_with_the_process_and_the_others_do_not() {
     let backends = [(EventBackend::Memory, 0), (EventBackend::Database, 1), (EventBackend::Jsonl, 1)];
     for (backend, expected) in backends {
         let fixture = with_runs(backend).await;
-        fixture.store.events().append("t", "r", vec![message(1)]).await.unwrap();
-        fixture.store.close().await;
+        fixture.records.events().append("t", "r", vec![message(1)]).await.unwrap();
+        fixture.records.close().await;
         let reopened = fixture.reopen(backend).await;
         assert_eq!(reopened.events().count_messages("t").await.unwrap(), expected);
     }

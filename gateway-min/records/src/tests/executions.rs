@@ -35,7 +35,7 @@ fn end(status: ExecutionStatus) -> ExecutionEnd {
 #[tokio::test]
 async fn an_execution_is_opened_started_and_ended_once() {
     let fixture = fixture().await;
-    let executions = fixture.store.executions();
+    let executions = fixture.records.executions();
     let row = executions.open(new(&fixture, "e")).await.unwrap().row;
     assert_eq!(
         (row.attempt, row.status, row.child_thread.as_str()),
@@ -66,7 +66,7 @@ async fn an_execution_is_opened_started_and_ended_once() {
 #[tokio::test]
 async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_by_another() {
     let fixture = fixture().await;
-    let executions = fixture.store.executions();
+    let executions = fixture.records.executions();
     let first = executions.open(new(&fixture, "e")).await.unwrap().row;
     executions.finish(&first, end(ExecutionStatus::Failed)).await.unwrap();
     fixture.clock.advance_seconds(60);
@@ -87,7 +87,7 @@ async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_b
 #[tokio::test]
 async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() {
     let fixture = fixture().await;
-    let executions = fixture.store.executions();
+    let executions = fixture.records.executions();
     let ended = executions.open(new(&fixture, "ended")).await.unwrap().row;
     let ended = executions.finish(&ended, end(ExecutionStatus::TimedOut)).await.unwrap();
     fixture.clock.advance_seconds(1);
@@ -104,13 +104,13 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
     assert_eq!(executions.of_thread("u").await.unwrap()[0].status, ExecutionStatus::Pending);
 
     fixture
-        .store
+        .records
         .threads()
         .create(NewThread { thread_id: "t".into(), ..NewThread::default() })
         .await
         .unwrap();
-    let reservation = fixture.store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-    fixture.store.delete_thread(reservation).await.unwrap();
+    let reservation = fixture.records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    fixture.records.delete_thread(reservation).await.unwrap();
     assert_eq!(executions.of_thread("t").await.unwrap(), []);
     let error = executions.finish(&ended, end(ExecutionStatus::Completed)).await.unwrap_err();
     assert_eq!(error.to_string(), "Execution ended not found");
@@ -120,7 +120,7 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
 #[tokio::test]
 async fn a_run_that_an_execution_was_taken_from_decides_nothing_about_it() {
     let fixture = fixture().await;
-    let executions = fixture.store.executions();
+    let executions = fixture.records.executions();
     let former = executions.open(new(&fixture, "e")).await.unwrap().row;
     let taken = NewExecution { run_id: "r2".to_owned(), ..new(&fixture, "e") };
     let taken = executions.open(taken).await.unwrap().row;
@@ -135,7 +135,7 @@ async fn a_run_that_an_execution_was_taken_from_decides_nothing_about_it() {
 #[tokio::test]
 async fn a_copy_of_a_thread_takes_no_execution_of_its_source() {
     let fixture = fixture().await;
-    let executions = fixture.store.executions();
+    let executions = fixture.records.executions();
     let source = executions.open(new(&fixture, "e")).await.unwrap().row;
     let of_copy =
         NewExecution { thread_id: "copy".to_owned(), run_id: "r2".to_owned(), ..new(&fixture, "e") };

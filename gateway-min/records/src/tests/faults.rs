@@ -10,38 +10,40 @@ use crate::*;
 /// Makes the 1st, 2nd, ... statement of `operation` fail until it succeeds, and checks after each failure that all rows
 /// are unchanged. `statements` is their number including the commit, so that the test fails if it stops reaching one.
 async fn every_statement_fails_once<T: std::fmt::Debug>(
-    store: &Records,
+    records: &Records,
     statements: usize,
     operation: impl AsyncFn() -> Result<T, RecordsError>,
 ) {
-    let before = dump(store).await;
+    let before = dump(records).await;
     for k in 1..=statements {
-        store.db.fault.arm(k);
+        records.db.fault.arm(k);
         let error = operation().await.unwrap_err();
         assert!(error.to_string().contains("injected fault"), "statement {k}: {error}");
-        assert_eq!(dump(store).await, before, "statement {k}");
+        assert_eq!(dump(records).await, before, "statement {k}");
     }
-    store.db.fault.arm(statements + 1);
+    records.db.fault.arm(statements + 1);
     operation().await.unwrap();
-    assert!(store.db.fault.disarm(), "there are more than {statements} statements");
-    assert_ne!(dump(store).await, before);
+    assert!(records.db.fault.disarm(), "there are more than {statements} statements");
+    assert_ne!(dump(records).await, before);
 }
 
 #[tokio::test]
 async fn threads() {
     let fixture = fixture().await;
-    let threads = fixture.store.threads();
+    let threads = fixture.records.threads();
     let new = || NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
-    every_statement_fails_once(&fixture.store, 2, async || threads.create(new()).await).await;
+    every_statement_fails_once(&fixture.records, 2, async || threads.create(new()).await).await;
     fixture.clock.advance_micros(1);
     let patch = || object(json!({"a": 1}));
-    every_statement_fails_once(&fixture.store, 3, async || threads.patch_metadata("t", None, patch()).await)
-        .await;
-    every_statement_fails_once(&fixture.store, 2, async || {
+    every_statement_fails_once(&fixture.records, 3, async || {
+        threads.patch_metadata("t", None, patch()).await
+    })
+    .await;
+    every_statement_fails_once(&fixture.records, 2, async || {
         threads.set_status("t", ThreadStatus::Error).await
     })
     .await;
-    every_statement_fails_once(&fixture.store, 2, async || {
+    every_statement_fails_once(&fixture.records, 2, async || {
         threads.set_display_name("t", None, Some("x")).await.map(|changed| assert!(changed))
     })
     .await;
@@ -50,60 +52,60 @@ async fn threads() {
 #[tokio::test]
 async fn subagents() {
     let fixture = fixture().await;
-    let (store, subagents) = (&fixture.store, fixture.store.subagents());
-    every_statement_fails_once(store, 2, async || subagents.insert("a", "1").await).await;
-    every_statement_fails_once(store, 2, async || subagents.replace("a", "1", "2").await).await;
-    every_statement_fails_once(store, 2, async || subagents.remove("a").await).await;
+    let (records, subagents) = (&fixture.records, fixture.records.subagents());
+    every_statement_fails_once(records, 2, async || subagents.insert("a", "1").await).await;
+    every_statement_fails_once(records, 2, async || subagents.replace("a", "1", "2").await).await;
+    every_statement_fails_once(records, 2, async || subagents.remove("a").await).await;
 }
 
 #[tokio::test]
 async fn a_run_from_admission_to_end() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
     let keyed = |run_id: &str| NewRun { idempotency_key: Some(run_id.to_owned()), ..new_run("t", run_id) };
-    every_statement_fails_once(store, 4, async || runs.admit(keyed("r1"), Reject).await).await;
-    every_statement_fails_once(store, 4, async || runs.start("r1").await).await;
+    every_statement_fails_once(records, 4, async || runs.admit(keyed("r1"), Reject).await).await;
+    every_statement_fails_once(records, 4, async || runs.start("r1").await).await;
     let totals = RunTotals { message_count: 1, ..RunTotals::default() };
-    every_statement_fails_once(store, 2, async || runs.progress("r1", &totals).await).await;
-    every_statement_fails_once(store, 3, async || runs.request_cancel("r1", CancelAction::Rollback).await)
+    every_statement_fails_once(records, 2, async || runs.progress("r1", &totals).await).await;
+    every_statement_fails_once(records, 3, async || runs.request_cancel("r1", CancelAction::Rollback).await)
         .await;
-    every_statement_fails_once(store, 3, async || runs.decide("r1", &end(RunStatus::Error)).await).await;
-    every_statement_fails_once(store, 5, async || runs.finish("r1", &end(RunStatus::Error)).await).await;
+    every_statement_fails_once(records, 3, async || runs.decide("r1", &end(RunStatus::Error)).await).await;
+    every_statement_fails_once(records, 5, async || runs.finish("r1", &end(RunStatus::Error)).await).await;
 }
 
 #[tokio::test]
 async fn a_takeover_with_a_superseded_run() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    every_statement_fails_once(store, 7, async || runs.admit(new_run("t", "r2"), Interrupt).await).await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    every_statement_fails_once(records, 7, async || runs.admit(new_run("t", "r2"), Interrupt).await).await;
     fixture.clock.advance_micros(1);
-    every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r3"), Interrupt).await).await;
-    every_statement_fails_once(store, 5, async || runs.finish("r1", &end(RunStatus::Interrupted)).await)
+    every_statement_fails_once(records, 6, async || runs.admit(new_run("t", "r3"), Interrupt).await).await;
+    every_statement_fails_once(records, 5, async || runs.finish("r1", &end(RunStatus::Interrupted)).await)
         .await;
-    assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
+    assert_eq!(holder(records, "t").await.as_deref(), Some("r3"));
 }
 
 #[tokio::test]
 async fn a_queue() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r2"), Enqueue).await).await;
-    every_statement_fails_once(store, 6, async || runs.admit(new_run("t", "r3"), Enqueue).await).await;
-    every_statement_fails_once(store, 4, async || runs.finish("r2", &end(RunStatus::Error)).await).await;
-    every_statement_fails_once(store, 5, async || runs.finish("r1", &end(RunStatus::Success)).await).await;
-    assert_eq!(holder(store, "t").await.as_deref(), Some("r3"));
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    every_statement_fails_once(records, 6, async || runs.admit(new_run("t", "r2"), Enqueue).await).await;
+    every_statement_fails_once(records, 6, async || runs.admit(new_run("t", "r3"), Enqueue).await).await;
+    every_statement_fails_once(records, 4, async || runs.finish("r2", &end(RunStatus::Error)).await).await;
+    every_statement_fails_once(records, 5, async || runs.finish("r1", &end(RunStatus::Success)).await).await;
+    assert_eq!(holder(records, "t").await.as_deref(), Some("r3"));
 }
 
 #[tokio::test]
 async fn a_reservation() {
     let fixture = fixture().await;
-    let runs = fixture.store.runs();
-    every_statement_fails_once(&fixture.store, 2, async || {
+    let runs = fixture.records.runs();
+    every_statement_fails_once(&fixture.records, 2, async || {
         // Leaked, because a dropped reservation would be released.
         runs.reserve("t", WriterKind::CheckpointWrite).await.map(std::mem::forget)
     })
@@ -113,16 +115,16 @@ async fn a_reservation() {
 #[tokio::test]
 async fn recovery() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     for thread_id in ["t1", "t2"] {
-        create_thread(store, thread_id).await;
-        start(store, thread_id, thread_id).await;
+        create_thread(records, thread_id).await;
+        start(records, thread_id, thread_id).await;
     }
-    std::mem::forget(store.runs().reserve("t3", WriterKind::Delete).await.unwrap());
+    std::mem::forget(records.runs().reserve("t3", WriterKind::Delete).await.unwrap());
     let now = fixture.clock.now();
     // Two for each of the two runs, one for the writer, four for all, the commit.
-    every_statement_fails_once(store, 10, async || {
-        store.runs().recover_orphans(now, TimeDelta::zero()).await
+    every_statement_fails_once(records, 10, async || {
+        records.runs().recover_orphans(now, TimeDelta::zero()).await
     })
     .await;
 }
@@ -130,13 +132,13 @@ async fn recovery() {
 #[tokio::test]
 async fn events_in_the_database() {
     let fixture = fixture_with(EventBackend::Database).await;
-    let (store, events) = (&fixture.store, fixture.store.events());
-    create_thread(store, "t").await;
-    admit(store, "t", "r").await;
+    let (records, events) = (&fixture.records, fixture.records.events());
+    create_thread(records, "t").await;
+    admit(records, "t", "r").await;
     let event = |event_type: &str| NewEvent::new(event_type, "trace", json!(null));
     let three = || vec![event("a"), event("b"), event("c")];
-    every_statement_fails_once(store, 6, async || events.append("t", "r", three()).await).await;
-    every_statement_fails_once(store, 5, async || {
+    every_statement_fails_once(records, 6, async || events.append("t", "r", three()).await).await;
+    every_statement_fails_once(records, 5, async || {
         events.append_if_absent("t", "r", event("run.delivery")).await
     })
     .await;
@@ -144,7 +146,7 @@ async fn events_in_the_database() {
         let run = |run_id: &str| SeedRun { run_id: run_id.to_owned(), events: vec![event("a"), event("b")] };
         vec![run("s1"), run("s2")]
     };
-    every_statement_fails_once(store, 8, async || events.seed("t", seeds()).await).await;
+    every_statement_fails_once(records, 8, async || events.seed("t", seeds()).await).await;
     assert_eq!(events.list(&EventQuery::new("t", "s2")).await.unwrap().last().unwrap().seq, 8);
 }
 
@@ -153,27 +155,27 @@ async fn events_in_the_database() {
 async fn a_deletion() {
     for (backend, statements) in [(EventBackend::Database, 7), (EventBackend::Memory, 7)] {
         let fixture = fixture_with(backend).await;
-        let store = &fixture.store;
-        create_thread(store, "t").await;
-        start(store, "t", "r").await;
+        let records = &fixture.records;
+        create_thread(records, "t").await;
+        start(records, "t", "r").await;
         let message = NewEvent::new("llm.ai.response", MESSAGE_CATEGORY, json!({}));
-        store.events().append("t", "r", vec![message]).await.unwrap();
-        store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
-        let before = dump(store).await;
+        records.events().append("t", "r", vec![message]).await.unwrap();
+        records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+        let before = dump(records).await;
         for k in 1..=statements {
-            let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-            store.db.fault.arm(k);
-            let error = store.delete_thread(reservation).await.unwrap_err();
+            let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+            records.db.fault.arm(k);
+            let error = records.delete_thread(reservation).await.unwrap_err();
             assert!(error.to_string().contains("injected fault"), "statement {k}: {error}");
-            until_free(store, "t").await;
-            assert_eq!(dump(store).await, before, "statement {k}");
-            assert_eq!(store.events().count_messages("t").await.unwrap(), 1);
+            until_free(records, "t").await;
+            assert_eq!(dump(records).await, before, "statement {k}");
+            assert_eq!(records.events().count_messages("t").await.unwrap(), 1);
         }
-        let reservation = store.runs().reserve("t", WriterKind::Delete).await.unwrap();
-        store.db.fault.arm(statements + 1);
-        store.delete_thread(reservation).await.unwrap();
-        assert!(store.db.fault.disarm(), "there are more than {statements} statements");
-        assert!(dump(store).await.is_empty());
-        assert_eq!(store.events().count_messages("t").await.unwrap(), 0);
+        let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        records.db.fault.arm(statements + 1);
+        records.delete_thread(reservation).await.unwrap();
+        assert!(records.db.fault.disarm(), "there are more than {statements} statements");
+        assert!(dump(records).await.is_empty());
+        assert_eq!(records.events().count_messages("t").await.unwrap(), 0);
     }
 }

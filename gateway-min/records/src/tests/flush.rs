@@ -22,12 +22,12 @@ async fn waits(db: &Db) -> bool {
 #[tokio::test]
 async fn a_transaction_waits_for_the_disk_unless_it_is_told_not_to() {
     let fixture = fixture().await;
-    let store = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
     // The setting is per transaction, independent of the previous one on this connection.
     for _ in 0..2 {
-        assert!(waits(&store.db).await);
-        let in_postgres = store.db.dialect() == Dialect::Postgres;
-        assert_eq!(waits(&store.db.unflushed()).await, in_postgres);
+        assert!(waits(&records.db).await);
+        let in_postgres = records.db.dialect() == Dialect::Postgres;
+        assert_eq!(waits(&records.db.unflushed()).await, in_postgres);
     }
 }
 
@@ -37,39 +37,39 @@ async fn a_transaction_waits_for_the_disk_unless_it_is_told_not_to() {
 async fn of_a_run_its_admission_and_how_it_ends_wait_for_the_disk() {
     let fixture = fixture_with(EventBackend::Database).await;
     let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
-    let store = fixture.place.try_open(options).await.unwrap();
-    let commits = store.commits();
+    let records = fixture.place.try_open(options).await.unwrap();
+    let commits = records.commits();
     // Checks the number of commits, and of those that waited.
     let check = |all: u64, flushed: u64| {
-        let flushed = if store.db.dialect() == Dialect::Postgres { all } else { flushed };
+        let flushed = if records.db.dialect() == Dialect::Postgres { all } else { flushed };
         assert_eq!((commits.all(), commits.flushed()), (all, flushed));
     };
-    create_thread(&store, "t").await;
-    admit(&store, "t", "r").await;
+    create_thread(&records, "t").await;
+    admit(&records, "t", "r").await;
     check(2, 2);
-    assert_eq!(store.runs().start("r").await.unwrap(), StartOutcome::Started);
+    assert_eq!(records.runs().start("r").await.unwrap(), StartOutcome::Started);
     let event = || NewEvent::new("run.start", "trace", serde_json::json!({}));
-    store.events().append("t", "r", vec![event()]).await.unwrap();
-    store
+    records.events().append("t", "r", vec![event()]).await.unwrap();
+    records
         .events()
         .append_if_absent("t", "r", NewEvent::new("run.delivery", "outputs", event().content))
         .await
         .unwrap();
-    store.runs().progress("r", &RunTotals::default()).await.unwrap();
-    store.runs().decide("r", &end(RunStatus::Success)).await.unwrap();
+    records.runs().progress("r", &RunTotals::default()).await.unwrap();
+    records.runs().decide("r", &end(RunStatus::Success)).await.unwrap();
     check(7, 2);
-    store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
     check(8, 3);
-    store.threads().set_display_name("t", None, Some("x")).await.unwrap();
+    records.threads().set_display_name("t", None, Some("x")).await.unwrap();
     let followed = NewRun { acknowledged: false, ..new_run("t", "s") };
-    store.runs().admit(followed, MultitaskStrategy::Reject).await.unwrap();
+    records.runs().admit(followed, MultitaskStrategy::Reject).await.unwrap();
     check(10, 4);
-    store.runs().request_cancel("s", CancelAction::Interrupt).await.unwrap();
+    records.runs().request_cancel("s", CancelAction::Interrupt).await.unwrap();
     check(11, 5);
     // A rolled back transaction is not a commit.
-    assert!(store.threads().set_status("nowhere", ThreadStatus::Running).await.is_err());
+    assert!(records.threads().set_status("nowhere", ThreadStatus::Running).await.is_err());
     check(11, 5);
-    let reservation = store.runs().reserve("u", WriterKind::CheckpointWrite).await.unwrap();
+    let reservation = records.runs().reserve("u", WriterKind::CheckpointWrite).await.unwrap();
     reservation.release().await.unwrap();
     check(13, 5);
 }

@@ -8,8 +8,8 @@ use crate::*;
 
 const GRACE: TimeDelta = TimeDelta::seconds(10);
 
-async fn expired(store: &Records, clock: &TestClock) -> Recovered {
-    store.runs().recover_expired(clock.now(), GRACE).await.unwrap()
+async fn expired(records: &Records, clock: &TestClock) -> Recovered {
+    records.runs().recover_expired(clock.now(), GRACE).await.unwrap()
 }
 
 #[tokio::test]
@@ -48,8 +48,8 @@ async fn renewed_rows_are_kept_and_the_others_of_the_process_are_not() {
 #[tokio::test]
 async fn a_row_without_a_lease_is_left_alone_while_others_work() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    start(&fixture.store, "t", "r").await;
+    create_thread(&fixture.records, "t").await;
+    start(&fixture.records, "t", "r").await;
     let a = fixture.owner("a").await;
     fixture.clock.advance_seconds(1000);
     assert_eq!(expired(&a, &fixture.clock).await, Recovered::default());
@@ -100,8 +100,8 @@ async fn of_many_processes_one_recovers_a_run() {
         fixture.clock.advance_seconds(41);
         let others = [fixture.owner("b").await, fixture.owner("c").await, fixture.owner("d").await];
         let now = fixture.clock.now();
-        let recoveries = others.map(|store| {
-            tokio::spawn(async move { store.runs().recover_expired(now, GRACE).await.unwrap() })
+        let recoveries = others.map(|records| {
+            tokio::spawn(async move { records.runs().recover_expired(now, GRACE).await.unwrap() })
         });
         let mut recovered = Vec::new();
         for recovery in recoveries {
@@ -115,43 +115,43 @@ async fn of_many_processes_one_recovers_a_run() {
 #[tokio::test]
 async fn a_decided_run_keeps_its_thread_until_it_is_finished_and_takes_no_cancellation() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    let runs = store.runs();
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
-    store.threads().set_status("t", ThreadStatus::Running).await.unwrap();
+    let records = &fixture.records;
+    let runs = records.runs();
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    records.threads().set_status("t", ThreadStatus::Running).await.unwrap();
     let success =
         RunEnd { totals: RunTotals { message_count: 2, ..RunTotals::default() }, ..end(RunStatus::Success) };
     assert_eq!(runs.decide("r", &success).await.unwrap(), DecideOutcome::Decided);
-    let row = run(store, "r").await;
+    let row = run(records, "r").await;
     assert_eq!((row.status, row.reported_status()), (RunStatus::Running, RunStatus::Running));
     assert_eq!((row.decided_status, row.totals.message_count), (Some(RunStatus::Success), 2));
-    assert_eq!(holder(store, "t").await.as_deref(), Some("r"));
+    assert_eq!(holder(records, "t").await.as_deref(), Some("r"));
     let cancelled = runs.request_cancel("r", CancelAction::Rollback).await.unwrap();
     assert_eq!(cancelled, CancelOutcome::AlreadyTerminal(RunStatus::Success));
-    wait(store, "t", "next", Interrupt).await;
-    assert_eq!(run(store, "r").await.cancel_action, None);
+    wait(records, "t", "next", Interrupt).await;
+    assert_eq!(run(records, "r").await.cancel_action, None);
     // Again, as after a commit with an unknown outcome.
     assert_eq!(runs.decide("r", &success).await.unwrap(), DecideOutcome::Decided);
 
     let finished = runs.finish("r", &success).await.unwrap();
     assert_eq!(finished, FinishOutcome::Finished { promoted: Some("next".to_owned()) });
-    assert_eq!(run(store, "r").await.status, RunStatus::Success);
-    assert_eq!(thread(store, "t").await.status, ThreadStatus::Idle);
+    assert_eq!(run(records, "r").await.status, RunStatus::Success);
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Idle);
 }
 
 #[tokio::test]
 async fn a_cancelled_run_is_not_decided_to_be_a_success() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
-    store.runs().request_cancel("r", CancelAction::Rollback).await.unwrap();
-    let before = dump(store).await;
-    let outcome = store.runs().decide("r", &end(RunStatus::Success)).await.unwrap();
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    records.runs().request_cancel("r", CancelAction::Rollback).await.unwrap();
+    let before = dump(records).await;
+    let outcome = records.runs().decide("r", &end(RunStatus::Success)).await.unwrap();
     assert_eq!(outcome, DecideOutcome::CancelRequested(CancelAction::Rollback));
-    assert_eq!(dump(store).await, before);
-    let outcome = store.runs().decide("r", &end(RunStatus::Interrupted)).await.unwrap();
+    assert_eq!(dump(records).await, before);
+    let outcome = records.runs().decide("r", &end(RunStatus::Interrupted)).await.unwrap();
     assert_eq!(outcome, DecideOutcome::Decided);
 }
 
@@ -159,16 +159,16 @@ async fn a_cancelled_run_is_not_decided_to_be_a_success() {
 #[tokio::test]
 async fn a_run_that_is_being_rolled_back_takes_a_cancellation_again_until_it_has_ended() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
-    let cancel = || store.runs().request_cancel("r", CancelAction::Rollback);
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    let cancel = || records.runs().request_cancel("r", CancelAction::Rollback);
     assert_eq!(cancel().await.unwrap(), CancelOutcome::Accepted);
     let rolled_back = end(RunStatus::Error);
-    assert_eq!(store.runs().decide("r", &rolled_back).await.unwrap(), DecideOutcome::Decided);
-    assert_eq!(run(store, "r").await.reported_status(), RunStatus::Interrupted);
+    assert_eq!(records.runs().decide("r", &rolled_back).await.unwrap(), DecideOutcome::Decided);
+    assert_eq!(run(records, "r").await.reported_status(), RunStatus::Interrupted);
     assert_eq!(cancel().await.unwrap(), CancelOutcome::AlreadyInterrupted);
-    store.runs().finish("r", &rolled_back).await.unwrap();
+    records.runs().finish("r", &rolled_back).await.unwrap();
     assert_eq!(cancel().await.unwrap(), CancelOutcome::AlreadyTerminal(RunStatus::Error));
 }
 
@@ -197,15 +197,15 @@ async fn a_decided_run_of_a_process_that_is_gone_ends_as_it_was_decided() {
 #[tokio::test]
 async fn only_a_run_that_worked_on_its_thread_changes_the_status_of_the_thread() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "works").await;
-    store.threads().set_status("t", ThreadStatus::Running).await.unwrap();
-    wait(store, "t", "waits", Interrupt).await;
-    store.runs().finish("waits", &end(RunStatus::Interrupted)).await.unwrap();
-    assert_eq!(thread(store, "t").await.status, ThreadStatus::Running);
-    store.runs().finish("works", &end(RunStatus::Timeout)).await.unwrap();
-    assert_eq!(thread(store, "t").await.status, ThreadStatus::Error);
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "works").await;
+    records.threads().set_status("t", ThreadStatus::Running).await.unwrap();
+    wait(records, "t", "waits", Interrupt).await;
+    records.runs().finish("waits", &end(RunStatus::Interrupted)).await.unwrap();
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Running);
+    records.runs().finish("works", &end(RunStatus::Timeout)).await.unwrap();
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Error);
 }
 
 #[tokio::test]
@@ -238,9 +238,9 @@ async fn runs_that_were_cancelled_ended_or_followed_are_told() {
 async fn what_a_process_left_that_is_known_to_be_gone_is_ended_at_once() {
     let fixture = fixture().await;
     let (a, b) = (fixture.owner("a").await, fixture.owner("b").await);
-    for (store, thread_id) in [(&a, "t1"), (&b, "t2")] {
-        create_thread(store, thread_id).await;
-        start(store, thread_id, thread_id).await;
+    for (records, thread_id) in [(&a, "t1"), (&b, "t2")] {
+        create_thread(records, thread_id).await;
+        start(records, thread_id, thread_id).await;
     }
     wait(&a, "t1", "waits", Interrupt).await;
     std::mem::forget(a.runs().reserve("reserved", WriterKind::CheckpointWrite).await.unwrap());
@@ -302,30 +302,30 @@ async fn frames_are_kept_for_a_run_that_is_there_in_their_order_and_up_to_a_boun
 #[tokio::test]
 async fn frames_go_with_their_run_and_thread_and_those_left_behind_some_time_after_the_run() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     for run in ["active", "left", "deleted", "threads", "other"] {
-        create_thread(store, run).await;
-        start(store, run, run).await;
-        store.runs().append_frames(run, run, &batch(0, &["x"], false), 0).await.unwrap();
+        create_thread(records, run).await;
+        start(records, run, run).await;
+        records.runs().append_frames(run, run, &batch(0, &["x"], false), 0).await.unwrap();
         if run != "active" {
-            store.runs().finish(run, &end(RunStatus::Success)).await.unwrap();
+            records.runs().finish(run, &end(RunStatus::Success)).await.unwrap();
         }
     }
     let there = async || {
         let mut there = Vec::new();
         for run in ["active", "left", "deleted", "threads", "other"] {
-            if !store.runs().frames(run, 0, 1).await.unwrap().is_empty() {
+            if !records.runs().frames(run, 0, 1).await.unwrap().is_empty() {
                 there.push(run);
             }
         }
         there
     };
-    store.delete_run("deleted").await.unwrap();
-    let reservation = store.runs().reserve("threads", WriterKind::Delete).await.unwrap();
-    store.delete_thread(reservation).await.unwrap();
-    store.runs().forget_frames("other", "other").await.unwrap();
+    records.delete_run("deleted").await.unwrap();
+    let reservation = records.runs().reserve("threads", WriterKind::Delete).await.unwrap();
+    records.delete_thread(reservation).await.unwrap();
+    records.runs().forget_frames("other", "other").await.unwrap();
     assert_eq!(there().await, ["active", "left"], "it may still be read");
     fixture.clock.advance_seconds(601);
-    store.runs().forget_frames("other", "other").await.unwrap();
+    records.runs().forget_frames("other", "other").await.unwrap();
     assert_eq!(there().await, ["active"]);
 }

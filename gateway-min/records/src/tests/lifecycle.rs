@@ -22,17 +22,17 @@ fn totals(n: i64) -> RunTotals {
 #[tokio::test]
 async fn run_goes_from_pending_to_success() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    let admitted = admit(store, "t", "r").await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    let admitted = admit(records, "t", "r").await;
     // Only a running run makes progress.
     assert!(!runs.progress("r", &totals(1)).await.unwrap());
-    assert_eq!(run(store, "r").await, admitted);
+    assert_eq!(run(records, "r").await, admitted);
 
     fixture.clock.advance_micros(1);
     assert_eq!(runs.start("r").await.unwrap(), StartOutcome::Started);
     let running = RunRow { status: RunStatus::Running, updated_at: fixture.clock.now(), ..admitted };
-    assert_eq!(run(store, "r").await, running);
+    assert_eq!(run(records, "r").await, running);
 
     fixture.clock.advance_micros(1);
     assert!(runs.progress("r", &totals(10)).await.unwrap());
@@ -43,7 +43,7 @@ async fn run_goes_from_pending_to_success() {
             .unwrap()
     );
     let progressed = RunRow { totals: totals(10), updated_at: fixture.clock.now(), ..running };
-    assert_eq!(run(store, "r").await, progressed);
+    assert_eq!(run(records, "r").await, progressed);
 
     fixture.clock.advance_micros(1);
     let finish = RunEnd {
@@ -70,17 +70,17 @@ async fn run_goes_from_pending_to_success() {
         updated_at: fixture.clock.now(),
         ..progressed
     };
-    assert_eq!(run(store, "r").await, finished);
-    assert_eq!(thread(store, "t").await.display_name, Some("é".repeat(DISPLAY_NAME_MAX_CHARS)));
-    assert_eq!(holder(store, "t").await, None);
+    assert_eq!(run(records, "r").await, finished);
+    assert_eq!(thread(records, "t").await.display_name, Some("é".repeat(DISPLAY_NAME_MAX_CHARS)));
+    assert_eq!(holder(records, "t").await, None);
 }
 
 #[tokio::test]
 async fn run_starts_once() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    start(&fixture.store, "t", "r").await;
-    let runs = fixture.store.runs();
+    create_thread(&fixture.records, "t").await;
+    start(&fixture.records, "t", "r").await;
+    let runs = fixture.records.runs();
     assert_eq!(runs.start("r").await.unwrap(), StartOutcome::NotPending(RunStatus::Running));
     assert_eq!(runs.start("unknown").await.unwrap_err().to_string(), "Run unknown not found");
 }
@@ -88,40 +88,40 @@ async fn run_starts_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn start_racing_with_cancel_has_one_winner() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
     for round in 0..50 {
         let run_id = format!("r{round}");
-        admit(store, "t", &run_id).await;
-        let (runs, id) = (store.runs().clone(), run_id.clone());
+        admit(records, "t", &run_id).await;
+        let (runs, id) = (records.runs().clone(), run_id.clone());
         let cancelling =
             tokio::spawn(async move { runs.request_cancel(&id, CancelAction::Interrupt).await.unwrap() });
-        let started = store.runs().start(&run_id).await.unwrap();
+        let started = records.runs().start(&run_id).await.unwrap();
         assert_eq!(cancelling.await.unwrap(), CancelOutcome::Accepted);
         let status = match started {
             StartOutcome::Started => RunStatus::Running,
             StartOutcome::Cancelled(CancelAction::Interrupt) => RunStatus::Pending,
             other => panic!("{other:?}"),
         };
-        assert_eq!(run(store, &run_id).await.status, status);
-        store.runs().finish(&run_id, &end(RunStatus::Interrupted)).await.unwrap();
+        assert_eq!(run(records, &run_id).await.status, status);
+        records.runs().finish(&run_id, &end(RunStatus::Interrupted)).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn every_final_status_ends_a_run_for_good() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
     for status in [RunStatus::Success, RunStatus::Error, RunStatus::Timeout, RunStatus::Interrupted] {
         let run_id = status.as_str();
-        start(store, "t", run_id).await;
+        start(records, "t", run_id).await;
         let finish = RunEnd { error: Some("why".to_owned()), ..end(status) };
         runs.finish(run_id, &finish).await.unwrap();
-        let row = run(store, run_id).await;
+        let row = run(records, run_id).await;
         assert_eq!((row.status, row.error.as_deref()), (status, Some("why")));
 
-        let before = dump(store).await;
+        let before = dump(records).await;
         let again = runs.finish(run_id, &end(RunStatus::Success)).await.unwrap();
         assert_eq!(again, FinishOutcome::AlreadyTerminal(status));
         assert_eq!(runs.start(run_id).await.unwrap(), StartOutcome::NotPending(status));
@@ -132,7 +132,7 @@ async fn every_final_status_ends_a_run_for_good() {
             status => CancelOutcome::AlreadyTerminal(status),
         };
         assert_eq!(cancel, expected);
-        assert_eq!(dump(store).await, before);
+        assert_eq!(dump(records).await, before);
     }
     let unknown = runs.finish("unknown", &end(RunStatus::Error)).await.unwrap_err();
     assert_eq!(unknown.to_string(), "Run unknown not found");
@@ -141,34 +141,34 @@ async fn every_final_status_ends_a_run_for_good() {
 #[tokio::test]
 async fn pending_and_running_are_no_ends() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    start(&fixture.store, "t", "r").await;
-    let before = dump(&fixture.store).await;
+    create_thread(&fixture.records, "t").await;
+    start(&fixture.records, "t", "r").await;
+    let before = dump(&fixture.records).await;
     for status in [RunStatus::Pending, RunStatus::Running] {
-        let error = fixture.store.runs().finish("r", &end(status)).await.unwrap_err();
+        let error = fixture.records.runs().finish("r", &end(status)).await.unwrap_err();
         assert!(matches!(error, RecordsError::Invalid { field: "status", .. }), "{error}");
     }
-    assert_eq!(dump(&fixture.store).await, before);
+    assert_eq!(dump(&fixture.records).await, before);
 }
 
 #[tokio::test]
 async fn cancelled_run_is_reported_at_once_and_keeps_its_thread() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
     fixture.clock.advance_micros(1);
     assert_eq!(runs.request_cancel("r", CancelAction::Rollback).await.unwrap(), CancelOutcome::Accepted);
-    let row = run(store, "r").await;
+    let row = run(records, "r").await;
     assert_eq!((row.status, row.reported_status()), (RunStatus::Running, RunStatus::Interrupted));
     assert_eq!(row.cancel_action, Some(CancelAction::Rollback));
     assert_eq!(row.cancel_requested_at, Some(fixture.clock.now()));
-    assert_eq!(holder(store, "t").await.as_deref(), Some("r"));
+    assert_eq!(holder(records, "t").await.as_deref(), Some("r"));
 
-    let before = dump(store).await;
+    let before = dump(records).await;
     let again = runs.request_cancel("r", CancelAction::Interrupt).await.unwrap();
     assert_eq!(again, CancelOutcome::AlreadyInterrupted);
-    assert_eq!(dump(store).await, before);
+    assert_eq!(dump(records).await, before);
     assert_eq!(
         runs.request_cancel("unknown", CancelAction::Interrupt).await.unwrap(),
         CancelOutcome::NotFound
@@ -178,66 +178,66 @@ async fn cancelled_run_is_reported_at_once_and_keeps_its_thread() {
 #[tokio::test]
 async fn cancelled_run_does_not_end_as_success() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
     runs.request_cancel("r", CancelAction::Rollback).await.unwrap();
-    let before = dump(store).await;
+    let before = dump(records).await;
     let refused = runs.finish("r", &end(RunStatus::Success)).await.unwrap();
     assert_eq!(refused, FinishOutcome::CancelRequested(CancelAction::Rollback));
-    assert_eq!(dump(store).await, before);
+    assert_eq!(dump(records).await, before);
     let rolled_back = RunEnd { error: Some("Rolled back by user".to_owned()), ..end(RunStatus::Error) };
     runs.finish("r", &rolled_back).await.unwrap();
-    assert_eq!(run(store, "r").await.reported_status(), RunStatus::Error);
+    assert_eq!(run(records, "r").await.reported_status(), RunStatus::Error);
 }
 
 #[tokio::test]
 async fn run_cancelled_before_its_start_does_not_start() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    admit(store, "t", "r").await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    admit(records, "t", "r").await;
     runs.request_cancel("r", CancelAction::Interrupt).await.unwrap();
     assert_eq!(runs.start("r").await.unwrap(), StartOutcome::Cancelled(CancelAction::Interrupt));
-    assert_eq!(run(store, "r").await.status, RunStatus::Pending);
+    assert_eq!(run(records, "r").await.status, RunStatus::Pending);
     runs.finish("r", &end(RunStatus::Interrupted)).await.unwrap();
-    assert_eq!(holder(store, "t").await, None);
+    assert_eq!(holder(records, "t").await, None);
 }
 
 #[tokio::test]
 async fn waiting_run_that_is_cancelled_ends_without_taking_the_thread() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    wait(store, "t", "r2", MultitaskStrategy::Interrupt).await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    wait(records, "t", "r2", MultitaskStrategy::Interrupt).await;
     runs.request_cancel("r2", CancelAction::Interrupt).await.unwrap();
     assert_eq!(runs.start("r2").await.unwrap(), StartOutcome::Cancelled(CancelAction::Interrupt));
     let outcome = runs.finish("r2", &end(RunStatus::Interrupted)).await.unwrap();
     assert_eq!(outcome, FinishOutcome::Finished { promoted: None });
-    assert_eq!(holder(store, "t").await.as_deref(), Some("r1"));
+    assert_eq!(holder(records, "t").await.as_deref(), Some("r1"));
     // No run waits any more.
     let outcome = runs.finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
     assert_eq!(outcome, FinishOutcome::Finished { promoted: None });
-    assert_eq!(holder(store, "t").await, None);
+    assert_eq!(holder(records, "t").await, None);
 }
 
 #[tokio::test]
 async fn runs_are_listed_last_admitted_first() {
     let fixture = fixture().await;
-    let (store, runs) = (&fixture.store, fixture.store.runs());
-    create_thread(store, "t").await;
-    create_thread(store, "other").await;
-    admit(store, "other", "elsewhere").await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    create_thread(records, "other").await;
+    admit(records, "other", "elsewhere").await;
     for (run_id, status) in
         [("z", RunStatus::Success), ("a", RunStatus::Error), ("m", RunStatus::Interrupted)]
     {
-        start(store, "t", run_id).await;
+        start(records, "t", run_id).await;
         runs.finish(run_id, &end(status)).await.unwrap();
         // Clocks may go backwards.
         fixture.clock.advance_micros(-1);
     }
-    start(store, "t", "now").await;
+    start(records, "t", "now").await;
     let list = async |status, limit, offset| {
         let rows = runs.list_by_thread("t", &RunQuery { status, limit, offset }).await.unwrap();
         rows.into_iter().map(|row| row.run_id).collect::<Vec<_>>()
@@ -250,7 +250,7 @@ async fn runs_are_listed_last_admitted_first() {
     assert_eq!(list(Some(RunStatus::Timeout), 9, 0).await, [""; 0]);
 
     // The filter uses the status that clients see.
-    wait(store, "t", "next", MultitaskStrategy::Interrupt).await;
+    wait(records, "t", "next", MultitaskStrategy::Interrupt).await;
     assert_eq!(list(Some(RunStatus::Running), 9, 0).await, [""; 0]);
     assert_eq!(list(Some(RunStatus::Interrupted), 9, 0).await, ["now", "m"]);
     assert_eq!(list(Some(RunStatus::Pending), 9, 0).await, ["next"]);

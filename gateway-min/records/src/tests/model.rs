@@ -75,14 +75,14 @@ impl Model {
         self.holder.as_ref().map(|_| OperationKind::Run).or(reserved)
     }
 
-    async fn apply(&mut self, store: &Records, thread_id: &str, step: Step) {
+    async fn apply(&mut self, records: &Records, thread_id: &str, step: Step) {
         match step {
-            Step::Admit(strategy) => self.admit(store, thread_id, strategy).await,
-            Step::Start(back) => self.start(store, &self.run_id(thread_id, back)).await,
-            Step::Cancel(back, action) => self.cancel(store, &self.run_id(thread_id, back), action).await,
-            Step::Finish(back, status) => self.finish(store, &self.run_id(thread_id, back), status).await,
+            Step::Admit(strategy) => self.admit(records, thread_id, strategy).await,
+            Step::Start(back) => self.start(records, &self.run_id(thread_id, back)).await,
+            Step::Cancel(back, action) => self.cancel(records, &self.run_id(thread_id, back), action).await,
+            Step::Finish(back, status) => self.finish(records, &self.run_id(thread_id, back), status).await,
             Step::Reserve(kind) => {
-                let result = store.runs().reserve(thread_id, kind).await;
+                let result = records.runs().reserve(thread_id, kind).await;
                 match (result, self.holding()) {
                     (Ok(reservation), None) => self.reservation = Some(reservation),
                     (Err(RecordsError::Conflict { holder, .. }), Some(expected)) => {
@@ -100,20 +100,20 @@ impl Model {
             Step::Delete => {
                 if let Some(reservation) = self.reservation.take_if(|held| held.kind() == WriterKind::Delete)
                 {
-                    let deleted = store.delete_thread(reservation).await.unwrap();
+                    let deleted = records.delete_thread(reservation).await.unwrap();
                     assert_eq!(deleted.runs, self.runs.len() as u64);
                     self.runs.clear();
-                    create_thread(store, thread_id).await;
+                    create_thread(records, thread_id).await;
                 }
             }
             Step::Recover => {} // Applied to all threads at once, below.
         }
     }
 
-    async fn admit(&mut self, store: &Records, thread_id: &str, strategy: MultitaskStrategy) {
+    async fn admit(&mut self, records: &Records, thread_id: &str, strategy: MultitaskStrategy) {
         self.admitted += 1;
         let run_id = self.run_id(thread_id, 0);
-        let result = store.runs().admit(new_run(thread_id, &run_id), strategy).await;
+        let result = records.runs().admit(new_run(thread_id, &run_id), strategy).await;
         let action = match strategy {
             Reject | Enqueue => None,
             Interrupt => Some(CancelAction::Interrupt),
@@ -157,8 +157,8 @@ impl Model {
         }
     }
 
-    async fn start(&mut self, store: &Records, run_id: &str) {
-        let result = store.runs().start(run_id).await;
+    async fn start(&mut self, records: &Records, run_id: &str) {
+        let result = records.runs().start(run_id).await;
         match (self.runs.get_mut(run_id), result) {
             (None, Err(error)) => assert!(error.is_not_found()),
             (Some((RunStatus::Pending, Some(action))), Ok(StartOutcome::Cancelled(said))) => {
@@ -176,8 +176,8 @@ impl Model {
         }
     }
 
-    async fn cancel(&mut self, store: &Records, run_id: &str, action: CancelAction) {
-        let outcome = store.runs().request_cancel(run_id, action).await.unwrap();
+    async fn cancel(&mut self, records: &Records, run_id: &str, action: CancelAction) {
+        let outcome = records.runs().request_cancel(run_id, action).await.unwrap();
         let expected = match self.runs.get_mut(run_id) {
             None => CancelOutcome::NotFound,
             Some((RunStatus::Interrupted, _)) => CancelOutcome::AlreadyInterrupted,
@@ -193,8 +193,8 @@ impl Model {
         assert_eq!(outcome, expected);
     }
 
-    async fn finish(&mut self, store: &Records, run_id: &str, status: RunStatus) {
-        let result = store.runs().finish(run_id, &end(status)).await;
+    async fn finish(&mut self, records: &Records, run_id: &str, status: RunStatus) {
+        let result = records.runs().finish(run_id, &end(status)).await;
         match (self.runs.get(run_id).copied(), result) {
             (None, Err(error)) => assert!(error.is_not_found()),
             (Some((now, Some(action))), Ok(FinishOutcome::CancelRequested(said))) => {
@@ -233,15 +233,15 @@ impl Model {
         recovered
     }
 
-    async fn check(&self, store: &Records, thread_id: &str) {
-        let active = store.runs().active_for_thread(thread_id).await.unwrap();
+    async fn check(&self, records: &Records, thread_id: &str) {
+        let active = records.runs().active_for_thread(thread_id).await.unwrap();
         assert!(self.holder.is_none() || self.reservation.is_none(), "the model lets two hold one thread");
         assert_eq!(active.as_ref().map(|row| row.operation_kind), self.holding());
         if let Some(run_id) = &self.holder {
             assert_eq!(active.unwrap().run_id, *run_id);
         }
         let all = RunQuery { status: None, limit: 1000, offset: 0 };
-        let rows = store.runs().list_by_thread(thread_id, &all).await.unwrap();
+        let rows = records.runs().list_by_thread(thread_id, &all).await.unwrap();
         assert_eq!(rows.len(), self.runs.len());
         for row in rows {
             assert_eq!((row.status, row.cancel_action), self.runs[&row.run_id], "{}", row.run_id);
@@ -258,15 +258,15 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let clock = TestClock::new();
-            let store = lone(options(&clock, EventBackend::Memory)).await;
+            let records = lone(options(&clock, EventBackend::Memory)).await;
             let threads = ["t", "u"];
             let mut models = [Model::default(), Model::default()];
             for thread_id in threads {
-                create_thread(&store, thread_id).await;
+                create_thread(&records, thread_id).await;
             }
             for (second, step) in steps {
                 if let Step::Recover = step {
-                    let recovered = store.runs().recover_orphans(clock.now(), chrono::TimeDelta::zero()).await.unwrap();
+                    let recovered = records.runs().recover_orphans(clock.now(), chrono::TimeDelta::zero()).await.unwrap();
                     let reserved = models.iter().filter(|model| model.reservation.is_some()).count();
                     assert_eq!(recovered.released.len(), reserved);
                     let rollbacks = models.iter().filter_map(Model::rollback).collect::<BTreeSet<_>>();
@@ -275,10 +275,10 @@ proptest! {
                     assert!(recovered.promoted.is_empty());
                 } else {
                     let which = usize::from(second);
-                    models[which].apply(&store, threads[which], step).await;
+                    models[which].apply(&records, threads[which], step).await;
                 }
                 for (model, thread_id) in models.iter().zip(threads) {
-                    model.check(&store, thread_id).await;
+                    model.check(&records, thread_id).await;
                 }
             }
         });

@@ -10,36 +10,36 @@ const GRACE: TimeDelta = TimeDelta::seconds(10);
 #[tokio::test]
 async fn nothing_to_recover_changes_nothing() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
-    store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
-    let before = dump(store).await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    let before = dump(records).await;
     fixture.clock.advance_micros(1);
-    let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+    let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered, Recovered::default());
-    assert_eq!(dump(store).await, before);
+    assert_eq!(dump(records).await, before);
 }
 
 #[tokio::test]
 async fn runs_of_a_dead_process_become_errors_and_free_their_threads() {
     let fixture = fixture().await;
     for thread_id in ["running", "pending", "cancelled"] {
-        create_thread(&fixture.store, thread_id).await;
+        create_thread(&fixture.records, thread_id).await;
     }
-    start(&fixture.store, "running", "r1").await;
-    fixture.store.threads().set_status("running", ThreadStatus::Running).await.unwrap();
-    admit(&fixture.store, "pending", "r2").await;
-    start(&fixture.store, "cancelled", "r3").await;
-    fixture.store.runs().request_cancel("r3", CancelAction::Interrupt).await.unwrap();
-    let reservation = fixture.store.runs().reserve("reserved", WriterKind::Delete).await.unwrap();
+    start(&fixture.records, "running", "r1").await;
+    fixture.records.threads().set_status("running", ThreadStatus::Running).await.unwrap();
+    admit(&fixture.records, "pending", "r2").await;
+    start(&fixture.records, "cancelled", "r3").await;
+    fixture.records.runs().request_cancel("r3", CancelAction::Interrupt).await.unwrap();
+    let reservation = fixture.records.runs().reserve("reserved", WriterKind::Delete).await.unwrap();
     // The process ends without cleaning up.
     std::mem::forget(reservation);
-    fixture.store.close().await;
+    fixture.records.close().await;
 
-    let store = fixture.reopen(EventBackend::Memory).await;
+    let records = fixture.reopen(EventBackend::Memory).await;
     fixture.clock.advance_micros(1);
-    let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+    let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.released, ["reserved"]);
     assert!(recovered.promoted.is_empty());
     let mut recovered_ids: Vec<_> = recovered.runs.iter().map(|row| row.run_id.as_str()).collect();
@@ -53,78 +53,78 @@ async fn runs_of_a_dead_process_become_errors_and_free_their_threads() {
         );
         assert_eq!(row.stop_reason.as_deref(), Some("orphan_recovered"));
         assert_eq!(row.updated_at, fixture.clock.now());
-        assert_eq!(run(&store, &row.run_id).await, row);
-        assert_eq!(thread(&store, &row.thread_id).await.status, ThreadStatus::Error);
+        assert_eq!(run(&records, &row.run_id).await, row);
+        assert_eq!(thread(&records, &row.thread_id).await.status, ThreadStatus::Error);
         // Usable at once.
-        admit(&store, &row.thread_id, &format!("{}-next", row.run_id)).await;
+        admit(&records, &row.thread_id, &format!("{}-next", row.run_id)).await;
     }
-    store.runs().reserve("reserved", WriterKind::Delete).await.unwrap().release().await.unwrap();
+    records.runs().reserve("reserved", WriterKind::Delete).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
 async fn waiting_run_is_recovered_with_its_predecessor() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r1").await;
-    wait(store, "t", "r2", MultitaskStrategy::Interrupt).await;
-    let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    wait(records, "t", "r2", MultitaskStrategy::Interrupt).await;
+    let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.runs.len(), 2);
     assert!(recovered.promoted.is_empty());
     for run_id in ["r1", "r2"] {
-        let row = run(store, run_id).await;
+        let row = run(records, run_id).await;
         assert_eq!((row.status, row.waiting), (RunStatus::Error, false));
     }
-    admit(store, "t", "r3").await;
+    admit(records, "t", "r3").await;
 }
 
 #[tokio::test]
 async fn live_leases_and_their_grace_are_respected() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     let owner = fixture.owner("a").await;
     for (name, by, advance) in [
         ("dead", &owner, 1),
         // Its lease of 30 seconds ended exactly the grace ago.
         ("grace", &owner, 40_000_000),
         ("live", &owner, 0),
-        ("none", store, 0),
+        ("none", records, 0),
     ] {
-        create_thread(store, name).await;
+        create_thread(records, name).await;
         admit(by, name, name).await;
-        store.threads().set_status(name, ThreadStatus::Running).await.unwrap();
+        records.threads().set_status(name, ThreadStatus::Running).await.unwrap();
         fixture.clock.advance_micros(advance);
     }
     let now = fixture.clock.now();
-    let recovered = store.runs().recover_orphans(now, GRACE).await.unwrap();
+    let recovered = records.runs().recover_orphans(now, GRACE).await.unwrap();
     let mut recovered: Vec<_> = recovered.runs.into_iter().map(|row| row.run_id).collect();
     recovered.sort_unstable();
     assert_eq!(recovered, ["dead", "none"]);
     for name in ["live", "grace"] {
-        assert_eq!(run(store, name).await.status, RunStatus::Pending);
-        assert_eq!(thread(store, name).await.status, ThreadStatus::Running);
+        assert_eq!(run(records, name).await.status, RunStatus::Pending);
+        assert_eq!(thread(records, name).await.status, ThreadStatus::Running);
     }
 }
 
 #[tokio::test]
 async fn live_run_inherits_the_thread_of_a_dead_one() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "dead").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "dead").await;
     wait(&fixture.owner("a").await, "t", "live", MultitaskStrategy::Interrupt).await;
-    let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+    let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.promoted, ["live"]);
     // The dead run was not the thread's last one: its end is not the thread's.
-    assert_eq!(thread(store, "t").await.status, ThreadStatus::Running);
-    assert_eq!(store.runs().start("live").await.unwrap(), StartOutcome::Started);
-    assert_eq!(thread(store, "t").await.status, ThreadStatus::Running);
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Running);
+    assert_eq!(records.runs().start("live").await.unwrap(), StartOutcome::Started);
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Running);
 }
 
 #[tokio::test]
 async fn thread_left_running_gets_the_status_of_its_last_run() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     for (thread_id, status, expected) in [
         ("success", Some(RunStatus::Success), ThreadStatus::Idle),
         ("error", Some(RunStatus::Error), ThreadStatus::Error),
@@ -132,63 +132,64 @@ async fn thread_left_running_gets_the_status_of_its_last_run() {
         ("interrupted", Some(RunStatus::Interrupted), ThreadStatus::Interrupted),
         ("none", None, ThreadStatus::Idle),
     ] {
-        create_thread(store, thread_id).await;
+        create_thread(records, thread_id).await;
         if let Some(status) = status {
-            start(store, thread_id, thread_id).await;
-            store.runs().finish(thread_id, &end(status)).await.unwrap();
+            start(records, thread_id, thread_id).await;
+            records.runs().finish(thread_id, &end(status)).await.unwrap();
         }
-        store.threads().set_status(thread_id, ThreadStatus::Running).await.unwrap();
-        store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
-        assert_eq!(thread(store, thread_id).await.status, expected, "{thread_id}");
+        records.threads().set_status(thread_id, ThreadStatus::Running).await.unwrap();
+        records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+        assert_eq!(thread(records, thread_id).await.status, expected, "{thread_id}");
     }
 }
 
 #[tokio::test]
 async fn thread_without_row_is_recovered_too() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    start(store, "t", "r").await;
-    sql(store, "DELETE FROM threads_meta").await;
-    let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    sql(records, "DELETE FROM threads_meta").await;
+    let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.runs.len(), 1);
-    assert_eq!(run(store, "r").await.status, RunStatus::Error);
+    assert_eq!(run(records, "r").await.status, RunStatus::Error);
 }
 
 #[tokio::test]
 async fn live_runs_of_a_queue_go_on_when_others_of_it_died() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     let owner = fixture.owner("a").await;
-    for (thread_id, first, promoted) in [("held", &owner, None), ("orphaned", store, Some("orphaned-live1"))]
+    for (thread_id, first, promoted) in
+        [("held", &owner, None), ("orphaned", records, Some("orphaned-live1"))]
     {
-        create_thread(store, thread_id).await;
+        create_thread(records, thread_id).await;
         let id = |name: &str| format!("{thread_id}-{name}");
         admit(first, thread_id, &id("holder")).await;
-        for (name, by) in [("dead", store), ("live1", &owner), ("live2", &owner)] {
+        for (name, by) in [("dead", records), ("live1", &owner), ("live2", &owner)] {
             by.runs().admit(new_run(thread_id, &id(name)), MultitaskStrategy::Enqueue).await.unwrap();
         }
-        let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+        let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
         assert_eq!(recovered.promoted, Vec::from_iter(promoted.map(str::to_owned)));
-        let dead = run(store, &id("dead")).await;
+        let dead = run(records, &id("dead")).await;
         assert_eq!((dead.status, dead.waiting), (RunStatus::Error, false));
         let expected = promoted.map_or_else(|| id("holder"), str::to_owned);
-        assert_eq!(holder(store, thread_id).await, Some(expected));
-        assert!(run(store, &id("live2")).await.waiting);
+        assert_eq!(holder(records, thread_id).await, Some(expected));
+        assert!(run(records, &id("live2")).await.waiting);
     }
 }
 
 #[tokio::test]
 async fn a_live_run_inherits_the_thread_of_a_dead_writer() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    std::mem::forget(store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap());
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    std::mem::forget(records.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap());
     let owner = fixture.owner("a").await;
     owner.runs().admit(new_run("t", "live"), MultitaskStrategy::Enqueue).await.unwrap();
-    let recovered = store.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
+    let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!((recovered.released, recovered.promoted), (vec!["t".to_owned()], vec!["live".to_owned()]));
-    assert_eq!(store.runs().start("live").await.unwrap(), StartOutcome::Started);
+    assert_eq!(records.runs().start("live").await.unwrap(), StartOutcome::Started);
 }
 
 /// Whoever takes the thread of a dead process over also carries out what was asked of that process.

@@ -4,7 +4,7 @@ use crate::*;
 #[tokio::test]
 async fn reservation_holds_the_thread_until_released() {
     let fixture = fixture().await;
-    let runs = fixture.store.runs();
+    let runs = fixture.records.runs();
     // The thread need not have a row.
     let reservation = runs.reserve("t", WriterKind::CheckpointWrite).await.unwrap();
     assert_eq!((reservation.thread_id(), reservation.kind()), ("t", WriterKind::CheckpointWrite));
@@ -17,55 +17,55 @@ async fn reservation_holds_the_thread_until_released() {
         assert_eq!(error.to_string(), "Thread t already has an active checkpoint write");
     }
     reservation.release().await.unwrap();
-    assert!(dump(&fixture.store).await.is_empty());
+    assert!(dump(&fixture.records).await.is_empty());
     runs.reserve("t", WriterKind::Delete).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
 async fn run_keeps_writers_out() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    admit(&fixture.store, "t", "r").await;
-    let before = dump(&fixture.store).await;
-    let error = fixture.store.runs().reserve("t", WriterKind::Delete).await.unwrap_err();
+    create_thread(&fixture.records, "t").await;
+    admit(&fixture.records, "t", "r").await;
+    let before = dump(&fixture.records).await;
+    let error = fixture.records.runs().reserve("t", WriterKind::Delete).await.unwrap_err();
     assert_eq!(error.to_string(), "Thread t already has an active run");
-    assert_eq!(dump(&fixture.store).await, before);
+    assert_eq!(dump(&fixture.records).await, before);
 }
 
 #[tokio::test]
 async fn reservations_are_not_runs() {
     let fixture = fixture().await;
-    let runs = fixture.store.runs();
+    let runs = fixture.records.runs();
     let reservation = runs.reserve("t", WriterKind::CheckpointWrite).await.unwrap();
-    let row_id = holder(&fixture.store, "t").await.unwrap();
-    let before = dump(&fixture.store).await;
+    let row_id = holder(&fixture.records, "t").await.unwrap();
+    let before = dump(&fixture.records).await;
     assert_eq!(runs.get(&row_id).await.unwrap(), None);
     assert_eq!(runs.list_by_thread("t", &RunQuery { status: None, limit: 9, offset: 0 }).await.unwrap(), []);
     assert!(runs.start(&row_id).await.unwrap_err().is_not_found());
     assert!(runs.finish(&row_id, &end(RunStatus::Error)).await.unwrap_err().is_not_found());
     assert!(!runs.progress(&row_id, &RunTotals::default()).await.unwrap());
     assert_eq!(runs.request_cancel(&row_id, CancelAction::Interrupt).await.unwrap(), CancelOutcome::NotFound);
-    assert_eq!(dump(&fixture.store).await, before);
+    assert_eq!(dump(&fixture.records).await, before);
     reservation.release().await.unwrap();
 }
 
 #[tokio::test]
 async fn dropped_reservation_is_released_in_the_background() {
     let fixture = fixture().await;
-    drop(fixture.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap());
-    until_free(&fixture.store, "t").await;
-    assert!(dump(&fixture.store).await.is_empty());
+    drop(fixture.records.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap());
+    until_free(&fixture.records, "t").await;
+    assert!(dump(&fixture.records).await.is_empty());
 }
 
 #[tokio::test]
 async fn failed_release_is_repeated_in_the_background() {
     let fixture = fixture().await;
     for statement in [1, 2] {
-        let reservation = fixture.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
-        fixture.store.db.fault.arm(statement);
+        let reservation = fixture.records.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+        fixture.records.db.fault.arm(statement);
         let error = reservation.release().await.unwrap_err();
         assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}");
-        until_free(&fixture.store, "t").await;
+        until_free(&fixture.records, "t").await;
     }
 }
 
@@ -73,7 +73,7 @@ async fn failed_release_is_repeated_in_the_background() {
 async fn of_parallel_reservations_one_succeeds() {
     let fixture = fixture().await;
     let tasks = (0..20).map(|_| {
-        let runs = fixture.store.runs().clone();
+        let runs = fixture.records.runs().clone();
         tokio::spawn(async move { runs.reserve("t", WriterKind::CheckpointWrite).await })
     });
     let results = futures::future::try_join_all(tasks).await.unwrap();

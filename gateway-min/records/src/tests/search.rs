@@ -12,54 +12,54 @@ fn filter(metadata: Value) -> ThreadQuery {
     ThreadQuery { metadata: MetadataFilter::parse(&object(metadata)).unwrap(), ..query() }
 }
 
-async fn ids(store: &Records, query: &ThreadQuery) -> Vec<String> {
-    store.threads().search(query).await.unwrap().into_iter().map(|row| row.thread_id).collect()
+async fn ids(records: &Records, query: &ThreadQuery) -> Vec<String> {
+    records.threads().search(query).await.unwrap().into_iter().map(|row| row.thread_id).collect()
 }
 
-async fn create(store: &Records, thread_id: &str, metadata: Value) {
+async fn create(records: &Records, thread_id: &str, metadata: Value) {
     let new =
         NewThread { thread_id: thread_id.to_owned(), metadata: object(metadata), ..NewThread::default() };
-    assert!(store.threads().create(new).await.unwrap().created);
+    assert!(records.threads().create(new).await.unwrap().created);
 }
 
 #[tokio::test]
 async fn pinned_then_updated_then_id() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     for thread_id in ["a", "b", "c", "d", "e"] {
-        create(store, thread_id, json!({})).await;
+        create(records, thread_id, json!({})).await;
     }
     fixture.clock.advance_micros(1);
-    store.threads().set_status("c", ThreadStatus::Idle).await.unwrap();
-    store.threads().patch_metadata("a", None, object(json!({ PINNED_KEY: true }))).await.unwrap();
+    records.threads().set_status("c", ThreadStatus::Idle).await.unwrap();
+    records.threads().patch_metadata("a", None, object(json!({ PINNED_KEY: true }))).await.unwrap();
     // Only `true` pins.
-    store.threads().patch_metadata("b", None, object(json!({ PINNED_KEY: "true" }))).await.unwrap();
-    assert_eq!(ids(store, &query()).await, ["a", "c", "e", "d", "b"]);
+    records.threads().patch_metadata("b", None, object(json!({ PINNED_KEY: "true" }))).await.unwrap();
+    assert_eq!(ids(records, &query()).await, ["a", "c", "e", "d", "b"]);
 
-    store.threads().patch_metadata("a", None, object(json!({ PINNED_KEY: false }))).await.unwrap();
-    assert_eq!(ids(store, &query()).await, ["c", "e", "d", "b", "a"]);
-    create(store, "0", json!({ PINNED_KEY: true })).await;
-    assert_eq!(ids(store, &query()).await, ["0", "c", "e", "d", "b", "a"]);
+    records.threads().patch_metadata("a", None, object(json!({ PINNED_KEY: false }))).await.unwrap();
+    assert_eq!(ids(records, &query()).await, ["c", "e", "d", "b", "a"]);
+    create(records, "0", json!({ PINNED_KEY: true })).await;
+    assert_eq!(ids(records, &query()).await, ["0", "c", "e", "d", "b", "a"]);
 }
 
 #[tokio::test]
 async fn pages_are_disjoint_and_complete() {
     let fixture = fixture().await;
     for i in 0..7 {
-        create(&fixture.store, &format!("t{i}"), json!({})).await;
+        create(&fixture.records, &format!("t{i}"), json!({})).await;
     }
     let page = |offset| ThreadQuery { limit: 3, offset, ..query() };
-    assert_eq!(ids(&fixture.store, &page(0)).await, ["t6", "t5", "t4"]);
-    assert_eq!(ids(&fixture.store, &page(3)).await, ["t3", "t2", "t1"]);
-    assert_eq!(ids(&fixture.store, &page(6)).await, ["t0"]);
-    assert_eq!(ids(&fixture.store, &page(7)).await, [""; 0]);
-    assert_eq!(ids(&fixture.store, &page(u64::MAX)).await, [""; 0]);
+    assert_eq!(ids(&fixture.records, &page(0)).await, ["t6", "t5", "t4"]);
+    assert_eq!(ids(&fixture.records, &page(3)).await, ["t3", "t2", "t1"]);
+    assert_eq!(ids(&fixture.records, &page(6)).await, ["t0"]);
+    assert_eq!(ids(&fixture.records, &page(7)).await, [""; 0]);
+    assert_eq!(ids(&fixture.records, &page(u64::MAX)).await, [""; 0]);
 }
 
 #[tokio::test]
 async fn status_ids_and_owner_narrow_the_search() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     for (thread_id, owner) in
         [("ann1", Some("ann")), ("ann2", Some("ann")), ("bob1", Some("bob")), ("free", None)]
     {
@@ -68,22 +68,25 @@ async fn status_ids_and_owner_narrow_the_search() {
             user_id: owner.map(str::to_owned),
             ..NewThread::default()
         };
-        store.threads().create(new).await.unwrap();
+        records.threads().create(new).await.unwrap();
     }
     let ann = ThreadQuery { owner: Some("ann".to_owned()), ..query() };
-    assert_eq!(ids(store, &ann).await, ["free", "ann2", "ann1"]);
-    assert_eq!(ids(store, &query()).await, ["free", "bob1", "ann2", "ann1"]);
+    assert_eq!(ids(records, &ann).await, ["free", "ann2", "ann1"]);
+    assert_eq!(ids(records, &query()).await, ["free", "bob1", "ann2", "ann1"]);
 
     let some = |ids: &[&str]| Some(ids.iter().map(|id| (*id).to_owned()).collect());
     let by_id = ThreadQuery { ids: some(&["bob1", "free", "unknown", "x' OR '1'='1"]), ..ann.clone() };
-    assert_eq!(ids(store, &by_id).await, ["free"]);
-    assert_eq!(ids(store, &ThreadQuery { ids: some(&[]), ..query() }).await, [""; 0]);
+    assert_eq!(ids(records, &by_id).await, ["free"]);
+    assert_eq!(ids(records, &ThreadQuery { ids: some(&[]), ..query() }).await, [""; 0]);
     let many: Vec<String> = (0..100_000).map(|i| format!("no{i}")).chain(["bob1".to_owned()]).collect();
-    assert_eq!(ids(store, &ThreadQuery { ids: Some(many), ..query() }).await, ["bob1"]);
+    assert_eq!(ids(records, &ThreadQuery { ids: Some(many), ..query() }).await, ["bob1"]);
 
-    store.threads().set_status("ann1", ThreadStatus::Error).await.unwrap();
-    assert_eq!(ids(store, &ThreadQuery { status: Some(ThreadStatus::Error), ..ann.clone() }).await, ["ann1"]);
-    assert_eq!(ids(store, &ThreadQuery { status: Some(ThreadStatus::Running), ..ann }).await, [""; 0]);
+    records.threads().set_status("ann1", ThreadStatus::Error).await.unwrap();
+    assert_eq!(
+        ids(records, &ThreadQuery { status: Some(ThreadStatus::Error), ..ann.clone() }).await,
+        ["ann1"]
+    );
+    assert_eq!(ids(records, &ThreadQuery { status: Some(ThreadStatus::Running), ..ann }).await, [""; 0]);
 }
 
 #[tokio::test]
@@ -106,9 +109,9 @@ async fn filters_match_value_and_type() {
         ("quote", json!("a\"b\\c\u{0}\u{1f}é\u{2028}")),
     ];
     for (thread_id, value) in &values {
-        create(&fixture.store, thread_id, json!({ "k": value })).await;
+        create(&fixture.records, thread_id, json!({ "k": value })).await;
     }
-    create(&fixture.store, "absent", json!({"other": 1})).await;
+    create(&fixture.records, "absent", json!({"other": 1})).await;
     for (value, expected) in [
         (json!(null), vec!["null"]),
         (json!(true), vec!["true"]),
@@ -127,22 +130,22 @@ async fn filters_match_value_and_type() {
         (json!("%"), vec![]),
         (json!(2), vec![]),
     ] {
-        assert_eq!(ids(&fixture.store, &filter(json!({ "k": value }))).await, expected, "{value}");
+        assert_eq!(ids(&fixture.records, &filter(json!({ "k": value }))).await, expected, "{value}");
     }
 }
 
 #[tokio::test]
 async fn all_filters_must_match_and_keys_are_plain_names() {
     let fixture = fixture().await;
-    create(&fixture.store, "a", json!({"x-1": "v", "0_y": 2})).await;
-    create(&fixture.store, "b", json!({"x-1": "v", "0_y": 3})).await;
-    create(&fixture.store, "nested", json!({"x": {"y": 1}, "x.y": 2})).await;
-    assert_eq!(ids(&fixture.store, &filter(json!({"x-1": "v"}))).await, ["b", "a"]);
-    assert_eq!(ids(&fixture.store, &filter(json!({"x-1": "v", "0_y": 3}))).await, ["b"]);
-    assert_eq!(ids(&fixture.store, &filter(json!({}))).await, ["nested", "b", "a"]);
+    create(&fixture.records, "a", json!({"x-1": "v", "0_y": 2})).await;
+    create(&fixture.records, "b", json!({"x-1": "v", "0_y": 3})).await;
+    create(&fixture.records, "nested", json!({"x": {"y": 1}, "x.y": 2})).await;
+    assert_eq!(ids(&fixture.records, &filter(json!({"x-1": "v"}))).await, ["b", "a"]);
+    assert_eq!(ids(&fixture.records, &filter(json!({"x-1": "v", "0_y": 3}))).await, ["b"]);
+    assert_eq!(ids(&fixture.records, &filter(json!({}))).await, ["nested", "b", "a"]);
     let most: JsonObject = (0..FILTER_MAX_KEYS).map(|i| (format!("k{i}"), json!(i))).collect();
-    create(&fixture.store, "most", Value::Object(most.clone())).await;
-    assert_eq!(ids(&fixture.store, &filter(Value::Object(most))).await, ["most"]);
+    create(&fixture.records, "most", Value::Object(most.clone())).await;
+    assert_eq!(ids(&fixture.records, &filter(Value::Object(most))).await, ["most"]);
 }
 
 #[test]
@@ -222,12 +225,12 @@ proptest! {
     fn filter_finds_exactly_the_equal_values(values in prop::collection::vec(scalar(), 1..12)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let store = lone(RecordsOptions::default()).await;
+            let records = lone(RecordsOptions::default()).await;
             for (i, value) in values.iter().enumerate() {
-                create(&store, &format!("{i:02}"), json!({ "k": value })).await;
+                create(&records, &format!("{i:02}"), json!({ "k": value })).await;
             }
             for wanted in &values {
-                let mut found = ids(&store, &filter(json!({ "k": wanted }))).await;
+                let mut found = ids(&records, &filter(json!({ "k": wanted }))).await;
                 found.sort();
                 let expected: Vec<String> = (0..).zip(&values)
                     .filter(|(_, stored)| matches(wanted, stored))

@@ -3,8 +3,8 @@ use crate::{RecordsOptions, ReplaceOutcome};
 
 #[tokio::test]
 async fn definitions_are_stored_replaced_and_removed_by_name() {
-    let store = lone(RecordsOptions::default()).await;
-    let subagents = store.subagents();
+    let records = lone(RecordsOptions::default()).await;
+    let subagents = records.subagents();
     assert_eq!(subagents.all().await.unwrap(), []);
     assert!(subagents.insert("b", "{\"x\": \"\\u0000\u{e9}\"}").await.unwrap());
     assert!(subagents.insert("a", "1").await.unwrap());

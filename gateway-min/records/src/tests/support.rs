@@ -71,9 +71,9 @@ impl Location {
 
     /// Opens it as another process would.
     pub(super) async fn open(&self, options: RecordsOptions) -> Records {
-        let store = self.try_open(options).await.unwrap();
-        store.db.stop_flushing();
-        store
+        let records = self.try_open(options).await.unwrap();
+        records.db.stop_flushing();
+        records
     }
 
     pub(super) async fn try_open(&self, options: RecordsOptions) -> Result<Records, RecordsError> {
@@ -116,9 +116,9 @@ impl Location {
     }
 }
 
-/// A store in its own location, with a clock that stands still.
+/// Records in their own location, with a clock that stands still.
 pub(super) struct Fixture {
-    pub(super) store: Records,
+    pub(super) records: Records,
     pub(super) clock: TestClock,
     pub(super) place: Location,
 }
@@ -126,8 +126,8 @@ pub(super) struct Fixture {
 impl Fixture {
     pub(super) async fn in_place(place: Location, event_backend: EventBackend) -> Self {
         let clock = TestClock::new();
-        let store = place.open(options(&clock, event_backend)).await;
-        Self { store, clock, place }
+        let records = place.open(options(&clock, event_backend)).await;
+        Self { records, clock, place }
     }
 
     /// Opens the same location as a process that owns its rows under this name, for 30 seconds at a time.
@@ -155,9 +155,9 @@ pub(super) fn object(value: Value) -> JsonObject {
     }
 }
 
-pub(super) async fn create_thread(store: &Records, thread_id: &str) {
+pub(super) async fn create_thread(records: &Records, thread_id: &str) {
     let new = NewThread { thread_id: thread_id.to_owned(), ..NewThread::default() };
-    assert!(store.threads().create(new).await.unwrap().created);
+    assert!(records.threads().create(new).await.unwrap().created);
 }
 
 pub(super) fn new_run(thread_id: &str, run_id: &str) -> NewRun {
@@ -171,27 +171,27 @@ pub(super) fn new_run(thread_id: &str, run_id: &str) -> NewRun {
 }
 
 /// Admits a run that gets its thread.
-pub(super) async fn admit(store: &Records, thread_id: &str, run_id: &str) -> RunRow {
-    match store.runs().admit(new_run(thread_id, run_id), MultitaskStrategy::Reject).await.unwrap() {
+pub(super) async fn admit(records: &Records, thread_id: &str, run_id: &str) -> RunRow {
+    match records.runs().admit(new_run(thread_id, run_id), MultitaskStrategy::Reject).await.unwrap() {
         Admission::Admitted(row) => row,
         other => panic!("not admitted: {other:?}"),
     }
 }
 
 /// Admits a run that gets its thread, and starts it.
-pub(super) async fn start(store: &Records, thread_id: &str, run_id: &str) {
-    admit(store, thread_id, run_id).await;
-    assert_eq!(store.runs().start(run_id).await.unwrap(), StartOutcome::Started);
+pub(super) async fn start(records: &Records, thread_id: &str, run_id: &str) {
+    admit(records, thread_id, run_id).await;
+    assert_eq!(records.runs().start(run_id).await.unwrap(), StartOutcome::Started);
 }
 
 /// Admits a run that waits.
 pub(super) async fn wait(
-    store: &Records,
+    records: &Records,
     thread_id: &str,
     run_id: &str,
     strategy: MultitaskStrategy,
 ) -> Admission {
-    let admission = store.runs().admit(new_run(thread_id, run_id), strategy).await.unwrap();
+    let admission = records.runs().admit(new_run(thread_id, run_id), strategy).await.unwrap();
     assert!(matches!(admission, Admission::Waiting { .. }), "{admission:?}");
     admission
 }
@@ -200,22 +200,22 @@ pub(super) fn end(status: RunStatus) -> RunEnd {
     RunEnd { status, error: None, stop_reason: None, display_name: None, totals: RunTotals::default() }
 }
 
-pub(super) async fn run(store: &Records, run_id: &str) -> RunRow {
-    store.runs().get(run_id).await.unwrap().unwrap()
+pub(super) async fn run(records: &Records, run_id: &str) -> RunRow {
+    records.runs().get(run_id).await.unwrap().unwrap()
 }
 
-pub(super) async fn thread(store: &Records, thread_id: &str) -> ThreadRow {
-    store.threads().get(thread_id, None).await.unwrap().unwrap()
+pub(super) async fn thread(records: &Records, thread_id: &str) -> ThreadRow {
+    records.threads().get(thread_id, None).await.unwrap().unwrap()
 }
 
-pub(super) async fn holder(store: &Records, thread_id: &str) -> Option<String> {
-    store.runs().active_for_thread(thread_id).await.unwrap().map(|row| row.run_id)
+pub(super) async fn holder(records: &Records, thread_id: &str) -> Option<String> {
+    records.runs().active_for_thread(thread_id).await.unwrap().map(|row| row.run_id)
 }
 
 /// Waits until nothing holds the thread any more, for releases in the background.
-pub(super) async fn until_free(store: &Records, thread_id: &str) {
+pub(super) async fn until_free(records: &Records, thread_id: &str) {
     soon(async {
-        while holder(store, thread_id).await.is_some() {
+        while holder(records, thread_id).await.is_some() {
             tokio::task::yield_now().await;
         }
     })
@@ -232,9 +232,9 @@ pub(super) struct OpenTransaction(tokio::task::JoinHandle<Result<(), RecordsErro
 
 impl OpenTransaction {
     /// Begins it and runs a statement.
-    pub(super) async fn begin(store: &Records, sql: &'static str) -> Self {
+    pub(super) async fn begin(records: &Records, sql: &'static str) -> Self {
         let (begun, stands) = tokio::sync::oneshot::channel();
-        let db = store.db.clone();
+        let db = records.db.clone();
         let held = tokio::spawn(async move {
             let holding = db.write("t", move |tx| {
                 Box::pin(async move {
@@ -257,12 +257,12 @@ impl OpenTransaction {
 }
 
 /// Runs any SQL in a write transaction.
-pub(super) async fn sql(store: &Records, sql: &'static str) {
-    store.db.write_everywhere(move |tx| Box::pin(tx.execute(query::query(sql)))).await.unwrap();
+pub(super) async fn sql(records: &Records, sql: &'static str) {
+    records.db.write_everywhere(move |tx| Box::pin(tx.execute(query::query(sql)))).await.unwrap();
 }
 
 /// All rows of all tables as text, after all running transactions.
-pub(super) async fn dump(store: &Records) -> Vec<String> {
+pub(super) async fn dump(records: &Records) -> Vec<String> {
     let mut tables = Vec::new();
     for (columns, table) in [
         (
@@ -286,13 +286,13 @@ pub(super) async fn dump(store: &Records) -> Vec<String> {
         ("'frames', run_id, thread_id, first_seq, next_seq, frames, ends, created_at", "run_frames"),
         ("'subagent', name, definition", "subagents"),
     ] {
-        let row = match store.db.dialect() {
+        let row = match records.db.dialect() {
             Dialect::Sqlite => format!("json_array({columns})"),
             Dialect::Postgres => format!("json_build_array({columns})::text"),
         };
-        tables.push(store.db.builder(&format!("SELECT {row} FROM {table} ORDER BY 1")).build());
+        tables.push(records.db.builder(&format!("SELECT {row} FROM {table} ORDER BY 1")).build());
     }
-    let dumped = store.db.write_everywhere(move |tx| {
+    let dumped = records.db.write_everywhere(move |tx| {
         Box::pin(async move {
             let mut rows = Vec::new();
             for table in tables {

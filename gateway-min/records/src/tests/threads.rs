@@ -17,7 +17,7 @@ fn named(thread_id: &str) -> NewThread {
 async fn created_thread_reads_back() {
     let fixture = fixture().await;
     fixture.clock.advance_micros(7);
-    let created = fixture.store.threads().create(named("t")).await.unwrap();
+    let created = fixture.records.threads().create(named("t")).await.unwrap();
     assert!(created.created);
     let expected = ThreadRow {
         thread_id: "t".to_owned(),
@@ -30,9 +30,9 @@ async fn created_thread_reads_back() {
         updated_at: fixture.clock.now(),
     };
     assert_eq!(created.row, expected);
-    assert_eq!(thread(&fixture.store, "t").await, expected);
+    assert_eq!(thread(&fixture.records, "t").await, expected);
     let text: Option<(String,)> =
-        fixture.store.db.fetch_optional(query::query("SELECT created_at FROM threads_meta")).await.unwrap();
+        fixture.records.db.fetch_optional(query::query("SELECT created_at FROM threads_meta")).await.unwrap();
     assert_eq!(text.unwrap().0, "2026-01-02T03:04:05.000007+00:00");
 }
 
@@ -40,33 +40,33 @@ async fn created_thread_reads_back() {
 async fn times_are_whole_microseconds() {
     let nanos = chrono::DateTime::from_timestamp(1_767_323_045, 123_456_789).unwrap();
     let options = RecordsOptions { clock: Clock::from_fn(move || nanos), ..RecordsOptions::default() };
-    let store = lone(options).await;
-    create_thread(&store, "t").await;
-    let patched = store.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.unwrap();
+    let records = lone(options).await;
+    create_thread(&records, "t").await;
+    let patched = records.threads().patch_metadata("t", None, object(json!({"a": 1}))).await.unwrap();
     assert_eq!(patched.updated_at.timestamp_subsec_nanos(), 123_456_000);
-    assert_eq!(thread(&store, "t").await, patched);
+    assert_eq!(thread(&records, "t").await, patched);
 }
 
 #[tokio::test]
 async fn second_create_returns_the_first_row_unchanged() {
     let fixture = fixture().await;
-    let first = fixture.store.threads().create(named("t")).await.unwrap().row;
-    let before = dump(&fixture.store).await;
+    let first = fixture.records.threads().create(named("t")).await.unwrap().row;
+    let before = dump(&fixture.records).await;
     fixture.clock.advance_micros(1);
     let second =
         NewThread { thread_id: "t".to_owned(), user_id: Some("bob".to_owned()), ..NewThread::default() };
-    let again = fixture.store.threads().create(second).await.unwrap();
+    let again = fixture.records.threads().create(second).await.unwrap();
     assert_eq!(again, CreatedThread { row: first, created: false });
-    assert_eq!(dump(&fixture.store).await, before);
+    assert_eq!(dump(&fixture.records).await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_parallel_creates_one_creates() {
     let fixture = fixture().await;
     let tasks = (0..20).map(|i| {
-        let store = fixture.store.clone();
+        let records = fixture.records.clone();
         let new = NewThread { assistant_id: Some(i.to_string()), ..named("t") };
-        tokio::spawn(async move { store.threads().create(new).await.unwrap() })
+        tokio::spawn(async move { records.threads().create(new).await.unwrap() })
     });
     let results = futures::future::try_join_all(tasks).await.unwrap();
     assert_eq!(results.iter().filter(|result| result.created).count(), 1);
@@ -76,9 +76,9 @@ async fn of_parallel_creates_one_creates() {
 #[tokio::test]
 async fn owner_sees_own_and_shared_threads() {
     let fixture = fixture().await;
-    let threads = fixture.store.threads();
+    let threads = fixture.records.threads();
     threads.create(named("anns")).await.unwrap();
-    create_thread(&fixture.store, "shared").await;
+    create_thread(&fixture.records, "shared").await;
     for (thread_id, owner, visible) in [
         ("anns", None, true),
         ("anns", Some("ann"), true),
@@ -94,22 +94,22 @@ async fn owner_sees_own_and_shared_threads() {
 #[tokio::test]
 async fn patch_merges_at_the_top_level() {
     let fixture = fixture().await;
-    fixture.store.threads().create(named("t")).await.unwrap();
+    fixture.records.threads().create(named("t")).await.unwrap();
     fixture.clock.advance_micros(5);
     let patch = object(json!({"nested": {"c": 2}, "new": null}));
-    let patched = fixture.store.threads().patch_metadata("t", None, patch).await.unwrap();
+    let patched = fixture.records.threads().patch_metadata("t", None, patch).await.unwrap();
     assert_eq!(patched.metadata, object(json!({"a": 1, "nested": {"c": 2}, "new": null})));
     assert_eq!(patched.updated_at, fixture.clock.now());
     assert!(patched.created_at < patched.updated_at);
-    assert_eq!(thread(&fixture.store, "t").await, patched);
+    assert_eq!(thread(&fixture.records, "t").await, patched);
 }
 
 #[tokio::test]
 async fn patch_of_the_pin_alone_keeps_updated_at() {
     let fixture = fixture().await;
-    let created = fixture.store.threads().create(named("t")).await.unwrap().row;
+    let created = fixture.records.threads().create(named("t")).await.unwrap().row;
     fixture.clock.advance_micros(5);
-    let threads = fixture.store.threads();
+    let threads = fixture.records.threads();
     for pinned in [true, false] {
         let patched = threads.patch_metadata("t", None, object(json!({ PINNED_KEY: pinned }))).await.unwrap();
         assert_eq!(patched.updated_at, created.updated_at);
@@ -126,13 +126,13 @@ async fn patch_of_the_pin_alone_keeps_updated_at() {
 #[tokio::test]
 async fn status_and_display_name_change_and_touch() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    let threads = fixture.store.threads();
+    create_thread(&fixture.records, "t").await;
+    let threads = fixture.records.threads();
     for status in [ThreadStatus::Running, ThreadStatus::Interrupted, ThreadStatus::Error, ThreadStatus::Idle]
     {
         fixture.clock.advance_micros(1);
         threads.set_status("t", status).await.unwrap();
-        let row = thread(&fixture.store, "t").await;
+        let row = thread(&fixture.records, "t").await;
         assert_eq!((row.status, row.updated_at), (status, fixture.clock.now()));
     }
     let mut seen = None;
@@ -147,14 +147,14 @@ async fn status_and_display_name_change_and_touch() {
             threads.set_display_name("t", seen.as_deref(), given.as_deref()).await.unwrap()
         };
         assert!(set(&seen).await);
-        let row = thread(&fixture.store, "t").await;
+        let row = thread(&fixture.records, "t").await;
         assert_eq!((&row.display_name, row.updated_at), (&stored, fixture.clock.now()));
         // Another title was seen: nothing changes.
         fixture.clock.advance_micros(1);
         for other in [Some("another".to_owned()), seen] {
             if other != stored {
                 assert!(!set(&other).await);
-                assert_eq!(thread(&fixture.store, "t").await, row);
+                assert_eq!(thread(&fixture.records, "t").await, row);
             }
         }
         seen = stored;
@@ -166,7 +166,7 @@ async fn status_and_display_name_change_and_touch() {
 #[tokio::test]
 async fn changing_an_unknown_thread_is_not_found() {
     let fixture = fixture().await;
-    let threads = fixture.store.threads();
+    let threads = fixture.records.threads();
     let errors = [
         threads.patch_metadata("t9", None, JsonObject::new()).await.unwrap_err(),
         threads.set_status("t9", ThreadStatus::Idle).await.unwrap_err(),
@@ -176,23 +176,23 @@ async fn changing_an_unknown_thread_is_not_found() {
         assert!(error.is_not_found());
         assert_eq!(error.to_string(), "Thread t9 not found");
     }
-    assert!(dump(&fixture.store).await.is_empty());
+    assert!(dump(&fixture.records).await.is_empty());
 }
 
 /// A process that has lost its run does not show the thread as running.
 #[tokio::test]
 async fn a_thread_is_running_only_while_its_run_is() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    let status = async || thread(store, "t").await.status;
-    admit(store, "t", "r").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    let status = async || thread(records, "t").await.status;
+    admit(records, "t", "r").await;
     assert_eq!(status().await, ThreadStatus::Idle, "it has not begun");
-    store.runs().start("r").await.unwrap();
+    records.runs().start("r").await.unwrap();
     assert_eq!(status().await, ThreadStatus::Running);
-    store.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
+    records.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
     assert_eq!(status().await, ThreadStatus::Error);
-    let again = store.runs().start("r").await.unwrap();
+    let again = records.runs().start("r").await.unwrap();
     assert_eq!(again, StartOutcome::NotPending(RunStatus::Error));
     assert_eq!(status().await, ThreadStatus::Error, "the run was ended by somebody else");
 }

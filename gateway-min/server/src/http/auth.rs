@@ -18,7 +18,7 @@ use super::extract::collected;
 use super::threads::absent;
 use crate::app::App;
 use crate::auth::Principal;
-use crate::config::Secret;
+use threadkeep_config::Secret;
 
 /// The header of SDK clients.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -151,7 +151,7 @@ pub(super) async fn check_thread(
     thread: &ThreadId,
 ) -> Result<Option<String>, ApiError> {
     let Some(user) = principal.sees() else { return Ok(None) };
-    let row = app.store.threads().get(thread.as_str(), None).await;
+    let row = app.records.threads().get(thread.as_str(), None).await;
     let Some(row) = row.or_internal(FAILED)? else { return Ok(None) };
     if row.visible_to(Some(user)) { Ok(row.user_id) } else { Err(absent(thread)) }
 }

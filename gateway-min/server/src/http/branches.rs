@@ -168,7 +168,7 @@ async fn make(
         display_name,
         metadata: parentage,
     };
-    if let Err(error) = app.store.threads().create(new).await {
+    if let Err(error) = app.records.threads().create(new).await {
         return Err(undone(&app, &branch, ApiError::internal(CREATE_FAILED, &error)).await);
     }
     Ok(Branch {
@@ -246,7 +246,7 @@ async fn seed(app: &App, branch: &ThreadId, head: &StateSnapshot) -> &'static st
     if runs.is_empty() {
         return "skipped_empty";
     }
-    match app.store.events().seed(branch.as_str(), runs).await {
+    match app.records.events().seed(branch.as_str(), runs).await {
         Ok(_) => "seeded",
         Err(error) => {
             tracing::warn!(thread = %branch, %error, "could not fill the event feed of a branch");
@@ -294,7 +294,7 @@ async fn copy(app: Arc<App>, source: ThreadId, row: ThreadRow) -> Result<ThreadR
         display_name: row.display_name,
         metadata: row.metadata,
     };
-    match app.store.threads().create(new).await {
+    match app.records.threads().create(new).await {
         Ok(created) => Ok(created.row),
         Err(error) => Err(undone(&app, &target, ApiError::internal(COPY_FAILED, &error)).await),
     }

@@ -25,7 +25,7 @@ use super::fields::{Fields, Flaw, FromFields};
 use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
 use crate::app::App;
-use crate::config::{Config, ContextSize};
+use threadkeep_config::{Config, ContextSize};
 use threadkeep_records::WriterKind;
 
 const FAILED: &str = "Failed to compact thread context.";

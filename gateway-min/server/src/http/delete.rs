@@ -82,11 +82,11 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
         // A subagent's checkpoints belong to the thread that delegated.
         return Err(absent(thread));
     }
-    let row = app.store.threads().get(thread.as_str(), None).await.or_internal(DELETE_FAILED)?;
+    let row = app.records.threads().get(thread.as_str(), None).await.or_internal(DELETE_FAILED)?;
     if row.is_none() && !has_checkpoint(app, thread, DELETE_FAILED).await? {
         return Err(absent(thread));
     }
-    let reserved = app.store.runs().reserve(thread.as_str(), WriterKind::Delete).await;
+    let reserved = app.records.runs().reserve(thread.as_str(), WriterKind::Delete).await;
     let reservation = reserved.map_err(|error| refused(&error, BUSY, DELETE_FAILED))?;
     // Wait for the last write of a run that has just ended.
     let _lock = app.threads.lock(thread.as_str()).await;
@@ -132,7 +132,7 @@ async fn delete_contents(app: &App, thread: &ThreadId, seen: SeenThread) -> Resu
 
 /// Deletes the checkpoints of the thread's subagents. Their rows go with the other records.
 async fn delete_subagents(app: &App, thread: &ThreadId) -> Result<(), ApiError> {
-    let rows = app.store.executions().of_thread(thread.as_str()).await.or_internal(DELETE_FAILED)?;
+    let rows = app.records.executions().of_thread(thread.as_str()).await.or_internal(DELETE_FAILED)?;
     for row in rows {
         let child = ThreadId::from(row.child_thread.as_str());
         app.threads.accessor().delete_thread(&child).await.or_internal(DELETE_FAILED)?;
@@ -141,6 +141,6 @@ async fn delete_subagents(app: &App, thread: &ThreadId) -> Result<(), ApiError> 
 }
 
 async fn delete_records(app: &App, reservation: Reservation) -> Result<(), ApiError> {
-    let deleted = app.store.delete_thread(reservation).await;
+    let deleted = app.records.delete_thread(reservation).await;
     deleted.map(|_| ()).or_internal(DELETE_FAILED)
 }

@@ -108,6 +108,6 @@ async fn list_events(
         limit: params.limit,
         ..EventQuery::new(thread_id.as_str(), run_id)
     };
-    let rows = app.store.events().list(&query).await.or_internal("Failed to list run events")?;
+    let rows = app.records.events().list(&query).await.or_internal("Failed to list run events")?;
     Ok(Json(rows.into_iter().map(RunEvent::from).collect()))
 }

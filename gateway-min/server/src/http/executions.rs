@@ -142,7 +142,7 @@ async fn list_executions(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
 ) -> Result<Json<Executions>, ApiError> {
-    let rows = app.store.executions().of_thread(thread_id.as_str()).await;
+    let rows = app.records.executions().of_thread(thread_id.as_str()).await;
     let rows = rows.or_internal("Failed to list executions")?;
     Ok(Json(Executions { thread_id: thread_id.to_string(), executions: tree(&rows, None) }))
 }

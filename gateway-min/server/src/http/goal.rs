@@ -115,7 +115,7 @@ async fn delete_goal(
 }
 
 async fn set(app: Arc<App>, thread: ThreadId, new: NewThread, goal: Value) -> Result<Value, ApiError> {
-    let row = app.store.threads().create(new).await;
+    let row = app.records.threads().create(new).await;
     let row = row.or_internal(WRITE_FAILED)?.row;
     let extra = json!({"writes": null, "created_at": time(row.created_at)});
     let extra = extra.as_object().cloned().unwrap_or_default();

@@ -14,7 +14,7 @@ use super::extract::ApiPath;
 use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
-use crate::config::Model;
+use threadkeep_config::Model;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {

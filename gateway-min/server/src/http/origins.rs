@@ -14,7 +14,7 @@ use axum::response::{IntoResponse as _, Response};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use super::error::ApiError;
-use crate::config::Environment;
+use threadkeep_config::Environment;
 
 /// The variable with the comma-separated origins whose pages may use the API; `*` allows all.
 const VARIABLE: &str = "GATEWAY_CORS_ORIGINS";

@@ -111,7 +111,7 @@ async fn prune_threads(
 /// Removes all checkpoints of the thread but the head, which keeps its state.
 async fn keep_latest(app: &Arc<App>, caller: &Principal, thread: &ThreadId) -> Result<(), ApiError> {
     check_thread(app, caller, thread).await?;
-    let row = app.store.threads().get(thread.as_str(), None).await.or_internal(FAILED)?;
+    let row = app.records.threads().get(thread.as_str(), None).await.or_internal(FAILED)?;
     if row.is_none() && !has_checkpoint(app, thread, FAILED).await? {
         return Err(absent(thread));
     }

@@ -319,7 +319,7 @@ fn inspect_failed(error: threadkeep::Error) -> ApiError {
 }
 
 async fn run(app: &App, run_id: &str) -> Result<Option<RunRow>, ApiError> {
-    app.store.runs().get(run_id).await.or_internal(READ_FAILED)
+    app.records.runs().get(run_id).await.or_internal(READ_FAILED)
 }
 
 fn id_of(message: &Value) -> Option<&str> {

@@ -90,7 +90,7 @@ async fn cancel_many(
             run_ids
         }
         (_, thread_id) => {
-            let active = app.store.runs().list_active(thread_id.as_ref().map(ThreadId::as_str)).await;
+            let active = app.records.runs().list_active(thread_id.as_ref().map(ThreadId::as_str)).await;
             let wanted = |status: RunStatus| body.status.is_some_and(|s| s == "all" || s == status.as_str());
             let own = |run: &RunRow| {
                 caller.sees().is_none_or(|user| run.user_id.as_deref().is_none_or(|of| of == user))
@@ -121,7 +121,7 @@ async fn delete_run(
         // Its record has ended, but it may still be writing.
         app.runs.ended(&path.run_id).await;
     }
-    match app.store.delete_run(&path.run_id).await {
+    match app.records.delete_run(&path.run_id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),
         Err(RecordsError::Conflict { .. }) => {
             Err(ApiError::conflict(format!("Run {} is active. Cancel it first.", path.run_id)))

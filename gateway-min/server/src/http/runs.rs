@@ -105,13 +105,13 @@ pub(crate) fn record(run: &RunRow) -> Value {
 
 /// The thread of a request, which must exist.
 pub(super) async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, ApiError> {
-    let row = app.store.threads().get(thread.as_str(), None).await.or_internal("Failed to read thread")?;
+    let row = app.records.threads().get(thread.as_str(), None).await.or_internal("Failed to read thread")?;
     row.ok_or_else(|| ApiError::not_found(format!("Thread {thread} not found")))
 }
 
 /// The run of a request, if it belongs to the thread.
 pub(super) async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
-    let row = app.store.runs().get(&path.run_id).await.or_internal("Failed to read run")?;
+    let row = app.records.runs().get(&path.run_id).await.or_internal("Failed to read run")?;
     row.filter(|row| row.thread_id == path.thread_id.as_str())
         .ok_or_else(|| ApiError::not_found(format!("Run {} not found", path.run_id)))
 }
@@ -231,7 +231,7 @@ async fn finished(
 ) -> Result<Response, ApiError> {
     stream.ended().await;
     app.runs.ended(run_id).await;
-    let run = app.store.runs().get(run_id).await.or_internal("Failed to read run")?;
+    let run = app.records.runs().get(run_id).await.or_internal("Failed to read run")?;
     let (status, error) = run.map_or((RunStatus::Error, None), |run| (run.reported_status(), run.error));
     Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, status, error).await)).into_response())
 }
@@ -382,7 +382,7 @@ async fn list(
 ) -> Result<Json<Vec<Value>>, ApiError> {
     let query = RunQuery { status, limit, offset };
     let runs = app
-        .store
+        .records
         .runs()
         .list_by_thread(thread_id.as_str(), &query)
         .await

@@ -232,7 +232,7 @@ async fn search_threads(
     let ThreadSearch { filter, limit, offset, order, select, .. } = body;
     let Some(query) = filter.query(&caller)? else { return Ok(Json(Vec::new())) };
     let query = ThreadQuery { limit, offset, order, ..query };
-    let rows = app.store.threads().search(&query).await.or_internal(SEARCH_FAILED)?;
+    let rows = app.records.threads().search(&query).await.or_internal(SEARCH_FAILED)?;
     select.of_each(rows.into_iter().map(found), SEARCH_FAILED).map(Json)
 }
 
@@ -255,6 +255,6 @@ async fn count_threads(
     ApiJson(body): ApiJson<ThreadFilter>,
 ) -> Result<Json<u64>, ApiError> {
     let Some(query) = body.query(&caller)? else { return Ok(Json(0)) };
-    let count = app.store.threads().count(&query).await;
+    let count = app.records.threads().count(&query).await;
     count.map(Json).or_internal(SEARCH_FAILED)
 }

@@ -249,8 +249,8 @@ mod tests {
 
     use super::super::extract::collected;
     use super::*;
-    use crate::config::Gateway;
     use crate::metrics::Metrics;
+    use threadkeep_config::Gateway;
 
     const PATIENCE: Duration = Duration::from_mins(1);
     const SHORT: Duration = Duration::from_millis(50);

@@ -501,7 +501,7 @@ async fn update(
     let update = Update { at, node, writes, extra };
     let state = accessor.update_known(&mut head, update).await.map_err(engine)?;
     if let Some(title @ (Value::String(_) | Value::Null)) = state.json("title").map_err(engine)? {
-        app.store
+        app.records
             .threads()
             .set_display_name(thread.as_str(), named.as_deref(), title.as_str())
             .await

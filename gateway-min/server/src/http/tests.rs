@@ -23,7 +23,7 @@ use tower::ServiceExt as _;
 use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
-use crate::config::{ConfigHandle, Environment, LoadOptions};
+use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
     MultitaskStrategy, NewEvent, NewRun, NewThread, RunEnd, RunStatus, RunTotals, ThreadStatus, WriterKind,
 };
@@ -51,7 +51,7 @@ impl Gateway {
         let config = ConfigHandle::open(&options).unwrap();
         let app = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
         let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
-        app.store.threads().create(thread).await.unwrap();
+        app.records.threads().create(thread).await.unwrap();
         let thread = ThreadId::from("t");
         app.threads.accessor().create(&thread, Map::new()).await.unwrap();
         Self { app, thread, _dir: dir }
@@ -59,7 +59,7 @@ impl Gateway {
 
     /// Stores a run's record with this status.
     async fn record(&self, run: &str, status: RunStatus) {
-        let runs = self.app.store.runs();
+        let runs = self.app.records.runs();
         let new = NewRun { run_id: run.into(), thread_id: "t".into(), ..NewRun::default() };
         runs.admit(new, MultitaskStrategy::Reject).await.unwrap();
         if status != RunStatus::Pending {
@@ -143,12 +143,12 @@ async fn a_thread_is_busy_from_the_admission_of_a_run_to_its_last_write() {
             display_name: None,
             totals: RunTotals::default(),
         };
-        gateway.app.store.threads().set_status("t", ThreadStatus::Running).await.unwrap();
-        gateway.app.store.runs().finish("r1", &end).await.unwrap();
+        gateway.app.records.threads().set_status("t", ThreadStatus::Running).await.unwrap();
+        gateway.app.records.runs().finish("r1", &end).await.unwrap();
         assert_eq!(gateway.get("").await["status"], "busy", "the status is the last thing that a run writes");
-        gateway.app.store.threads().set_status("t", ThreadStatus::Error).await.unwrap();
+        gateway.app.records.threads().set_status("t", ThreadStatus::Error).await.unwrap();
         assert_eq!(gateway.get("").await["status"], "idle", "no task is left");
-        let reservation = gateway.app.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+        let reservation = gateway.app.records.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
         assert_eq!(gateway.get("").await["status"], "idle", "another writer is not a run");
         reservation.release().await.unwrap();
     }
@@ -162,10 +162,10 @@ async fn a_thread_with_a_task_left_is_interrupted_or_in_error() {
         let thread = gateway.get("").await;
         assert_eq!(thread["status"], "interrupted");
         assert_eq!(thread["interrupts"], json!({ task: [{"value": "Which?", "id": "i"}] }));
-        gateway.app.store.threads().set_status("t", ThreadStatus::Error).await.unwrap();
+        gateway.app.records.threads().set_status("t", ThreadStatus::Error).await.unwrap();
         assert_eq!(gateway.get("").await["status"], "error", "the last run failed outside of a task");
 
-        gateway.app.store.threads().set_status("t", ThreadStatus::Interrupted).await.unwrap();
+        gateway.app.records.threads().set_status("t", ThreadStatus::Interrupted).await.unwrap();
         gateway.leave_task(ERROR_CHANNEL, json!("it broke")).await;
         let thread = gateway.get("").await;
         assert_eq!((&thread["status"], &thread["interrupts"]), (&json!("error"), &json!({})));
@@ -195,7 +195,7 @@ async fn what_was_searched_for_is_noted_once_for_all_later_readers() {
         let second = gateway.page().await;
         assert_eq!(shown(&second), expected);
         assert!(second.note.is_none(), "there is nothing left to note");
-        assert!(gateway.app.store.runs().active_for_thread("t").await.unwrap().is_none());
+        assert!(gateway.app.records.runs().active_for_thread("t").await.unwrap().is_none());
 
         gateway.record("r3", RunStatus::Error).await;
         gateway.turn("r3").await;
@@ -217,7 +217,7 @@ async fn a_busy_thread_is_read_but_not_noted() {
         gateway.record("r1", RunStatus::Interrupted).await;
         gateway.turn("r1").await;
         let before = gateway.checkpoints().await;
-        let reservation = gateway.app.store.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+        let reservation = gateway.app.records.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
         let read = gateway.page().await;
         assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
         read.note.unwrap().await.unwrap();
@@ -278,7 +278,7 @@ async fn held_note(gateway: &Gateway) -> (OwnedMutexGuard<()>, Page) {
     let lock = gateway.app.threads.lock("t").await;
     let read = gateway.page().await;
     assert!(read.note.is_some());
-    while gateway.app.store.runs().active_for_thread("t").await.unwrap().is_none() {
+    while gateway.app.records.runs().active_for_thread("t").await.unwrap().is_none() {
         tokio::task::yield_now().await;
     }
     (lock, read)
@@ -324,7 +324,7 @@ async fn the_events_of_one_task_are_found_before_they_are_counted() {
         event
     };
     let events = [Some("a"), Some("b"), None, Some("b"), Some("a"), Some("b")].map(event);
-    gateway.app.store.events().append("t", "r1", events.into()).await.unwrap();
+    gateway.app.records.events().append("t", "r1", events.into()).await.unwrap();
     let seqs = async |query: &str| -> Vec<i64> {
         let events = gateway.get(&format!("/runs/r1/events?{query}")).await;
         events.as_array().unwrap().iter().map(|event| event["seq"].as_i64().unwrap()).collect()

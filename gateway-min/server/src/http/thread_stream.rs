@@ -122,7 +122,7 @@ impl RunsOf {
     /// The runs that appeared since the last look, oldest first.
     async fn look(&mut self) -> Result<Vec<RunRow>, ApiError> {
         let query = RunQuery { status: None, limit: LOOKED_AT, offset: 0 };
-        let page = self.app.store.runs().list_by_thread(self.thread.as_str(), &query).await;
+        let page = self.app.records.runs().list_by_thread(self.thread.as_str(), &query).await;
         let page = page.or_internal(FAILED)?;
         let since = self.since;
         let full = u32::try_from(page.len()).is_ok_and(|found| found == LOOKED_AT);

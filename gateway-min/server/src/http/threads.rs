@@ -130,7 +130,7 @@ pub(super) async fn existing(
     thread: &ThreadId,
     failed: &'static str,
 ) -> Result<ThreadRow, ApiError> {
-    let row = app.store.threads().get(thread.as_str(), None).await.or_internal(failed)?;
+    let row = app.records.threads().get(thread.as_str(), None).await.or_internal(failed)?;
     row.ok_or_else(|| absent(thread))
 }
 
@@ -209,7 +209,7 @@ async fn create_thread(
 ) -> Result<Json<Thread>, ApiError> {
     let raise = body.if_exists == Some("raise");
     let thread = ThreadId::from(body.thread_id.unwrap_or_else(|| Uuid::new_v4().to_string()));
-    let known = app.store.threads().get(thread.as_str(), None).await;
+    let known = app.records.threads().get(thread.as_str(), None).await;
     if let Some(row) = known.or_internal(CREATE_FAILED)? {
         if !row.visible_to(caller.sees()) {
             return Err(absent(&thread));
@@ -247,7 +247,7 @@ async fn create_thread(
     match created {
         // The current writer will leave a checkpoint or delete the thread; either way there is nothing to write here.
         Err(error) if error.status() == StatusCode::CONFLICT && !raise => {
-            let row = app.store.threads().get(thread.as_str(), caller.sees()).await.ok().flatten();
+            let row = app.records.threads().get(thread.as_str(), caller.sees()).await.ok().flatten();
             row.map(|row| Json(row.into())).ok_or(error)
         }
         created => created.map(|row| Json(row.into())),
@@ -266,7 +266,7 @@ async fn create(
     if !steps.is_empty() {
         return create_with(&app, &thread, new, raise, steps, &caller).await;
     }
-    let created = app.store.threads().create(new).await.or_internal(CREATE_FAILED)?;
+    let created = app.records.threads().create(new).await.or_internal(CREATE_FAILED)?;
     if !created.row.visible_to(caller.sees()) {
         return Err(absent(&thread));
     }
@@ -297,7 +297,7 @@ async fn create_with(
     steps: Vec<PlannedStep>,
     caller: &Principal,
 ) -> Result<ThreadRow, ApiError> {
-    let row = app.store.threads().get(thread.as_str(), None).await.or_internal(CREATE_FAILED)?;
+    let row = app.records.threads().get(thread.as_str(), None).await.or_internal(CREATE_FAILED)?;
     match row {
         Some(row) if !row.visible_to(caller.sees()) => return Err(absent(thread)),
         Some(row) if !raise => return Ok(row),
@@ -305,7 +305,7 @@ async fn create_with(
         _ => return Err(exists(thread)),
     }
     new.display_name = supersteps::write(app.threads.accessor(), thread, steps).await?;
-    let created = app.store.threads().create(new).await.or_internal(CREATE_FAILED)?;
+    let created = app.records.threads().create(new).await.or_internal(CREATE_FAILED)?;
     Ok(created.row)
 }
 
@@ -341,7 +341,7 @@ async fn get_thread(
     let engine = |error: Error| ApiError::from_engine(&thread_id, GET_FAILED, &error);
     let before = is_busy(&app, &thread_id).await?;
     let head = app.threads.accessor().get(&thread_id, None).await.map_err(engine)?;
-    let row = app.store.threads().get(thread_id.as_str(), None).await.or_internal(GET_FAILED)?;
+    let row = app.records.threads().get(thread_id.as_str(), None).await.or_internal(GET_FAILED)?;
     let stored = row.as_ref().map(|row| row.status);
     let mut thread = match (row, &head) {
         (Some(row), _) => Thread::from(row),
@@ -362,11 +362,11 @@ async fn get_thread(
 /// Whether a run is active on the thread, from its admission to its last write.
 async fn is_busy(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
     let failed = |error: RecordsError| ApiError::internal(GET_FAILED, &error);
-    let holder = app.store.runs().active_for_thread(thread.as_str()).await.map_err(failed)?;
+    let holder = app.records.runs().active_for_thread(thread.as_str()).await.map_err(failed)?;
     if holder.is_some_and(|holder| holder.operation_kind == OperationKind::Run) {
         return Ok(true);
     }
-    let row = app.store.threads().get(thread.as_str(), None).await.map_err(failed)?;
+    let row = app.records.threads().get(thread.as_str(), None).await.map_err(failed)?;
     Ok(row.is_some_and(|row| row.status == ThreadStatus::Running))
 }
 
@@ -441,7 +441,7 @@ async fn patch_thread(
     headers: HeaderMap,
     ApiJson(body): ApiJson<PatchThread>,
 ) -> Result<Response, ApiError> {
-    let row = app.store.threads().patch_metadata(thread_id.as_str(), caller.sees(), body.metadata).await;
+    let row = app.records.threads().patch_metadata(thread_id.as_str(), caller.sees(), body.metadata).await;
     let row = row.map_err(|error| {
         if error.is_not_found() { absent(&thread_id) } else { ApiError::internal(UPDATE_FAILED, &error) }
     })?;

@@ -101,7 +101,7 @@ async fn token_usage(
     ApiQuery(UsageParams { include_active }): ApiQuery<UsageParams>,
 ) -> Result<Json<TokenUsage>, ApiError> {
     let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
-    let runs = app.store.runs().list_by_thread(thread_id.as_str(), &query).await.or_internal(FAILED)?;
+    let runs = app.records.runs().list_by_thread(thread_id.as_str(), &query).await.or_internal(FAILED)?;
     let model = runs.first().and_then(|run| run.model_name.clone());
     let counted = runs.iter().filter(|run| include_active || !run.status.is_active());
     let mut usage = sum(counted.filter(|run| run.status != RunStatus::Pending));

@@ -114,7 +114,8 @@ fn answer_id(message: &Value) -> Option<&str> {
 /// The duration in whole seconds of each ended run of the thread.
 async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, u64>, ApiError> {
     let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
-    let rows = app.store.runs().list_by_thread(thread.as_str(), &query).await.or_internal(HISTORY_FAILED)?;
+    let rows =
+        app.records.runs().list_by_thread(thread.as_str(), &query).await.or_internal(HISTORY_FAILED)?;
     let ended = rows.into_iter().filter(|row| !row.status.is_active());
     let seconds = ended.map(|row| {
         let seconds = (row.updated_at - row.created_at).num_seconds();

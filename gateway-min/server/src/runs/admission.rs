@@ -83,7 +83,7 @@ impl Runs {
             return Err(CreateError::Stopping);
         }
         if let Some(key) = &idempotency_key
-            && let Some(run) = self.store.runs().get_by_idempotency_key(key).await?
+            && let Some(run) = self.records.runs().get_by_idempotency_key(key).await?
         {
             return Ok(self.joined(run));
         }
@@ -101,7 +101,7 @@ impl Runs {
                 ..NewThread::default()
             };
             // Another request may have taken the id first.
-            if !self.store.threads().create(row).await?.row.visible_to(caller.sees()) {
+            if !self.records.threads().create(row).await?.row.visible_to(caller.sees()) {
                 let id = thread_id.to_owned();
                 return Err(RecordsError::NotFound { entity: Entity::Thread, id }.into());
             }
@@ -142,7 +142,7 @@ impl Runs {
         let publisher = self.streams.open(&run_id);
         let guard = self.local.enter(&run_id);
         let unnoted = self.threads.unnoted(&thread_id).await;
-        let admitted = self.store.runs().admit(new.clone(), request.options.multitask_strategy).await;
+        let admitted = self.records.runs().admit(new.clone(), request.options.multitask_strategy).await;
         drop(unnoted);
         let run = match admitted {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
@@ -213,7 +213,7 @@ impl Runs {
     /// that it cancels are notified as if another process had cancelled them.
     async fn settle(self: &Arc<Self>, new: &NewRun) -> Option<RunRow> {
         let run_id = &new.run_id;
-        let found = persistently(|| self.store.runs().admitted(new)).await.unwrap_or_else(|error| {
+        let found = persistently(|| self.records.runs().admitted(new)).await.unwrap_or_else(|error| {
             tracing::error!(run_id, %error, "a run may hold its thread until its lease expires or the next start");
             None
         });
@@ -251,7 +251,7 @@ impl Runs {
         selected: Option<&CheckpointKey>,
         resume: &Resume,
     ) -> Result<(), CreateError> {
-        if self.store.runs().active_for_thread(thread_id).await?.is_some() {
+        if self.records.runs().active_for_thread(thread_id).await?.is_some() {
             return Ok(());
         }
         let thread = ThreadId::from(thread_id);
@@ -268,7 +268,7 @@ impl Runs {
     /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows the conversation
     /// so far. The head is read through the gate.
     async fn seed_feed(&self, thread_id: &str) -> Result<(), CreateError> {
-        if self.store.events().has_messages(thread_id).await? {
+        if self.records.events().has_messages(thread_id).await? {
             return Ok(());
         }
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());
@@ -280,7 +280,7 @@ impl Runs {
         };
         let runs = seed_runs(&format!("checkpoint-seed-{thread_id}"), messages);
         if !runs.is_empty() {
-            self.store.events().seed(thread_id, runs).await?;
+            self.records.events().seed(thread_id, runs).await?;
         }
         Ok(())
     }

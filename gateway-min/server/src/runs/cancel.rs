@@ -16,7 +16,7 @@ impl Runs {
         run_id: &str,
         action: CancelAction,
     ) -> Result<CancelOutcome, RecordsError> {
-        let request = || self.store.runs().request_cancel(run_id, action);
+        let request = || self.records.runs().request_cancel(run_id, action);
         let outcome = match request().await {
             // The cancellation is recorded, now or before; the task must be notified either way.
             Err(RecordsError::InDoubt { .. }) => request().await?,
@@ -36,7 +36,7 @@ impl Runs {
             control.ended().await;
         }
         // Its row ends with its last write.
-        while let Ok(Some(run)) = self.store.runs().get(run_id).await
+        while let Ok(Some(run)) = self.records.runs().get(run_id).await
             && run.status.is_active()
             && self.streams.is_foreign(&run)
         {

@@ -10,7 +10,7 @@ use threadkeep::state::{KnownHead, StateAccessor};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep_agent::{duration, title};
 
-use crate::config::Title;
+use threadkeep_config::Title;
 
 /// The node recorded as the writer of the title.
 const TITLE_NODE: &str = "runtime_interrupt_title";

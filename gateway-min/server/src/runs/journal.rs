@@ -19,7 +19,7 @@ const SUBAGENT_BATCH: usize = 25;
 
 /// Collects the events of one run.
 pub(crate) struct Journal {
-    store: Records,
+    records: Records,
     thread_id: String,
     run_id: String,
     pending: Vec<NewEvent>,
@@ -28,9 +28,9 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    pub(crate) fn new(store: Records, thread_id: &str, run_id: &str) -> Self {
+    pub(crate) fn new(records: Records, thread_id: &str, run_id: &str) -> Self {
         Self {
-            store,
+            records,
             thread_id: thread_id.to_owned(),
             run_id: run_id.to_owned(),
             pending: Vec::new(),
@@ -145,7 +145,7 @@ impl Journal {
     /// from ending.
     pub(crate) async fn close(&mut self) {
         let receipt = NewEvent::new("run.delivery", "outputs", self.delivery.receipt());
-        let (events, thread_id, run_id) = (self.store.events(), &self.thread_id, &self.run_id);
+        let (events, thread_id, run_id) = (self.records.events(), &self.thread_id, &self.run_id);
         let last = std::mem::take(&mut self.pending);
         let Err(error) = events.conclude(thread_id, run_id, last.clone(), receipt.clone()).await else {
             return;
@@ -179,7 +179,7 @@ impl Journal {
         if self.pending.is_empty() {
             return Ok(());
         }
-        self.store.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await?;
+        self.records.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await?;
         self.pending.clear();
         Ok(())
     }

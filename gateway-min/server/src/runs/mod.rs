@@ -27,17 +27,17 @@ use std::time::Duration;
 
 use self::control::LocalRuns;
 pub(crate) use self::progress::EVERY as PROGRESS_EVERY;
-use crate::config::ConfigHandle;
 use crate::metrics::Metrics;
 use crate::streams::Streams;
 use crate::threads::Threads;
+use threadkeep_config::ConfigHandle;
 use threadkeep_records::Records;
 use threadkeep_subagents::Delegator;
 
 /// The runs of this process, and what it knows of those of others.
 pub(crate) struct Runs {
     config: ConfigHandle,
-    store: Records,
+    records: Records,
     threads: Arc<Threads>,
     streams: Arc<Streams>,
     delegator: Arc<Delegator>,
@@ -51,7 +51,7 @@ pub(crate) struct Runs {
 impl Runs {
     pub(crate) fn new(
         config: ConfigHandle,
-        store: Records,
+        records: Records,
         threads: Arc<Threads>,
         streams: Arc<Streams>,
         delegator: Arc<Delegator>,
@@ -60,7 +60,7 @@ impl Runs {
     ) -> Self {
         Self {
             config,
-            store,
+            records,
             threads,
             streams,
             delegator,

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Runs;
 use super::instance::Instance;
-use crate::config::Config;
+use threadkeep_config::Config;
 use threadkeep_records::{Changes, Noticed, Records, RecordsError, Recovered};
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere, unless others say so.
@@ -51,11 +51,11 @@ impl Terms {
 /// # Errors
 /// The store's.
 pub(crate) async fn take_over(
-    store: &Records,
+    records: &Records,
     state_dir: &Path,
 ) -> Result<(Option<Instance>, Recovered), RecordsError> {
     let none = Recovered::default;
-    let Some(owner) = store.runs().owner().map(str::to_owned) else { return Ok((None, none())) };
+    let Some(owner) = records.runs().owner().map(str::to_owned) else { return Ok((None, none())) };
     let place = state_dir.to_owned();
     let entered = task::spawn_blocking(move || {
         let instance = Instance::enter(&place)?;
@@ -73,7 +73,7 @@ pub(crate) async fn take_over(
         }
     };
     let recovered = match predecessor {
-        Some(predecessor) => store.runs().recover_owner(Utc::now(), &predecessor).await?,
+        Some(predecessor) => records.runs().recover_owner(Utc::now(), &predecessor).await?,
         None => none(),
     };
     let signed = task::spawn_blocking(move || instance.sign(&owner).map(|()| instance));
@@ -84,7 +84,7 @@ pub(crate) async fn take_over(
 /// Starts the tasks that maintain the ownership while the gateway lives.
 pub(crate) fn keep(runs: &Arc<Runs>, terms: Terms) {
     tokio::spawn(own(Arc::downgrade(runs), terms));
-    tokio::spawn(look(Arc::downgrade(runs), runs.store.changes()));
+    tokio::spawn(look(Arc::downgrade(runs), runs.records.changes()));
 }
 
 /// Renews this process's leases, and ends what dead processes left.
@@ -135,14 +135,14 @@ async fn look(runs: Weak<Runs>, mut changes: Changes) {
 
 impl Runs {
     async fn renew(&self) -> Result<(), RecordsError> {
-        self.store.runs().renew(&self.local.ids()).await
+        self.records.runs().renew(&self.local.ids()).await
     }
 
     /// Stops runs of this process that were cancelled or ended elsewhere, and forwards those that other processes
     /// follow.
     pub(super) async fn notice(self: &Arc<Self>) -> Result<(), RecordsError> {
         for Noticed { run_id, thread_id, stopped, followed } in
-            self.store.runs().noticed(&self.local.ids()).await?
+            self.records.runs().noticed(&self.local.ids()).await?
         {
             let Some(control) = self.local.get(&run_id) else { continue };
             if stopped {
@@ -168,7 +168,7 @@ impl Runs {
     /// Ends what dead processes left.
     async fn recover_expired(self: &Arc<Self>, grace: Duration) -> Result<(), RecordsError> {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
-        let recovered = self.store.runs().recover_expired(Utc::now(), grace).await?;
+        let recovered = self.records.runs().recover_expired(Utc::now(), grace).await?;
         for run in &recovered.runs {
             tracing::warn!(
                 run_id = run.run_id,

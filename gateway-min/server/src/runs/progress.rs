@@ -144,7 +144,7 @@ mod tests {
         let gateway = Gateway::start_with(("memory", "delta"), 3, &script, often).await;
         let created = gateway.create(ask("hello")).await.unwrap();
         gate("progress").reached().await;
-        let runs = gateway.app.store.runs();
+        let runs = gateway.app.records.runs();
         let shown = async {
             loop {
                 let row = runs.get(&created.run.run_id).await.unwrap().unwrap();

@@ -51,7 +51,7 @@ impl Runs {
             display_name: None,
             totals: RunTotals::default(),
         };
-        let outcome = persistently(|| self.store.runs().finish(&row.run_id, &end)).await?;
+        let outcome = persistently(|| self.records.runs().finish(&row.run_id, &end)).await?;
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.local.get(next)
         {
@@ -78,7 +78,7 @@ impl Runs {
 
     /// Whether the run is active, and this process's.
     async fn still_has(&self, row: &RunRow) -> Result<bool, RecordsError> {
-        let runs = self.store.runs();
+        let runs = self.records.runs();
         let found = runs.get(&row.run_id).await?;
         Ok(found.is_some_and(|row| row.status.is_active() && row.owner_worker_id.as_deref() == runs.owner()))
     }

@@ -28,12 +28,12 @@ pub(super) async fn mirror(streams: Arc<Streams>, thread_id: String, run_id: Str
         tracing::warn!(run_id, %error, "the stream of a run is no longer forwarded to other processes");
     }
     let keep = streams.bridge.cleanup_delay();
-    let store = streams.store.clone();
+    let records = streams.records.clone();
     drop(streams);
     // Not background work: a stopping gateway does not wait for it, and other processes remove what remains.
     tokio::spawn(async move {
         tokio::time::sleep(keep).await;
-        if let Err(error) = store.runs().forget_frames(&thread_id, &run_id).await {
+        if let Err(error) = records.runs().forget_frames(&thread_id, &run_id).await {
             tracing::debug!(run_id, %error, "frames of an ended run remain and are removed later");
         }
     });
@@ -70,7 +70,8 @@ async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(),
         }
         if !batch.frames.is_empty() || batch.ends {
             let keep_from = forwarded.keep_from(streams.bridge.capacity(), batch.first_seq);
-            persistently(|| streams.store.runs().append_frames(thread_id, run_id, &batch, keep_from)).await?;
+            persistently(|| streams.records.runs().append_frames(thread_id, run_id, &batch, keep_from))
+                .await?;
         }
         if batch.ends {
             return Ok(());

@@ -18,7 +18,7 @@ use threadkeep_records::{Records, RunRow};
 
 /// The streams of runs.
 pub(crate) struct Streams {
-    store: Records,
+    records: Records,
     threads: Arc<Threads>,
     bridge: StreamBridge,
     rendered: Arc<Rendered>,
@@ -30,12 +30,12 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(crate) fn new(
-        store: Records,
+        records: Records,
         threads: Arc<Threads>,
         bridge: StreamBridge,
         background: TaskTracker,
     ) -> Self {
-        Self { store, threads, bridge, rendered: Arc::default(), background, created: Notify::new() }
+        Self { records, threads, bridge, rendered: Arc::default(), background, created: Notify::new() }
     }
 
     /// What renders the states in frames.
@@ -82,7 +82,7 @@ impl Streams {
 
     /// Publishes why a run failed that another process has ended, or that could not be written, unless that was published.
     pub(crate) async fn tell_failure(&self, run_id: &str, publisher: &Publisher) {
-        match self.store.runs().get(run_id).await {
+        match self.records.runs().get(run_id).await {
             Ok(Some(row)) => relay::tell(self, &row, publisher).await,
             Ok(None) => {}
             Err(error) => tracing::debug!(run_id, %error, "cannot read why a run was ended"),
@@ -96,7 +96,7 @@ impl Streams {
 
     /// Whether another process works on the run, as far as its row says.
     pub(crate) fn is_foreign(&self, run: &RunRow) -> bool {
-        self.store.runs().owner().is_some_and(|owner| run.owner_worker_id.as_deref() != Some(owner))
+        self.records.runs().owner().is_some_and(|owner| run.owner_worker_id.as_deref() != Some(owner))
     }
 
     /// The number of runs whose frames are kept, and of clients that follow one.

@@ -25,12 +25,12 @@ const BATCHES: u32 = 32;
 
 /// Publishes another process's stream of a run until it has ended. Waits while the database is unavailable.
 pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publisher) {
-    let runs = streams.store.runs();
+    let runs = streams.records.runs();
     let abandoned = publisher.abandoned();
     let (mut asked, mut cancelled) = (false, false);
     let (mut next_seq, mut ended_at) = (0, None);
     // Before the frames are requested, so that none are missed.
-    let mut changes = streams.store.changes();
+    let mut changes = streams.records.changes();
     loop {
         if abandoned.is_cancelled() && !cancelled {
             cancelled = runs.request_cancel(&run.run_id, CancelAction::Interrupt).await.is_ok();
@@ -83,9 +83,9 @@ async fn look(
     publisher: &Publisher,
 ) -> Result<Seen, RecordsError> {
     // Read the row first: if the run has ended by then, its frames may be complete.
-    let row = streams.store.runs().get(run_id).await?;
+    let row = streams.records.runs().get(run_id).await?;
     loop {
-        let batches = streams.store.runs().frames(run_id, *next_seq, BATCHES).await?;
+        let batches = streams.records.runs().frames(run_id, *next_seq, BATCHES).await?;
         let found = batches.len();
         for batch in batches {
             let frames = batch.frames.iter().filter_map(decode).filter(|event| event.id.seq >= *next_seq);
@@ -136,7 +136,7 @@ async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
         event_types: Some(vec!["run.error".to_owned()]),
         ..EventQuery::new(&row.thread_id, &row.run_id)
     };
-    let told: Result<Vec<_>, RecordsError> = streams.store.events().list(&query).await;
+    let told: Result<Vec<_>, RecordsError> = streams.records.events().list(&query).await;
     let name = told.ok().and_then(|mut told| told.pop()).map(|mut event| event.content["name"].take());
     match name {
         // The answer already shows the model's failure.

@@ -26,9 +26,9 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::{Environment, Secret, Traces as Settings};
 use export::Collector;
 pub(crate) use request::traced;
+use threadkeep_config::{Environment, Secret, Traces as Settings};
 
 /// The default name of a gateway.
 const SERVICE_NAME: &str = "threadkeep";

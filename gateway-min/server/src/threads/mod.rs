@@ -14,12 +14,12 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::task::TaskTracker;
 
 use self::locks::ThreadLocks;
-use crate::config::ConfigHandle;
+use threadkeep_config::ConfigHandle;
 use threadkeep_records::{Records, RecordsError, WriterKind};
 
 /// The threads of this process's stores.
 pub(crate) struct Threads {
-    store: Records,
+    records: Records,
     config: ConfigHandle,
     accessor: StateAccessor,
     modes: Arc<ModeRegister>,
@@ -43,14 +43,14 @@ pub(crate) enum Refused {
 impl Threads {
     /// Threads whose state `accessor` reads and writes. `modes` holds what was frozen at the start.
     pub(crate) fn new(
-        store: Records,
+        records: Records,
         config: ConfigHandle,
         accessor: StateAccessor,
         modes: Arc<ModeRegister>,
         background: TaskTracker,
     ) -> Self {
         Self {
-            store,
+            records,
             config,
             accessor,
             modes,
@@ -107,7 +107,7 @@ impl Threads {
     ) -> Result<T, Refused> {
         let (threads, thread) = (Arc::clone(self), thread.clone());
         let task = self.background.spawn(async move {
-            let reserved = threads.store.runs().reserve(thread.as_str(), kind).await;
+            let reserved = threads.records.runs().reserve(thread.as_str(), kind).await;
             let reservation = reserved.map_err(Refused::Reservation)?;
             let result = {
                 let _lock = threads.lock(thread.as_str()).await;

@@ -304,9 +304,9 @@ async fn done(session: &mut Session, state: &mut State, effect: Effect) {
 }
 
 async fn rows(config: &ConfigHandle) -> Vec<ThreadRow> {
-    let store = threadkeep_storage::open_records(&config.current()).await.unwrap();
-    let rows = store.threads().search(&ThreadQuery { limit: 9, ..ThreadQuery::default() }).await.unwrap();
-    store.close().await;
+    let records = threadkeep_storage::open_records(&config.current()).await.unwrap();
+    let rows = records.threads().search(&ThreadQuery { limit: 9, ..ThreadQuery::default() }).await.unwrap();
+    records.close().await;
     rows
 }
 

@@ -19,11 +19,11 @@ fn target(url: &str, schema: &str) -> PostgresTarget {
     PostgresTarget::parse(url, schema, 2).unwrap()
 }
 
-async fn turn(store: &Records, thread: &str, run: &str) {
-    start(store, thread, run).await;
+async fn turn(records: &Records, thread: &str, run: &str) {
+    start(records, thread, run).await;
     let event = NewEvent::new("run.start", "trace", serde_json::json!({"thread": thread}));
-    store.events().append(thread, run, vec![event]).await.unwrap();
-    let finished = store.runs().finish(run, &end(RunStatus::Success)).await.unwrap();
+    records.events().append(thread, run, vec![event]).await.unwrap();
+    let finished = records.runs().finish(run, &end(RunStatus::Success)).await.unwrap();
     assert_eq!(finished, FinishOutcome::Finished { promoted: None });
 }
 
@@ -34,10 +34,10 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
     let database = postgres().unwrap().database().await.unwrap();
     let place = target(database.url(), "public");
     let options = || RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
-    let store = Records::open_postgres(&place, options()).await.unwrap();
+    let records = Records::open_postgres(&place, options()).await.unwrap();
     let other = Records::open_postgres(&place, options()).await.unwrap();
-    create_thread(&store, "t").await;
-    start(&store, "t", "r").await;
+    create_thread(&records, "t").await;
+    start(&records, "t", "r").await;
     let mut admin = place.open().await.unwrap();
     for waits in 0..12 {
         // Another process works on the thread.
@@ -45,7 +45,7 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
         let blocking = OpenTransaction::begin(&other, update).await;
         let mut leaving = Vec::new();
         for _ in 0..4 {
-            leaving.push(Box::pin(store.runs().request_cancel("r", CancelAction::Interrupt)));
+            leaving.push(Box::pin(records.runs().request_cancel("r", CancelAction::Interrupt)));
         }
         // Let them come as far as the lock, or a part of the way.
         for _ in 0..waits * waits {
@@ -57,7 +57,7 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
         drop(leaving);
         blocking.give_up().await;
         // Within the time that the server would need to end them.
-        soon(store.threads().set_status("t", ThreadStatus::Running)).await.unwrap();
+        soon(records.threads().set_status("t", ThreadStatus::Running)).await.unwrap();
         soon(other.threads().set_status("t", ThreadStatus::Running)).await.unwrap();
         let stuck = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                      AND state LIKE 'idle in transaction%' AND state_change < now() - interval '3 seconds'";
@@ -73,30 +73,30 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
                      (SELECT oid FROM pg_database WHERE datname = current_database())";
         assert_eq!(count(&mut admin, locks).await, 0);
     }
-    let row = run(&store, "r").await;
+    let row = run(&records, "r").await;
     assert_eq!(row.cancel_action, None, "none got the lock");
-    turn_after(&store).await;
+    turn_after(&records).await;
 }
 
-async fn turn_after(store: &Records) {
-    store.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
-    turn(store, "t", "next").await;
+async fn turn_after(records: &Records) {
+    records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    turn(records, "t", "next").await;
 }
 
 /// One busy thread does not take the connections of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_wait_for_one_thread_do_not_hold_up_the_others() {
     let database = postgres().unwrap().database().await.unwrap();
-    let store =
+    let records =
         Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
-    create_thread(&store, "t").await;
-    let held = OpenTransaction::begin(&store, "SELECT 1").await;
+    create_thread(&records, "t").await;
+    let held = OpenTransaction::begin(&records, "SELECT 1").await;
     let mut waiting = Box::pin(join_all(
-        (0..20).map(|_| store.threads().set_status("t", ThreadStatus::Running)).collect::<Vec<_>>(),
+        (0..20).map(|_| records.threads().set_status("t", ThreadStatus::Running)).collect::<Vec<_>>(),
     ));
     assert!(matches!(futures::poll!(waiting.as_mut()), Poll::Pending));
-    create_thread(&store, "u").await;
-    assert!(store.threads().get("t", None).await.unwrap().is_some());
+    create_thread(&records, "u").await;
+    assert!(records.threads().get("t", None).await.unwrap().is_some());
     held.give_up().await;
     for done in waiting.await {
         done.unwrap();
@@ -121,21 +121,21 @@ async fn records_work_behind_a_pooler_in_transaction_mode() {
         // The first of a schema migrates it.
         stores.push(Records::open_postgres(&target(&url, schema), options).await.unwrap());
     }
-    let all = stores.iter().enumerate().flat_map(|(n, store)| {
+    let all = stores.iter().enumerate().flat_map(|(n, records)| {
         (0..8).map(move |k| async move {
             let thread = format!("{n}-{k}");
-            create_thread(store, &thread).await;
+            create_thread(records, &thread).await;
             for j in 0..5 {
-                turn(store, &thread, &format!("{thread}-{j}")).await;
+                turn(records, &thread, &format!("{thread}-{j}")).await;
             }
         })
     });
     join_all(all).await;
-    for (store, threads) in [(&stores[0], 16), (&stores[2], 8)] {
-        let found = store.threads().search(&ThreadQuery { limit: 100, ..ThreadQuery::default() }).await;
+    for (records, threads) in [(&stores[0], 16), (&stores[2], 8)] {
+        let found = records.threads().search(&ThreadQuery { limit: 100, ..ThreadQuery::default() }).await;
         assert_eq!(found.unwrap().len(), threads);
     }
-    // The records of all, through another store.
+    // The records of all, through other records.
     let all =
         "SELECT count(*) FROM one.threadkeep_gateway_run_events WHERE content::json ->> 'thread' = thread_id";
     assert_eq!(count(&mut admin, all).await, 80);
@@ -146,20 +146,20 @@ async fn records_work_behind_a_pooler_in_transaction_mode() {
 async fn sessions_do_not_pile_up() {
     let database = postgres().unwrap().database().await.unwrap();
     let place = target(database.url(), "public");
-    let store = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
-    create_thread(&store, "t").await;
+    let records = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
     for _ in 0..50 {
-        OpenTransaction::begin(&store, "SELECT 1").await.give_up().await;
-        let _dropped = poll_immediate(Box::pin(store.threads().get("t", None))).await;
-        let _dropped = poll_immediate(Box::pin(store.threads().set_status("t", ThreadStatus::Idle))).await;
+        OpenTransaction::begin(&records, "SELECT 1").await.give_up().await;
+        let _dropped = poll_immediate(Box::pin(records.threads().get("t", None))).await;
+        let _dropped = poll_immediate(Box::pin(records.threads().set_status("t", ThreadStatus::Idle))).await;
     }
-    soon(store.threads().set_status("t", ThreadStatus::Error)).await.unwrap();
+    soon(records.threads().set_status("t", ThreadStatus::Error)).await.unwrap();
     let mut admin = place.open().await.unwrap();
     let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                     AND pid <> pg_backend_pid() AND application_name = 'threadkeep'";
     // Two of the pool, and the one that listens.
     soon(async { while count(&mut admin, sessions).await > 3 {} }).await;
-    store.close().await;
+    records.close().await;
     soon(async { while count(&mut admin, sessions).await > 0 {} }).await;
 }
 
@@ -168,8 +168,8 @@ async fn sessions_do_not_pile_up() {
 async fn writes_go_on_after_a_failover() {
     let cluster = spawn_blocking(|| Cluster::start(Replication::Synchronous).unwrap()).await.unwrap();
     let place = target(&cluster.url("postgres"), "public");
-    let store = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
-    create_thread(&store, "t").await;
+    let records = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
     let cluster = spawn_blocking(move || {
         cluster.crash_primary().unwrap();
         cluster.promote().unwrap();
@@ -178,8 +178,8 @@ async fn writes_go_on_after_a_failover() {
     })
     .await
     .unwrap();
-    assert!(store.threads().get("t", None).await.unwrap().is_some());
-    turn(&store, "t", "r").await;
+    assert!(records.threads().get("t", None).await.unwrap().is_some());
+    turn(&records, "t", "r").await;
     drop(cluster);
 }
 
@@ -215,11 +215,11 @@ async fn every_legal_name_of_a_schema_works() {
             opened.unwrap_or_else(|error| panic!("{schema:?}: {error}"))
         };
         assert!(open().await.is_none(), "{schema:?}");
-        let store = Records::open_postgres(&place, RecordsOptions::default()).await;
-        let store = store.unwrap_or_else(|error| panic!("{schema:?}: {error}"));
-        create_thread(&store, "t").await;
-        turn(&store, "t", "r").await;
-        store.close().await;
+        let records = Records::open_postgres(&place, RecordsOptions::default()).await;
+        let records = records.unwrap_or_else(|error| panic!("{schema:?}: {error}"));
+        create_thread(&records, "t").await;
+        turn(&records, "t", "r").await;
+        records.close().await;
         let again = open().await.unwrap();
         assert_eq!(run(&again, "r").await.status, RunStatus::Success);
     }
@@ -231,19 +231,19 @@ async fn every_legal_name_of_a_schema_works() {
 async fn processes_tell_each_other_of_what_concerns_them() {
     let database = postgres().unwrap().database().await.unwrap();
     let place = target(database.url(), "public");
-    let store = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    let records = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
     let other = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
     let mut heard = other.changes();
     // It listens.
     soon(async { while heard.next().await.is_some() {} }).await;
-    create_thread(&store, "t").await;
-    start(&store, "t", "r").await;
-    store.runs().follow("r").await.unwrap();
+    create_thread(&records, "t").await;
+    start(&records, "t", "r").await;
+    records.runs().follow("r").await.unwrap();
     soon(heard.of("r")).await;
     let batch = FrameBatch { first_seq: 0, next_seq: 1, frames: vec![serde_json::json!(0)], ends: true };
-    store.runs().append_frames("t", "r", &batch, 0).await.unwrap();
+    records.runs().append_frames("t", "r", &batch, 0).await.unwrap();
     soon(heard.of("r")).await;
     assert_eq!(other.runs().frames("r", 0, 10).await.unwrap(), [batch]);
-    store.runs().request_cancel("r", CancelAction::Interrupt).await.unwrap();
+    records.runs().request_cancel("r", CancelAction::Interrupt).await.unwrap();
     soon(heard.of("r")).await;
 }

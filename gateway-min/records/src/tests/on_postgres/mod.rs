@@ -48,7 +48,7 @@ mod support {
         Fixture::in_place(Location::schema().await, event_backend).await
     }
 
-    /// A store in its own schema.
+    /// Records in their own schema.
     pub(super) async fn lone(options: RecordsOptions) -> Records {
         Location::schema().await.open(options).await
     }

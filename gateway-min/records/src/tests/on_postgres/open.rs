@@ -4,13 +4,13 @@ use crate::*;
 #[tokio::test]
 async fn rows_outlive_the_process_that_wrote_them() {
     let fixture = fixture_with(EventBackend::Database).await;
-    create_thread(&fixture.store, "t").await;
-    start(&fixture.store, "t", "r").await;
+    create_thread(&fixture.records, "t").await;
+    start(&fixture.records, "t", "r").await;
     let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
-    fixture.store.events().append("t", "r", vec![event]).await.unwrap();
-    let before = dump(&fixture.store).await;
-    fixture.store.close().await;
-    let closed = fixture.store.threads().get("t", None).await.unwrap_err();
+    fixture.records.events().append("t", "r", vec![event]).await.unwrap();
+    let before = dump(&fixture.records).await;
+    fixture.records.close().await;
+    let closed = fixture.records.threads().get("t", None).await.unwrap_err();
     assert!(matches!(closed, RecordsError::Unavailable { .. }), "{closed}");
 
     let reopened = fixture.reopen(EventBackend::Database).await;
@@ -66,10 +66,10 @@ async fn a_connection_with_tls_trusts_only_who_it_was_told_to() {
         let target = PostgresTarget::parse(&format!("{}{options}", database.url()), "public", 1).unwrap();
         Records::open_postgres(&target, RecordsOptions::default()).await
     };
-    let store = open(&format!("?sslmode=require&sslrootcert={certificate}")).await.unwrap();
+    let records = open(&format!("?sslmode=require&sslrootcert={certificate}")).await.unwrap();
     // A superuser may read its own session.
     let sql = "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl";
-    let session: Option<(String,)> = store.db.fetch_optional(query::query(sql)).await.unwrap();
+    let session: Option<(String,)> = records.db.fetch_optional(query::query(sql)).await.unwrap();
     assert!(session.unwrap().0.starts_with("TLSv1."));
     let untrusted = open("?sslmode=require").await.unwrap_err();
     assert!(matches!(untrusted, RecordsError::Open { .. }), "{untrusted}");
@@ -79,7 +79,7 @@ async fn a_connection_with_tls_trusts_only_who_it_was_told_to() {
 #[tokio::test]
 async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
     let fixture = fixture_with(EventBackend::Database).await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     let metadata = object(serde_json::json!({"k": "a\0b", "other": "c"}));
     let new = NewThread {
         thread_id: "t".into(),
@@ -87,7 +87,7 @@ async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
         metadata,
         ..NewThread::default()
     };
-    let row = store.threads().create(new).await.unwrap().row;
+    let row = records.threads().create(new).await.unwrap().row;
     assert_eq!(
         (row.display_name.as_deref(), &row.metadata["k"]),
         (Some("n\u{fffd}"), &serde_json::json!("a\0b"))
@@ -96,22 +96,22 @@ async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
         let metadata =
             MetadataFilter::parse(&object(serde_json::json!({"k": filter, "other": "c"}))).unwrap();
         let query = ThreadQuery { metadata, limit: 5, ..ThreadQuery::default() };
-        assert_eq!(store.threads().search(&query).await.unwrap().len(), found);
+        assert_eq!(records.threads().search(&query).await.unwrap().len(), found);
     }
     let run = NewRun { first_human_message: Some("\0".into()), ..new_run("t", "r") };
-    store.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+    records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
     let event = NewEvent::new("x", MESSAGE_CATEGORY, serde_json::json!("\0"));
-    store.events().append("t", "r", vec![event]).await.unwrap();
-    assert_eq!(store.events().list(&EventQuery::new("t", "r")).await.unwrap()[0].content, "\0");
+    records.events().append("t", "r", vec![event]).await.unwrap();
+    assert_eq!(records.events().list(&EventQuery::new("t", "r")).await.unwrap()[0].content, "\0");
 }
 
 #[tokio::test]
 async fn the_clocks_of_process_and_database_are_compared() {
-    let store = lone(RecordsOptions::default()).await;
-    assert!(store.clock_skew().await.unwrap().abs() < chrono::TimeDelta::minutes(1));
+    let records = lone(RecordsOptions::default()).await;
+    assert!(records.clock_skew().await.unwrap().abs() < chrono::TimeDelta::minutes(1));
     let late = Clock::from_fn(|| chrono::Utc::now() - chrono::TimeDelta::hours(1));
-    let store = lone(RecordsOptions { clock: late, ..RecordsOptions::default() }).await;
-    let skew = store.clock_skew().await.unwrap() - chrono::TimeDelta::hours(1);
+    let records = lone(RecordsOptions { clock: late, ..RecordsOptions::default() }).await;
+    let skew = records.clock_skew().await.unwrap() - chrono::TimeDelta::hours(1);
     assert!(skew.abs() < chrono::TimeDelta::minutes(1), "{skew}");
 }
 
@@ -119,8 +119,8 @@ async fn the_clocks_of_process_and_database_are_compared() {
 #[tokio::test]
 async fn a_process_that_stands_still_does_not_hold_up_the_others_for_long() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    let still = OpenTransaction::begin(&fixture.store, "SELECT 1").await;
+    create_thread(&fixture.records, "t").await;
+    let still = OpenTransaction::begin(&fixture.records, "SELECT 1").await;
     let second = fixture.reopen(EventBackend::Memory).await;
     // The thread's own transactions wait until the server ends the stalled one; those of other threads do not wait.
     create_thread(&second, "u").await;

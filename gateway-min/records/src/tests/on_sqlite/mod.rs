@@ -48,7 +48,7 @@ mod support {
         Fixture::in_place(Location::file(), event_backend).await
     }
 
-    /// A store in its own file.
+    /// Records in their own file.
     pub(super) async fn lone(options: RecordsOptions) -> Records {
         Records::open_memory(options).await.unwrap()
     }

@@ -8,21 +8,21 @@ async fn open_creates_the_directory_and_the_file() {
     let opened = path.clone();
     // In its own task, because the future may move to another thread.
     let opening = tokio::spawn(async move { Records::open(&opened, RecordsOptions::default()).await });
-    let store = opening.await.unwrap().unwrap();
-    create_thread(&store, "t").await;
-    store.close().await;
+    let records = opening.await.unwrap().unwrap();
+    create_thread(&records, "t").await;
+    records.close().await;
     assert!(path.is_file());
 }
 
 #[tokio::test]
 async fn rows_outlive_the_process_that_wrote_them() {
     let fixture = fixture_with(EventBackend::Database).await;
-    create_thread(&fixture.store, "t").await;
-    start(&fixture.store, "t", "r").await;
+    create_thread(&fixture.records, "t").await;
+    start(&fixture.records, "t", "r").await;
     let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
-    fixture.store.events().append("t", "r", vec![event]).await.unwrap();
-    let before = dump(&fixture.store).await;
-    fixture.store.close().await;
+    fixture.records.events().append("t", "r", vec![event]).await.unwrap();
+    let before = dump(&fixture.records).await;
+    fixture.records.close().await;
 
     let reopened = fixture.reopen(EventBackend::Database).await;
     assert_eq!(dump(&reopened).await, before);
@@ -31,8 +31,8 @@ async fn rows_outlive_the_process_that_wrote_them() {
 #[tokio::test]
 async fn closed_store_is_unavailable() {
     let fixture = fixture().await;
-    let clone = fixture.store.clone();
-    fixture.store.close().await;
+    let clone = fixture.records.clone();
+    fixture.records.close().await;
     let read = clone.threads().get("t", None).await.unwrap_err();
     assert!(matches!(read, RecordsError::Unavailable { .. }), "{read}");
     let write = clone.runs().reserve("t", WriterKind::Delete).await.unwrap_err();
@@ -42,7 +42,7 @@ async fn closed_store_is_unavailable() {
 #[tokio::test]
 async fn writing_connection_is_durable_and_checks_foreign_keys() {
     let directory = tempfile::tempdir().unwrap();
-    let store =
+    let records =
         Records::open(&directory.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
     for (pragma, expected) in [
         ("SELECT journal_mode FROM pragma_journal_mode", "wal"),
@@ -51,7 +51,7 @@ async fn writing_connection_is_durable_and_checks_foreign_keys() {
         ("SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout", "5000"),
     ] {
         let sql = query::query(pragma);
-        let value = store.db.write("t", move |tx| Box::pin(tx.fetch_optional::<(String,)>(sql)));
+        let value = records.db.write("t", move |tx| Box::pin(tx.fetch_optional::<(String,)>(sql)));
         assert_eq!(value.await.unwrap().unwrap().0, expected, "{pragma}");
     }
 }
@@ -60,17 +60,17 @@ async fn writing_connection_is_durable_and_checks_foreign_keys() {
 async fn reading_connections_cannot_write() {
     let fixture = fixture().await;
     let delete = query::query("DELETE FROM runs RETURNING run_id");
-    let error = fixture.store.db.fetch_all::<(String,)>(delete).await.unwrap_err();
+    let error = fixture.records.db.fetch_all::<(String,)>(delete).await.unwrap_err();
     assert!(error.to_string().contains("readonly"), "{error}");
 }
 
 #[tokio::test]
 async fn readers_do_not_wait_for_a_writer() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
+    create_thread(&fixture.records, "t").await;
     let (in_transaction, opened) = tokio::sync::oneshot::channel();
     let (go_on, waits) = std::sync::mpsc::channel::<()>();
-    let db = fixture.store.db.clone();
+    let db = fixture.records.db.clone();
     let writing = tokio::spawn(async move {
         let deleting = db.write("t", move |tx| {
             Box::pin(async move {
@@ -85,19 +85,19 @@ async fn readers_do_not_wait_for_a_writer() {
     });
     opened.await.unwrap();
     // Returns although the transaction is open, and does not see uncommitted changes.
-    assert_eq!(thread(&fixture.store, "t").await.thread_id, "t");
+    assert_eq!(thread(&fixture.records, "t").await.thread_id, "t");
     go_on.send(()).unwrap();
     writing.await.unwrap().unwrap();
-    assert!(fixture.store.threads().get("t", None).await.unwrap().is_none());
+    assert!(fixture.records.threads().get("t", None).await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn opening_again_changes_nothing() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
+    create_thread(&fixture.records, "t").await;
     let schema = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
-    let before: Vec<(String,)> = fixture.store.db.fetch_all(query::query(schema)).await.unwrap();
-    fixture.store.close().await;
+    let before: Vec<(String,)> = fixture.records.db.fetch_all(query::query(schema)).await.unwrap();
+    fixture.records.close().await;
     let again = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap();
     let after: Vec<(String,)> = again.db.fetch_all(query::query(schema)).await.unwrap();
     assert_eq!(after, before);
@@ -108,12 +108,12 @@ async fn opening_again_changes_nothing() {
 async fn newer_schema_is_refused_and_left_alone() {
     let fixture = fixture().await;
     sql(
-        &fixture.store,
+        &fixture.records,
         "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
          VALUES (10, 'future', TRUE, x'00', 0)",
     )
     .await;
-    fixture.store.close().await;
+    fixture.records.close().await;
     let before = std::fs::read(fixture.place.path()).unwrap();
 
     let error = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap_err();
@@ -126,8 +126,8 @@ async fn newer_schema_is_refused_and_left_alone() {
 #[tokio::test]
 async fn changed_migration_is_refused() {
     let fixture = fixture().await;
-    sql(&fixture.store, "UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 2").await;
-    fixture.store.close().await;
+    sql(&fixture.records, "UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 2").await;
+    fixture.records.close().await;
     let error = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap_err();
     assert!(matches!(error, RecordsError::Corrupt { .. }) && error.to_string().contains('2'), "{error}");
 }
@@ -169,14 +169,14 @@ async fn memory_store_keeps_its_rows_and_is_private() {
 #[tokio::test]
 async fn damaged_cell_is_named_and_not_shown() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t1").await;
+    create_thread(&fixture.records, "t1").await;
     for (damage, column) in [
         ("UPDATE threads_meta SET status = 'secret'", "status"),
         ("UPDATE threads_meta SET status = 'idle', metadata_json = '\"secret\"'", "metadata_json"),
         ("UPDATE threads_meta SET metadata_json = '{}', created_at = 'secret'", "created_at"),
     ] {
-        sql(&fixture.store, damage).await;
-        let error = fixture.store.threads().get("t1", None).await.unwrap_err();
+        sql(&fixture.records, damage).await;
+        let error = fixture.records.threads().get("t1", None).await.unwrap_err();
         assert!(matches!(error, RecordsError::Corrupt { .. }), "{error}");
         let text = format!("{error} {error:?}");
         assert!(text.contains(&format!("threads_meta.{column} of row t1")), "{text}");
@@ -187,24 +187,24 @@ async fn damaged_cell_is_named_and_not_shown() {
 #[tokio::test]
 async fn damaged_event_is_named_by_thread_and_number() {
     let fixture = fixture_with(EventBackend::Database).await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    admit(store, "t", "r").await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    admit(records, "t", "r").await;
     let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
-    store.events().append("t", "r", vec![event.clone(), event]).await.unwrap();
-    sql(store, "UPDATE run_events SET content = '{' WHERE seq = 2").await;
-    let error = store.events().list(&EventQuery::new("t", "r")).await.unwrap_err().to_string();
+    records.events().append("t", "r", vec![event.clone(), event]).await.unwrap();
+    sql(records, "UPDATE run_events SET content = '{' WHERE seq = 2").await;
+    let error = records.events().list(&EventQuery::new("t", "r")).await.unwrap_err().to_string();
     assert!(error.contains("run_events.content of row t/2"), "{error}");
 }
 
 #[tokio::test]
 async fn damaged_cell_of_a_lookup_is_damage_too() {
     let fixture = fixture().await;
-    create_thread(&fixture.store, "t").await;
-    admit(&fixture.store, "t", "r").await;
-    sql(&fixture.store, "UPDATE runs SET user_id = x'736563726574'").await;
+    create_thread(&fixture.records, "t").await;
+    admit(&fixture.records, "t", "r").await;
+    sql(&fixture.records, "UPDATE runs SET user_id = x'736563726574'").await;
     let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
-    let error = fixture.store.events().append("t", "r", vec![event]).await.unwrap_err();
+    let error = fixture.records.events().append("t", "r", vec![event]).await.unwrap_err();
     assert!(matches!(error, RecordsError::Corrupt { .. }), "{error:?}");
     assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
 }

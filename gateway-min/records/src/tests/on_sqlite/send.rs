@@ -1,4 +1,4 @@
-//! Handlers and workers move the store's futures between threads.
+//! Handlers and workers move the futures of the records between threads.
 
 use chrono::TimeDelta;
 
@@ -10,12 +10,12 @@ fn is_send(_: impl Future + Send) {}
 #[tokio::test]
 async fn every_future_is_send() {
     let fixture = fixture().await;
-    let store = &fixture.store;
+    let records = &fixture.records;
     is_send(Records::open(fixture.place.path(), RecordsOptions::default()));
     is_send(Records::open_memory(RecordsOptions::default()));
-    is_send(store.close());
+    is_send(records.close());
 
-    let threads = store.threads();
+    let threads = records.threads();
     is_send(threads.create(NewThread::default()));
     is_send(threads.get("t", None));
     is_send(threads.search(&ThreadQuery::default()));
@@ -23,7 +23,7 @@ async fn every_future_is_send() {
     is_send(threads.set_status("t", ThreadStatus::Idle));
     is_send(threads.set_display_name("t", None, None));
 
-    let runs = store.runs();
+    let runs = records.runs();
     is_send(runs.admit(NewRun::default(), MultitaskStrategy::Reject));
     is_send(runs.start("r"));
     is_send(runs.progress("r", &RunTotals::default()));
@@ -35,10 +35,10 @@ async fn every_future_is_send() {
     is_send(runs.active_for_thread("t"));
     is_send(runs.recover_orphans(fixture.clock.now(), TimeDelta::zero()));
     is_send(runs.reserve("t", WriterKind::Delete));
-    is_send(store.delete_thread(runs.reserve("t", WriterKind::Delete).await.unwrap()));
+    is_send(records.delete_thread(runs.reserve("t", WriterKind::Delete).await.unwrap()));
     is_send(runs.reserve("u", WriterKind::Delete).await.unwrap().release());
 
-    let events = store.events();
+    let events = records.events();
     is_send(events.append("t", "r", vec![]));
     is_send(events.append_if_absent("t", "r", NewEvent::new("a", "b", serde_json::Value::Null)));
     is_send(events.seed("t", vec![]));

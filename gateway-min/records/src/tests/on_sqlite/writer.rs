@@ -9,7 +9,7 @@ use crate::*;
 /// Queues `rest` while the writer's thread is at work on a first transaction, which changes something, and lets it go on
 /// then. Returns the outcomes.
 async fn behind_another(
-    store: &Records,
+    records: &Records,
     rest: Vec<tokio::task::JoinHandle<Result<(), RecordsError>>>,
     at_work: mpsc::Sender<()>,
     first: tokio::task::JoinHandle<Result<u64, RecordsError>>,
@@ -17,7 +17,7 @@ async fn behind_another(
     // Each has queued its work when it waits for the answer.
     tokio::task::yield_now().await;
     soon(async {
-        while store.db.queued() < rest.len() {
+        while records.db.queued() < rest.len() {
             tokio::task::yield_now().await;
         }
     })
@@ -32,10 +32,10 @@ async fn behind_another(
 }
 
 /// Occupies the writer's thread until a message permits it to continue.
-async fn held(store: &Records) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Result<u64, RecordsError>>) {
+async fn held(records: &Records) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Result<u64, RecordsError>>) {
     let (go_on, waits) = mpsc::channel();
     let (begun, holds) = tokio::sync::oneshot::channel();
-    let db = store.db.clone();
+    let db = records.db.clone();
     let first = tokio::spawn(async move {
         let work = db.write("t", move |tx| {
             Box::pin(async move {
@@ -53,11 +53,11 @@ async fn held(store: &Records) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Res
 
 /// Creates a thread in a transaction that fails or panics after that.
 fn create(
-    store: &Records,
+    records: &Records,
     id: &'static str,
     end: fn() -> Result<(), RecordsError>,
 ) -> tokio::task::JoinHandle<Result<(), RecordsError>> {
-    let db = store.db.clone();
+    let db = records.db.clone();
     tokio::spawn(async move {
         let insert = query(
             "INSERT INTO threads_meta (thread_id, status, metadata_json, pinned, created_at, updated_at) \
@@ -74,8 +74,9 @@ fn create(
     })
 }
 
-async fn ids(store: &Records) -> Vec<String> {
-    let rows = store.db.fetch_all::<(String,)>(query("SELECT thread_id FROM threads_meta ORDER BY 1")).await;
+async fn ids(records: &Records) -> Vec<String> {
+    let rows =
+        records.db.fetch_all::<(String,)>(query("SELECT thread_id FROM threads_meta ORDER BY 1")).await;
     rows.unwrap().into_iter().map(|(id,)| id).collect()
 }
 
@@ -86,26 +87,26 @@ fn fails() -> Result<(), RecordsError> {
 #[tokio::test]
 async fn what_is_queued_is_committed_together_and_a_failure_is_taken_back_alone() {
     let fixture = fixture().await;
-    let store = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
-    create_thread(&store, "t").await;
-    let before = (store.commits().all(), store.commits().flushed());
-    let (go_on, first) = held(&store).await;
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    let before = (records.commits().all(), records.commits().flushed());
+    let (go_on, first) = held(&records).await;
     let panics: fn() -> Result<(), RecordsError> = || panic!("on purpose");
     let rest = vec![
-        create(&store, "a", || Ok(())),
-        create(&store, "b", fails),
-        create(&store, "c", || Ok(())),
-        create(&store, "d", panics),
-        create(&store, "e", || Ok(())),
+        create(&records, "a", || Ok(())),
+        create(&records, "b", fails),
+        create(&records, "c", || Ok(())),
+        create(&records, "d", panics),
+        create(&records, "e", || Ok(())),
     ];
-    let outcomes = behind_another(&store, rest, go_on, first).await;
+    let outcomes = behind_another(&records, rest, go_on, first).await;
     let good: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
     assert_eq!(good, [true, false, true, false, true], "{outcomes:?}");
     assert!(outcomes[1].as_ref().unwrap_err().is_not_found());
     assert!(matches!(outcomes[3], Err(RecordsError::Unavailable { .. })));
-    assert_eq!(ids(&store).await, ["a", "c", "e", "t"]);
-    assert_eq!(thread(&store, "t").await.display_name.as_deref(), Some("first"));
-    let after = (store.commits().all(), store.commits().flushed());
+    assert_eq!(ids(&records).await, ["a", "c", "e", "t"]);
+    assert_eq!(thread(&records, "t").await.display_name.as_deref(), Some("first"));
+    let after = (records.commits().all(), records.commits().flushed());
     assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1), "one transaction, one flush");
 }
 
@@ -113,11 +114,11 @@ async fn what_is_queued_is_committed_together_and_a_failure_is_taken_back_alone(
 #[tokio::test]
 async fn a_caller_that_waits_for_the_disk_and_changes_nothing_flushes_what_others_left() {
     let fixture = fixture().await;
-    let store = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
-    create_thread(&store, "t").await;
-    let flushes = || store.commits().flushed();
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    let flushes = || records.commits().flushed();
     let reads = async || {
-        let read = store.db.write("t", |tx| {
+        let read = records.db.write("t", |tx| {
             Box::pin(tx.fetch_optional::<(String,)>(query("SELECT thread_id FROM threads_meta")))
         });
         assert_eq!(read.await.unwrap().unwrap().0, "t");
@@ -125,7 +126,7 @@ async fn a_caller_that_waits_for_the_disk_and_changes_nothing_flushes_what_other
     let before = flushes();
     reads().await;
     assert_eq!(flushes(), before, "nothing to flush");
-    store.threads().set_status("t", ThreadStatus::Running).await.unwrap();
+    records.threads().set_status("t", ThreadStatus::Running).await.unwrap();
     assert_eq!(flushes(), before);
     reads().await;
     assert_eq!(flushes(), before + 1);
@@ -136,9 +137,9 @@ async fn a_caller_that_waits_for_the_disk_and_changes_nothing_flushes_what_other
 #[tokio::test]
 async fn work_that_waits_for_anything_else_is_refused_and_taken_back() {
     let fixture = fixture().await;
-    let store = &fixture.store;
-    create_thread(store, "t").await;
-    let waits = store.db.write("t", |tx| {
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    let waits = records.db.write("t", |tx| {
         Box::pin(async move {
             tx.execute(query("DELETE FROM threads_meta")).await?;
             std::future::pending::<()>().await;
@@ -147,5 +148,5 @@ async fn work_that_waits_for_anything_else_is_refused_and_taken_back() {
     });
     let error = soon(waits).await.unwrap_err();
     assert!(error.to_string().contains("waited for something else"), "{error}");
-    assert_eq!(ids(store).await, ["t"]);
+    assert_eq!(ids(records).await, ["t"]);
 }

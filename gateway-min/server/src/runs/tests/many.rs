@@ -20,7 +20,7 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
         let app = &gateway.app;
         for thread in (0..THREADS).map(|n| format!("t{n}")) {
             let row = NewThread { thread_id: thread, ..NewThread::default() };
-            app.store.threads().create(row).await.unwrap();
+            app.records.threads().create(row).await.unwrap();
         }
         for turn in 0..RUNS {
             let turns = (0..THREADS).map(async |n| {
@@ -45,7 +45,7 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
         // All of them ran.
         let every = RunQuery { status: None, limit: 100, offset: 0 };
         for thread in (0..THREADS).map(|n| format!("t{n}")) {
-            assert_eq!(app.store.runs().list_by_thread(&thread, &every).await.unwrap().len(), RUNS);
+            assert_eq!(app.records.runs().list_by_thread(&thread, &every).await.unwrap().len(), RUNS);
             let history = app
                 .threads
                 .accessor()

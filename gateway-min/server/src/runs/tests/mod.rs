@@ -25,8 +25,8 @@ use super::request::{
     Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode,
 };
 use crate::app::{App, Parts};
-use crate::config::{ConfigHandle, Environment, LoadOptions};
 use crate::streams::bridge::Frame;
+use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
     CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
 };
@@ -86,7 +86,7 @@ impl Gateway {
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
         let app = App::start_with(open(dir.path()), Arc::new(ModeRegister::new()), parts).await.unwrap();
-        app.store
+        app.records
             .threads()
             .create(NewThread { thread_id: "t".into(), ..NewThread::default() })
             .await
@@ -107,7 +107,7 @@ impl Gateway {
 
     pub(super) async fn row(&self, run_id: &str) -> RunRow {
         self.app.runs.ended(run_id).await;
-        self.app.store.runs().get(run_id).await.unwrap().unwrap()
+        self.app.records.runs().get(run_id).await.unwrap().unwrap()
     }
 
     /// Edits a section of the configuration file while the gateway runs.
@@ -127,7 +127,7 @@ impl Gateway {
     }
 
     async fn events(&self, run_id: &str) -> Vec<String> {
-        let rows = self.app.store.events().list(&EventQuery::new("t", run_id)).await.unwrap();
+        let rows = self.app.records.events().list(&EventQuery::new("t", run_id)).await.unwrap();
         rows.into_iter().map(|row| row.event_type).collect()
     }
 }
@@ -243,7 +243,7 @@ async fn a_simple_run_writes_input_answer_and_duration() {
             gateway.events(&row.run_id).await,
             ["run.start", "llm.human.input", "llm.ai.response", "run.end", "run.delivery"]
         );
-        let thread = gateway.app.store.threads().get("t", None).await.unwrap().unwrap();
+        let thread = gateway.app.records.threads().get("t", None).await.unwrap().unwrap();
         assert_eq!((thread.status, thread.display_name.as_deref()), (ThreadStatus::Idle, Some("hello")));
     }
 }
@@ -457,7 +457,7 @@ async fn a_run_whose_owner_leaves_is_interrupted_and_a_joiner_does_not_matter() 
     gate("owner").reached().await;
     drop(gateway.app.streams.subscribe(&created.run.run_id));
     assert_eq!(
-        gateway.app.store.runs().get(&created.run.run_id).await.unwrap().unwrap().status,
+        gateway.app.records.runs().get(&created.run.run_id).await.unwrap().unwrap().status,
         RunStatus::Running
     );
     drop(created.stream);
@@ -529,7 +529,7 @@ async fn a_first_turn_that_stopped_at_a_breakpoint_and_went_on_with_another_mess
         assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), None, "it may continue unchanged");
         gateway.run(ask("rather not")).await;
         assert_eq!(gateway.head().await.unwrap().json("title").unwrap(), Some(json!("use tools")), "{mode}");
-        let thread = gateway.app.store.threads().get("t", None).await.unwrap().unwrap();
+        let thread = gateway.app.records.threads().get("t", None).await.unwrap().unwrap();
         assert_eq!(thread.display_name.as_deref(), Some("use tools"));
     }
 }
@@ -538,7 +538,7 @@ async fn a_first_turn_that_stopped_at_a_breakpoint_and_went_on_with_another_mess
 async fn an_enqueued_run_waits_for_a_writer_that_is_no_run_and_cannot_be_overtaken() {
     for mode in MODES {
         let gateway = Gateway::start(mode, &script()).await;
-        let runs = gateway.app.store.runs();
+        let runs = gateway.app.records.runs();
         let reservation = runs.reserve("t", threadkeep_records::WriterKind::CheckpointWrite).await.unwrap();
         let queued =
             RunOptions { multitask_strategy: MultitaskStrategy::Enqueue, ..options([StreamMode::Values]) };

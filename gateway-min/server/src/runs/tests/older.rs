@@ -65,7 +65,7 @@ async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_le
         gateway.run(ask("two")).await;
         let lock = gateway.app.threads.lock("t").await;
         let created = gateway.create(from(&selected, ask("wait"))).await.unwrap();
-        let runs = gateway.app.store.runs();
+        let runs = gateway.app.records.runs();
         while runs.get(&created.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
             tokio::task::yield_now().await;
         }
@@ -104,5 +104,5 @@ async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
         gateway.app.runs.create("nowhere", OnThread::Existing, ask("x"), None, None).await.err().unwrap();
     assert_eq!(error.to_string(), "Thread nowhere not found");
     assert!(gateway.history().await.is_empty());
-    assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);
+    assert_eq!(gateway.app.records.runs().active_for_thread("t").await.unwrap(), None);
 }

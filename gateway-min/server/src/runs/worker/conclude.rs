@@ -100,7 +100,7 @@ impl Worker<'_> {
     /// before it. None if another process has taken the run over, which rolls it back.
     async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<Option<End>, RecordsError> {
         // A run that another process has ended has nothing to restore.
-        let row = self.runs.store.runs().get(&self.spec.run_id).await?;
+        let row = self.runs.records.runs().get(&self.spec.run_id).await?;
         if row.as_ref().is_some_and(|row| row.status.is_active() && self.runs.streams.is_foreign(row)) {
             return Ok(None);
         }
@@ -131,7 +131,7 @@ impl Worker<'_> {
             return;
         }
         // What another process has ended no longer belongs to this one.
-        let row = persistently(|| self.runs.store.runs().get(&self.spec.run_id)).await;
+        let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await;
         if row.is_ok_and(|row| row.is_some_and(|row| row.status.is_active())) {
             end.restored = self.restore(accessor).await;
         }
@@ -171,7 +171,7 @@ impl Worker<'_> {
     async fn end_row(&mut self, end: &End, title: Option<String>) -> Result<(), RecordsError> {
         let status = end.status;
         let end = RunEnd { display_name: title, ..self.row_end(end) };
-        let outcome = persistently(|| self.runs.store.runs().finish(&self.spec.run_id, &end)).await?;
+        let outcome = persistently(|| self.runs.records.runs().finish(&self.spec.run_id, &end)).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
             self.runs.metrics.run_ended(status);
             spans::run_ended(status);
@@ -188,7 +188,7 @@ impl Worker<'_> {
     /// Stores how the run will end; no later cancellation changes it.
     async fn decide(&self, end: &End) -> Result<DecideOutcome, RecordsError> {
         let end = self.row_end(end);
-        persistently(|| self.runs.store.runs().decide(&self.spec.run_id, &end)).await
+        persistently(|| self.runs.records.runs().decide(&self.spec.run_id, &end)).await
     }
 
     fn row_end(&self, end: &End) -> RunEnd {

@@ -56,12 +56,12 @@ impl Worker<'_> {
         let input = self.input(accessor, writer.state()).await?;
         if input.is_some() && ledger::has_unfinished(writer.state())? {
             // Nobody goes on with what the thread has turned away from.
-            self.runs.store.executions().abandon(&spec.thread_id, ABANDONED).await?;
+            self.runs.records.executions().abandon(&spec.thread_id, ABANDONED).await?;
         }
-        let (store, run_id) = (&self.runs.store, &spec.run_id);
+        let (records, run_id) = (&self.runs.records, &spec.run_id);
         let progress =
             progress::report(self.reporter.usage.watch(), self.runs.progress_every, |totals| async move {
-                store.runs().progress(run_id, &totals).await.map(|_| ())
+                records.runs().progress(run_id, &totals).await.map(|_| ())
             });
         let terms = RunTerms {
             run_id: spec.run_id.clone(),
@@ -73,7 +73,7 @@ impl Worker<'_> {
         };
         let mut session = Session::new(terms, &mut writer, &mut self.reporter);
         // A run that waits for the thread goes first, and evaluates the goal after its own turn.
-        let yields = || async { Ok(store.runs().is_waited_for(&spec.thread_id).await?) };
+        let yields = || async { Ok(records.runs().is_waited_for(&spec.thread_id).await?) };
         let ended = tokio::select! {
             biased;
             ended = agent.work(&mut session, input, yields) => ended.map_err(RunError::from),
@@ -87,7 +87,7 @@ impl Worker<'_> {
     /// Checks that the run is still this process's, after its head was read: then no other process wrote to the thread
     /// between the run's start and that read, and from there on each write carries the head.
     async fn still_owned(&self) -> Result<(), RunError> {
-        let runs = self.runs.store.runs();
+        let runs = self.runs.records.runs();
         if runs.owner().is_none() {
             return Ok(());
         }

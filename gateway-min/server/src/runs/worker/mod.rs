@@ -90,14 +90,14 @@ pub(crate) fn start(
     frames: Frames,
     guard: RunGuard,
 ) {
-    let (store, run_id, stream) = (runs.store.clone(), spec.run_id.clone(), Arc::clone(&publisher));
+    let (records, run_id, stream) = (runs.records.clone(), spec.run_id.clone(), Arc::clone(&publisher));
     let span = spans::run(&spec.thread_id, &spec.run_id);
     let task = tokio::spawn(work(runs, spec, publisher, frames, guard).instrument(span));
     tokio::spawn(async move {
         if task.await.is_err() {
             stream.fail(&died());
             stream.end();
-            bury(&store, &run_id).await;
+            bury(&records, &run_id).await;
         }
     });
 }
@@ -108,7 +108,7 @@ fn died() -> Json {
 }
 
 /// Ends a run whose task panicked or could not write its records, unless it has ended.
-async fn bury(store: &Records, run_id: &str) {
+async fn bury(records: &Records, run_id: &str) {
     let end = RunEnd {
         status: RunStatus::Error,
         error: Some(DIED.to_owned()),
@@ -116,7 +116,7 @@ async fn bury(store: &Records, run_id: &str) {
         display_name: None,
         totals: RunTotals::default(),
     };
-    if let Err(error) = persistently(|| store.runs().finish(run_id, &end)).await {
+    if let Err(error) = persistently(|| records.runs().finish(run_id, &end)).await {
         tracing::error!(run_id, %error, "a run's task failed and its row could not be ended");
     }
 }
@@ -126,7 +126,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
     let mut run = Worker {
         reporter: Reporter {
             frames,
-            journal: Journal::new(runs.store.clone(), &spec.thread_id, &spec.run_id),
+            journal: Journal::new(runs.records.clone(), &spec.thread_id, &spec.run_id),
             usage: UsageLedger::default(),
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
@@ -160,7 +160,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         publisher.fail(&died());
         // Its clients need not wait for an unavailable database.
         publisher.end();
-        bury(&runs.store, &spec.run_id).await;
+        bury(&runs.records, &spec.run_id).await;
     }
     publisher.end();
 }
@@ -246,17 +246,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_run_whose_task_died_ends_in_error_and_frees_its_thread() {
-        let store = Records::open_memory(RecordsOptions::default()).await.unwrap();
-        store.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        records.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
         let run = |id: &str| NewRun { run_id: id.into(), thread_id: "t".into(), ..NewRun::default() };
-        store.runs().admit(run("r"), MultitaskStrategy::Reject).await.unwrap();
-        bury(&store, "r").await;
-        let row = store.runs().get("r").await.unwrap().unwrap();
+        records.runs().admit(run("r"), MultitaskStrategy::Reject).await.unwrap();
+        bury(&records, "r").await;
+        let row = records.runs().get("r").await.unwrap().unwrap();
         assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(DIED)));
-        store.runs().admit(run("next"), MultitaskStrategy::Reject).await.unwrap();
-        bury(&store, "r").await;
-        assert_eq!(store.runs().get("r").await.unwrap().unwrap(), row, "once");
-        let held = store.runs().active_for_thread("t").await.unwrap().unwrap();
+        records.runs().admit(run("next"), MultitaskStrategy::Reject).await.unwrap();
+        bury(&records, "r").await;
+        assert_eq!(records.runs().get("r").await.unwrap().unwrap(), row, "once");
+        let held = records.runs().active_for_thread("t").await.unwrap().unwrap();
         assert_eq!(held.run_id, "next", "another run keeps its thread");
     }
 }

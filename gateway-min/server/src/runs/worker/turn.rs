@@ -16,7 +16,7 @@ impl Worker<'_> {
         loop {
             let promoted = self.guard.control.promoted.notified();
             let started = persistently(|| async {
-                let started = self.runs.store.runs().start(&self.spec.run_id).await;
+                let started = self.runs.records.runs().start(&self.spec.run_id).await;
                 in_doubt.fetch_or(matches!(started, Err(RecordsError::InDoubt { .. })), Ordering::Relaxed);
                 started
             });
@@ -46,7 +46,7 @@ impl Worker<'_> {
     async fn row_changed(&self) -> Result<(), RecordsError> {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let row = self.runs.store.runs().get(&self.spec.run_id).await?;
+            let row = self.runs.records.runs().get(&self.spec.run_id).await?;
             if row.is_none_or(|row| !row.waiting || row.cancel_action.is_some()) {
                 return Ok(());
             }

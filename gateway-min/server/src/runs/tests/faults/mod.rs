@@ -66,7 +66,7 @@ async fn goes_on(gateway: &Gateway) {
     let history = gateway.history().await;
     let values: Vec<_> = history.iter().map(|state| state.values().unwrap()).collect();
     assert!(!values.is_empty());
-    assert_eq!(gateway.app.store.runs().active_for_thread("t").await.unwrap(), None);
+    assert_eq!(gateway.app.records.runs().active_for_thread("t").await.unwrap(), None);
     let mut expected = said(&history[0]);
     let (_, row) = gateway.run(ask("next")).await;
     assert_eq!(row.status, RunStatus::Success, "{:?}", row.error);

@@ -17,11 +17,11 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
         for k in 1.. {
             let name = format!("records-{on:?}-{cancels}-{told}-{k}");
             let (gateway, _) = faulty(on, &name).await;
-            let store = &gateway.app.store;
+            let records = &gateway.app.records;
             if told {
-                store.fail_statement(k);
+                records.fail_statement(k);
             } else {
-                store.doubt_commit(k);
+                records.doubt_commit(k);
             }
             let created = gateway.create(ask(if cancels { "wait" } else { "two tools" })).await;
             let left = said(&gateway.head().await.unwrap()).len();
@@ -37,13 +37,13 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
                 }
                 let row = gateway.row(run_id).await;
                 assert!(!row.status.is_active(), "{name}");
-                let thread = store.threads().get("t", None).await.unwrap().unwrap();
+                let thread = records.threads().get("t", None).await.unwrap().unwrap();
                 assert_ne!(thread.status, threadkeep_records::ThreadStatus::Running, "{name}");
             } else {
                 assert!(told, "{name}: a stored run is worked on");
                 assert_eq!(left, 2, "a run that was not admitted writes nothing");
             }
-            let unused = store.fail_statement(0);
+            let unused = records.fail_statement(0);
             goes_on(&gateway).await;
             if unused {
                 assert!(k > if told { 6 } else { 3 }, "admission, start, status, end, status");
@@ -65,14 +65,14 @@ async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
             let key = Some(format!("key of {text}"));
             gateway.app.runs.create("t", OnThread::Existing, request, None, key).await.unwrap().run.run_id
         };
-        gateway.app.store.doubt_commit(1);
+        gateway.app.records.doubt_commit(1);
         let first = ask("wait", MultitaskStrategy::Reject).await;
         gate(&name).reached().await;
         assert_eq!(ask("wait", MultitaskStrategy::Reject).await, first, "{on:?}");
         // A run that takes over: the run it cancels is notified anyway.
-        gateway.app.store.doubt_commit(1);
+        gateway.app.records.doubt_commit(1);
         let second = ask("instead", MultitaskStrategy::Interrupt).await;
-        assert!(!gateway.app.store.fail_statement(0), "it was in doubt");
+        assert!(!gateway.app.records.fail_statement(0), "it was in doubt");
         assert_eq!(ask("instead", MultitaskStrategy::Interrupt).await, second);
         assert_eq!(gateway.row(&first).await.status, RunStatus::Interrupted);
         assert_eq!(gateway.row(&second).await.status, RunStatus::Success);

@@ -20,6 +20,16 @@ pub trait Middleware: Send + Sync {
         Ok(Before::default())
     }
 
+    /// Right after a model call, before anything judges the answer: takes the tool calls away that may not be made, so that
+    /// nothing counts them. Returns why the run stops early, if that is why.
+    ///
+    /// # Errors
+    /// As [`before_model`](Self::before_model).
+    fn limit_calls(&self, view: &View<'_>, answer: &mut Json) -> Result<Option<String>, AgentError> {
+        let _ = (view, answer);
+        Ok(None)
+    }
+
     /// After a model call; `view` is the one before it. The answer is stored as this leaves it.
     ///
     /// # Errors

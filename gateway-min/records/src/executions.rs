@@ -286,8 +286,7 @@ impl Executions {
             let problem = format!("an execution does not end as '{}'", end.status);
             return Err(RecordsError::Invalid { field: "status", problem });
         }
-        let usage: JsonObject =
-            end.usage.iter().map(|(model, tokens)| (model.clone(), serde_json::json!(tokens))).collect();
+        let usage = usage_json(&end.usage);
         let now = time_text(self.db.clock.now());
         let (id, attempt, run_id) = (row.execution_id.clone(), row.attempt, row.run_id.clone());
         let finished = self.db.write(&row.thread_id, move |tx| {
@@ -318,16 +317,31 @@ impl Executions {
         db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
 
-    /// Cancels the thread's executions that have not ended, for this reason: the run that delegated them is over and no
-    /// run goes on with them. Returns how many.
-    pub async fn abandon(&self, thread_id: &str, error: &str) -> Result<u64, RecordsError> {
+    /// Gives an undelivered execution to this run, which goes on without it, and cancels it for this reason unless it has
+    /// ended. False, and nothing happens, if it has been delivered or belongs to yet another run by now: of two that ask,
+    /// one gets it.
+    pub async fn abandon(
+        &self,
+        row: &ExecutionRow,
+        run_id: &str,
+        error: &str,
+        usage: &BTreeMap<String, ExecutionTokens>,
+    ) -> Result<bool, RecordsError> {
         let sql = query(
-            "UPDATE executions SET status = $2, error = $3, completed_at = $4 \
-             WHERE thread_id = $1 AND status IN ('pending', 'running')",
+            "UPDATE executions SET run_id = $3, \
+             status = CASE WHEN status IN ('pending', 'running') THEN $4 ELSE status END, \
+             error = CASE WHEN status IN ('pending', 'running') THEN $5 ELSE error END, \
+             usage_json = CASE WHEN status IN ('pending', 'running') THEN $6 ELSE usage_json END, \
+             completed_at = CASE WHEN status IN ('pending', 'running') THEN $7 ELSE completed_at END \
+             WHERE execution_id = $1 AND attempt = $2 AND run_id = $8 \
+             AND (NOT delivered OR status IN ('pending', 'running'))",
         );
-        let sql = sql.bind(thread_id).bind(ExecutionStatus::Cancelled.as_str()).bind(error);
-        let sql = sql.bind(time_text(self.db.clock.now()));
-        self.db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await })).await
+        let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(run_id);
+        let sql = sql.bind(ExecutionStatus::Cancelled.as_str()).bind(error);
+        let sql = sql.bind(object_text(&usage_json(usage))).bind(time_text(self.db.clock.now()));
+        let sql = sql.bind(&row.run_id);
+        let taken = self.db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await }));
+        Ok(taken.await? > 0)
     }
 
     /// The thread's executions with all attempts, oldest first.
@@ -339,6 +353,10 @@ impl Executions {
     async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
         db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
+}
+
+fn usage_json(usage: &BTreeMap<String, ExecutionTokens>) -> JsonObject {
+    usage.iter().map(|(model, tokens)| (model.clone(), serde_json::json!(tokens))).collect()
 }
 
 fn missing(execution_id: &str) -> RecordsError {

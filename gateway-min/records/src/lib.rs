@@ -58,7 +58,7 @@ mod threads;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use db::Commits;
@@ -188,6 +188,11 @@ impl Records {
             ),
             db,
         }
+    }
+
+    /// The current time of the clock that the rows' times come from.
+    pub fn now(&self) -> DateTime<Utc> {
+        self.db.clock.now()
     }
 
     /// How far the database's clock is ahead of this process's. Leases need clocks that agree.

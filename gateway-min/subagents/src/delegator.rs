@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use threadkeep::id::ThreadId;
 use threadkeep::state::{StateAccessor, StateSnapshot};
-use threadkeep_agent::{Agent, AgentBuilder};
+use threadkeep_agent::{Agent, AgentBuilder, Tokens};
 use threadkeep_config::{ConfigHandle, ReceiptsRenderMode};
-use threadkeep_records::{Records, RecordsError};
+use threadkeep_records::{ExecutionRow, RECOVERY_STOP_REASON, Records, RecordsError};
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
@@ -13,11 +14,18 @@ use crate::admission::Admission;
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Catalog;
 use crate::evidence::{Receipting, Showing};
+use crate::execution;
 use crate::hooks::Hooks;
 use crate::ledger::{self, Entry, Ledger, Limits};
 use crate::managed::StoreError;
+use crate::progress::Progress;
 use crate::prompts;
 use crate::task::Task;
+
+/// The error of a delegation that no run goes on with.
+const ABANDONED: &str = "The run that delegated it ended, and the conversation went on without it";
+/// The error of an execution whose result the conversation has, and whose end could not be recorded.
+const STUCK: &str = "It did not stop, and its end could not be recorded";
 
 /// The subagents of a process.
 pub struct Delegator {
@@ -86,27 +94,114 @@ impl Delegator {
         Ok(())
     }
 
-    /// Records the deliveries that a process which died could not record: the ledger at the thread's head has the results.
-    /// Otherwise a run that starts again from before them would take these results for its own.
+    /// Records what an earlier run of the thread could not record, because its process died or its database did not answer:
+    /// the deliveries of the results that the ledger at the thread's head has, and the ends of their executions.
+    /// Otherwise a run that starts again from before them would take these results for its own. Returns what was done
+    /// for the ended ones; the run `run_id` counts it.
+    ///
+    /// An entry that a new question turned away from has no result. Its execution stays undelivered: a run that starts
+    /// again from before that question gets what it left, without asking its models again.
     ///
     /// # Errors
     /// If the state or the executions cannot be read or written.
-    pub async fn catch_up(&self, thread_id: &str, head: Option<&StateSnapshot>) -> Result<(), CatchUpError> {
-        let entries = ledger::entries(head)?;
-        if entries.iter().all(Entry::is_in_progress) {
-            return Ok(());
+    pub async fn catch_up(
+        &self,
+        accessor: &StateAccessor,
+        thread_id: &str,
+        run_id: &str,
+        head: Option<&StateSnapshot>,
+    ) -> Result<Vec<Uncounted>, CatchUpError> {
+        let mut entries = ledger::entries(head)?;
+        entries.retain(Entry::has_result);
+        let mut uncounted = Vec::new();
+        if entries.is_empty() {
+            return Ok(uncounted);
         }
         let executions = self.records.executions();
-        for row in executions.of_thread(thread_id).await?.iter().filter(|row| !row.delivered) {
-            if entries.iter().any(|entry| entry.id == row.execution_id && !entry.is_in_progress()) {
+        for row in executions.of_thread(thread_id).await? {
+            if !entries.iter().any(|entry| entry.id == row.execution_id) {
+                continue;
+            }
+            if !row.status.is_terminal() {
+                uncounted.extend(self.take_over(accessor, &row, run_id, STUCK).await?);
+            }
+            if !row.delivered {
                 executions.delivered(thread_id, &row.execution_id).await?;
             }
         }
-        Ok(())
+        Ok(uncounted)
+    }
+
+    /// Cancels the executions that the run `run_id` turns away from with a new question, and returns what was done for
+    /// them and counted by no run: an orderly stop leaves executions to the next run, and a process that dies counts
+    /// nothing. From then on they are this run's, which counts them.
+    ///
+    /// # Errors
+    /// If the state of a subagent or the executions cannot be read or written.
+    pub async fn abandon(
+        &self,
+        accessor: &StateAccessor,
+        thread_id: &str,
+        run_id: &str,
+    ) -> Result<Vec<Uncounted>, CatchUpError> {
+        let mut uncounted = Vec::new();
+        for row in self.records.executions().of_thread(thread_id).await? {
+            let is_open = !row.status.is_terminal();
+            if is_open || (!row.delivered && self.has_died(&row.run_id).await?) {
+                uncounted.extend(self.take_over(accessor, &row, run_id, ABANDONED).await?);
+            }
+        }
+        Ok(uncounted)
+    }
+
+    /// Makes an execution that nobody goes on with the run's, cancelled for this reason unless it has ended, and returns
+    /// what was done for it. Nothing, if another run was faster.
+    async fn take_over(
+        &self,
+        accessor: &StateAccessor,
+        row: &ExecutionRow,
+        run_id: &str,
+        error: &str,
+    ) -> Result<Vec<Uncounted>, CatchUpError> {
+        let state = accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
+        let progress = Progress::of(state.as_ref())?;
+        let taken = self.records.executions().abandon(row, run_id, error, &progress.by_model()).await?;
+        let caller = caller(&row.agent_name);
+        let uncounted = progress.usage.into_iter().map(|(model, used)| Uncounted {
+            model,
+            caller: caller.clone(),
+            calls: used.calls,
+            tokens: execution::signed(used.tokens),
+        });
+        Ok(uncounted.filter(|_| taken).collect())
+    }
+
+    /// Whether the process of a run died before the run had ended, and with it what it had counted.
+    pub(crate) async fn has_died(&self, run_id: &str) -> Result<bool, RecordsError> {
+        let run = self.records.runs().get(run_id).await?;
+        Ok(run.is_none_or(|run| run.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON)))
     }
 }
 
-/// Why deliveries could not be recorded.
+/// Who asks the models of a subagent with this name, in sums of usage.
+pub(crate) fn caller(agent_name: &str) -> String {
+    format!("subagent:{agent_name}")
+}
+
+/// Model calls for a subagent that no run has counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uncounted {
+    /// The configured name of the model.
+    pub model: String,
+    /// Who asked it.
+    pub caller: String,
+    /// How often.
+    pub calls: u64,
+    /// The tokens of these calls.
+    pub tokens: Tokens,
+}
+
+/// Why deliveries and ends could not be recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum CatchUpError {
     /// The state could not be read.

@@ -4,11 +4,9 @@
 //! whatever a crash interrupts, the next run that reaches the same call goes on where it stopped: with the result, if
 //! there is one, else at the head of the subagent's thread.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chrono::Utc;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::ThreadId;
 use threadkeep::state::{StateAccessor, StateSnapshot};
@@ -29,15 +27,16 @@ use crate::budget::{Budget, Budgeting};
 use crate::catalog::Definition;
 use crate::citations::CitationVerdict;
 use crate::contract::StopReason;
-use crate::delegator::Delegator;
+use crate::delegator::{Delegator, caller};
 use crate::evidence::{Receipting, Showing, harvest};
 use crate::hooks::{TaskInfo, TaskKind};
 use crate::observer::ChildObserver;
 use crate::outcome::{Ending, Report, TaskOutcome, TokenUsage};
 use crate::progress::{Counting, Progress};
+use crate::watched::Settled;
 
 /// The error of an execution that was cancelled.
-const CANCELLED: &str = "Cancelled by user";
+pub(crate) const CANCELLED: &str = "Cancelled by user";
 /// The error of a failed model call that says nothing else.
 const LLM_FAILED: &str = "LLM request failed";
 /// The result of a subagent that said nothing.
@@ -66,6 +65,10 @@ pub(crate) struct Work {
     pub(crate) receipts: bool,
     pub(crate) reports: Reports,
     pub(crate) cancel: CancellationToken,
+    /// Whether its tokens have been reported; nothing is reported after them.
+    pub(crate) settled: Settled,
+    /// What extensions know of it, from its start to its end.
+    pub(crate) begun: Mutex<Option<TaskInfo>>,
 }
 
 /// Why an execution could not be carried out or recorded.
@@ -97,7 +100,7 @@ enum End {
 impl Work {
     /// Works until the execution has ended, and returns what came of it. An execution that has ended already is not
     /// repeated. The slot is given back when everything is written.
-    pub(crate) async fn carry_out(self) -> Result<TaskOutcome, ExecutionError> {
+    pub(crate) async fn carry_out(&self) -> Result<TaskOutcome, ExecutionError> {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         if self.row.status.is_terminal() {
             let state = self.accessor.get(&thread, None).await?;
@@ -120,17 +123,14 @@ impl Work {
                 let waited = i64::try_from(entered.elapsed().as_millis()).unwrap_or(i64::MAX);
                 self.delegator.records.executions().started(&self.row, &self.model, waited).await?;
                 let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
-                let info = self.info(writer.state().is_some());
-                self.delegator.hooks.started(&self.row.tool_call_id, &info).await;
+                self.begin(writer.state().is_some()).await;
                 let ended = self.run(&mut writer).await?;
-                (End::Agent(ended), writer.state().cloned(), Some((slot, info)))
+                (End::Agent(ended), writer.state().cloned(), Some(slot))
             }
         };
         let end = self.end(end, state.as_ref())?;
         if end.status == ExecutionStatus::Cancelled && self.outlives_its_run().await {
-            if let Some((_, info)) = &slot {
-                self.delegator.hooks.stopped(&self.row.tool_call_id, info, end.status.into()).await;
-            }
+            self.stopped(end.status).await;
             // The run that goes on with the parent's goes on with this one.
             let row = ExecutionRow { status: end.status, error: end.error, ..self.row.clone() };
             return self.outcome(&row, state.as_ref()).await;
@@ -138,19 +138,17 @@ impl Work {
         let executions = self.delegator.records.executions();
         // What another process decided first stays.
         let row = persistently(|| executions.finish(&self.row, end.clone())).await?;
-        if let Some((slot, info)) = slot {
-            self.delegator.hooks.stopped(&self.row.tool_call_id, &info, row.status.into()).await;
-            drop(slot);
-        }
+        self.stopped(row.status).await;
+        drop(slot);
         if row.run_id != self.row.run_id {
             return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
         }
         self.settle(&row, state.as_ref()).await
     }
 
-    /// The execution as extensions know it.
-    fn info(&self, resumed: bool) -> TaskInfo {
-        TaskInfo {
+    /// Tells extensions of the start.
+    async fn begin(&self, resumed: bool) {
+        let info = TaskInfo {
             task_id: self.row.execution_id.clone(),
             run_id: self.row.run_id.clone(),
             thread_id: self.row.thread_id.clone(),
@@ -158,39 +156,51 @@ impl Work {
             parent_task_id: Some(self.row.run_id.clone()),
             agent_name: self.definition.name.clone(),
             resumed,
+        };
+        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(info.clone());
+        self.delegator.hooks.started(&self.row.tool_call_id, &info).await;
+    }
+
+    /// Tells extensions of the end, once, if they know of the start.
+    pub(crate) async fn stopped(&self, status: ExecutionStatus) {
+        let info = self.begun.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(info) = info {
+            self.delegator.hooks.stopped(&self.row.tool_call_id, &info, status.into()).await;
         }
     }
 
     /// Whether the run that ended it lived to count what its models did. If its process died, this one counts.
     async fn was_settled(&self) -> Result<bool, RecordsError> {
         let Some(before) = &self.before else { return Ok(false) };
-        let run = self.delegator.records.runs().get(before).await?;
-        Ok(run.is_some_and(|run| run.stop_reason.as_deref() != Some(RECOVERY_STOP_REASON)))
+        Ok(!self.delegator.has_died(before).await?)
     }
 
     /// Whether its run was stopped without anybody wanting that: the process stops, or has lost the run.
-    async fn outlives_its_run(&self) -> bool {
+    pub(crate) async fn outlives_its_run(&self) -> bool {
         if self.delegator.stopping.is_cancelled() {
             return true;
         }
         let run = self.delegator.records.runs().get(&self.row.run_id).await;
         let is_lost = |run: RunRow| {
             run.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON)
-                || run.lease_expires_at.is_some_and(|lease| lease <= Utc::now())
+                || run.lease_expires_at.is_some_and(|lease| lease <= self.delegator.records.now())
         };
         // Without the database nothing says that it is still the process's own.
         run.map_or(true, |run| run.is_some_and(is_lost))
     }
 
     /// Reports what the models did, once, and returns what the parent gets.
-    async fn settle(
+    pub(crate) async fn settle(
         &self,
         row: &ExecutionRow,
         state: Option<&StateSnapshot>,
     ) -> Result<TaskOutcome, ExecutionError> {
         let outcome = self.outcome(row, state).await?;
+        if !self.settled.now() {
+            return Ok(outcome);
+        }
         for (model, used) in Progress::of(state)?.usage {
-            let caller = format!("subagent:{}", self.definition.name);
+            let caller = caller(&self.definition.name);
             let tokens = signed(used.tokens);
             self.reports.send(ToolReport::Usage { model, caller, calls: used.calls, tokens }).await;
         }
@@ -198,8 +208,8 @@ impl Work {
     }
 
     /// When the execution must have ended, on this process's clock.
-    fn deadline(&self) -> Instant {
-        let left = (self.row.deadline - Utc::now()).to_std().unwrap_or(Duration::ZERO);
+    pub(crate) fn deadline(&self) -> Instant {
+        let left = (self.row.deadline - self.delegator.records.now()).to_std().unwrap_or(Duration::ZERO);
         Instant::now() + left
     }
 
@@ -243,6 +253,7 @@ impl Work {
         agent.prompt.sections.push(format!("<current_date>{date}</current_date>"));
         let mut observer = ChildObserver::new(
             self.reports.clone(),
+            self.settled.clone(),
             &self.row.tool_call_id,
             &self.definition.name,
             &self.model,
@@ -285,7 +296,7 @@ impl Work {
             End::Agent(Err(error)) => (ExecutionStatus::Failed, Some(error.to_string()), None),
             End::Stopped | End::Agent(Ok(Ended::Cancelled)) => {
                 // A cancelled parent comes first, even if the time is up as well.
-                if !self.cancel.is_cancelled() && Utc::now() >= self.row.deadline {
+                if !self.cancel.is_cancelled() && self.delegator.records.now() >= self.row.deadline {
                     let seconds = self.definition.timeout.as_secs();
                     let error = format!("Execution timed out after {seconds} seconds");
                     (ExecutionStatus::TimedOut, Some(error), None)
@@ -300,8 +311,7 @@ impl Work {
                 (status, error, reason)
             }
         };
-        let usage =
-            progress.usage.into_iter().map(|(model, used)| (model, used.tokens)).collect::<BTreeMap<_, _>>();
+        let usage = progress.by_model();
         let stop_reason = stop_reason.map(|reason| reason.as_str().to_owned());
         Ok(ExecutionEnd { status, error, stop_reason, usage })
     }
@@ -392,7 +402,8 @@ fn tokens(progress: &Progress) -> Tokens {
     signed(progress.tokens().unwrap_or_default())
 }
 
-fn signed(tokens: ExecutionTokens) -> Tokens {
+/// Tokens as runs count them.
+pub(crate) fn signed(tokens: ExecutionTokens) -> Tokens {
     let count = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
     Tokens {
         input: count(tokens.input_tokens),

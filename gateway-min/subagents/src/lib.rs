@@ -23,6 +23,7 @@ mod prompts;
 mod recheck;
 mod snapshot;
 mod task;
+mod watched;
 
-pub use delegator::{CatchUpError, Delegator};
+pub use delegator::{CatchUpError, Delegator, Uncounted};
 pub use recheck::recheck;

@@ -11,10 +11,12 @@ use threadkeep_records::ExecutionTokens;
 
 use crate::events;
 use crate::progress::{self, Progress};
+use crate::watched::Settled;
 
 /// Passes on what a subagent says.
 pub(crate) struct ChildObserver {
     reports: Reports,
+    settled: Settled,
     task_id: String,
     agent: String,
     model: String,
@@ -30,6 +32,7 @@ impl ChildObserver {
     /// An observer of the subagent `agent`, which goes on from `state`.
     pub(crate) fn new(
         reports: Reports,
+        settled: Settled,
         task_id: &str,
         agent: &str,
         model: &str,
@@ -41,6 +44,7 @@ impl ChildObserver {
             said.as_ref().and_then(Json::as_array).map_or(0, |said| progress::results_after_answer(said));
         Ok(Self {
             reports,
+            settled,
             task_id: task_id.to_owned(),
             agent: agent.to_owned(),
             model: model.to_owned(),
@@ -53,6 +57,13 @@ impl ChildObserver {
     /// Sends what could not be sent at once.
     pub(crate) async fn flush(&mut self) {
         for report in std::mem::take(&mut self.pending) {
+            self.send(report).await;
+        }
+    }
+
+    /// Sends a report, unless the execution has ended without this subagent, which was stuck.
+    async fn send(&self, report: Report) {
+        if !self.settled.is() {
             self.reports.send(report).await;
         }
     }
@@ -76,7 +87,7 @@ impl Observer for ChildObserver {
         serialize::complete_message(&mut message);
         let event = events::running(&self.task_id, &message, self.index, self.usage, &self.model);
         self.flush().await;
-        self.reports.send(Report::Custom(event)).await;
+        self.send(Report::Custom(event)).await;
         Ok(())
     }
 

@@ -67,6 +67,11 @@ impl Progress {
         self
     }
 
+    /// The tokens by model.
+    pub(crate) fn by_model(&self) -> BTreeMap<String, ExecutionTokens> {
+        self.usage.iter().map(|(model, used)| (model.clone(), used.tokens)).collect()
+    }
+
     /// The tokens of all models; `None` if no provider reported any.
     pub(crate) fn tokens(&self) -> Option<ExecutionTokens> {
         let sum = |mut sum: ExecutionTokens, used: &Used| {

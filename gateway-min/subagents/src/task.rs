@@ -1,10 +1,10 @@
 //! The tool `task`: hands a piece of work to a subagent and returns its report (service reference, "Subagent settings").
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use chrono::{TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::ThreadId;
@@ -22,9 +22,10 @@ use crate::delegator::Delegator;
 use crate::events;
 use crate::execution::{self, ExecutionError, Work};
 use crate::ledger::{self, Entry, TASK};
-use crate::outcome::{Ending, TaskOutcome};
+use crate::outcome::TaskOutcome;
 use crate::prompts;
 use crate::snapshot;
+use crate::watched::{NoOutcome, SETTLES_WITHIN, Settled, Watched};
 
 /// The longest report in the parent's conversation, in characters. Batches keep as much.
 const RESULT_MAX: usize = 100_000;
@@ -32,10 +33,6 @@ const RESULT_MAX: usize = 100_000;
 const DETAIL_MAX: usize = 500;
 /// What the model reads after an unexpected error.
 const HINT: &str = "The subagent's work may be incomplete. Check what exists before you delegate it again.";
-/// How long a subagent may take to stop after its run was cancelled.
-const STOPS_WITHIN: Duration = Duration::from_secs(10);
-/// How long after its deadline an execution that has not ended is given up.
-const GRACE: Duration = Duration::from_mins(1);
 
 /// The tool of one run.
 pub(crate) struct Task {
@@ -146,7 +143,7 @@ impl Tool for Task {
     }
 
     fn stops_within(&self) -> Option<Duration> {
-        Some(STOPS_WITHIN)
+        Some(SETTLES_WITHIN)
     }
 
     async fn stored(&self, context: &ToolContext) {
@@ -242,7 +239,8 @@ impl Task {
         description: &str,
     ) -> Result<Opened, Failure> {
         let timeout = TimeDelta::from_std(definition.timeout).unwrap_or(TimeDelta::MAX);
-        let deadline = Utc::now().checked_add_signed(timeout).unwrap_or(chrono::DateTime::<Utc>::MAX_UTC);
+        let now = self.delegator.records.now();
+        let deadline = now.checked_add_signed(timeout).unwrap_or(DateTime::<chrono::Utc>::MAX_UTC);
         let definition_json = match serde_json::to_value(definition) {
             Ok(Json::Object(map)) => map,
             _ => Map::new(),
@@ -273,17 +271,12 @@ impl Task {
         Opened { row, before }: Opened,
         told: Told,
     ) -> Result<TaskOutcome, Failure> {
-        let cancel = context.cancel.child_token();
-        // Whoever drops this call stops the subagent.
-        let _stopping = cancel.clone().drop_guard();
-        let given_up = (row.deadline - Utc::now()).to_std().unwrap_or(Duration::ZERO) + GRACE;
-        let status = row.status;
         let work = Work {
             delegator: Arc::clone(&self.delegator),
             accessor: self.accessor.clone(),
             row,
             before,
-            definition: Arc::clone(&definition),
+            definition,
             model: model.to_owned(),
             sections: prompts::sections(self.receipts, told.criteria.is_some(), told.snapshot.is_some()),
             messages: told.messages(),
@@ -291,27 +284,14 @@ impl Task {
             budget: self.budget.clone(),
             receipts: self.receipts,
             reports: context.reports.clone(),
-            cancel,
+            cancel: context.cancel.child_token(),
+            settled: Settled::default(),
+            begun: Mutex::default(),
         };
-        let mut task = tokio::spawn(work.carry_out());
-        let outcome = tokio::select! {
-            biased;
-            done = &mut task => done,
-            () = tokio::time::sleep(given_up) => {
-                let ending = Ending::PollingTimedOut {
-                    timeout: definition.timeout,
-                    execution_status: status.as_str().to_owned(),
-                };
-                return Ok(TaskOutcome { model_name: Some(model.to_owned()), ..TaskOutcome::new(ending) });
-            }
-        };
-        let outcome = match outcome {
-            Ok(outcome) => outcome?,
-            Err(panic) => {
-                return Err(Failure::Unexpected { class: "RuntimeError", detail: panic.to_string() });
-            }
-        };
-        Ok(outcome)
+        Watched::start(work).outcome().await.map_err(|none| match none {
+            NoOutcome::Failed(error) => error.into(),
+            NoOutcome::Panicked(detail) => Failure::Unexpected { class: "RuntimeError", detail },
+        })
     }
 
     async fn report(&self, context: &ToolContext, event: Json) {

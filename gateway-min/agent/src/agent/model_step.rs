@@ -42,13 +42,18 @@ impl Agent {
 
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
+        for middleware in &self.middleware {
+            let view = view(session, &conversation.turn, stop_reason.as_deref());
+            let limited = middleware.limit_calls(&view, &mut answer)?;
+            stop_reason = stop_reason.or(limited);
+        }
         conversation.turn.push(answer.clone());
         let verdict = loop_detection::assess(&self.loop_detection, &conversation.turn);
         if let Verdict::Stop(finding) = &verdict {
             answer = message::strip_tool_calls(&answer, &finding.stop_notice());
             conversation.turn.pop();
             conversation.turn.push(answer.clone());
-            stop_reason = Some(STOP_REASON.to_owned());
+            stop_reason = stop_reason.or(Some(STOP_REASON.to_owned()));
         }
         let mut writes = Map::new();
         let answered = conversation.turn.pop();

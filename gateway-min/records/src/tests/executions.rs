@@ -91,16 +91,23 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
     let ended = executions.open(new(&fixture, "ended")).await.unwrap().row;
     let ended = executions.finish(&ended, end(ExecutionStatus::TimedOut)).await.unwrap();
     fixture.clock.advance_seconds(1);
-    executions.open(new(&fixture, "left")).await.unwrap();
+    let left = executions.open(new(&fixture, "left")).await.unwrap().row;
     let elsewhere = NewExecution { thread_id: "u".to_owned(), ..new(&fixture, "elsewhere") };
     executions.open(elsewhere).await.unwrap();
-    assert_eq!(executions.abandon("t", "the run is over").await.unwrap(), 1);
+    let used = end(ExecutionStatus::Cancelled).usage;
+    for (row, taken) in [(&ended, true), (&left, true), (&ended, false), (&left, false)] {
+        let abandoned = executions.abandon(row, "r2", "the run is over", &used).await.unwrap();
+        assert_eq!(abandoned, taken, "of two that ask, one gets it");
+    }
     let rows = executions.of_thread("t").await.unwrap();
-    assert_eq!(rows[0], ended);
+    assert_eq!(rows[0], ExecutionRow { run_id: "r2".to_owned(), ..ended.clone() }, "it had ended");
     assert_eq!(
-        (rows[1].status, rows[1].error.as_deref()),
-        (ExecutionStatus::Cancelled, Some("the run is over"))
+        (rows[1].status, rows[1].error.as_deref(), rows[1].run_id.as_str()),
+        (ExecutionStatus::Cancelled, Some("the run is over"), "r2")
     );
+    assert_eq!(rows[1].usage, used);
+    executions.delivered("t", "ended").await.unwrap();
+    assert!(!executions.abandon(&rows[0], "r3", "the run is over", &used).await.unwrap(), "delivered");
     assert_eq!(executions.of_thread("u").await.unwrap()[0].status, ExecutionStatus::Pending);
 
     fixture

@@ -39,12 +39,15 @@ impl Middleware for Ledger {
         Ok(Before { messages, ..Before::default() })
     }
 
-    fn after_model(&self, view: &View<'_>, answer: &mut Json) -> Result<After, AgentError> {
+    fn limit_calls(&self, view: &View<'_>, answer: &mut Json) -> Result<Option<String>, AgentError> {
         let known = entries(view.state)?;
-        let mut changed = settled(&known, view.turn);
         let of_run = known.iter().filter(|entry| entry.run_id.as_deref() == Some(view.run_id)).count();
         let remaining = self.limits.total.saturating_sub(of_run);
-        let stop_reason = cut(answer, self.limits.concurrent.min(remaining), remaining, self.limits.total);
+        Ok(cut(answer, self.limits.concurrent.min(remaining), remaining, self.limits.total))
+    }
+
+    fn after_model(&self, view: &View<'_>, answer: &mut Json) -> Result<After, AgentError> {
+        let mut changed = settled(&entries(view.state)?, view.turn);
         for (index, call) in message::tool_calls(answer).iter().enumerate() {
             if call["name"] == TASK {
                 let id = Uuid::new_v4().to_string();
@@ -56,7 +59,7 @@ impl Middleware for Ledger {
             let changed: Json = changed.iter().map(Entry::to_json).collect();
             writes.insert(CHANNEL.to_owned(), changed);
         }
-        Ok(After { stop_reason, writes })
+        Ok(After { writes, ..After::default() })
     }
 }
 

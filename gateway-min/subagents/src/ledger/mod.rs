@@ -117,13 +117,17 @@ impl Entry {
         Self { status: status.as_str().to_owned(), ended, ..self.clone() }
     }
 
-    /// The entry of a delegation whose run was cancelled.
+    /// Whether the conversation has got the result of its execution. One that a new question turned away from has none.
+    pub(crate) fn has_result(&self) -> bool {
+        self.ended.contains_key("result_ref")
+    }
+
+    /// The entry of a delegation whose run was cancelled, and that no run goes on with: it refers to no result.
     pub(crate) fn cancelled(&self) -> Self {
         let status = crate::contract::Status::Cancelled;
         let ended = [
             ("result_brief", status.phrase().to_owned()),
             ("result_sha256", threadkeep_agent::receipts::sha256(status.phrase())),
-            ("result_ref", self.tool_call_id.clone()),
         ];
         let ended = ended.into_iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();
         Self { status: status.as_str().to_owned(), ended, ..self.clone() }

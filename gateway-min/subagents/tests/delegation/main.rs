@@ -9,5 +9,6 @@ mod everywhere;
 mod guards;
 mod receipts;
 mod restart;
+mod stuck;
 mod support;
 mod task;

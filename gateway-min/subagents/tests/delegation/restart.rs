@@ -134,3 +134,60 @@ async fn a_subagent_of_a_process_that_stops_goes_on_in_the_next_one() {
     next.run("r2", None, &mut Seen::default()).await.unwrap();
     assert_eq!(next.results().await[0]["content"], "Task Succeeded. Result: Two.");
 }
+
+/// A new question turns away from what was delegated. What was done for it and counted by no run is counted by the run of
+/// that question, once.
+#[tokio::test]
+async fn what_a_new_question_turns_away_from_is_counted_once() {
+    let sum = |seen: &Seen| seen.used.iter().map(|(.., tokens)| tokens.total).sum::<i64>();
+    let answers = |gate: &str| {
+        let mut answers = three_turns();
+        answers["answers"][2]["gate"] = json!({ "name": gate });
+        let mut script = lead(&[task("work", "general-purpose")], vec![answers]);
+        script["rules"].as_array_mut().unwrap().insert(0, json!({
+            "when": {"caller": "lead_agent", "contains": ["something else"]}, "answers": [{"text": "Yes?"}],
+        }));
+        script
+    };
+    // The process dies, or it stops in order and leaves the subagent to the next one.
+    for dies in [true, false] {
+        let house = House::new(answers("turned-away"), "").await;
+        if dies {
+            // Started, three messages.
+            killed_at(&house, Some("go"), 4);
+        } else {
+            house.delegator.stopping.cancel();
+            let cancel_at = Some(("task_running", tokio_util::sync::CancellationToken::new()));
+            let mut seen = Seen { cancel_at, ..Seen::default() };
+            assert_eq!(house.run("r1", Some("go"), &mut seen).await.unwrap(), Ended::Cancelled);
+            assert_eq!(sum(&seen), 0, "the next process counts it");
+        }
+        let row = house.executions().await[0].clone();
+        assert!(!row.status.is_terminal(), "{row:?}");
+        let next = house.restarted();
+        let mut seen = Seen::default();
+        next.run("r2", Some("something else"), &mut seen).await.unwrap();
+        let row = next.executions().await[0].clone();
+        assert_eq!((row.status, row.delivered), (ExecutionStatus::Cancelled, false), "{dies}");
+        let used = row.tokens().unwrap().total_tokens;
+        assert!(used >= 6, "{dies}: {used}");
+        assert_eq!(u64::try_from(sum(&seen)).unwrap(), used, "{dies}");
+        assert_eq!(seen.used[0].1, "subagent:general-purpose");
+        let mut later = Seen::default();
+        next.run("r3", Some("something else"), &mut later).await.unwrap();
+        assert_eq!(sum(&later), 0, "{dies}: once");
+        assert_eq!(next.executions().await, [row], "{dies}: it has no result that a run was given");
+    }
+    // One that had ended when the process died keeps its end.
+    let script = answers("turned-away-open");
+    threadkeep_agent::model::scripted::gate("turned-away-open").open();
+    let house = House::new(script, "").await;
+    killed_at(&house, Some("go"), 7);
+    let next = house.restarted();
+    let mut seen = Seen::default();
+    next.run("r2", Some("something else"), &mut seen).await.unwrap();
+    assert_eq!((next.executions().await[0].status, sum(&seen)), (ExecutionStatus::Completed, 21));
+    let mut later = Seen::default();
+    next.run("r3", Some("something else"), &mut later).await.unwrap();
+    assert_eq!(sum(&later), 0);
+}

@@ -7,18 +7,19 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
 use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
+use threadkeep::saver::Saver;
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::model::message;
 use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_memory::MemorySaver;
-use threadkeep_records::{ExecutionRow, Records, RecordsOptions};
+use threadkeep_records::{Clock, ExecutionRow, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::hooks::Hooks;
-use threadkeep_subagents::ledger::Limits;
+use threadkeep_subagents::ledger::{self, Limits};
 use threadkeep_subagents::managed::FileStore;
 use tokio_util::sync::CancellationToken;
 
@@ -71,7 +72,12 @@ impl Seen {
 
 impl House {
     /// A process with this script for every model, and further sections of the configuration.
-    pub(crate) async fn new(mut script: Json, sections: &str) -> Self {
+    pub(crate) async fn new(script: Json, sections: &str) -> Self {
+        Self::over(Arc::new(MemorySaver::default()), script, sections).await
+    }
+
+    /// The same with any store of checkpoints.
+    pub(crate) async fn over(saver: Arc<dyn Saver>, mut script: Json, sections: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         script["record"] = json!(directory.path().join(RECORD));
         std::fs::write(directory.path().join("script.json"), script.to_string()).unwrap();
@@ -80,10 +86,14 @@ impl House {
              scripted, model: other, script: script.json}}\n{sections}\n"
         );
         std::fs::write(directory.path().join("config.yaml"), config).unwrap();
-        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        // It moves with the clock of the runtime, which a test can put forward.
+        let (started, now) = (tokio::time::Instant::now(), chrono::Utc::now());
+        let clock = Clock::from_fn(move || now + started.elapsed());
+        let options = RecordsOptions { clock, ..RecordsOptions::default() };
+        let records = Records::open_memory(options).await.unwrap();
         let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
         let ids = Arc::new(IdSource::default());
-        let accessor = StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), ids);
+        let accessor = StateAccessor::new(saver, Arc::new(table), ids);
         Self::on(Arc::new(directory), records, accessor)
     }
 
@@ -164,7 +174,14 @@ impl House {
         equipped.await.unwrap();
         let thread = ThreadId::from(THREAD);
         let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
-        self.delegator.catch_up(THREAD, writer.state()).await.unwrap();
+        let delegator = &self.delegator;
+        let mut uncounted = delegator.catch_up(&self.accessor, THREAD, run, writer.state()).await.unwrap();
+        if question.is_some() && ledger::has_unfinished(writer.state())? {
+            uncounted.extend(delegator.abandon(&self.accessor, THREAD, run).await.unwrap());
+        }
+        for used in uncounted {
+            observer.used(&used.model, &used.caller, used.calls, used.tokens);
+        }
         let terms = RunTerms { cancel, ..RunTerms::new(run, 100) };
         let mut session = Session::new(terms, &mut writer, observer);
         let input = question.map(|question| {

@@ -277,6 +277,23 @@ async fn calls_beyond_the_limits_never_start() {
     assert_eq!(house.ledger().await.len(), 1);
 }
 
+/// The calls beyond the limit are taken away before anything counts them: fifty of one tool would be a loop.
+#[tokio::test]
+async fn fifty_calls_in_one_answer_are_cut_to_the_limit_and_are_no_loop() {
+    let calls: Vec<Json> = (0..50).map(|index| task(&format!("work {index}"), "general-purpose")).collect();
+    let mut house = House::new(lead(&calls, vec![two_turns()]), "").await;
+    let ended = house.run("r1", Some("go"), &mut Seen::default()).await.unwrap();
+    assert_eq!(ended, Ended::Done { stop_reason: None, fallback: None });
+    assert_eq!(house.results().await.len(), 3);
+    assert_eq!(house.ledger().await.len(), 3);
+    // The limit of the run is why it ends, if it is reached.
+    house.limits.total = 0;
+    let ended = house.run("r2", Some("again"), &mut Seen::default()).await.unwrap();
+    let reason = Some("subagent_limit_capped".to_owned());
+    assert_eq!(ended, Ended::Done { stop_reason: reason, fallback: None });
+    assert_eq!(house.ledger().await.len(), 3);
+}
+
 /// Records the notifications that an extension gets.
 #[derive(Default)]
 struct Noting(Mutex<Vec<String>>);

@@ -8,7 +8,7 @@ use threadkeep::saver::Load;
 use threadkeep::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::{Ended, Input, Next, RunTerms, Session};
-use threadkeep_subagents::ledger;
+use threadkeep_subagents::{Uncounted, ledger};
 
 use super::{Worker, restoring};
 use crate::runs::error::RunError;
@@ -16,9 +16,6 @@ use crate::runs::progress;
 use crate::runs::request::RunInput;
 use crate::runs::resume::{self, Resumed};
 use crate::telemetry::spans;
-
-/// The error of a delegation that no run goes on with.
-const ABANDONED: &str = "The run that delegated it ended, and the conversation went on without it";
 
 impl Worker<'_> {
     pub(super) async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, RunError> {
@@ -42,7 +39,8 @@ impl Worker<'_> {
         let delegator = &self.runs.delegator;
         if spec.delegates().is_some() {
             let head = self.rollback.as_ref().and_then(RollbackPoint::snapshot);
-            delegator.catch_up(&spec.thread_id, head).await?;
+            let uncounted = delegator.catch_up(accessor, &spec.thread_id, &spec.run_id, head).await?;
+            self.count(&uncounted);
         }
         let mut agent = delegator.agents.lead(&spec.agent()).await?;
         delegator.equip(&mut agent, accessor, spec.delegates(), None).await?;
@@ -56,7 +54,8 @@ impl Worker<'_> {
         let input = self.input(accessor, writer.state()).await?;
         if input.is_some() && ledger::has_unfinished(writer.state())? {
             // Nobody goes on with what the thread has turned away from.
-            self.runs.records.executions().abandon(&spec.thread_id, ABANDONED).await?;
+            let uncounted = delegator.abandon(accessor, &spec.thread_id, &spec.run_id).await?;
+            self.count(&uncounted);
         }
         let (records, run_id) = (&self.runs.records, &spec.run_id);
         let progress =
@@ -82,6 +81,13 @@ impl Worker<'_> {
         self.head = Some(writer.head().clone());
         self.left = writer.state().cloned();
         ended
+    }
+
+    /// Counts what earlier runs did not.
+    fn count(&mut self, uncounted: &[Uncounted]) {
+        for used in uncounted {
+            self.reporter.usage.add(&used.model, &used.caller, used.calls, used.tokens);
+        }
     }
 
     /// Checks that the run is still this process's, after its head was read: then no other process wrote to the thread

@@ -1,0 +1,200 @@
+//! An execution at work, and the watch over it: one that does not stop when it should is ended without it.
+//!
+//! A subagent may be stuck where no cancellation reaches it: a store that does not answer, a tool that blocks. Then its run
+//! goes on without it. The terminal status in the records is set for it, with the tokens that its checkpoints show, and
+//! whatever it does when it wakes up comes too late: the first terminal status wins, and no report is passed on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use threadkeep::id::ThreadId;
+use threadkeep_records::{ExecutionEnd, ExecutionStatus, persistently};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::execution::{CANCELLED, ExecutionError, Work};
+use crate::outcome::{Ending, TaskOutcome};
+use crate::progress::Progress;
+
+/// How long after its deadline an execution that has not ended is given up.
+const GRACE: Duration = Duration::from_mins(1);
+/// How long a cancelled subagent may take to stop by itself.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
+/// How long the stores may take to end the execution of a subagent that does not.
+const ENDS_WITHIN: Duration = Duration::from_secs(4);
+/// How long a run must wait for a cancelled execution to be settled.
+pub(crate) const SETTLES_WITHIN: Duration = Duration::from_secs(10);
+
+/// What is logged of an end that could not be written.
+const UNRECORDED: &str = "the end of an execution was not recorded";
+
+/// Whether the tokens of an execution have been reported.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Settled(Arc<AtomicBool>);
+
+impl Settled {
+    /// Sets it; false if it was set before.
+    pub(crate) fn now(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether it is set.
+    pub(crate) fn is(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The end of an execution in the records.
+struct Recorded {
+    /// Whether it is the one that was to be written, and not an earlier one.
+    first: bool,
+    outcome: TaskOutcome,
+}
+
+/// Why there is no outcome.
+pub(crate) enum NoOutcome {
+    /// The execution could not be carried out or recorded.
+    Failed(ExecutionError),
+    /// Its task panicked.
+    Panicked(String),
+}
+
+/// An execution in a task of its own. Dropping this cancels it: it then settles what it has begun, although nobody waits
+/// for it.
+pub(crate) struct Watched {
+    work: Arc<Work>,
+    /// `None` when it has ended.
+    task: Option<JoinHandle<Result<TaskOutcome, ExecutionError>>>,
+}
+
+impl Watched {
+    /// Starts the work.
+    pub(crate) fn start(work: Work) -> Self {
+        let work = Arc::new(work);
+        let executor = Arc::clone(&work);
+        Self { work, task: Some(tokio::spawn(async move { executor.carry_out().await })) }
+    }
+
+    /// What came of it; what the records say of it, if it does not end although it should.
+    pub(crate) async fn outcome(mut self) -> Result<TaskOutcome, NoOutcome> {
+        let Some(task) = &mut self.task else { return Err(NoOutcome::Panicked("it has ended".to_owned())) };
+        let given_up = self.work.deadline() + GRACE;
+        let ended = tokio::select! {
+            biased;
+            ended = task => ended,
+            () = stuck(&self.work.cancel) => return self.work.end_without(ExecutionStatus::Cancelled).await,
+            () = tokio::time::sleep_until(given_up) => {
+                return self.work.end_without(ExecutionStatus::TimedOut).await;
+            }
+        };
+        self.task = None;
+        let (error, failed) = match ended {
+            Ok(Ok(outcome)) => return Ok(outcome),
+            Ok(Err(error @ ExecutionError::TakenOver { .. })) => return Err(NoOutcome::Failed(error)),
+            Ok(Err(error)) => (error.to_string(), NoOutcome::Failed(error)),
+            Err(panic) => (panic.to_string(), NoOutcome::Panicked(panic.to_string())),
+        };
+        // What the run is told must not differ from what the records say.
+        if let Err(unrecorded) = self.work.record_end(ExecutionStatus::Failed, &error).await {
+            tracing::warn!(execution_id = self.work.row.execution_id, error = %unrecorded, "{UNRECORDED}");
+        }
+        Err(failed)
+    }
+}
+
+/// Returns when the subagent was cancelled and has had its time to stop.
+async fn stuck(cancel: &CancellationToken) {
+    cancel.cancelled().await;
+    tokio::time::sleep(STOPS_WITHIN).await;
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.work.cancel.cancel();
+        let Some(mut task) = self.task.take() else { return };
+        let work = Arc::clone(&self.work);
+        // Without a runtime nothing is at work any more.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            if tokio::time::timeout(STOPS_WITHIN, &mut task).await.is_ok() {
+                return;
+            }
+            if !work.settled.is() {
+                // A failure is logged there.
+                let _ = work.end_without(ExecutionStatus::Cancelled).await;
+            }
+            // Its slot comes back here or, if it blocks a thread, when that goes on.
+            task.abort();
+        });
+    }
+}
+
+impl Work {
+    /// Ends the execution in place of its subagent, which is stuck: as timed out, or as cancelled.
+    async fn end_without(&self, status: ExecutionStatus) -> Result<TaskOutcome, NoOutcome> {
+        let id = &self.row.execution_id;
+        let stuck_as = self.standing();
+        tracing::error!(
+            execution_id = id,
+            status = stuck_as.as_str(),
+            "a subagent does not stop and is given up"
+        );
+        let (ending, error) = if status == ExecutionStatus::TimedOut {
+            let timeout = self.definition.timeout;
+            let execution_status = stuck_as.as_str().to_owned();
+            let error = format!("Execution timed out after {} seconds and did not stop", timeout.as_secs());
+            (Ending::PollingTimedOut { timeout, execution_status }, error)
+        } else {
+            (Ending::Cancelled { error: Some(CANCELLED.to_owned()) }, CANCELLED.to_owned())
+        };
+        let unknown =
+            TaskOutcome { model_name: Some(self.model.clone()), ..TaskOutcome::new(ending.clone()) };
+        if status == ExecutionStatus::Cancelled && self.outlives_its_run().await {
+            // The run that goes on with the parent's goes on with this one, and counts it.
+            self.settled.now();
+            return Ok(unknown);
+        }
+        match tokio::time::timeout(ENDS_WITHIN, self.record_end(status, &error)).await {
+            // It woke up and was faster.
+            Ok(Ok(Recorded { first: false, outcome })) => Ok(outcome),
+            Ok(Ok(Recorded { first: true, outcome })) => Ok(TaskOutcome { ending, ..outcome }),
+            Ok(Err(error @ ExecutionError::TakenOver { .. })) => Err(NoOutcome::Failed(error)),
+            Ok(Err(error)) => {
+                tracing::warn!(execution_id = id, %error, "{UNRECORDED}");
+                Ok(unknown)
+            }
+            Err(_) => {
+                tracing::warn!(execution_id = id, error = "the stores do not answer", "{UNRECORDED}");
+                Ok(unknown)
+            }
+        }
+    }
+
+    /// How far it had come when it was given up.
+    fn standing(&self) -> ExecutionStatus {
+        if self.row.status.is_terminal() {
+            return self.row.status;
+        }
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if begun { ExecutionStatus::Running } else { ExecutionStatus::Pending }
+    }
+
+    /// Writes the end of the execution, unless it has one, and reports its tokens, unless they were.
+    async fn record_end(&self, status: ExecutionStatus, error: &str) -> Result<Recorded, ExecutionError> {
+        let thread = ThreadId::from(self.row.child_thread.as_str());
+        let state = self.accessor.get(&thread, None).await?;
+        let usage = Progress::of(state.as_ref())?.by_model();
+        let end = ExecutionEnd { status, error: Some(error.to_owned()), stop_reason: None, usage };
+        let executions = self.delegator.records.executions();
+        let row = persistently(|| executions.finish(&self.row, end.clone())).await?;
+        if row.run_id != self.row.run_id {
+            return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
+        }
+        self.stopped(row.status).await;
+        let first = (row.status, &row.error) == (end.status, &end.error);
+        // Another end may have come after further answers.
+        let state = if first { state } else { self.accessor.get(&thread, None).await? };
+        Ok(Recorded { first, outcome: self.settle(&row, state.as_ref()).await? })
+    }
+}

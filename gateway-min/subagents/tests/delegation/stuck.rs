@@ -1,0 +1,296 @@
+//! Subagents that no cancellation reaches: the run goes on without them, and they can write nothing later.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value as Json, json};
+use threadkeep::Result;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage,
+};
+use threadkeep_agent::Ended;
+use threadkeep_memory::MemorySaver;
+use threadkeep_records::{CHILD_PREFIX, ExecutionRow, ExecutionStatus};
+use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{House, Seen, lead, subagent, task};
+
+/// What happens to a commit of a subagent.
+#[derive(Clone, Copy, PartialEq)]
+enum Trouble {
+    /// It waits until the gate opens.
+    Hangs,
+    /// The store does not answer to anybody who reads the thread either.
+    Silence,
+    Panics,
+}
+
+/// A store that has trouble with the commit of a subagent's first tool result.
+struct Troubled {
+    inner: MemorySaver,
+    trouble: Trouble,
+    commits: AtomicUsize,
+    reached: Semaphore,
+    gate: Semaphore,
+}
+
+impl Troubled {
+    fn new(trouble: Trouble) -> Arc<Self> {
+        let (reached, gate) = (Semaphore::new(0), Semaphore::new(0));
+        Arc::new(Self { inner: MemorySaver::default(), trouble, commits: AtomicUsize::new(0), reached, gate })
+    }
+
+    async fn reached(&self) {
+        self.reached.acquire().await.unwrap().forget();
+    }
+
+    fn open(&self) {
+        self.gate.add_permits(Semaphore::MAX_PERMITS / 2);
+    }
+
+    fn is_silent(&self, thread: &ThreadId) -> bool {
+        self.trouble == Trouble::Silence
+            && thread.as_str().starts_with(CHILD_PREFIX)
+            && self.commits.load(Ordering::SeqCst) > 2
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Saver for Troubled {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        if self.is_silent(&at.thread) {
+            self.gate.acquire().await.unwrap().forget();
+        }
+        self.inner.get(at).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.inner.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.inner.put_writes(at, task).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        // The input, the answer, the tool's result.
+        if step.key().thread.as_str().starts_with(CHILD_PREFIX)
+            && self.commits.fetch_add(1, Ordering::SeqCst) == 2
+        {
+            self.reached.add_permits(1);
+            assert!(self.trouble != Trouble::Panics, "expected by the test");
+            self.gate.acquire().await.unwrap().forget();
+        }
+        self.inner.commit(step).await
+    }
+
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.inner.flush(thread).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        self.inner.delta_history(at, channels, reach).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.inner.delete_thread(thread).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.inner.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.inner.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.inner.rewrite_thread(thread, expected, rewrite).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+/// Notes how tasks end.
+#[derive(Default)]
+struct Ends(Mutex<Vec<&'static str>>);
+
+#[async_trait]
+impl LifecycleHooks for Ends {
+    async fn on_task_stop(&self, _: &HookStore, _: &HookStore, _: &TaskInfo, outcome: TaskConclusion) {
+        self.0.lock().unwrap().push(outcome.as_str());
+    }
+}
+
+async fn house(saver: &Arc<Troubled>) -> (House, Arc<Ends>) {
+    let answers = subagent(json!([
+        {"text": "First.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+        {"text": "Second.", "usage": {"input_tokens": 7, "output_tokens": 2}},
+    ]));
+    let script = lead(&[task("x", "general-purpose")], vec![answers]);
+    let mut house = House::over(Arc::clone(saver) as Arc<dyn Saver>, script, "").await;
+    let ends = Arc::new(Ends::default());
+    let hooks = Hooks::new(vec![Arc::clone(&ends) as Arc<dyn LifecycleHooks>]);
+    Arc::get_mut(&mut house.delegator).unwrap().hooks = hooks;
+    (house, ends)
+}
+
+/// Puts the clock forward. While it stands it would go on by itself whenever the database is waited for, so it stands for
+/// no longer than that.
+async fn wait(seconds: u64) {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+    tokio::time::resume();
+}
+
+async fn only(house: &House) -> ExecutionRow {
+    let [row] = &house.executions().await[..] else { panic!("one execution") };
+    row.clone()
+}
+
+/// Until the slot is given back.
+async fn slot_is_back(house: &House) {
+    while house.delegator.admission.counts().running > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+const RESULT: &str = "Task polling timed out after 30 minutes. This may indicate the background task is stuck. Status: running";
+
+/// Scenario 11 and bug 12.
+#[tokio::test]
+async fn a_stuck_subagent_is_given_up_a_minute_after_its_time_and_can_write_nothing_later() {
+    for wakes_up in [true, false] {
+        let saver = Troubled::new(Trouble::Hangs);
+        let (house, ends) = house(&saver).await;
+        let mut seen = Seen::default();
+        let (ended, ()) = tokio::join!(house.run("r", Some("go"), &mut seen), async {
+            saver.reached().await;
+            wait(30 * 60).await;
+            // Its time is up, and the cancellation does not reach it.
+            assert_eq!(only(&house).await.status, ExecutionStatus::Running);
+            wait(59).await;
+            assert_eq!(only(&house).await.status, ExecutionStatus::Running);
+            wait(1).await;
+        });
+        assert!(matches!(ended.unwrap(), Ended::Done { .. }));
+        let usage = json!({"input_tokens": 5, "output_tokens": 1, "total_tokens": 6});
+        assert_eq!(seen.types(), ["task_started", "task_running", "task_running", "task_timed_out"]);
+        let last = seen.events.last().unwrap();
+        assert_eq!((last.get("error"), &last["usage"]), (None, &usage), "as its checkpoints show");
+        let result = &house.results().await[0];
+        assert_eq!(result["content"], RESULT);
+        let metadata = &result["additional_kwargs"];
+        assert_eq!(
+            (&metadata["subagent_status"], &metadata["subagent_token_usage"]),
+            (&json!("polling_timed_out"), &usage)
+        );
+        assert_eq!(metadata.get("subagent_error"), None);
+        assert_eq!(house.ledger().await[0]["status"], "polling_timed_out");
+        let row = only(&house).await;
+        assert_eq!(
+            (row.status, row.delivered, row.tokens().unwrap().total_tokens),
+            (ExecutionStatus::TimedOut, true, 6)
+        );
+        assert_eq!(row.error.as_deref(), Some("Execution timed out after 1800 seconds and did not stop"));
+        assert_eq!(house.delegator.admission.counts().running, 1, "it still has its slot");
+        if wakes_up {
+            saver.open();
+        } else {
+            wait(10).await;
+        }
+        slot_is_back(&house).await;
+        assert_eq!(only(&house).await, row, "the first end stays");
+        assert_eq!(seen.used.iter().map(|(.., tokens)| tokens.total).collect::<Vec<_>>(), [6], "once");
+        assert_eq!(*ends.0.lock().unwrap(), ["failed"], "once");
+    }
+}
+
+/// The same where the store leaves the watch without an answer as well: the run goes on, and the next one records the end.
+#[tokio::test]
+async fn a_store_that_does_not_answer_keeps_no_run_waiting_and_the_end_is_recorded_later() {
+    let saver = Troubled::new(Trouble::Silence);
+    let (house, _) = house(&saver).await;
+    let mut seen = Seen::default();
+    let (ended, ()) = tokio::join!(house.run("r", Some("go"), &mut seen), async {
+        saver.reached().await;
+        wait(31 * 60).await;
+        // Each answer of the database is one turn of the runtime at least: the watch has begun to wait.
+        only(&house).await;
+        only(&house).await;
+        wait(10).await;
+    });
+    assert!(matches!(ended.unwrap(), Ended::Done { .. }));
+    assert_eq!(house.results().await[0]["content"], RESULT);
+    assert_eq!(seen.events.last().unwrap()["usage"], Json::Null, "unknown is not zero");
+    wait(10).await;
+    slot_is_back(&house).await;
+    assert_eq!(only(&house).await.status, ExecutionStatus::Running);
+    saver.open();
+    let head = house.state().await;
+    let caught_up = house.delegator.catch_up(&house.accessor, "t", "r2", Some(&head)).await.unwrap();
+    assert_eq!(caught_up.iter().map(|used| used.tokens.total).collect::<Vec<_>>(), [6]);
+    let row = only(&house).await;
+    assert_eq!((row.status, row.tokens().unwrap().total_tokens), (ExecutionStatus::Cancelled, 6));
+    let again = house.delegator.catch_up(&house.accessor, "t", "r3", Some(&head)).await.unwrap();
+    assert_eq!(again, [], "once");
+}
+
+/// Bug 11.
+#[tokio::test]
+async fn a_cancelled_run_waits_for_a_stuck_subagent_no_longer_than_ten_seconds() {
+    let saver = Troubled::new(Trouble::Hangs);
+    let (house, ends) = house(&saver).await;
+    let (mut seen, cancel) = (Seen::default(), CancellationToken::new());
+    let (ended, ()) = tokio::join!(house.run_until("r", Some("go"), &mut seen, cancel.clone()), async {
+        saver.reached().await;
+        cancel.cancel();
+        only(&house).await;
+        wait(5).await;
+    });
+    assert_eq!(ended.unwrap(), Ended::Cancelled);
+    let row = only(&house).await;
+    assert_eq!(
+        (row.status, row.error.as_deref(), row.tokens().unwrap().total_tokens),
+        (ExecutionStatus::Cancelled, Some("Cancelled by user"), 6)
+    );
+    assert_eq!(seen.used.iter().map(|(.., tokens)| tokens.total).collect::<Vec<_>>(), [6], "once");
+    assert_eq!(*ends.0.lock().unwrap(), ["aborted"], "once");
+    only(&house).await;
+    wait(5).await;
+    slot_is_back(&house).await;
+    assert_eq!(only(&house).await, row);
+}
+
+#[tokio::test]
+async fn a_subagent_that_panics_fails_and_leaves_nothing_at_work() {
+    let saver = Troubled::new(Trouble::Panics);
+    let (house, ends) = house(&saver).await;
+    let seen = house.ask("go").await;
+    let content = house.results().await[0]["content"].as_str().unwrap().to_owned();
+    assert!(content.starts_with("Task failed. Error: RuntimeError: "), "{content}");
+    let row = only(&house).await;
+    assert_eq!(
+        (row.status, row.delivered, row.tokens().unwrap().total_tokens),
+        (ExecutionStatus::Failed, true, 6)
+    );
+    assert_eq!(seen.used.iter().map(|(.., tokens)| tokens.total).collect::<Vec<_>>(), [6], "once");
+    assert_eq!(*ends.0.lock().unwrap(), ["failed"]);
+    assert_eq!(house.delegator.admission.counts().running, 0);
+}

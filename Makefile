@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test lint docs sdk-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
+.PHONY: help run config-upgrade test lint docs sdk-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ sdk-check: ## The official Python and JavaScript SDKs, unmodified, against live 
 	scripts/with-gateway.sh delta scripts/sdk-check-js.sh
 	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 	scripts/with-gateway.sh full  scripts/sdk-fields.sh
+
+openapi-check: ## Requests made from the gateway's OpenAPI document, valid and invalid; EXAMPLES (10) of each operation
+	scripts/with-gateway.sh full scripts/openapi-check.sh
 
 tour: ## The README's tour against a live gateway in both modes
 	scripts/with-gateway.sh full  scripts/tour.sh

@@ -112,6 +112,7 @@ if [ "$failed" = 0 ]; then
         step "Python SDK, $mode mode" scripts/with-gateway.sh "$mode" scripts/sdk-check.sh
         step "JavaScript SDK, $mode mode" scripts/with-gateway.sh "$mode" scripts/sdk-check-js.sh
     done
+    step "Answers against the OpenAPI document" scripts/with-gateway.sh full scripts/openapi-check.sh
     step "Fields of the SDKs' requests" scripts/with-gateway.sh full scripts/sdk-fields.sh
     step "Python SDK with API keys" env WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 fi

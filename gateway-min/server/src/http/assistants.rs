@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ApiQuery};
 use super::fields::{Fields, Flaw, FromFields};
 use super::schema::ErrorBody;
-use super::search::SortOrder;
+use super::search::{SortOrder, metadata_filter};
 use super::select::Select;
 use super::unsupported::fixed_assistants;
 use crate::app::App;
@@ -87,7 +87,7 @@ struct AssistantFilter {
     /// Only those whose name contains this.
     name: Option<String>,
     /// Exact values of metadata keys.
-    #[schema(required = false, schema_with = described::object_or_null)]
+    #[schema(required = false, schema_with = described::metadata_filter)]
     metadata: Map<String, Value>,
     /// Maximum number of results.
     #[schema(minimum = 1, default = 10, required = false)]
@@ -192,7 +192,7 @@ struct AssistantCount {
     #[allow(dead_code, reason = "described; read as a filter")]
     name: Option<String>,
     /// Exact values of metadata keys.
-    #[schema(required = false, schema_with = described::object_or_null)]
+    #[schema(required = false, schema_with = described::metadata_filter)]
     #[allow(dead_code, reason = "described; read as a filter")]
     metadata: Map<String, Value>,
     #[schema(ignore)]
@@ -212,7 +212,7 @@ impl FromFields for AssistantCount {
 #[derive(Debug, ToSchema)]
 struct VersionFilter {
     /// Exact values of metadata keys.
-    #[schema(required = false, schema_with = described::object_or_null)]
+    #[schema(required = false, schema_with = described::metadata_filter)]
     metadata: Map<String, Value>,
     /// Maximum number of versions.
     #[schema(minimum = 1, default = 10, required = false)]
@@ -274,10 +274,15 @@ impl FromFields for SubgraphParams {
 }
 
 impl AssistantFilter {
-    fn matches(&self) -> bool {
-        self.graph_id.as_deref().is_none_or(|graph| graph == LEAD_AGENT)
+    /// Whether the lead agent is among what is looked for.
+    ///
+    /// # Errors
+    /// Those of [`metadata_filter`].
+    fn matches(&self) -> Result<bool, ApiError> {
+        metadata_filter(&self.metadata)?;
+        Ok(self.graph_id.as_deref().is_none_or(|graph| graph == LEAD_AGENT)
             && self.name.as_deref().is_none_or(|name| LEAD_AGENT.contains(&name.to_lowercase()))
-            && self.metadata.iter().all(|(key, value)| key == "created_by" && value == "system")
+            && self.metadata.iter().all(|(key, value)| key == "created_by" && value == "system"))
     }
 }
 
@@ -316,15 +321,15 @@ impl AssistantPath {
     responses((status = 200, description = "The assistants, or the selected fields of them", body = Vec<Value>)))]
 async fn search_assistants(ApiJson(body): ApiJson<AssistantSearch>) -> Result<Json<Vec<Value>>, ApiError> {
     let AssistantSearch { filter, select, .. } = body;
-    let found = filter.matches() && filter.offset == 0 && filter.limit > 0;
+    let found = filter.matches()? && filter.offset == 0 && filter.limit > 0;
     select.of_each(found.then(lead_agent), "Failed to search assistants").map(Json)
 }
 
 /// Count assistants.
 #[utoipa::path(post, path = "/api/assistants/count", tag = "assistants", request_body = Option<AssistantCount>,
-    responses((status = 200, description = "How many there are", body = u64)))]
-async fn count_assistants(ApiJson(body): ApiJson<AssistantCount>) -> Json<u64> {
-    Json(body.filter.matches().into())
+    responses((status = 200, description = "How many there are", content_type = "application/json", body = u64)))]
+async fn count_assistants(ApiJson(body): ApiJson<AssistantCount>) -> Result<Json<u64>, ApiError> {
+    body.filter.matches().map(|found| Json(found.into()))
 }
 
 /// Change an assistant.
@@ -382,7 +387,7 @@ async fn list_versions(
 ) -> Result<Json<Vec<Value>>, ApiError> {
     path.check()?;
     let filter = AssistantFilter { graph_id: None, name: None, metadata, limit, offset };
-    let found = filter.matches() && offset == 0 && limit > 0;
+    let found = filter.matches()? && offset == 0 && limit > 0;
     Ok(Json(found.then(lead_agent).into_iter().collect()))
 }
 

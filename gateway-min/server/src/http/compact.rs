@@ -80,8 +80,9 @@ fn keep(sent: Value) -> Result<ContextSize, (Flaw, Value)> {
         Some("fraction") => share.filter(|share| *share > 0.0 && *share <= 1.0).map(ContextSize::Fraction),
         _ => None,
     };
+    let others = sent.as_object().is_some_and(|sent| sent.keys().any(|key| key != "type" && key != "value"));
     let rule = "Input should be {type: 'messages' or 'tokens', value: 1 or more} or {type: 'fraction', value: above 0, at most 1}";
-    size.ok_or_else(|| (Flaw::new("value_error", rule), sent))
+    size.filter(|_| !others).ok_or_else(|| (Flaw::new("value_error", rule), sent))
 }
 
 /// The result of a compaction.

@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 use threadkeep::channel::{Behaviour, ChannelTable, MESSAGES_CHANNEL};
+use threadkeep_subagents::owned;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{Object, Ref, Schema};
@@ -74,6 +75,7 @@ pub(super) enum RunField {
     TotalOutputTokens,
     TotalTokens,
     LlmCallCount,
+    #[schema(rename = "lead_agent_tokens")]
     AgentTokens,
     SubagentTokens,
     MiddlewareTokens,
@@ -81,6 +83,9 @@ pub(super) enum RunField {
     StopReason,
     Error,
 }
+
+/// The statuses of a run's record.
+const RUN_STATUSES: [&str; 6] = ["pending", "running", "success", "error", "timeout", "interrupted"];
 
 /// The schemas that have no type of their own here.
 pub(super) fn schemas(channels: &ChannelTable) -> Value {
@@ -91,6 +96,7 @@ pub(super) fn schemas(channels: &ChannelTable) -> Value {
         "Message": message(),
         "Checkpoint": checkpoint(json!({ "type": ["string", "null"] })),
         "RootCheckpoint": checkpoint(json!({ "enum": ["", null] })),
+        "CheckpointBound": checkpoint_bound(),
         "KeptContext": kept_context(),
         "RunContext": run_context(),
         "Names": {
@@ -115,6 +121,7 @@ pub(super) fn schemas(channels: &ChannelTable) -> Value {
         "RunBatch": { "type": "array", "maxItems": 100, "items": reference("BatchedRun") },
         "CancelMany": cancel_many(),
         "RunRecord": run_record(),
+        "StreamEvent": stream_event(),
         "RunRecords": { "type": "array", "items": reference("RunRecord") },
     })
 }
@@ -161,6 +168,9 @@ fn state_values(channels: &ChannelTable) -> Value {
                 { "type": "array", "items": reference("Message") },
                 { "type": "null" },
             ]}),
+            (owned::CHANNEL, _) => {
+                json!({ "description": "Only the runtime writes it: a value is dropped.", "anyOf": [any] })
+            }
             (_, Some(Value::Array(_))) => json!({ "type": ["array", "null"], "items": any }),
             (_, Some(Value::Object(_))) => {
                 json!({ "type": ["object", "null"], "additionalProperties": any })
@@ -184,7 +194,6 @@ fn message() -> Value {
             "type": "object",
             "properties": {
                 "type": { "type": "string", "enum": types },
-                "role": { "type": ["string", "null"] },
                 "content": { "type": content, "items": any },
                 "id": { "type": ["string", "null"], "not": { "enum": ["__remove_all__"] } },
             },
@@ -220,6 +229,19 @@ fn checkpoint(namespace: Value) -> Value {
     })
 }
 
+/// A checkpoint's id, or an object with it.
+fn checkpoint_bound() -> Value {
+    let id = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$";
+    let object = |further: Value| {
+        let mut properties = json!({ "checkpoint_id": { "type": ["string", "null"], "pattern": id } });
+        if !further.is_null() {
+            properties["configurable"] = json!({ "anyOf": [further, { "type": "null" }] });
+        }
+        json!({ "type": "object", "properties": properties, "additionalProperties": false })
+    };
+    json!({ "anyOf": [{ "type": "string", "pattern": id }, object(object(Value::Null))] })
+}
+
 /// How much of a conversation a compaction keeps.
 fn kept_context() -> Value {
     let of = |names: &[&str], value: Value| {
@@ -227,6 +249,7 @@ fn kept_context() -> Value {
             "type": "object",
             "properties": { "type": { "type": "string", "enum": names }, "value": value },
             "required": ["type", "value"],
+            "additionalProperties": false,
         })
     };
     json!({ "anyOf": [
@@ -248,6 +271,11 @@ pub(super) fn checkpoint_or_null() -> Schema {
 /// `RootCheckpoint`, or null.
 pub(super) fn root_checkpoint_or_null() -> Schema {
     or_null("RootCheckpoint")
+}
+
+/// A checkpoint to begin a history at: its id, an object with it, or null.
+pub(super) fn bound_or_null() -> Schema {
+    or_null("CheckpointBound")
 }
 
 /// `KeptContext`, or null.
@@ -385,6 +413,16 @@ fn run_create(thread: Option<Value>) -> Value {
             "after_seconds": { "description": "Not supported.", "type": "null" },
         },
     });
+    // Not both, unless one asks for nothing.
+    let empty = json!({ "anyOf": [{ "type": "null" }, { "type": "array", "maxItems": 0 }] });
+    let none = json!({ "type": "null" });
+    schema["anyOf"] = json!([
+        { "properties": { "input": none } },
+        { "properties": { "command": { "anyOf": [
+            none,
+            { "type": "object", "properties": { "update": none, "goto": empty, "resume": none } },
+        ]}}},
+    ]);
     if let Some(thread) = thread {
         schema["properties"]["thread_id"] = thread;
     }
@@ -425,6 +463,16 @@ fn cancel_many() -> Value {
     ]})
 }
 
+/// An event of a stream of server-sent events.
+fn stream_event() -> Value {
+    let text = json!({ "type": "string" });
+    json!({
+        "type": "object",
+        "description": "A server-sent event: `data` is JSON, `id` is what a client sends as `Last-Event-ID` to go on after it.",
+        "properties": { "event": text, "data": text, "id": text },
+    })
+}
+
 fn run_record() -> Value {
     let text = json!({ "type": "string" });
     let count = json!({ "type": "integer", "minimum": 0 });
@@ -433,7 +481,7 @@ fn run_record() -> Value {
         "type": "object",
         "description": "The record of a run.",
         "properties": {
-            "run_id": text, "thread_id": text, "assistant_id": optional, "status": reference("RunStatusName"),
+            "run_id": text, "thread_id": text, "assistant_id": optional, "status": { "type": "string", "enum": RUN_STATUSES },
             "metadata": { "type": "object" }, "kwargs": {}, "multitask_strategy": text,
             "created_at": text, "updated_at": text,
             "total_input_tokens": count, "total_output_tokens": count, "total_tokens": count,

@@ -32,7 +32,7 @@ struct EventParams {
     /// Only events of this delegated task (`metadata.task_id`); the limit counts these.
     task_id: Option<String>,
     /// Maximum number of events.
-    #[param(minimum = 1, maximum = 2000, default = 500)]
+    #[param(minimum = 1, maximum = 2000, default = 500, required = false)]
     limit: u32,
     /// Only events after this position in the thread's feed.
     #[param(minimum = 1)]

@@ -22,7 +22,7 @@ use super::described;
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
-use super::run_body::selector;
+use super::run_body::{Selected, selector};
 use super::schema::{ErrorBody, Gated};
 use super::select::Select;
 use super::state::{STATE_FIELDS, StateField, ThreadState, checkpoint_absent};
@@ -58,7 +58,7 @@ pub(super) struct ReadHistory {
     #[schema(minimum = 1, default = 10, required = false)]
     pub(super) limit: usize,
     /// The newest checkpoint to return, inclusive: its id, or an object with its `checkpoint_id`.
-    #[schema(value_type = Value, required = false)]
+    #[schema(schema_with = described::bound_or_null, required = false)]
     pub(super) before: Option<CheckpointId>,
     /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`: the history begins there, in its namespace.
     #[schema(schema_with = described::checkpoint_or_null)]
@@ -99,27 +99,39 @@ impl FromFields for ReadHistory {
 /// A checkpoint id in the forms that clients send: `"<id>"`, `{"checkpoint_id": "<id>"}`, `{"configurable":
 /// {"checkpoint_id": "<id>"}}`. An object without an id sets no bound.
 fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
-    let id = match &value {
-        Value::Object(checkpoint) => {
-            let id = |of: &Map<String, Value>| of.get("checkpoint_id").filter(|id| !id.is_null()).cloned();
-            let configurable = checkpoint.get("configurable").and_then(Value::as_object);
-            let mut names = checkpoint.keys().chain(configurable.into_iter().flat_map(Map::keys));
-            if let Some(name) = names.find(|name| !CHECKPOINT_KEYS.contains(&name.as_str())) {
-                let flaw = Flaw::new("extra_forbidden", format!("A checkpoint has no '{name}'"));
-                return Err((flaw, value));
-            }
-            id(checkpoint).or_else(|| configurable.and_then(id))
-        }
-        other => Some(other.clone()),
-    };
-    match id {
-        None => Ok(None),
-        Some(Value::String(id)) => match id.parse() {
-            Ok(id) => Ok(Some(id)),
-            Err(_) => Err((Flaw::new("checkpoint_id", "Input should be the id of a checkpoint"), value)),
-        },
-        Some(_) => Err((Flaw::new("string_type", "Input should be a valid string"), value)),
+    match bound(&value) {
+        Ok(id) => Ok(id),
+        Err(flaw) => Err((flaw, value)),
     }
+}
+
+fn bound(value: &Value) -> Result<Option<CheckpointId>, Flaw> {
+    let Value::Object(checkpoint) = value else { return one_id(value) };
+    let no_map = || Flaw::new("dict_type", "configurable should be a valid dictionary");
+    let configurable = checkpoint.get("configurable").filter(|configurable| !configurable.is_null());
+    let configurable = configurable.map(|value| value.as_object().ok_or_else(no_map)).transpose()?;
+    let mut ids = Vec::new();
+    for object in configurable.into_iter().chain([checkpoint]) {
+        if let Some(name) = object.keys().find(|name| !CHECKPOINT_KEYS.contains(&name.as_str())) {
+            return Err(Flaw::new("extra_forbidden", format!("A checkpoint has no '{name}'")));
+        }
+        let id = object.get("checkpoint_id").filter(|id| !id.is_null());
+        ids.extend(id.map(one_id).transpose()?.flatten());
+    }
+    match ids.as_slice() {
+        [one, other] if one != other => {
+            Err(Flaw::new("checkpoint_id", "Input should have one checkpoint_id"))
+        }
+        ids => Ok(ids.first().copied()),
+    }
+}
+
+fn one_id(value: &Value) -> Result<Option<CheckpointId>, Flaw> {
+    let Value::String(id) = value else {
+        return Err(Flaw::new("string_type", "Input should be a valid string"));
+    };
+    let id = id.parse().map_err(|_| Flaw::new("checkpoint_id", "Input should be the id of a checkpoint"))?;
+    Ok(Some(id))
 }
 
 /// Read the history of a thread, newest checkpoint first.
@@ -154,25 +166,21 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     let accessor = app.threads.accessor();
     // The gate checks the head even if the page starts at an older checkpoint.
     let head = accessor.get_loading(thread, None, Load::None).await.map_err(engine)?;
-    let named = selector(thread, body.checkpoint, None)?;
+    let Selected { namespace, id } = selector(thread, body.checkpoint, None)?;
     let Some(head) = head else {
-        return match named {
-            Some(key) => Err(checkpoint_absent(key.id)),
+        return match id {
+            Some(id) => Err(checkpoint_absent(id)),
             None => Ok(Page { entries: Vec::new(), note: None }),
         };
     };
-    let (accessor, start) = match named {
-        None => (accessor.clone(), None),
-        Some(key) => {
-            let accessor = accessor.clone().in_namespace(key.namespace);
-            let found = accessor.get_loading(thread, Some(key.id), Load::None).await.map_err(engine)?;
-            found.ok_or_else(|| checkpoint_absent(key.id))?;
-            (accessor, Some(key.id))
-        }
-    };
+    let accessor = accessor.clone().in_namespace(namespace);
+    if let Some(id) = id {
+        let found = accessor.get_loading(thread, Some(id), Load::None).await.map_err(engine)?;
+        found.ok_or_else(|| checkpoint_absent(id))?;
+    }
     let query = HistoryQuery {
         // The older of the two.
-        before: body.before.into_iter().chain(start).min().map(successor),
+        before: body.before.into_iter().chain(id).min().map(successor),
         limit: Some(body.limit),
         filter: body.metadata,
         load: Load::Only(SHOWN_CHANNELS.map(ChannelName::from).into()),

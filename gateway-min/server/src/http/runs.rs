@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use threadkeep::Error;
-use threadkeep::id::{Namespace, ThreadId};
+use threadkeep::id::ThreadId;
 use threadkeep_agent::serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,6 +20,7 @@ use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::run_body::{RunBody, RunLimits, stream_modes};
+use super::schema::RunRefused;
 use super::select::Select;
 use super::sse;
 use crate::app::App;
@@ -142,11 +143,6 @@ pub(super) async fn start(
         internal_caller: false,
     };
     let mut request = body.into_request(thread, limits, &app.ids)?;
-    if request.checkpoint.as_ref().is_some_and(|selected| selected.namespace != Namespace::root()) {
-        return Err(ApiError::bad_request(
-            "checkpoint checkpoint_ns must be empty: a run starts from the thread's own state",
-        ));
-    }
     if follow == Follow::No {
         request.options.on_disconnect = OnDisconnect::Continue;
     }
@@ -260,7 +256,7 @@ async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<
 
 /// Create a run in the background.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs", tag = "runs", params(("thread_id" = String, Path)),
-    request_body = ref("#/components/schemas/RunCreate"), responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord"))))]
+    request_body = ref("#/components/schemas/RunCreate"), responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord")), RunRefused))]
 async fn create(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
@@ -277,7 +273,7 @@ async fn create(
 /// Create a run and follow its stream.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/stream", tag = "runs", params(("thread_id" = String, Path)),
     request_body = ref("#/components/schemas/RunCreate"),
-    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")), RunRefused))]
 async fn stream(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
@@ -293,7 +289,7 @@ async fn stream(
 
 /// Create a run and wait for the resulting state.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs/wait", tag = "runs", params(("thread_id" = String, Path)),
-    request_body = ref("#/components/schemas/RunCreate"), responses((status = 200, description = "Channel values, or status and error", body = Value)))]
+    request_body = ref("#/components/schemas/RunCreate"), responses((status = 200, description = "Channel values, or status and error", body = Value), RunRefused))]
 async fn wait(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
@@ -309,7 +305,7 @@ async fn wait(
 
 /// Create a run on a new thread, in the background.
 #[utoipa::path(post, path = "/api/runs", tag = "runs", request_body = ref("#/components/schemas/RunCreate"),
-    responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord"))))]
+    responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord")), RunRefused))]
 async fn create_stateless(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
@@ -322,7 +318,7 @@ async fn create_stateless(
 
 /// Create a run on a new thread and follow its stream.
 #[utoipa::path(post, path = "/api/runs/stream", tag = "runs", request_body = ref("#/components/schemas/RunCreate"),
-    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String)))]
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")), RunRefused))]
 async fn stream_stateless(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
@@ -335,7 +331,7 @@ async fn stream_stateless(
 
 /// Create a run on a new thread and wait for the resulting state.
 #[utoipa::path(post, path = "/api/runs/wait", tag = "runs", request_body = ref("#/components/schemas/RunCreate"),
-    responses((status = 200, description = "Channel values, or status and error", body = Value)))]
+    responses((status = 200, description = "Channel values, or status and error", body = Value), RunRefused))]
 async fn wait_stateless(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
@@ -485,8 +481,9 @@ impl FromFields for FollowParams {
     params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = inline(Option<CancelActionName>), Query),
         ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query),
         ("stream_mode" = inline(Option<Vec<StreamModeName>>), Query)),
-    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
-        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread")))]
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")),
+        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread"),
+        (status = 409, description = "The run to cancel has ended")))]
 async fn join_stream(
     State(app): State<Arc<App>>,
     ApiPath(path): ApiPath<RunPath>,
@@ -515,8 +512,9 @@ async fn join_stream(
     params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = inline(Option<CancelActionName>), Query),
         ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query),
         ("stream_mode" = inline(Option<Vec<StreamModeName>>), Query)),
-    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
-        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread")))]
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")),
+        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread"),
+        (status = 409, description = "The run to cancel has ended")))]
 async fn stop_stream(
     state: State<Arc<App>>,
     path: ApiPath<RunPath>,

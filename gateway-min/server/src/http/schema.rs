@@ -35,6 +35,18 @@ pub(crate) enum Gated {
     Failed(ErrorBody),
 }
 
+/// The errors of routes that create a run.
+#[derive(Debug, IntoResponses)]
+#[allow(dead_code, reason = "described, never built: `ApiError` is what routes return")]
+pub(crate) enum RunRefused {
+    /// No such thread or checkpoint
+    #[response(status = 404)]
+    NotFound(ErrorBody),
+    /// The thread has an active run, a full queue, or nothing that waits for an answer
+    #[response(status = 409)]
+    Conflict(ErrorBody),
+}
+
 /// The OpenAPI document, without the routes.
 pub(crate) fn document() -> OpenApi {
     let info = Info::builder().title("Threadkeep").version(env!("CARGO_PKG_VERSION")).description(Some(
@@ -106,7 +118,16 @@ pub(crate) fn rendered(document: &OpenApi, channels: &ChannelTable) -> Value {
             }
         }
     }
-    // What a request has besides is refused.
+    // What a request has besides is refused, also within it.
+    let mut found = requests.clone();
+    while !found.is_empty() {
+        let mut inner = BTreeSet::new();
+        for name in &found {
+            names_in(&document["components"]["schemas"][name.as_str()], &mut inner);
+        }
+        found = inner.difference(&requests).cloned().collect();
+        requests.extend(found.iter().cloned());
+    }
     for name in requests.into_iter().filter(|name| !OPEN.contains(&name.as_str())) {
         if let Some(schema) = document["components"]["schemas"].get_mut(&name) {
             close(schema);
@@ -142,11 +163,29 @@ fn names_in(schema: &Value, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Refuses other fields in an object's schema.
+/// Refuses other fields in an object's schema, of which a part may be that of another type.
 fn close(schema: &mut Value) {
+    if let Some(Value::Array(parts)) = schema.as_object_mut().and_then(|schema| schema.remove("allOf")) {
+        for part in parts {
+            merge(schema, part);
+        }
+    }
     if schema["type"] == "object"
         && let Some(schema) = schema.as_object_mut()
     {
         schema.entry("additionalProperties").or_insert(Value::Bool(false));
+    }
+}
+
+/// Adds to an object's schema what a part of it says.
+fn merge(schema: &mut Value, part: Value) {
+    match (schema, part) {
+        (Value::Object(schema), Value::Object(part)) => {
+            for (name, value) in part {
+                merge(schema.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (Value::Array(schema), Value::Array(part)) => schema.extend(part),
+        (schema, part) => *schema = part,
     }
 }

@@ -112,7 +112,7 @@ impl ThreadFilter {
 
 /// Checks the filter: 422 for values that cannot be matched, else 400 for keys. A refused key is an error, not ignored,
 /// because ignoring it would find more than requested.
-fn metadata_filter(metadata: &Map<String, Value>) -> Result<MetadataFilter, ApiError> {
+pub(super) fn metadata_filter(metadata: &Map<String, Value>) -> Result<MetadataFilter, ApiError> {
     MetadataFilter::parse(metadata).map_err(|rejection| {
         let mut problems = Problems::default();
         for (key, problem) in &rejection.rejected {
@@ -246,7 +246,7 @@ fn found(mut row: ThreadRow) -> Thread {
 
 /// Count threads.
 #[utoipa::path(post, path = "/api/threads/count", tag = "threads", request_body = Option<ThreadFilter>,
-    responses((status = 200, description = "How many there are", body = u64),
+    responses((status = 200, description = "How many there are", content_type = "application/json", body = u64),
         (status = 400, description = "A metadata key cannot be searched for", body = ErrorBody),
         (status = 422, description = "The request is not valid", body = ErrorBody)))]
 async fn count_threads(

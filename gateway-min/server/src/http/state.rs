@@ -25,7 +25,7 @@ use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ApiQuery, ThreadPath, drained};
 use super::fields::{Fields, FromFields};
-use super::run_body::{SERVER_OWNED, selector};
+use super::run_body::{SERVER_OWNED, Selected, selector};
 use super::schema::{ErrorBody, Gated};
 use super::select::Select;
 use super::threads::{absent, existing};
@@ -251,7 +251,7 @@ async fn get_state_at(
     ApiPath(CheckpointPath { thread_id, checkpoint_id }): ApiPath<CheckpointPath>,
     ApiQuery(View { select }): ApiQuery<View>,
 ) -> Result<Json<Value>, ApiError> {
-    let selected = Selected { checkpoint: None, id: Some(checkpoint_id) };
+    let selected = Sent { checkpoint: None, id: Some(checkpoint_id) };
     let state = read(&app, &thread_id, Some(selected)).await?;
     select.of(state, GET_FAILED).map(Json)
 }
@@ -284,7 +284,7 @@ impl FromFields for ReadState {
 
 /// Read the state at the checkpoint named in the body.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/state/checkpoint", tag = "state",
-    params(("thread_id" = String, Path)), request_body = ReadState,
+    params(("thread_id" = String, Path)), request_body = Option<ReadState>,
     responses((status = 200, description = "The state", body = ThreadState),
         (status = 400, description = "The selector is malformed, or of another thread", body = ErrorBody),
         (status = 404, description = "No such thread or checkpoint", body = ErrorBody), Gated))]
@@ -293,35 +293,36 @@ async fn get_state_by_selector(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(ReadState { checkpoint, select, .. }): ApiJson<ReadState>,
 ) -> Result<Json<Value>, ApiError> {
-    let state = read(&app, &thread_id, Some(Selected { checkpoint, id: None })).await?;
+    let state = read(&app, &thread_id, Some(Sent { checkpoint, id: None })).await?;
     select.of(state, GET_FAILED).map(Json)
 }
 
 /// How a request selects a checkpoint: an object, whose id takes precedence, or an id.
-struct Selected {
+struct Sent {
     checkpoint: Option<Value>,
     id: Option<String>,
 }
 
-async fn read(app: &App, thread: &ThreadId, selected: Option<Selected>) -> Result<ThreadState, ApiError> {
+async fn read(app: &App, thread: &ThreadId, selected: Option<Sent>) -> Result<ThreadState, ApiError> {
     let engine = |error: Error| ApiError::from_engine(thread, GET_FAILED, &error);
     let accessor = app.threads.accessor();
-    let key = match selected {
-        None => None,
-        Some(Selected { checkpoint, id }) => {
+    let (state, missing) = match selected {
+        None => (accessor.get(thread, None).await, absent(thread)),
+        Some(Sent { checkpoint, id }) => {
             // The gate checks the head: report a mode mismatch before a missing checkpoint.
             if !accessor.check(thread, None).await.map_err(engine)? {
                 return Err(absent(thread));
             }
-            selector(thread, checkpoint, id)?
+            let Selected { namespace, id } = selector(thread, checkpoint, id)?;
+            let missing = match id {
+                Some(id) => checkpoint_absent(id),
+                None if namespace == Namespace::root() => absent(thread),
+                None => ApiError::not_found(format!("Thread {thread} has no checkpoint in {namespace}")),
+            };
+            (accessor.clone().in_namespace(namespace).get(thread, id).await, missing)
         }
     };
-    let state = match &key {
-        None => accessor.get(thread, None).await,
-        Some(key) => accessor.clone().in_namespace(key.namespace.clone()).get(thread, Some(key.id)).await,
-    };
-    let missing = || key.as_ref().map_or_else(|| absent(thread), |key| checkpoint_absent(key.id));
-    ThreadState::of(&state.map_err(engine)?.ok_or_else(missing)?).map_err(engine)
+    ThreadState::of(&state.map_err(engine)?.ok_or(missing)?).map_err(engine)
 }
 
 pub(super) fn checkpoint_absent(id: CheckpointId) -> ApiError {
@@ -367,13 +368,8 @@ async fn update_state(
 ) -> Result<Json<ThreadState>, ApiError> {
     app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, UPDATE_FAILED)?;
     existing(&app, &thread_id, UPDATE_FAILED).await?;
-    let key = selector(&thread_id, body.checkpoint, body.checkpoint_id)?;
-    if key.as_ref().is_some_and(|key| key.namespace != Namespace::root()) {
-        return Err(ApiError::bad_request(
-            "checkpoint checkpoint_ns must be empty: only the thread's own state is written",
-        ));
-    }
-    let at = key.map(|key| key.id);
+    let selected = selector(&thread_id, body.checkpoint, body.checkpoint_id)?;
+    let at = selected.of_root("only the thread's own state is written")?;
     let mut values = body.values.unwrap_or_default();
     values.remove(owned::CHANNEL);
     if let Some(messages) = values.get_mut(MESSAGES_CHANNEL) {

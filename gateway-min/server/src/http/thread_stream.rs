@@ -58,7 +58,7 @@ impl FromFields for ThreadStreamParams {
 /// stream does not end by itself. A client that reconnects with `Last-Event-ID` continues after that event.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/stream", tag = "threads",
     params(("thread_id" = String, Path), ("stream_mode" = inline(Option<Vec<ThreadStreamMode>>), Query)),
-    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")),
         (status = 404, description = "No such thread", body = ErrorBody)))]
 async fn join_thread(
     State(app): State<Arc<App>>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::{Namespace, ThreadId};
+use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Load};
 use threadkeep_agent::model::message;
 use threadkeep_agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT, Durability};
@@ -87,11 +87,11 @@ impl Runs {
         {
             return Ok(self.joined(run));
         }
-        if let Some(selected) = &request.checkpoint {
-            self.check_selected(selected).await?;
+        if let Some(selected) = request.checkpoint {
+            self.check_selected(thread_id, selected).await?;
         }
         if let Some(resume) = request.input.resume() {
-            self.check_resume(thread_id, request.checkpoint.as_ref(), resume).await?;
+            self.check_resume(thread_id, request.checkpoint, resume).await?;
         }
         self.seed_feed(thread_id).await?;
         if let OnThread::Visible(caller) = place {
@@ -186,8 +186,7 @@ impl Runs {
                 before: request.options.interrupt_before,
                 after: request.options.interrupt_after,
             },
-            // A checkpoint of a nested graph does not select anything in the thread's own graph.
-            checkpoint: request.checkpoint.filter(is_root).map(|selected| selected.id),
+            checkpoint: request.checkpoint,
             durability: request.options.durability,
             edits: request.metadata.get(REPLAY_KIND).is_some_and(|kind| kind == EDIT),
             input: request.input,
@@ -231,8 +230,9 @@ impl Runs {
     }
 
     /// Checks that the selected checkpoint exists, without the gate, which comes when the run starts.
-    async fn check_selected(&self, selected: &CheckpointKey) -> Result<(), CreateError> {
-        let selector = CheckpointSelector::at(selected).loading(Load::None);
+    async fn check_selected(&self, thread_id: &str, selected: CheckpointId) -> Result<(), CreateError> {
+        let at = CheckpointKey { thread: thread_id.into(), namespace: Namespace::root(), id: selected };
+        let selector = CheckpointSelector::at(&at).loading(Load::None);
         let found = self
             .threads
             .accessor()
@@ -240,7 +240,7 @@ impl Runs {
             .get(&selector)
             .await
             .map_err(CreateError::CheckpointUnreadable)?;
-        found.map(|_| ()).ok_or_else(|| CreateError::CheckpointNotFound(selected.id.to_string()))
+        found.map(|_| ()).ok_or_else(|| CreateError::CheckpointNotFound(selected.to_string()))
     }
 
     /// Checks that the thread waits for the value. This is unknown while another run is active; and if the state cannot
@@ -248,7 +248,7 @@ impl Runs {
     async fn check_resume(
         &self,
         thread_id: &str,
-        selected: Option<&CheckpointKey>,
+        selected: Option<CheckpointId>,
         resume: &Resume,
     ) -> Result<(), CreateError> {
         if self.records.runs().active_for_thread(thread_id).await?.is_some() {
@@ -256,7 +256,6 @@ impl Runs {
         }
         let thread = ThreadId::from(thread_id);
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());
-        let selected = selected.filter(|selected| is_root(selected)).map(|key| key.id);
         let state = self.threads.accessor().get_loading(&thread, selected, load).await;
         let Ok(state) = state else { return Ok(()) };
         match resume::resolve(&thread, state.as_ref(), resume) {
@@ -318,10 +317,6 @@ fn checkpoint_metadata(run_id: &str, request: &RunRequest) -> Map<String, Json> 
     metadata.insert("run_id".to_owned(), json!(run_id));
     metadata.insert(AGENT_BINDING.to_owned(), json!(request.agent.as_deref().unwrap_or(DEFAULT_AGENT)));
     metadata
-}
-
-fn is_root(selected: &CheckpointKey) -> bool {
-    selected.namespace == Namespace::root()
 }
 
 /// A string in the run's context.

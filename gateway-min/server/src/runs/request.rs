@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde_json::{Map, Value};
-use threadkeep::checkpoint::CheckpointKey;
+use threadkeep::id::CheckpointId;
 use threadkeep::id::NodeName;
 use threadkeep_agent::{Durability, Interrupts};
 
@@ -27,7 +27,7 @@ pub struct RunRequest {
     /// Credentials for tools: the entries of `config.context.secrets`, and `github_token`.
     pub secrets: Secrets,
     /// The checkpoint to resume from; `None` for the head.
-    pub checkpoint: Option<CheckpointKey>,
+    pub checkpoint: Option<CheckpointId>,
     /// How the run streams, stops and handles other runs.
     pub options: RunOptions,
     /// `{input, config}` as sent, with secrets redacted, for the run's record.

@@ -88,8 +88,12 @@ async fn what_cannot_be_compacted_is_refused_or_left_and_nothing_is_written() {
                 (&json!(0), &json!(4))
             );
         }
-        let bad = json!({"keep": {"type": "messages", "value": 0}});
-        compact(&gateway, bad).await.invalid("value_error", &json!(["body", "keep"]));
+        for bad in [
+            json!({"type": "messages", "value": 0}),
+            json!({"type": "messages", "value": 2, "unit": "turns"}),
+        ] {
+            compact(&gateway, json!({ "keep": bad })).await.invalid("value_error", &json!(["body", "keep"]));
+        }
         let long = json!({"model_name": "x".repeat(129)});
         compact(&gateway, long).await.invalid("string_too_long", &json!(["body", "model_name"]));
         let none = gateway.post("/api/threads/none/compact", json!({})).await;

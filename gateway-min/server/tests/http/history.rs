@@ -230,6 +230,13 @@ async fn pages_of_any_size_follow_each_other_without_gap_or_repetition() {
             (json!("x"), "checkpoint_id"),
             (json!({"checkpoint_id": "x"}), "checkpoint_id"),
             (json!(5), "string_type"),
+            (json!({"configurable": []}), "dict_type"),
+            (json!({"checkpoint_id": third, "configurable": {"checkpoint_id": {}}}), "string_type"),
+            (
+                json!({"checkpoint_id": third, "configurable": {"checkpoint_id": id(&all[3])}}),
+                "checkpoint_id",
+            ),
+            (json!({"checkpoint_id": third, "turn": 2}), "extra_forbidden"),
         ] {
             let answer = gateway.post("/api/threads/t/history", json!({ "before": bad })).await;
             answer.invalid(kind, &json!(["body", "before"]));

@@ -79,6 +79,7 @@ async fn a_checkpoint_is_read_by_path_and_by_selector() {
             (json!({"checkpoint_id": none}), 404, missing(none)),
             (json!({"checkpoint_id": ""}), 404, "Checkpoint not found".to_owned()),
             (json!({"checkpoint_id": id(&head), "checkpoint_ns": "nested"}), 404, missing(id(&head))),
+            (json!({"checkpoint_ns": "nested"}), 404, "Thread t has no checkpoint in nested".to_owned()),
             (json!({"checkpoint_id": 5}), 400, "checkpoint checkpoint_id must be a string".to_owned()),
             (
                 json!({"thread_id": "u"}),

@@ -3,8 +3,8 @@
 //! A route describes its input by implementing [`FromFields`]; the extractors of [`extract`](super::extract) apply it
 //! to a JSON body, a query string or a path. Every flaw becomes an item `{type, loc, msg, input, ctx?}` of a 422
 //! response, in the vocabulary of the validation library that the service's clients know, and all flaws are reported at
-//! once. As in that library, a string that spells a number or a boolean is accepted as one, because a query consists of
-//! strings.
+//! once. In a query, which consists of strings, a string that spells a number or a boolean is accepted as one; in a body it
+//! is not: there a client that sends one means something else.
 
 mod problem;
 mod read;

@@ -109,17 +109,15 @@ impl Flaw {
         Self::with("string_pattern_mismatch", msg, json!({"pattern": pattern.text}))
     }
 
-    /// The flaw of an integer outside `range`, if it is outside.
-    pub(super) fn out_of_range(number: i64, range: &RangeInclusive<i64>) -> Option<Self> {
+    /// The flaw of an integer outside `range`.
+    pub(super) fn out_of_range(number: i128, range: &RangeInclusive<i64>) -> Self {
         let (ge, le) = (range.start(), range.end());
-        if number < *ge {
+        if number < (*ge).into() {
             let msg = format!("Input should be greater than or equal to {ge}");
-            Some(Self::with("greater_than_equal", msg, json!({"ge": ge})))
-        } else if number > *le {
-            let msg = format!("Input should be less than or equal to {le}");
-            Some(Self::with("less_than_equal", msg, json!({"le": le})))
+            Self::with("greater_than_equal", msg, json!({"ge": ge}))
         } else {
-            None
+            let msg = format!("Input should be less than or equal to {le}");
+            Self::with("less_than_equal", msg, json!({"le": le}))
         }
     }
 

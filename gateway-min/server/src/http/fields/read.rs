@@ -107,20 +107,27 @@ impl<'p> Field<'p> {
         })
     }
 
-    /// An integer in this range; also a number without a fraction, or a string that spells an integer.
+    /// An integer in this range, also one with a fraction of zero; outside of a body, a string that spells an integer.
     pub fn integer(self, range: &RangeInclusive<i64>) -> Option<i64> {
+        let spelt = self.is_spelt();
         self.read(|value| {
-            let number = integer(&value).map_err(|flaw| (flaw, value.clone()))?;
-            match Flaw::out_of_range(number, range) {
-                Some(flaw) => Err((flaw, value)),
-                None => Ok(number),
+            let number = integer(&value, spelt).map_err(|flaw| (flaw, value.clone()))?;
+            match i64::try_from(number).ok().filter(|number| range.contains(number)) {
+                Some(number) => Ok(number),
+                None => Err((Flaw::out_of_range(number, range), value)),
             }
         })
     }
 
-    /// A boolean; also 0 or 1, or one of the usual words.
+    /// A boolean; outside of a body, one of the usual words for it.
     pub fn flag(self) -> Option<bool> {
-        self.read(|value| flag(&value).map_err(|flaw| (flaw, value)))
+        let spelt = self.is_spelt();
+        self.read(|value| flag(&value, spelt).map_err(|flaw| (flaw, value)))
+    }
+
+    /// Whether the field comes from where everything is a string.
+    fn is_spelt(&self) -> bool {
+        self.loc.first() != Some(&Loc::from("body"))
     }
 
     /// An object.
@@ -233,41 +240,36 @@ fn object(value: Value) -> Read<Map<String, Value>> {
     }
 }
 
-fn integer(value: &Value) -> Result<i64, Flaw> {
+fn integer(value: &Value, spelt: bool) -> Result<i128, Flaw> {
     const INTEGER: &str = "Input should be a valid integer";
     match value {
         Value::Number(number) => {
             if let Some(number) = number.as_i64() {
-                return Ok(number);
+                return Ok(number.into());
             }
             match number.as_f64() {
-                // Saturates beyond what a range can express.
+                // Also what is beyond `i64`, which no range contains.
                 #[allow(clippy::cast_possible_truncation)]
-                Some(float) if float.fract() == 0.0 => Ok(float as i64),
+                Some(float) if float.fract() == 0.0 => Ok(float as i128),
                 _ => Err(Flaw::new(
                     "int_from_float",
                     format!("{INTEGER}, got a number with a fractional part"),
                 )),
             }
         }
-        Value::String(text) => text.trim().parse().map_err(|_| {
+        Value::String(text) if spelt => text.trim().parse().map_err(|_| {
             Flaw::new("int_parsing", format!("{INTEGER}, unable to parse string as an integer"))
         }),
         _ => Err(Flaw::new("int_type", INTEGER)),
     }
 }
 
-fn flag(value: &Value) -> Result<bool, Flaw> {
+fn flag(value: &Value, spelt: bool) -> Result<bool, Flaw> {
     const BOOLEAN: &str = "Input should be a valid boolean";
     let unclear = || Flaw::new("bool_parsing", format!("{BOOLEAN}, unable to interpret input"));
     match value {
         Value::Bool(flag) => Ok(*flag),
-        Value::Number(number) => match number.as_i64() {
-            Some(0) => Ok(false),
-            Some(1) => Ok(true),
-            _ => Err(unclear()),
-        },
-        Value::String(text) => match text.to_ascii_lowercase().as_str() {
+        Value::String(text) if spelt => match text.to_ascii_lowercase().as_str() {
             "0" | "off" | "f" | "false" | "n" | "no" => Ok(false),
             "1" | "on" | "t" | "true" | "y" | "yes" => Ok(true),
             _ => Err(unclear()),

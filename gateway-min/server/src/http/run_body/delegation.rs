@@ -24,16 +24,22 @@ pub(super) fn check(context: &mut Fields<'_>) {
     };
     check(ENABLED, Value::is_boolean, &boolean);
     for key in [CONCURRENT, TOTAL] {
-        check(key, |value| value.is_i64() || value.is_u64(), &integer);
+        check(key, is_integer, &integer);
     }
+}
+
+/// Whether it is an integer: `3`, or `3.0`, which is the same number to JSON.
+fn is_integer(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number.fract() == 0.0)
 }
 
 /// What the run may delegate, by the context that reaches it (service reference, "Request context keys (runs)").
 pub(super) fn of_context(context: &Map<String, Value>, limits: RunLimits) -> Delegation {
-    // What is beyond the range of `i64` is beyond every limit.
+    // The conversion saturates: what is beyond the range of `i64` is beyond every limit.
+    #[allow(clippy::cast_possible_truncation)]
     let number = |key: &str| {
-        let number = context.get(key).filter(|value| value.is_number());
-        number.map(|number| number.as_i64().unwrap_or(i64::MAX))
+        let number = context.get(key)?;
+        number.as_i64().or_else(|| Some(number.as_f64()? as i64))
     };
     Delegation {
         enabled: context.get(ENABLED).and_then(Value::as_bool).unwrap_or(false),

@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use threadkeep::channel::{MESSAGES_CHANNEL, normalize_message};
-use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::{IdSource, Namespace, ThreadId};
+use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep_subagents::owned;
 
 use super::Command;
@@ -98,12 +97,33 @@ fn without_server_owned(mut message: Value) -> Value {
     message
 }
 
-/// The checkpoint that a request selects: `checkpoint`, or the separate id.
+/// What a request selects of a thread.
+#[derive(Debug)]
+pub(in crate::http) struct Selected {
+    pub(in crate::http) namespace: Namespace,
+    /// A checkpoint of it, instead of its head.
+    pub(in crate::http) id: Option<CheckpointId>,
+}
+
+impl Selected {
+    /// The checkpoint, if one is selected, of the thread's own state.
+    ///
+    /// # Errors
+    /// 400 with `only` for another namespace.
+    pub(in crate::http) fn of_root(self, only: &str) -> Result<Option<CheckpointId>, ApiError> {
+        if self.namespace == Namespace::root() {
+            return Ok(self.id);
+        }
+        Err(ApiError::bad_request(format!("checkpoint checkpoint_ns must be empty: {only}")))
+    }
+}
+
+/// What a request selects: `checkpoint`, or the separate id.
 pub(in crate::http) fn selector(
     thread: &ThreadId,
     checkpoint: Option<Value>,
     id: Option<String>,
-) -> Result<Option<CheckpointKey>, ApiError> {
+) -> Result<Selected, ApiError> {
     let mut checkpoint = match checkpoint {
         None => Map::new(),
         Some(Value::Object(checkpoint)) => checkpoint,
@@ -133,9 +153,9 @@ pub(in crate::http) fn selector(
     if let Some(name) = checkpoint.keys().next() {
         return Err(ApiError::bad_request(format!("checkpoint {name} is not known")));
     }
-    let Some(id) = named.or(id) else { return Ok(None) };
+    let Some(id) = named.or(id) else { return Ok(Selected { namespace, id: None }) };
     match id.parse() {
-        Ok(id) => Ok(Some(CheckpointKey { thread: thread.clone(), namespace, id })),
+        Ok(id) => Ok(Selected { namespace, id: Some(id) }),
         Err(_) if id.is_empty() => Err(ApiError::not_found("Checkpoint not found")),
         Err(_) => Err(ApiError::not_found(format!("Checkpoint {id} not found"))),
     }

@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 use threadkeep::id::{IdSource, ThreadId};
 
 pub(super) use command::Command;
-pub(super) use input::{SERVER_OWNED, messages, selector};
+pub(super) use input::{SERVER_OWNED, Selected, messages, selector};
 pub(super) use options::stream_modes;
 
 use super::assistants;
@@ -121,7 +121,8 @@ impl RunBody {
         let kwargs = json!({"input": self.sent_input, "config": self.config.redacted});
         let input = RunInput::new(self.input, self.command, ids)?;
         let fallback = self.checkpoint_id.or_else(|| self.config.checkpoint_id.clone());
-        let checkpoint = input::selector(thread, self.checkpoint, fallback)?;
+        let selected = input::selector(thread, self.checkpoint, fallback)?;
+        let checkpoint = selected.of_root("a run starts from the thread's own state")?;
         let secrets = self.config.secrets.clone();
         let delegation = self.config.delegation(limits);
         Ok(RunRequest {

@@ -8,7 +8,6 @@ use threadkeep_agent::{Durability, Interrupts};
 use super::*;
 use crate::http::fields::Problems;
 use crate::runs::request::{Change, Delegation, OnDisconnect, RunConfig, Secrets, StreamMode};
-use threadkeep::checkpoint::CheckpointKey;
 use threadkeep_records::MultitaskStrategy;
 
 const LIMITS: RunLimits =
@@ -486,33 +485,29 @@ fn the_checkpoint_object_wins_over_the_ids_beside_it() {
     let third = ID.replace("01890a5d", "01890a5f");
     let configurable = json!({"configurable": {"checkpoint_id": third}});
     for (body, expected) in [
-        (json!({"checkpoint_id": ID}), Some(("", ID))),
-        (json!({"checkpoint": {"checkpoint_id": ID}, "checkpoint_id": other}), Some(("", ID))),
+        (json!({"checkpoint_id": ID}), Some(ID)),
+        (json!({"checkpoint": {"checkpoint_id": ID}, "checkpoint_id": other}), Some(ID)),
         (
-            json!({"checkpoint": {"thread_id": "t", "checkpoint_ns": "sub", "checkpoint_id": ID, "checkpoint_map": {}}}),
-            Some(("sub", ID)),
+            json!({"checkpoint": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": ID, "checkpoint_map": {}}}),
+            Some(ID),
         ),
         (
             json!({"checkpoint": {"checkpoint_id": null, "thread_id": null}, "checkpoint_id": other}),
-            Some(("", &*other)),
+            Some(&*other),
         ),
-        (json!({"checkpoint": {}, "config": configurable}), Some(("", &*third))),
-        (json!({"checkpoint_id": ID, "config": configurable}), Some(("", ID))),
+        (json!({"checkpoint": {}, "config": configurable}), Some(&*third)),
+        (json!({"checkpoint_id": ID, "config": configurable}), Some(ID)),
         (json!({"checkpoint": {"checkpoint_ns": "", "checkpoint_map": null}}), None),
     ] {
         let selected = request(&body).checkpoint;
-        let expected = expected.map(|(namespace, id)| CheckpointKey {
-            thread: "t".into(),
-            namespace: namespace.into(),
-            id: id.parse().unwrap(),
-        });
-        assert_eq!(selected, expected, "{body}");
+        assert_eq!(selected, expected.map(|id| id.parse().unwrap()), "{body}");
     }
 }
 
 #[tokio::test]
 async fn a_bad_selector_is_a_400_and_one_that_names_nothing_a_404() {
     let mismatch = "checkpoint thread_id does not match request thread_id";
+    let nested = "checkpoint checkpoint_ns must be empty: a run starts from the thread's own state";
     for (body, status, detail) in [
         (json!({"checkpoint": "x"}), 400, "checkpoint must be an object"),
         (json!({"checkpoint": [], "checkpoint_id": ID}), 400, "checkpoint must be an object"),
@@ -520,6 +515,8 @@ async fn a_bad_selector_is_a_400_and_one_that_names_nothing_a_404() {
         (json!({"checkpoint": {"thread_id": "other"}}), 400, mismatch),
         (json!({"checkpoint": {"thread_id": 7}}), 400, "checkpoint thread_id must be a string"),
         (json!({"checkpoint": {"checkpoint_id": 7}}), 400, "checkpoint checkpoint_id must be a string"),
+        (json!({"checkpoint": {"checkpoint_ns": "sub", "checkpoint_id": ID}}), 400, nested),
+        (json!({"checkpoint": {"checkpoint_ns": "sub"}}), 400, nested),
         (json!({"checkpoint_id": "nope"}), 404, "Checkpoint nope not found"),
         (json!({"checkpoint": {"checkpoint_id": "nope"}}), 404, "Checkpoint nope not found"),
         (json!({"checkpoint_id": ""}), 404, "Checkpoint not found"),

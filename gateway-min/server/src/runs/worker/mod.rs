@@ -94,7 +94,8 @@ pub(crate) fn start(
     let span = spans::run(&spec.thread_id, &spec.run_id);
     let task = tokio::spawn(work(runs, spec, publisher, frames, guard).instrument(span));
     tokio::spawn(async move {
-        if task.await.is_err() {
+        // A task that ends with its runtime has not failed: the next process ends its run.
+        if task.await.is_err_and(|error| error.is_panic()) {
             stream.fail(&died());
             stream.end();
             bury(&records, &run_id).await;

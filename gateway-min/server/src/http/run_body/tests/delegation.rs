@@ -26,6 +26,7 @@ fn delegation_is_off_until_it_is_asked_for_and_its_numbers_are_clamped() {
         ),
         (json!({"max_concurrent_subagents": 64, "max_total_subagents": 50}), (false, 3, 50)),
         (json!({"max_concurrent_subagents": 65, "max_total_subagents": 51}), (false, 3, 50)),
+        (json!({"max_concurrent_subagents": 2.0, "max_total_subagents": -1e300}), (false, 2, 1)),
         (json!({"max_concurrent_subagents": u64::MAX, "max_total_subagents": i64::MIN}), (false, 3, 1)),
     ] {
         assert_eq!(of(context.clone()), expected, "{context}");
@@ -41,12 +42,8 @@ fn delegation_is_off_until_it_is_asked_for_and_its_numbers_are_clamped() {
 fn keys_of_delegation_of_another_type_are_refused_by_name_wherever_they_are() {
     for (key, values, kind) in [
         ("subagent_enabled", vec![json!("true"), json!(1), json!(0), json!([]), json!("")], "bool_type"),
-        (
-            "max_concurrent_subagents",
-            vec![json!("3"), json!(true), json!(3.0), json!(2.5), json!({})],
-            "int_type",
-        ),
-        ("max_total_subagents", vec![json!("6"), json!(false), json!(6.0), json!([6])], "int_type"),
+        ("max_concurrent_subagents", vec![json!("3"), json!(true), json!(2.5), json!({})], "int_type"),
+        ("max_total_subagents", vec![json!("6"), json!(false), json!(6.5), json!([6])], "int_type"),
     ] {
         for value in values {
             for (body, place) in [

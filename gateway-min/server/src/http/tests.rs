@@ -89,8 +89,18 @@ impl Gateway {
         accessor.update(&self.thread, update).await.unwrap();
     }
 
-    async fn get(&self, path: &str) -> Value {
-        let request = Request::get(format!("/api/threads/t{path}")).body(Body::empty()).unwrap();
+    async fn get(&self, rest: &str) -> Value {
+        let request = Request::get(format!("/api/threads/t{rest}")).body(Body::empty()).unwrap();
+        self.answer(request).await
+    }
+
+    async fn post(&self, rest: &str, body: Value) -> Value {
+        let request =
+            Request::post(format!("/api/threads/t{rest}")).header("content-type", "application/json");
+        self.answer(request.body(body.to_string().into()).unwrap()).await
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Value {
         let response = super::router(Arc::clone(&self.app)).oneshot(request).await.unwrap();
         assert_eq!(response.status(), 200);
         serde_json::from_slice(&to_bytes(response.into_body(), usize::MAX).await.unwrap()).unwrap()
@@ -333,4 +343,25 @@ async fn the_events_of_one_task_are_found_before_they_are_counted() {
     assert_eq!(seqs("task_id=b&limit=2&after_seq=4").await, [6]);
     assert_eq!(seqs("task_id=a&event_types=subagent.step").await, [1, 5]);
     assert_eq!(seqs("task_id=a&event_types=subagent.end").await, [] as [i64; 0]);
+}
+
+#[tokio::test]
+async fn a_nested_namespace_without_an_id_is_read_at_its_own_head() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        let nested = gateway.app.threads.accessor().clone().in_namespace("nested".into());
+        let mut ids = Vec::new();
+        for _ in 0..2 {
+            let mut writer = StepWriter::open(&nested, &gateway.thread, None).await.unwrap();
+            let state = writer.commit(Source::Loop, Vec::new(), Map::new()).await.unwrap();
+            ids.insert(0, json!(state.key.id.to_string()));
+        }
+        let selector = json!({"checkpoint": {"checkpoint_ns": "nested"}});
+        let state = gateway.post("/state/checkpoint", selector.clone()).await;
+        assert_eq!(state["checkpoint"]["checkpoint_id"], ids[0], "{mode}");
+        let history = gateway.post("/history", selector).await;
+        let found: Vec<&Value> =
+            history.as_array().unwrap().iter().map(|entry| &entry["checkpoint_id"]).collect();
+        assert_eq!(found, ids.iter().collect::<Vec<_>>(), "{mode}");
+    }
 }

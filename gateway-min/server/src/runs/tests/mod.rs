@@ -186,7 +186,7 @@ pub(super) fn options(modes: impl Into<Vec<StreamMode>>) -> RunOptions {
 }
 
 pub(super) fn from(state: &StateSnapshot, request: RunRequest) -> RunRequest {
-    RunRequest { checkpoint: Some(state.key.clone()), ..request }
+    RunRequest { checkpoint: Some(state.key.id), ..request }
 }
 
 pub(super) fn script() -> Json {

@@ -1,12 +1,10 @@
 //! Runs from an older checkpoint, seen from inside.
 
 use serde_json::{Map, json};
-use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::Namespace;
 use threadkeep::state::{StateSnapshot, Update};
 use threadkeep_agent::model::scripted::gate;
 
-use super::{Gateway, MODES, ask, from, gated, kinds, script};
+use super::{Gateway, MODES, ask, from, gated, script};
 use crate::runs::admission::OnThread;
 use crate::runs::request::RunRequest;
 use threadkeep_records::{CancelAction, RunStatus};
@@ -30,27 +28,6 @@ async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in
         assert_eq!(children(&old), usize::from(mode == "delta"));
         let read = gateway.app.threads.accessor().get(&"t".into(), Some(old.key.id)).await.unwrap().unwrap();
         assert_eq!(read.values().unwrap(), old.values().unwrap(), "the abandoned turn stays in history");
-    }
-}
-
-/// A selector of a nested graph's checkpoint does not select anything in the thread's own graph.
-#[tokio::test]
-async fn a_run_from_a_checkpoint_of_a_nested_graph_goes_on_from_the_head() {
-    for mode in MODES {
-        let gateway = Gateway::start(mode, &script()).await;
-        gateway.run(ask("one")).await;
-        let nested = gateway.app.threads.accessor().clone().in_namespace(Namespace::from("nested"));
-        let state = nested.create(&"t".into(), Map::new()).await.unwrap();
-        let (head, written) = (gateway.head().await.unwrap(), gateway.history().await.len());
-        let (_, row) = gateway.run(from(&state, ask("two"))).await;
-        assert_eq!(row.status, RunStatus::Success, "{:?}", row.error);
-        let history = gateway.history().await;
-        assert_eq!(
-            (history.len(), history[2].parent),
-            (written + 3, Some(head.key.id)),
-            "{mode}: input, model, note"
-        );
-        assert_eq!(kinds(&history[0]), ["human", "ai", "human", "ai"]);
     }
 }
 
@@ -94,8 +71,7 @@ async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_le
 async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
     let gateway = Gateway::start("delta", &script()).await;
     let id = "0190b0f0-0000-7000-8000-000000000000";
-    let unknown = CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id.parse().unwrap() };
-    let request = RunRequest { checkpoint: Some(unknown), ..ask("x") };
+    let request = RunRequest { checkpoint: Some(id.parse().unwrap()), ..ask("x") };
     assert_eq!(
         gateway.create(request).await.err().unwrap().to_string(),
         format!("Checkpoint {id} not found")

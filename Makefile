@@ -29,11 +29,13 @@ advisories: ## Known vulnerabilities of the dependencies, with the newest databa
 docs: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
-sdk-check: ## The official Python and JavaScript SDKs, unmodified, against live gateways in both modes, without and with keys
+sdk-check: ## The official Python and JavaScript SDKs, unmodified, and useStream in React, against live gateways in both modes, without and with keys
 	scripts/with-gateway.sh full  scripts/sdk-check.sh
 	scripts/with-gateway.sh delta scripts/sdk-check.sh
 	scripts/with-gateway.sh full  scripts/sdk-check-js.sh
 	scripts/with-gateway.sh delta scripts/sdk-check-js.sh
+	MODE=full SCRIPT=scripts/sdk_react.json scripts/with-gateway.sh full scripts/sdk-check-react.sh
+	MODE=delta SCRIPT=scripts/sdk_react.json scripts/with-gateway.sh delta scripts/sdk-check-react.sh
 	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 	scripts/with-gateway.sh full  scripts/sdk-fields.sh
 

@@ -111,6 +111,8 @@ if [ "$failed" = 0 ]; then
         step "tour, $mode mode" scripts/with-gateway.sh "$mode" scripts/tour.sh
         step "Python SDK, $mode mode" scripts/with-gateway.sh "$mode" scripts/sdk-check.sh
         step "JavaScript SDK, $mode mode" scripts/with-gateway.sh "$mode" scripts/sdk-check-js.sh
+        step "useStream in React, $mode mode" \
+            env MODE="$mode" SCRIPT=scripts/sdk_react.json scripts/with-gateway.sh "$mode" scripts/sdk-check-react.sh
     done
     step "Answers against the OpenAPI document" scripts/with-gateway.sh full scripts/openapi-check.sh
     step "Fields of the SDKs' requests" scripts/with-gateway.sh full scripts/sdk-fields.sh

@@ -4,11 +4,11 @@
 #   scripts/with-gateway.sh MODE COMMAND [ARGUMENT ...]
 #
 # MODE is the channel mode, full or delta. The command finds the gateway's address in GATEWAY_URL. With WITH_KEYS=1 the
-# gateway requires an API key, which the command finds where SDK clients look for it. THREADKEEP_BINARY names a binary that
-# is already built.
+# gateway requires an API key, which the command finds where SDK clients look for it. SCRIPT names a file with the answers
+# of its model. THREADKEEP_BINARY names a binary that is already built.
 set -euo pipefail
 if [ $# -lt 2 ]; then
-    sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//' >&2
+    sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//' >&2
     exit 2
 fi
 mode=$1
@@ -38,6 +38,9 @@ run_events:
 auth:
   enabled: ${WITH_KEYS:+true}
 CONFIG
+if [ -n "${SCRIPT:-}" ]; then
+    printf 'models:\n  - {name: scripted, use: scripted, model: scripted, script: "%s"}\n' "$(realpath "$SCRIPT")" >> "$home/config.yaml"
+fi
 
 binary=${THREADKEEP_BINARY:-}
 if [ -z "$binary" ]; then

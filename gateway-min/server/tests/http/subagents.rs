@@ -226,7 +226,7 @@ async fn a_new_subagent_is_trimmed_and_checked_and_null_is_not_sent() {
         ("max_turns", json!(0), "greater_than_equal"),
         ("max_turns", json!(true), "int_type"),
         ("timeout_seconds", json!(0), "greater_than_equal"),
-        ("enabled", json!("maybe"), "bool_parsing"),
+        ("enabled", json!("maybe"), "bool_type"),
         ("tools", json!("ls"), "list_type"),
     ] {
         let mut body = new("bad");

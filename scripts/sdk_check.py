@@ -93,6 +93,28 @@ async def a_stream_shows_metadata_values_and_message_chunks(client):
 
 
 @check
+async def subagents_are_streamed_inside_of_their_calls(client):
+    thread = await client.threads.create()
+    reports, answers = {}, []
+    async for part in client.runs.stream(
+        thread["thread_id"],
+        "lead_agent",
+        input={"messages": [{"role": "user", "content": "research three things"}]},
+        context={"subagent_enabled": True},
+        stream_mode=["messages-tuple", "updates"],
+        stream_subgraphs=True,
+    ):
+        name, _, place = part.event.partition("|")
+        if name == "messages" and part.data[0]["type"] == "AIMessageChunk":
+            if place:
+                reports[place] = reports.get(place, "") + part.data[0]["content"]
+            else:
+                answers.append(part.data[0]["content"])
+    assert len(reports) == 3 and all(place.startswith("tools:") for place in reports), reports
+    assert all(reports.values()) and "".join(answers), (reports, answers)
+
+
+@check
 async def a_background_run_is_joined_listed_and_read(client):
     thread = await client.threads.create()
     thread_id = thread["thread_id"]

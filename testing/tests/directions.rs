@@ -23,18 +23,15 @@ const EDGES: &[(&str, &[&str])] = &[
     ("testing", &[]),
     ("conformance", &["engine", "memory", "pages", "postgres", "sqlite", "testing"]),
     ("torture", &["conformance", "engine", "memory", "pages", "postgres", "sqlite", "testing"]),
+    ("benches", &["engine", "memory", "postgres", "sqlite", "testing"]),
     ("files", &[]),
     ("config", &["files"]),
     ("records", &["files"]),
     ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
     ("agent", &["config", "engine", "files"]),
     ("subagents", &["agent", "config", "engine", "files", "records"]),
-    (
-        "benches",
-        &["agent", "config", "engine", "memory", "postgres", "records", "sqlite", "subagents", "testing"],
-    ),
     ("ops", &["config", "engine", "files", "records", "storage", "subagents"]),
-    ("chat", &["agent", "config", "engine", "records", "storage"]),
+    ("chat", &["agent", "config", "engine", "records", "storage", "subagents"]),
     ("gateway", &["agent", "chat", "config", "engine", "files", "ops", "records", "storage", "subagents"]),
 ];
 

@@ -9,6 +9,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
 
 use crate::Tokens;
+use crate::tools::Nested;
 use crate::tools::loop_detection::Verdict;
 
 /// Why an observer could not store a report. It fails the run.
@@ -85,6 +86,20 @@ pub trait Observer: Send {
     /// An event of a tool that is still working, for clients of the stream mode `custom`.
     async fn custom(&mut self, event: &Json) {
         let _ = event;
+    }
+
+    /// Whether [`Self::nested`] does something: agents inside of tool calls only report if it does.
+    fn wants_nested(&self) -> bool {
+        false
+    }
+
+    /// An agent that works inside of a tool call reports.
+    ///
+    /// # Errors
+    /// If a state cannot be rendered.
+    fn nested(&mut self, nested: &Nested) -> Result<()> {
+        let _ = nested;
+        Ok(())
     }
 
     /// A call of `tool` wrote these files, relative to the thread's directory.

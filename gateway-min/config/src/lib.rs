@@ -60,10 +60,10 @@ pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent, Gateway,
-    INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership, Sandbox,
-    SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime,
-    Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool,
-    ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
+    HookCommand, INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership,
+    Sandbox, SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride,
+    SubagentRuntime, Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride,
+    TokenUsage, Tool, ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
 };
 pub use trust::{Prints, UserDirs};
 pub use unread::{UNREAD, no_effect_warning, unknown_section_warning};
@@ -185,6 +185,8 @@ pub struct Config {
     pub subagents: Subagents,
     /// How many subagents run in this process.
     pub subagent_runtime: SubagentRuntime,
+    /// `subagent_runtime.hooks`.
+    pub subagent_hooks: Vec<HookCommand>,
     /// Durable batches of delegations.
     pub subagent_batches: SubagentBatches,
     /// External agents by name.
@@ -271,6 +273,7 @@ impl Config {
             extra: root.rest(&SECTIONS),
             summarization,
             subagent_runtime,
+            subagent_hooks: HookCommand::read_all(&root),
         };
         config.check_across_sections(report);
         config
@@ -303,6 +306,7 @@ impl Config {
             ("run_ownership", self.run_ownership != first.run_ownership),
             ("sandbox", self.sandbox != first.sandbox),
             ("subagent_runtime", self.subagent_runtime != first.subagent_runtime),
+            ("subagent_runtime.hooks", self.subagent_hooks != first.subagent_hooks),
             ("subagent_batches", self.subagent_batches != first.subagent_batches),
             ("agent_storage", self.agent_storage != first.agent_storage),
             ("telemetry", self.telemetry != first.telemetry),

@@ -16,7 +16,7 @@ use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::hooks::Hooks;
-use threadkeep_subagents::managed::{DbStore, FileStore, ManagedStore};
+use threadkeep_subagents::managed::configured_store;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -29,7 +29,7 @@ use crate::runs::{PROGRESS_EVERY, Runs};
 use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
-use threadkeep_config::{AgentStorageBackend, Config, ConfigHandle, RunEventsBackend};
+use threadkeep_config::{Config, ConfigHandle, RunEventsBackend};
 use threadkeep_records::{CheckpointForm, Records, RecordsError, RunRow};
 
 /// How long a stopping gateway waits for its runs.
@@ -147,7 +147,7 @@ impl App {
         });
         let background = TaskTracker::new();
         let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
-        let catalog = Arc::new(Catalog::new(&current, managed_store(&current, &records)));
+        let catalog = Arc::new(Catalog::new(&current, configured_store(&current, &records)));
         let admission = Admission::new(&current.subagent_runtime);
         let threads =
             Arc::new(Threads::new(records.clone(), config.clone(), accessor, modes, background.clone()));
@@ -164,7 +164,8 @@ impl App {
                 admission: admission.clone(),
                 catalog: Arc::clone(&catalog),
                 config: config.clone(),
-                hooks: Hooks::default(),
+                hooks: Arc::new(Hooks::configured(&current.subagent_hooks)),
+                records_runs: true,
                 stopping: CancellationToken::new(),
             }),
             metrics.clone(),
@@ -267,14 +268,6 @@ async fn recover(
         );
     }
     Ok((instance, recovered.rollbacks))
-}
-
-/// Where the definitions of managed subagents are.
-fn managed_store(config: &Config, records: &Records) -> Arc<dyn ManagedStore> {
-    match config.agent_storage.backend {
-        AgentStorageBackend::File => Arc::new(FileStore::new(&config.state_dir)),
-        AgentStorageBackend::Db => Arc::new(DbStore::new(records.subagents())),
-    }
 }
 
 /// Warns if other processes store checkpoints in another form.

@@ -5,6 +5,9 @@
 #[path = "commands/chat.rs"]
 mod chat;
 #[cfg(unix)]
+#[path = "commands/delegation.rs"]
+mod delegation;
+#[cfg(unix)]
 #[path = "commands/tui.rs"]
 mod tui;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use threadkeep::id::ThreadId;
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep_agent::{Agent, AgentBuilder, Tokens};
-use threadkeep_config::{ConfigHandle, ReceiptsRenderMode};
+use threadkeep_config::{Config, ConfigHandle, ReceiptsRenderMode};
 use threadkeep_records::{ExecutionRow, RECOVERY_STOP_REASON, Records, RecordsError};
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
@@ -40,7 +40,9 @@ pub struct Delegator {
     /// The configuration, read live.
     pub config: ConfigHandle,
     /// What extensions do at the start and at the end of tasks.
-    pub hooks: Hooks,
+    pub hooks: Arc<Hooks>,
+    /// Whether runs are rows of the records. An embedded client has none: what has ended there was counted when it ended.
+    pub records_runs: bool,
     /// Set when the process stops: a run that is cancelled then is to go on in another process, and so are its
     /// subagents.
     pub stopping: CancellationToken,
@@ -60,10 +62,7 @@ impl Delegator {
         allowed: Option<&[String]>,
     ) -> Result<(), StoreError> {
         let config = self.config.current_async().await;
-        let budget = config.token_budget.enabled.then(|| Budget::new(config.token_budget, None));
-        if let Some(budget) = &budget {
-            agent.middleware.push(Arc::new(Budgeting::new(Arc::clone(budget))));
-        }
+        let budget = limit_tokens(agent, &config);
         let Some(limits) = limits else { return Ok(()) };
         let available = self.catalog.available(&config, allowed).await?;
         if !available.offers_delegation() {
@@ -179,8 +178,16 @@ impl Delegator {
     /// Whether the process of a run died before the run had ended, and with it what it had counted.
     pub(crate) async fn has_died(&self, run_id: &str) -> Result<bool, RecordsError> {
         let run = self.records.runs().get(run_id).await?;
-        Ok(run.is_none_or(|run| run.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON)))
+        let Some(run) = run else { return Ok(self.records_runs) };
+        Ok(run.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON))
     }
+}
+
+/// Gives a lead agent its token budget, if the configuration has one (service reference, "Subagent settings").
+pub fn limit_tokens(agent: &mut Agent, config: &Config) -> Option<Arc<Budget>> {
+    let budget = config.token_budget.enabled.then(|| Budget::new(config.token_budget, None))?;
+    agent.middleware.push(Arc::new(Budgeting::new(Arc::clone(&budget))));
+    Some(budget)
 }
 
 /// Who asks the models of a subagent with this name, in sums of usage.

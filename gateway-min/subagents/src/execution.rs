@@ -64,6 +64,8 @@ pub(crate) struct Work {
     /// Whether its tool calls get receipts.
     pub(crate) receipts: bool,
     pub(crate) reports: Reports,
+    /// The place of the call in the parent's graph.
+    pub(crate) namespace: String,
     pub(crate) cancel: CancellationToken,
     /// Whether its tokens have been reported; nothing is reported after them.
     pub(crate) settled: Settled,
@@ -254,7 +256,7 @@ impl Work {
         let mut observer = ChildObserver::new(
             self.reports.clone(),
             self.settled.clone(),
-            &self.row.tool_call_id,
+            (&self.row.tool_call_id, &self.namespace),
             &self.definition.name,
             &self.model,
             writer.state(),

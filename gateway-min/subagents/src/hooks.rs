@@ -1,4 +1,7 @@
-//! Lifecycle hooks: what an extension learns of the start and the end of tasks (service reference, "Events").
+//! Lifecycle hooks: what an extension learns of the start and the end of tasks (service reference, "Events"). Extensions
+//! are commands of the configuration, or code that implements [`LifecycleHooks`].
+
+mod command;
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -8,7 +11,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use serde_json::{Map, Value as Json};
+use threadkeep_agent::Ended;
+use threadkeep_config::HookCommand;
 use threadkeep_records::ExecutionStatus;
+
+use command::CommandHook;
 
 /// How long all hooks together may take for one notification.
 const MAX_TIME: Duration = Duration::from_secs(3);
@@ -57,6 +64,17 @@ impl TaskConclusion {
     }
 }
 
+impl TaskConclusion {
+    /// How a lead agent's work ended. A fallback answer for a model that failed is a failure.
+    pub fn of_lead<E>(ended: &Result<Ended, E>) -> Self {
+        match ended {
+            Ok(Ended::Done { fallback: None, .. }) => Self::Completed,
+            Ok(Ended::Cancelled) => Self::Aborted,
+            Ok(Ended::Done { .. }) | Err(_) => Self::Failed,
+        }
+    }
+}
+
 impl From<ExecutionStatus> for TaskConclusion {
     fn from(status: ExecutionStatus) -> Self {
         match status {
@@ -84,6 +102,21 @@ pub struct TaskInfo {
     pub agent_name: String,
     /// Whether another process had begun it.
     pub resumed: bool,
+}
+
+impl TaskInfo {
+    /// The task of a lead agent, which is its run.
+    pub fn lead(run_id: &str, thread_id: &str, agent_name: &str) -> Self {
+        Self {
+            task_id: run_id.to_owned(),
+            run_id: run_id.to_owned(),
+            thread_id: thread_id.to_owned(),
+            kind: TaskKind::Lead,
+            parent_task_id: None,
+            agent_name: agent_name.to_owned(),
+            resumed: false,
+        }
+    }
 }
 
 /// What an extension does at the start and at the end of tasks.
@@ -122,6 +155,12 @@ impl Hooks {
     /// These extensions, in the order in which they are notified.
     pub fn new(extensions: Vec<Arc<dyn LifecycleHooks>>) -> Self {
         Self { extensions, ..Self::default() }
+    }
+
+    /// The commands of the configuration (`subagent_runtime.hooks`), in its order.
+    pub fn configured(commands: &[HookCommand]) -> Self {
+        let hooks = commands.iter().cloned().map(CommandHook::new);
+        Self::new(hooks.map(|hook| Arc::new(hook) as Arc<dyn LifecycleHooks>).collect())
     }
 
     /// Notifies of a start. `external_id` is the id that the outside knows the task by.
@@ -209,7 +248,7 @@ mod tests {
         }
     }
 
-    fn info() -> TaskInfo {
+    pub(super) fn info() -> TaskInfo {
         TaskInfo {
             task_id: "e".into(),
             run_id: "r".into(),

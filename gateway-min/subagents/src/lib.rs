@@ -11,8 +11,6 @@ mod delegator;
 mod events;
 mod evidence;
 mod execution;
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzzing;
 pub mod hooks;
 pub mod ledger;
 pub mod managed;
@@ -27,5 +25,6 @@ mod snapshot;
 mod task;
 mod watched;
 
-pub use delegator::{CatchUpError, Delegator, Uncounted};
+pub use delegator::{CatchUpError, Delegator, Uncounted, limit_tokens};
+pub use prompts::TASK_TOOL;
 pub use recheck::recheck;

@@ -1,12 +1,13 @@
 //! What a subagent reports while it works, as events of the run that delegated.
 
 use async_trait::async_trait;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use threadkeep::state::StateSnapshot;
+use threadkeep::step::Task;
 use threadkeep_agent::serialize;
 use threadkeep_agent::tools::loop_detection::Verdict;
-use threadkeep_agent::tools::{Report, Reports};
-use threadkeep_agent::{Added, Observer, ObserverError, Tokens};
+use threadkeep_agent::tools::{Nested, NestedEvent, Report, Reports};
+use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput, Tokens};
 use threadkeep_records::ExecutionTokens;
 
 use crate::events;
@@ -24,16 +25,18 @@ pub(crate) struct ChildObserver {
     index: u64,
     /// The tokens used so far, those before a restart included.
     usage: Option<ExecutionTokens>,
-    /// Reports for which there was no time to wait.
+    /// The place of the call, if the run's clients follow what happens inside of it.
+    namespace: Option<String>,
+    /// Reports for which there was no time to wait: those of one superstep at most.
     pending: Vec<Report>,
 }
 
 impl ChildObserver {
-    /// An observer of the subagent `agent`, which goes on from `state`.
+    /// An observer of the subagent `agent`, which goes on from `state`, for the call at this place.
     pub(crate) fn new(
         reports: Reports,
         settled: Settled,
-        task_id: &str,
+        (task_id, namespace): (&str, &str),
         agent: &str,
         model: &str,
         state: Option<&StateSnapshot>,
@@ -43,6 +46,7 @@ impl ChildObserver {
         let results =
             said.as_ref().and_then(Json::as_array).map_or(0, |said| progress::results_after_answer(said));
         Ok(Self {
+            namespace: reports.wants_nested().then(|| namespace.to_owned()),
             reports,
             settled,
             task_id: task_id.to_owned(),
@@ -52,6 +56,30 @@ impl ChildObserver {
             usage: progress.tokens(),
             pending: Vec::new(),
         })
+    }
+
+    /// Sends a report now or, without room, with the next ones.
+    fn pass(&mut self, report: Report) {
+        if self.settled.is() {
+            return;
+        }
+        if !self.pending.is_empty() {
+            self.pending.push(report);
+        } else if let Err(report) = self.reports.try_send(report) {
+            self.pending.push(*report);
+        }
+    }
+
+    /// Passes on what the subagent's loop reports, if somebody wants it.
+    fn nest(
+        &mut self,
+        step: i64,
+        event: impl FnOnce() -> threadkeep::Result<NestedEvent>,
+    ) -> threadkeep::Result<()> {
+        if let Some(namespace) = self.namespace.clone() {
+            self.pass(Report::Nested(Nested { namespace, step, event: event()? }));
+        }
+        Ok(())
     }
 
     /// Sends what could not be sent at once.
@@ -93,7 +121,34 @@ impl Observer for ChildObserver {
 
     fn loop_checked(&mut self, _: Option<&str>, verdict: &Verdict) {
         if *verdict != Verdict::Proceed {
-            self.pending.push(Report::LoopChecked { agent: self.agent.clone(), verdict: verdict.clone() });
+            self.pass(Report::LoopChecked { agent: self.agent.clone(), verdict: verdict.clone() });
         }
+    }
+
+    fn task_started(&mut self, step: i64, task: &Task, input: TaskInput<'_>) -> threadkeep::Result<()> {
+        self.nest(step, || {
+            let input = match input {
+                TaskInput::State(Some(state)) => Json::Object(serialize::values(state)?),
+                TaskInput::State(None) => Json::Object(Map::new()),
+                TaskInput::Call(call) => call.clone(),
+            };
+            Ok(NestedEvent::TaskStarted(task.clone(), input))
+        })
+    }
+
+    fn message(&mut self, step: i64, task: &Task, origin: Option<Origin<'_>>, message: &Json) {
+        let origin = origin.map(|origin| (origin.provider.to_owned(), origin.model.to_owned()));
+        // Making this one cannot fail.
+        let _ = self.nest(step, || Ok(NestedEvent::Message(task.clone(), origin, message.clone())));
+    }
+
+    fn task_ended(&mut self, step: i64, task: &Task, outcome: threadkeep::Result<&Json, &str>) {
+        let outcome = outcome.cloned().map_err(str::to_owned);
+        // Making this one cannot fail.
+        let _ = self.nest(step, || Ok(NestedEvent::TaskEnded(task.clone(), outcome)));
+    }
+
+    fn committed(&mut self, state: &StateSnapshot) -> threadkeep::Result<()> {
+        self.nest(state.metadata.step, || Ok(NestedEvent::Committed(Box::new(state.clone()))))
     }
 }

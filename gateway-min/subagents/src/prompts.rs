@@ -6,7 +6,7 @@ use crate::ledger::Limits;
 use crate::snapshot;
 
 /// What the tool `task` does, for the model that may call it.
-pub(crate) const TASK_TOOL: &str = "Hands a task to a subagent that works on it alone, with a conversation of its own, \
+pub const TASK_TOOL: &str = "Hands a task to a subagent that works on it alone, with a conversation of its own, \
     and returns its final report. Several calls in one answer run at the same time.";
 
 /// What a subagent's prompt says about its report.

@@ -258,14 +258,8 @@ impl Task {
             description: bounds::first(description, 200).to_owned(),
             deadline,
         };
-        // In a task of its own: the run does not poll this call while it stores what another one reports, which would wait
-        // for this transaction.
-        let executions = self.delegator.records.executions().clone();
-        let opened = tokio::spawn(async move { executions.open(new).await }).await;
-        match opened {
-            Ok(opened) => Ok(opened.map_err(ExecutionError::from)?),
-            Err(panic) => Err(Failure::Unexpected { class: "RuntimeError", detail: panic.to_string() }),
-        }
+        let opened = self.delegator.records.executions().open(new).await.map_err(ExecutionError::from)?;
+        Ok(opened)
     }
 
     /// The work in a task of its own, so that a subagent settles what it has begun even if nobody waits for it.
@@ -293,6 +287,7 @@ impl Task {
             cancel: context.cancel.child_token(),
             settled: Settled::default(),
             begun: Mutex::default(),
+            namespace: context.namespace.clone(),
         };
         Watched::start(work).outcome().await.map_err(|none| match none {
             NoOutcome::Failed(error) => error.into(),

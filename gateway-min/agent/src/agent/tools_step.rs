@@ -41,12 +41,12 @@ impl Agent {
                 *slot = Some(result);
             }
         }
-        let (reports, mut reported) = Reports::channel();
+        let (reports, mut reported) = Reports::channel(session.observer.wants_nested());
         let cancel = session.terms.cancel.clone();
         let state = session.writer.state().cloned().map(std::sync::Arc::new);
         let (mut running, mut contexts, mut stops_within) = (FuturesUnordered::new(), Vec::new(), None);
         for ((call, node), index) in calls.iter().zip(next).zip(0_u32..) {
-            let context = ToolContext {
+            let mut context = ToolContext {
                 index,
                 state: state.clone(),
                 cancel: cancel.clone(),
@@ -58,6 +58,7 @@ impl Agent {
                 continue;
             }
             let task = session.writer.start_task(node, index);
+            context.namespace = format!("{node}:{}", task.id);
             session.observer.task_started(step, &task, TaskInput::Call(call))?;
             let bound = self.toolbox.stops_within(call);
             stops_within = stops_within.max(bound);
@@ -86,17 +87,18 @@ impl Agent {
                     loop {
                         tokio::select! {
                             biased;
-                            Some(report) = reported.recv() => observe(observer, report).await,
+                            // Subagents are awaited whether or not their last reports can be shown.
+                            Some(report) = reported.recv() => drop(observe(observer, report).await),
                             _ = &mut stopped => break,
                         }
                     }
                     while let Ok(report) = reported.try_recv() {
-                        observe(observer, report).await;
+                        drop(observe(observer, report).await);
                     }
                     return Ok(Stepped::Cancelled);
                 }
                 Some(report) = reported.recv() => {
-                    observe(session.observer, report).await;
+                    observe(session.observer, report).await?;
                     continue;
                 }
                 done = running.next() => match done {
@@ -107,7 +109,7 @@ impl Agent {
             };
             // What the tool reported before its result is shown before it.
             while let Ok(report) = reported.try_recv() {
-                observe(session.observer, report).await;
+                observe(session.observer, report).await?;
             }
             ends_run |= done.ends_run;
             let tool = done.message["name"].as_str().unwrap_or_default();
@@ -149,10 +151,12 @@ impl Agent {
 }
 
 /// Passes on what a tool reported while it worked.
-async fn observe(observer: &mut dyn Observer, report: Report) {
+async fn observe(observer: &mut dyn Observer, report: Report) -> threadkeep::Result<()> {
     match report {
         Report::Custom(event) => observer.custom(&event).await,
         Report::Usage { model, caller, calls, tokens } => observer.used(&model, &caller, calls, tokens),
         Report::LoopChecked { agent, verdict } => observer.loop_checked(Some(&agent), &verdict),
+        Report::Nested(nested) => observer.nested(&nested)?,
     }
+    Ok(())
 }

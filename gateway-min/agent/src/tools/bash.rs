@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use threadkeep_config::Secret;
@@ -22,7 +21,10 @@ use tokio::time::timeout;
 
 use super::output::HeadAndTail;
 use super::workspace::Workspace;
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSettings, ToolSpec, ToolStatus, blocking, parse};
+use super::{
+    ProcessGroup, Tool, ToolContext, ToolError, ToolOutput, ToolSettings, ToolSpec, ToolStatus, blocking,
+    parse,
+};
 
 /// How long to keep reading after a command has ended and its process group was killed. Only a process that left the
 /// group can still hold the output open, and it is not waited for.
@@ -162,26 +164,6 @@ async fn read(stream: &mut Option<impl AsyncRead + Unpin>, buffer: &mut [u8]) ->
     match stream {
         Some(stream) => stream.read(buffer).await.unwrap_or_default(),
         None => std::future::pending().await,
-    }
-}
-
-/// The processes started by a command. They are killed when this is dropped: at the end of the command, when its time
-/// is up, and when the run is cancelled.
-struct ProcessGroup(Option<Pid>);
-
-impl ProcessGroup {
-    fn of(child: &Child) -> Self {
-        Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
-    }
-}
-
-impl Drop for ProcessGroup {
-    fn drop(&mut self) {
-        if let Some(leader) = self.0 {
-            // Fails if all have ended, which is the goal. The process group's id cannot be reused while one of its
-            // processes lives.
-            let _ = kill_process_group(leader, Signal::KILL);
-        }
     }
 }
 

@@ -15,6 +15,7 @@ mod glob;
 pub mod loop_detection;
 mod output;
 mod pool;
+mod process_group;
 mod reports;
 mod schema;
 mod search;
@@ -37,7 +38,8 @@ pub use self::clarification::asks;
 use self::pool::blocking;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
-pub use reports::{Report, Reports};
+pub use process_group::ProcessGroup;
+pub use reports::{Nested, NestedEvent, Report, Reports};
 pub use toolbox::{ToolAnswer, Toolbox};
 pub use workspace::copy::copy as copy_workspace;
 pub use workspace::snapshot::{Changes, Snapshot};
@@ -87,6 +89,9 @@ pub struct ToolContext {
     pub root: PathBuf,
     /// The call's index among the calls of its answer.
     pub index: u32,
+    /// The task of the call, as streams name the place of what works inside of it: the node and the task's id. Empty
+    /// outside of a run.
+    pub namespace: String,
     /// The state from which the call runs; `None` outside of a run.
     pub state: Option<Arc<StateSnapshot>>,
     /// Cancelled with the run.
@@ -106,6 +111,7 @@ impl ToolContext {
             tool_call_id: String::new(),
             root: root.into(),
             index: 0,
+            namespace: String::new(),
             state: None,
             cancel: CancellationToken::new(),
             reports: Reports::unread(),

@@ -13,6 +13,7 @@ use threadkeep_storage::channel_mode;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::delegation::{Delegation, Place};
 use super::options::open_config;
 use super::{ClientError, Configuration, Turn, TurnOptions, turn};
 use threadkeep_agent::Pattern;
@@ -21,7 +22,8 @@ use threadkeep_config::{Config, ConfigHandle};
 /// What turns run with.
 pub(super) struct Core {
     pub(super) config: ConfigHandle,
-    pub(super) agents: AgentBuilder,
+    pub(super) agents: Arc<AgentBuilder>,
+    pub(super) delegation: Delegation,
     pub(super) table: Arc<ChannelTable>,
     pub(super) ids: Arc<IdSource>,
     /// `None` if nothing is stored between turns.
@@ -37,14 +39,16 @@ pub(super) struct Core {
 impl Core {
     pub(super) fn new(
         config: ConfigHandle,
-        current: &Config,
+        current: Arc<Config>,
+        place: Place,
         (table, ids): (Arc<ChannelTable>, Arc<IdSource>),
         accessor: Option<StateAccessor>,
         defaults: TurnOptions,
         guard: Option<Guard>,
     ) -> Self {
-        let agents = AgentBuilder::new(config.clone(), current);
+        let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
         Self {
+            delegation: Delegation::new(config.clone(), current, Arc::clone(&agents), place),
             config,
             agents,
             table,
@@ -118,11 +122,13 @@ impl Agent {
         let ids = Arc::new(IdSource::default());
         let accessor =
             checkpointer.map(|saver| StateAccessor::new(saver, Arc::clone(&table), Arc::clone(&ids)));
-        Ok(Self { core: Arc::new(Core::new(config, &current, (table, ids), accessor, defaults, None)) })
+        Ok(Self {
+            core: Arc::new(Core::new(config, current, Place::Client, (table, ids), accessor, defaults, None)),
+        })
     }
 
     /// As [`Client::stream`](super::Client::stream).
     pub fn stream(&self, message: &str, thread_id: Option<&str>, options: TurnOptions) -> Turn {
-        turn::start(Arc::clone(&self.core), message, thread_id, options)
+        turn::start(Arc::clone(&self.core), Some(message), thread_id, options)
     }
 }

@@ -1,12 +1,14 @@
-//! The checkpointer shared by all embedded clients of a process.
+//! The store shared by all embedded clients of a process: checkpoints, and the records of subagents.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use threadkeep::cache::CachedSaver;
 use threadkeep::saver::Saver;
-use threadkeep_storage::{Checkpoints, memory_cache};
-use tokio::sync::Mutex;
+use threadkeep_records::Records;
+use threadkeep_storage::{Checkpoints, memory_cache, open_records};
+use threadkeep_subagents::admission::Admission;
+use tokio::sync::{Mutex, OnceCell};
 
 use super::ClientError;
 use threadkeep_config::Config;
@@ -15,11 +17,24 @@ use threadkeep_config::Config;
 pub(super) struct SharedStore {
     checkpoints: Checkpoints,
     saver: Arc<dyn Saver>,
+    /// The slots for subagents, which all clients of the store share.
+    slots: Admission,
+    /// The gateway's records, opened by the first client that needs them.
+    records: OnceCell<Records>,
 }
 
 impl SharedStore {
     pub(super) fn saver(&self) -> &Arc<dyn Saver> {
         &self.saver
+    }
+
+    pub(super) fn slots(&self) -> &Admission {
+        &self.slots
+    }
+
+    /// The records beside the checkpoints. The gateway may have them open at the same time.
+    pub(super) async fn records(&self, config: &Config) -> Result<Records, ClientError> {
+        Ok(self.records.get_or_try_init(|| open_records(config)).await?.clone())
     }
 }
 
@@ -68,13 +83,17 @@ async fn open(config: &Config) -> Result<SharedStore, ClientError> {
         Some(cache) => Arc::new(CachedSaver::new(checkpoints.saver(), Arc::new(cache))),
         None => checkpoints.saver(),
     };
-    Ok(SharedStore { checkpoints, saver })
+    let slots = Admission::new(&config.subagent_runtime);
+    Ok(SharedStore { checkpoints, saver, slots, records: OnceCell::new() })
 }
 
 /// Releases a store, and closes it if no other client uses it. A client that opens it meanwhile waits.
 pub(super) async fn close(store: Arc<SharedStore>) {
     let _opening = STORES.lock().await;
     if let Some(last) = Arc::into_inner(store) {
+        if let Some(records) = last.records.get() {
+            records.close().await;
+        }
         last.checkpoints.close().await;
     }
 }

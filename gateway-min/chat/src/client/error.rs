@@ -1,7 +1,12 @@
 //! The errors of an embedded client.
 
+use std::path::PathBuf;
+
 use threadkeep_agent::AgentError;
+use threadkeep_records::RecordsError;
 use threadkeep_storage::OpenError;
+use threadkeep_subagents::CatchUpError;
+use threadkeep_subagents::managed::StoreError;
 
 use threadkeep_config::ConfigError;
 
@@ -25,6 +30,20 @@ pub enum ClientError {
     /// [`Conflict`](threadkeep::Error::Conflict) if another process wrote to the thread meanwhile.
     #[error(transparent)]
     Engine(#[from] threadkeep::Error),
+    /// The records of threads and subagents. Among others [`RecordsError::Conflict`] for a thread that a run holds.
+    #[error(transparent)]
+    Records(#[from] RecordsError),
+    /// The subagents that administrators defined could not be read.
+    #[error("the managed subagents cannot be read: {0}")]
+    Subagents(#[from] StoreError),
+    /// A thread's directory could not be removed.
+    #[error("cannot remove {}: {source}", directory.display())]
+    Directory {
+        /// The directory.
+        directory: PathBuf,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
     /// An argument is invalid; nothing was changed.
     #[error("{0}")]
     Invalid(String),
@@ -54,7 +73,18 @@ impl ClientError {
             Self::Engine(error) | Self::Start(OpenError::Checkpoints(error)) => error.class_name(),
             Self::Config(_) | Self::Invalid(_) | Self::DeltaWithCheckpointer => "ValueError",
             Self::Agent { name, .. } => name,
-            Self::Start(_) | Self::Stateless | Self::Died => "RuntimeError",
+            Self::Records(_) => "RunStoreError",
+            Self::Directory { .. } => "OSError",
+            Self::Start(_) | Self::Subagents(_) | Self::Stateless | Self::Died => "RuntimeError",
+        }
+    }
+}
+
+impl From<CatchUpError> for ClientError {
+    fn from(error: CatchUpError) -> Self {
+        match error {
+            CatchUpError::Engine(error) => error.into(),
+            CatchUpError::Records(error) => error.into(),
         }
     }
 }

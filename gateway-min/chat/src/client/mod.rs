@@ -12,7 +12,7 @@
 //! # }
 //! ```
 //!
-//! It runs the same agent as the gateway, on the same store, but without runs: no run rows, no event feed, no
+//! It runs the same agent as the gateway, on the same store, subagents included, but without runs: no run rows, no event feed, no
 //! duration-only checkpoints, no rollback, no degraded reader. A thread that both use is one thread, and neither waits
 //! for the other: a commit on a head that the other has moved fails the turn with [`threadkeep::Error::Conflict`]. What
 //! the turn committed before stays on the thread, and the next turn continues from what the other wrote.
@@ -20,11 +20,16 @@
 //! A thread that needs delta mode is refused in full mode before the agent is built, with
 //! [`threadkeep::Error::ModeMismatch`] as the only item of the turn's stream.
 //!
-//! Features of the service's client that this gateway does not have: delegation (`subagent_enabled`), plan mode,
-//! skills, memory, uploads, artifacts, MCP servers and further middlewares.
+//! With [`TurnOptions::subagent_enabled`] the agent delegates. The executions are rows of the gateway's records beside the
+//! checkpoints, so that a turn which was killed goes on with its subagents ([`Client::resume`]), here or in a gateway. A
+//! client with a checkpointer of its own, or without one, keeps the rows in memory.
+//!
+//! Features of the service's client that this gateway does not have: plan mode, skills, memory, uploads, artifacts, MCP servers and further middlewares.
 
 mod agent;
 mod checkpointer;
+mod delegation;
+mod deletion;
 mod error;
 mod event;
 mod model;
@@ -43,7 +48,10 @@ use threadkeep::mode::ModeRegister;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::goal::CONTINUATIONS_MAX;
 use threadkeep_agent::goal_state::{self, EMPTY_OBJECTIVE, OBJECTIVE_MAX};
+use threadkeep_records::Records;
 use threadkeep_storage::channel_mode;
+use threadkeep_subagents::TASK_TOOL;
+use threadkeep_subagents::ledger::TASK;
 
 pub use agent::Agent;
 pub use error::ClientError;
@@ -56,6 +64,7 @@ pub use turn::Turn;
 
 use agent::{Core, Guard, thread_id};
 use checkpointer::SharedStore;
+use delegation::Place;
 use options::open_config;
 use threadkeep_config::Config;
 
@@ -99,7 +108,8 @@ impl Client {
             StateAccessor::new(saver, Arc::clone(&table), Arc::clone(&ids))
                 .remembering(move || followed.last_known().accessor_graph_max())
         });
-        let core = Core::new(config, &current, (table, ids), accessor, options.turn, Some(guard));
+        let place = store.clone().map_or(Place::Client, Place::Shared);
+        let core = Core::new(config, current, place, (table, ids), accessor, options.turn, Some(guard));
         Ok(Self { core: Arc::new(core), store })
     }
 
@@ -108,7 +118,35 @@ impl Client {
     /// Without `thread_id` the turn creates a thread, whose id is [`Turn::thread_id`]. The turn runs in its own task,
     /// so the caller may read slowly (the turn waits when 16 MiB of events are unread); dropping the [`Turn`] stops it at the next point where nothing is half-written.
     pub fn stream(&self, message: &str, thread_id: Option<&str>, options: TurnOptions) -> Turn {
-        turn::start(Arc::clone(&self.core), message, thread_id, options)
+        turn::start(Arc::clone(&self.core), Some(message), thread_id, options)
+    }
+
+    /// Starts a turn without a message: the thread goes on where its last turn stopped, in whichever process that was.
+    /// Subagents go on too: a result that was stored is not asked for again.
+    ///
+    /// The turn fails with [`ClientError::Invalid`] if the thread has nothing to go on with.
+    pub fn resume(&self, thread_id: &str, options: TurnOptions) -> Turn {
+        turn::start(Arc::clone(&self.core), None, Some(thread_id), options)
+    }
+
+    /// Whether [`Self::resume`] has something to go on with.
+    ///
+    /// # Errors
+    /// As [`Self::get_thread`].
+    pub async fn is_unfinished(&self, thread_id: &str) -> Result<bool, ClientError> {
+        let state = self.accessor()?.get(&self::thread_id(thread_id)?, None).await?;
+        Ok(state.is_some_and(|state| !state.next.is_empty()))
+    }
+
+    /// Deletes a thread, if it exists: its subagents, its checkpoints, its working directory, and the gateway's records of
+    /// it. No turn may be running on it.
+    ///
+    /// # Errors
+    /// [`ClientError::Stateless`]; [`RecordsError::Conflict`](threadkeep_records::RecordsError::Conflict) if a run of a
+    /// gateway holds the thread, and [`threadkeep::Error::Stale`] if somebody wrote to it meanwhile: nothing of the
+    /// conversation is deleted then. The errors of the stores; a deletion that failed can be repeated.
+    pub async fn delete_thread(&self, thread_id: &str) -> Result<(), ClientError> {
+        deletion::delete(&self.core, self.accessor()?, &self::thread_id(thread_id)?).await
     }
 
     /// Runs a turn, and returns the text of its last answer.
@@ -211,9 +249,18 @@ impl Client {
         self.core.config.current_async().await.model(name).map(ModelInfo::from)
     }
 
-    /// The agent's tools: their names and the descriptions shown to the model.
+    /// The agent's tools: their names and the descriptions shown to the model. `task` is among them if turns delegate by
+    /// default.
     pub fn tools(&self) -> Vec<(String, String)> {
-        self.core.agents.toolbox().specs().into_iter().map(|spec| (spec.name, spec.description)).collect()
+        let specs = self.core.agents.toolbox().specs().into_iter().map(|spec| (spec.name, spec.description));
+        let delegates = self.core.defaults.subagent_enabled == Some(true);
+        specs.chain(delegates.then(|| (TASK.to_owned(), TASK_TOOL.to_owned()))).collect()
+    }
+
+    /// Says that the process is about to end: from now on, a turn that is cancelled leaves its subagents to
+    /// [`Self::resume`], instead of cancelling them for good.
+    pub fn stop(&self) {
+        self.core.delegation.stopping.cancel();
     }
 
     /// Waits for the last writes of running turns, and closes the store if no other client of the process uses it.
@@ -232,6 +279,11 @@ impl Client {
     /// The client's current configuration.
     pub(crate) async fn config(&self) -> Arc<Config> {
         self.core.config.current_async().await
+    }
+
+    /// The gateway's records, which this client has open.
+    pub(crate) async fn records(&self) -> Result<&Records, ClientError> {
+        self.core.delegation.records().await
     }
 
     fn accessor(&self) -> Result<&StateAccessor, ClientError> {

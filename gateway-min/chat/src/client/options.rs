@@ -71,6 +71,14 @@ pub struct TurnOptions {
     pub agent_name: Option<String>,
     /// The maximum number of supersteps, up to the configured `max_recursion_limit`; default 100.
     pub recursion_limit: Option<u64>,
+    /// Whether the agent may delegate to subagents with the tool `task`; default false, except that a turn which goes on
+    /// with unfinished delegations ([`Client::resume`](super::Client::resume)) delegates.
+    pub subagent_enabled: Option<bool>,
+    /// How many delegations one answer of the model may start; default 3, brought into 1 to 64 and to at most
+    /// `subagent_runtime.max_running`.
+    pub max_concurrent_subagents: Option<i64>,
+    /// How many delegations the turn may start, brought into 1 to 50; default `subagents.max_total_per_run`.
+    pub max_total_subagents: Option<i64>,
 }
 
 impl TurnOptions {
@@ -82,6 +90,9 @@ impl TurnOptions {
             reasoning_effort: self.reasoning_effort.or_else(|| defaults.reasoning_effort.clone()),
             agent_name: self.agent_name.or_else(|| defaults.agent_name.clone()),
             recursion_limit: self.recursion_limit.or(defaults.recursion_limit),
+            subagent_enabled: self.subagent_enabled.or(defaults.subagent_enabled),
+            max_concurrent_subagents: self.max_concurrent_subagents.or(defaults.max_concurrent_subagents),
+            max_total_subagents: self.max_total_subagents.or(defaults.max_total_subagents),
         }
     }
 }

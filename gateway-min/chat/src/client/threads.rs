@@ -9,6 +9,7 @@ use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::serialize;
+use threadkeep_records::CHILD_PREFIX;
 
 use super::ClientError;
 
@@ -99,6 +100,8 @@ pub(crate) async fn heads(accessor: &StateAccessor) -> threadkeep::Result<Vec<He
         let page = saver.threads(after.as_ref(), PAGE).await?;
         let Some(last) = page.last() else { break };
         after = Some(last.clone());
+        // The threads of subagents belong to those that delegated.
+        let page = page.into_iter().filter(|thread| !thread.as_str().starts_with(CHILD_PREFIX));
         let found = stream::iter(page).map(async |thread| {
             let load = Load::Only([TITLE.into()].into());
             // A thread that was deleted meanwhile, or that only has nested graphs, has no head.

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use async_trait::async_trait;
 use futures::{Stream, StreamExt as _};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::state::{StateAccessor, StateSnapshot};
@@ -15,6 +16,8 @@ use threadkeep_agent::{
     Tokens,
 };
 use threadkeep_storage::Checkpoints;
+use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
+use threadkeep_subagents::{ledger, limit_tokens};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
@@ -97,13 +100,13 @@ impl Stream for Turn {
     }
 }
 
-/// Starts a turn.
-pub(super) fn start(core: Arc<Core>, text: &str, thread: Option<&str>, options: TurnOptions) -> Turn {
+/// Starts a turn. Without a text the thread goes on where it stopped.
+pub(super) fn start(core: Arc<Core>, text: Option<&str>, thread: Option<&str>, options: TurnOptions) -> Turn {
     let (sender, events) = queue();
     let thread_id = thread.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
     let cancel = CancellationToken::new();
     let (stop, tracker) = (cancel.clone(), core.turns.clone());
-    let (thread, input) = (thread_id.clone(), message::human(text));
+    let (thread, input) = (thread_id.clone(), text.map(message::human));
     tracker.spawn(async move {
         let options = options.or(&core.defaults);
         let work = Box::pin(work(&core, &thread, input, &options, &sender, &cancel));
@@ -128,6 +131,7 @@ impl Sender<'_> {
     }
 }
 
+#[async_trait]
 impl Observer for Sender<'_> {
     fn message(&mut self, _: i64, _: &Task, _: Option<Origin<'_>>, message: &Json) {
         let mut message = message.clone();
@@ -151,13 +155,21 @@ impl Observer for Sender<'_> {
     fn model_answered(&mut self, _: &str, _: &str, answer: &Json) {
         self.tokens += Tokens::of(answer);
     }
+
+    fn used(&mut self, _: &str, _: &str, _: u64, tokens: Tokens) {
+        self.tokens += tokens;
+    }
+
+    async fn custom(&mut self, event: &Json) {
+        self.send([Event::Custom(event.clone())]);
+    }
 }
 
 /// Runs a turn; returns its token usage.
 async fn work(
     core: &Core,
     thread: &str,
-    input: Json,
+    input: Option<Json>,
     options: &TurnOptions,
     events: &queue::Sender,
     cancel: &CancellationToken,
@@ -178,16 +190,41 @@ async fn work(
         thinking: Some(thinking),
         reasoning_effort: options.reasoning_effort.as_deref(),
     };
-    let agent = core.agents.lead(&spec).await?;
+    let mut agent = core.agents.lead(&spec).await?;
+    let mut writer = StepWriter::open(&accessor, &thread, None).await?;
+    let state = writer.state();
+    if input.is_none() && state.is_none_or(|state| state.next.is_empty()) {
+        return Err(ClientError::Invalid(format!(
+            "thread '{thread}' has nothing to go on with; start a turn with a message"
+        )));
+    }
+    let left = ledger::has_unfinished(state)?;
+    let limits = core.delegation.limits(options, &current, left && input.is_none());
+    let mut uncounted = Vec::new();
+    if left || limits.is_some() {
+        let delegator = core.delegation.delegator().await?;
+        uncounted.extend(delegator.catch_up(&accessor, thread.as_str(), &run_id, state).await?);
+        if left && input.is_some() {
+            // Nobody goes on with what the thread has turned away from.
+            uncounted.extend(delegator.abandon(&accessor, thread.as_str(), &run_id).await?);
+        }
+        delegator.equip(&mut agent, &accessor, limits, None).await?;
+    } else {
+        limit_tokens(&mut agent, &current);
+    }
+    let binding = binding(options)?;
     let mut metadata = Map::from_iter([
         ("run_id".to_owned(), json!(run_id)),
         ("thinking_enabled".to_owned(), json!(thinking)),
-        (AGENT_BINDING.to_owned(), json!(binding(options)?)),
+        (AGENT_BINDING.to_owned(), json!(binding)),
     ]);
     metadata.extend(options.model_name.as_ref().map(|name| ("model_name".to_owned(), json!(name))));
-    let mut writer = StepWriter::open(&accessor, &thread, None).await?;
     let mut sender = Sender { events, translator: Translator::default(), tokens: Tokens::default() };
+    for used in &uncounted {
+        sender.tokens += used.tokens;
+    }
     let limit = options.recursion_limit.unwrap_or(RECURSION_LIMIT).max(1);
+    let info = TaskInfo::lead(&run_id, thread.as_str(), &binding);
     let terms = RunTerms {
         run_id,
         metadata,
@@ -197,9 +234,13 @@ async fn work(
         durability: Durability::default(),
     };
     let mut session = Session::new(terms, &mut writer, &mut sender);
-    let input = Map::from_iter([("messages".to_owned(), json!([input]))]);
+    let input = input.map(|input| Map::from_iter([("messages".to_owned(), json!([input]))]).into());
+    let hooks = &core.delegation.hooks;
+    hooks.started(&info.task_id, &info).await;
     // No other run waits for the thread: there are no runs here.
-    agent.work(&mut session, Some(input.into()), || async { Ok(false) }).await?;
+    let ended = agent.work(&mut session, input, || async { Ok(false) }).await;
+    hooks.stopped(&info.task_id, &info, TaskConclusion::of_lead(&ended)).await;
+    ended?;
     writer.flush().await?;
     let Tokens { input, output, total } = sender.tokens;
     Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })

@@ -7,6 +7,7 @@ use futures::StreamExt as _;
 use serde_json::json;
 use threadkeep_agent::model::message::{self, ERROR_TYPE};
 
+use super::signals::{Signal, Signals};
 use super::terminal::{harmless, harmless_json};
 use super::{ChatArgs, NO_MESSAGE, complain, note, refuse, text_of, withheld};
 use crate::client::{Answer, Client, ClientError, Event, Turn, TurnOptions, Values};
@@ -26,6 +27,10 @@ enum Failure {
     Deaf,
     /// An error with this message.
     Said(String),
+    /// A signal asked for the end of the turn, which has ended.
+    Stopped(Signal),
+    /// Another signal followed: the process ends at once.
+    Insisted(Signal),
 }
 
 impl From<io::Error> for Failure {
@@ -49,13 +54,14 @@ pub(super) async fn run(args: &ChatArgs, form: Form, message: Option<String>) ->
         None => tokio::task::spawn_blocking(piped).await.unwrap_or_else(|error| Err(error.into())),
     };
     let done = match message {
-        Ok(message) if message.trim().is_empty() => return refuse(NO_MESSAGE),
+        Ok(message) if message.trim().is_empty() && !args.continues() => return refuse(NO_MESSAGE),
         Ok(message) => have(args, form, &message).await,
         Err(error) => Err(Failure::Said(format!("cannot read standard input: {error}"))),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Deaf) => ExitCode::FAILURE,
+        Err(Failure::Stopped(signal) | Failure::Insisted(signal)) => ExitCode::from(signal.exit_code()),
         Err(Failure::Said(text)) => {
             if form == Form::Json {
                 // Ignore the result: stdout is no longer useful either way.
@@ -77,7 +83,7 @@ fn piped() -> io::Result<String> {
     Ok(text)
 }
 
-/// Runs the turn, and closes the client however the turn ends.
+/// Runs the turn, and closes the client however the turn ends. Without a message the thread goes on where it stopped.
 async fn have(args: &ChatArgs, form: Form, message: &str) -> Result<(), Failure> {
     let config = args.config().await?;
     if let Some(text) = withheld(&config) {
@@ -86,17 +92,38 @@ async fn have(args: &ChatArgs, form: Form, message: &str) -> Result<(), Failure>
     let client = Client::open(args.client_options(config)).await?;
     let done = async {
         let thread = args.thread(&client).await?;
-        let turn = client.stream(message, thread.as_deref(), TurnOptions::default());
-        show(form, turn).await
+        let turn = match &thread {
+            Some(thread) if message.trim().is_empty() => client.resume(thread, TurnOptions::default()),
+            _ => client.stream(message, thread.as_deref(), TurnOptions::default()),
+        };
+        show(&client, form, turn).await
     }
     .await;
-    client.close().await;
+    if !matches!(done, Err(Failure::Insisted(_))) {
+        client.close().await;
+    }
     done
 }
 
-async fn show(form: Form, mut turn: Turn) -> Result<(), Failure> {
+async fn show(client: &Client, form: Form, mut turn: Turn) -> Result<(), Failure> {
     let (mut answer, mut fallback) = (Answer::default(), None);
-    while let Some(event) = turn.next().await {
+    let (mut signals, mut stopped) = (Signals::listen(), None);
+    loop {
+        let event = tokio::select! {
+            biased;
+            signal = signals.next() => {
+                if stopped.replace(signal).is_some() {
+                    return Err(Failure::Insisted(signal));
+                }
+                if signal == Signal::Terminate {
+                    client.stop();
+                }
+                turn.cancel();
+                continue;
+            }
+            event = turn.next() => event,
+        };
+        let Some(event) = event else { break };
         let event = event?;
         if form == Form::Json {
             put(form, &serde_json::to_string(&event).map_err(io::Error::from)?)?;
@@ -108,6 +135,9 @@ async fn show(form: Form, mut turn: Turn) -> Result<(), Failure> {
     }
     if form == Form::Text {
         put(form, &answer.text)?;
+    }
+    if let Some(signal) = stopped {
+        return Err(Failure::Stopped(signal));
     }
     fallback.map_or(Ok(()), |failed| Err(Failure::Said(failed)))
 }

@@ -6,8 +6,10 @@
 //! | 0 | the turn finished, or the user left the terminal UI |
 //! | 1 | an error, printed on stderr; or the reader of stdout is gone |
 //! | 2 | an invalid command line, or no message |
+//! | 130, 143 | without the terminal UI: Ctrl-C, or a signal to end, stopped the turn; what it had committed stays |
 
 mod headless;
+mod signals;
 mod terminal;
 mod threads;
 mod tui;
@@ -45,6 +47,8 @@ Examples:
   git diff | threadkeep chat --print            the message from standard input
   threadkeep chat --json 'Hi' | jq .type        every event as a line of JSON
   threadkeep chat --resume 'Plan a trip' --print 'And then?'
+  threadkeep chat --subagents 'Research three things'
+  threadkeep chat --subagents --continue --print   go on with what was killed, without a message
 
 The configuration, .env and threads (.svc) of the working directory are used only after `threadkeep config trust`, as
 they decide which programs run and where keys are sent. Otherwise your own are: ~/.config/threadkeep/config.yaml,
@@ -54,10 +58,15 @@ and SVC_HOME name is always used.
 Threads are in the configured store, which a gateway may serve at the same time. If both write to one thread at the
 same time, one of them fails with a conflict, and nothing is lost.
 
+With --subagents the agent hands work to subagents. --json prints their task_started, task_running, task_completed,
+task_failed, task_cancelled and task_timed_out events as records of type 'custom'. Ctrl-C cancels them with the turn; after
+a crash, --continue or --resume without a message goes on with them.
+
 Exit codes:
-  0  success
-  1  an error, printed on stderr; or the reader of stdout is gone
-  2  an invalid command line, or no message")]
+  0    success
+  1    an error, printed on stderr; or the reader of stdout is gone
+  2    an invalid command line, or no message
+  130  Ctrl-C stopped the turn; what it had committed stays (143: SIGTERM did)")]
 pub struct ChatArgs {
     /// The message; in the terminal UI the first one. If omitted, standard input is read unless it is a terminal.
     message: Option<String>,
@@ -87,6 +96,15 @@ pub struct ChatArgs {
     /// Maximum supersteps of the turn.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     recursion_limit: Option<u64>,
+    /// Let the agent delegate to subagents, with the tool `task`.
+    #[arg(long)]
+    subagents: bool,
+    /// Maximum delegations in one answer of the model [default: 3, at most subagent_runtime.max_running].
+    #[arg(long, value_name = "N", requires = "subagents", value_parser = clap::value_parser!(i64).range(1..=64))]
+    max_concurrent_subagents: Option<i64>,
+    /// Maximum delegations of a turn [default: subagents.max_total_per_run].
+    #[arg(long, value_name = "N", requires = "subagents", value_parser = clap::value_parser!(i64).range(1..=50))]
+    max_total_subagents: Option<i64>,
     /// The model [default: the first configured one].
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -155,10 +173,18 @@ impl ChatArgs {
             turn: TurnOptions {
                 model_name: self.model.clone(),
                 recursion_limit: self.recursion_limit,
+                subagent_enabled: self.subagents.then_some(true),
+                max_concurrent_subagents: self.max_concurrent_subagents,
+                max_total_subagents: self.max_total_subagents,
                 ..TurnOptions::default()
             },
             ..ClientOptions::default()
         }
+    }
+
+    /// Whether it continues a thread, which needs no message if the thread stopped in the middle of a turn.
+    fn continues(&self) -> bool {
+        self.go_on || self.resume.is_some()
     }
 
     /// The thread to continue; `None` for a new one.
@@ -286,6 +312,9 @@ mod tests {
             &["--continue", "--resume", "x"],
             &["--recursion-limit", "0"],
             &["--recursion-limit", "x"],
+            &["--max-total-subagents", "3"],
+            &["--subagents", "--max-total-subagents", "51"],
+            &["--subagents", "--max-concurrent-subagents", "0"],
         ] {
             assert_eq!(parsed(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
         }

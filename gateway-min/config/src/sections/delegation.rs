@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::node::Node;
 use crate::secret::Secret;
+use crate::sections::sandbox::check_variables;
 
 /// What happens to a delegation when all slots are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +54,57 @@ impl SubagentRuntime {
                 1..=86_400,
             ),
         }
+    }
+}
+
+/// An entry of `subagent_runtime.hooks`: a command that is run when tasks start or stop, the lead agent's and subagents'.
+/// Read once at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookCommand {
+    /// The program: the first word of `command`.
+    pub program: String,
+    /// Its arguments: the other words of `command`.
+    pub arguments: Vec<String>,
+    /// Whether it is run when a task starts: `events` contains `start`.
+    pub on_start: bool,
+    /// Whether it is run when a task stops: `events` contains `stop`.
+    pub on_stop: bool,
+    /// Its environment, besides `PATH`.
+    pub environment: BTreeMap<String, Secret>,
+}
+
+impl HookCommand {
+    pub(crate) fn read_all(root: &Node<'_>) -> Vec<Self> {
+        root.section("subagent_runtime").items("hooks").iter().filter_map(Self::read).collect()
+    }
+
+    /// `None` after a problem.
+    fn read(node: &Node<'_>) -> Option<Self> {
+        let environment = node.variables("environment");
+        check_variables(&environment, &node.section("environment"));
+        let events = node.texts("events");
+        if let Some(other) =
+            events.iter().flatten().find(|event| !["start", "stop"].contains(&event.as_str()))
+        {
+            node.problem("events", format!("has no event '{other}'; the events are start and stop"));
+        }
+        let wants = |event: &str| events.as_ref().is_none_or(|events| events.iter().any(|it| it == event));
+        let (on_start, on_stop) = (wants("start"), wants("stop"));
+        if !on_start && !on_stop {
+            node.problem(
+                "events",
+                "names no event, so that the command would never be run; remove the key for both",
+            );
+        }
+        let mut command = node.texts("command").unwrap_or_default().into_iter();
+        let program = command.next().filter(|program| !program.is_empty());
+        if program.is_none() {
+            node.problem(
+                "command",
+                "is required: a list of the program and its arguments, as [/usr/local/bin/notify, --quiet]",
+            );
+        }
+        Some(Self { program: program?, arguments: command.collect(), on_start, on_stop, environment })
     }
 }
 
@@ -302,6 +354,46 @@ mod tests {
                 (json!({"admission_policy": "drop"}), "admission_policy"),
             ],
             SubagentRuntime::read,
+        );
+    }
+
+    #[test]
+    fn hooks_are_read_with_their_events_and_their_environment_is_hidden() {
+        let tree = json!({"subagent_runtime": {"hooks": [
+            {"command": ["notify"]},
+            {"command": ["/bin/notify", "--quiet"], "events": ["stop"], "environment": {"TOKEN": "sk-1"}},
+        ]}});
+        let hooks = read(&tree, HookCommand::read_all).unwrap();
+        let both = HookCommand {
+            program: "notify".into(),
+            arguments: vec![],
+            on_start: true,
+            on_stop: true,
+            environment: BTreeMap::new(),
+        };
+        let one = HookCommand {
+            program: "/bin/notify".into(),
+            arguments: vec!["--quiet".into()],
+            on_start: false,
+            environment: [("TOKEN".into(), Secret::new("sk-1"))].into(),
+            ..both.clone()
+        };
+        assert!(!format!("{hooks:?}").contains("sk-1"));
+        assert_eq!(hooks, [both, one]);
+        assert!(read(&json!({"subagent_runtime": {"hooks": []}}), HookCommand::read_all).unwrap().is_empty());
+        let hook = |hook: serde_json::Value| json!({ "hooks": [hook] });
+        assert_refused(
+            "subagent_runtime",
+            &[
+                (hook(json!({})), "hooks[0].command"),
+                (hook(json!({"command": []})), "hooks[0].command"),
+                (hook(json!({"command": [""]})), "hooks[0].command"),
+                (hook(json!({"command": "notify"})), "hooks[0].command"),
+                (hook(json!({"command": ["n"], "events": ["begin"]})), "hooks[0].events"),
+                (hook(json!({"command": ["n"], "events": []})), "hooks[0].events"),
+                (hook(json!({"command": ["n"], "environment": {"A=B": "c"}})), "hooks[0].environment.A=B"),
+            ],
+            HookCommand::read_all,
         );
     }
 

@@ -20,7 +20,8 @@ pub use agent::{
 };
 pub use auth::Auth;
 pub use delegation::{
-    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, SubagentBatches, SubagentRuntime,
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, HookCommand, SubagentBatches,
+    SubagentRuntime,
 };
 pub use gateway::Gateway;
 pub use runs::{RunEvents, RunEventsBackend, RunOwnership, StreamBridge, StreamBridgeType};

@@ -103,13 +103,18 @@ impl Sandbox {
     }
 }
 
-/// Checks that the names are names, and that there are shells for all subagents and for the lead agent.
-fn check_environment(environment: &BTreeMap<String, Secret>, max_running: u32, node: &Node<'_>) {
+/// Checks that the names of variables are names, and that both can be given to a process.
+pub(super) fn check_variables(environment: &BTreeMap<String, Secret>, node: &Node<'_>) {
     for (name, value) in environment {
         if name.is_empty() || name.contains(['=', '\0']) || value.expose().contains('\0') {
             node.problem(name, "is no environment variable: its name must not be empty or contain =, and neither may contain NUL");
         }
     }
+}
+
+/// Checks the variables, and that there are shells for all subagents and for the lead agent.
+fn check_environment(environment: &BTreeMap<String, Secret>, max_running: u32, node: &Node<'_>) {
+    check_variables(environment, node);
     let Some(sessions) = environment.get(MAX_SHELL_SESSIONS) else { return };
     let needed = u64::from(max_running) + 1;
     let found = match sessions.expose().trim().parse::<u64>() {

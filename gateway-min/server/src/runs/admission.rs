@@ -199,7 +199,7 @@ impl Runs {
         }
         let frames = Frames::new(
             (Arc::clone(&publisher), self.streams.rendered()),
-            request.options.stream_modes,
+            (request.options.stream_modes, request.options.stream_subgraphs),
             &thread_id,
             shown,
         );

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use chrono::{SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
@@ -10,11 +11,13 @@ use threadkeep::state::{StateSnapshot, TaskView};
 use threadkeep::step::Task;
 use threadkeep_agent::Origin;
 use threadkeep_agent::serialize::{self, Rendered};
+use threadkeep_agent::tools::{Nested, NestedEvent};
 
 use super::request::StreamMode;
 use crate::streams::bridge::Publisher;
 
 /// Publishes the frames of one run in the requested modes. Nothing is rendered for other modes.
+#[derive(Clone)]
 pub(crate) struct Frames {
     publisher: Arc<Publisher>,
     rendered: Arc<Rendered>,
@@ -22,16 +25,60 @@ pub(crate) struct Frames {
     thread: String,
     /// Scalar entries of the run's configuration, included in every message frame.
     run_metadata: Map<String, Json>,
+    /// Whether what happens inside of tool calls is shown too.
+    subgraphs: bool,
+    /// The place whose frames these are; `None` for the run's own graph.
+    namespace: Option<String>,
 }
 
 impl Frames {
     pub(crate) fn new(
         (publisher, rendered): (Arc<Publisher>, Arc<Rendered>),
-        modes: Vec<StreamMode>,
+        (modes, subgraphs): (Vec<StreamMode>, bool),
         thread: &str,
         run_metadata: Map<String, Json>,
     ) -> Self {
-        Self { publisher, rendered, modes, thread: thread.to_owned(), run_metadata }
+        let thread = thread.to_owned();
+        Self { publisher, rendered, modes, thread, run_metadata, subgraphs, namespace: None }
+    }
+
+    /// Whether [`Self::nested`] is wanted (`stream_subgraphs`).
+    pub(crate) fn wants_nested(&self) -> bool {
+        self.subgraphs
+    }
+
+    /// What an agent inside of a tool call reports: the same frames, with the place of the call in their names, as
+    /// `messages|tools:<task>`.
+    pub(crate) fn nested(&self, Nested { namespace, step, event }: &Nested) -> Result<()> {
+        let frames = Self { namespace: Some(namespace.clone()), ..self.clone() };
+        match event {
+            NestedEvent::TaskStarted(task, input) => {
+                frames.task_started(*step, task, || Ok(input.clone()))?;
+            }
+            NestedEvent::Message(task, origin, message) => {
+                let origin = origin.as_ref().map(|(provider, model)| Origin { provider, model });
+                frames.message(*step, task, origin, message);
+            }
+            NestedEvent::TaskEnded(task, outcome) => {
+                if let Ok(update) = outcome {
+                    frames.updates(task.node.as_str(), update);
+                }
+                frames.task_ended(*step, task, outcome.as_ref().map_err(String::as_str));
+            }
+            NestedEvent::Committed(state) => frames.committed(state)?,
+        }
+        Ok(())
+    }
+
+    fn publish(&self, event: &str, data: &Json) {
+        self.publish_text(event, data.to_string().into());
+    }
+
+    fn publish_text(&self, event: &str, data: Bytes) {
+        match &self.namespace {
+            None => self.publisher.publish_text(event, data),
+            Some(namespace) => self.publisher.publish_text(&format!("{event}|{namespace}"), data),
+        };
     }
 
     fn wants(&self, mode: StreamMode) -> bool {
@@ -40,12 +87,12 @@ impl Frames {
 
     /// The first frame of a run.
     pub(crate) fn metadata(&self, run_id: &str) {
-        self.publisher.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
+        self.publish("metadata", &json!({ "run_id": run_id, "thread_id": self.thread }));
     }
 
     /// The frame for an error that ends the run.
     pub(crate) fn error(&self, name: &str, message: &str) {
-        self.publisher.publish("error", &json!({ "message": message, "name": name }));
+        self.publish("error", &json!({ "message": message, "name": name }));
     }
 
     /// A task starts. `input` is rendered only if requested.
@@ -83,7 +130,7 @@ impl Frames {
 
     fn task(&self, kind: &str, step: i64, payload: &Json) {
         if self.wants(StreamMode::Tasks) {
-            self.publisher.publish("tasks", payload);
+            self.publish("tasks", payload);
         }
         self.debug(kind, step, payload);
     }
@@ -92,7 +139,7 @@ impl Frames {
         if self.wants(StreamMode::Debug) {
             let timestamp = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, false);
             let frame = json!({ "step": step, "timestamp": timestamp, "type": kind, "payload": payload });
-            self.publisher.publish("debug", &frame);
+            self.publish("debug", &frame);
         }
     }
 
@@ -103,7 +150,9 @@ impl Frames {
         }
         let mut message = message.clone();
         serialize::complete_message(&mut message);
-        let namespace = format!("{}:{}", task.node, task.id);
+        let place = format!("{}:{}", task.node, task.id);
+        let namespace =
+            self.namespace.as_ref().map_or_else(|| place.clone(), |outer| format!("{outer}|{place}"));
         let mut metadata = self.run_metadata.clone();
         for (key, value) in [
             ("thread_id", json!(self.thread)),
@@ -121,27 +170,27 @@ impl Frames {
             metadata.insert("ls_model_name".to_owned(), json!(origin.model));
             metadata.insert("ls_model_type".to_owned(), json!("chat"));
         }
-        self.publisher.publish("messages", &json!([message, metadata]));
+        self.publish("messages", &json!([message, metadata]));
     }
 
     /// What a node wrote.
     pub(crate) fn updates(&self, node: &str, writes: &Json) {
         if self.wants(StreamMode::Updates) {
-            self.publisher.publish("updates", &json!({ node: writes }));
+            self.publish("updates", &json!({ node: writes }));
         }
     }
 
     /// An event of a tool that is still working.
     pub(crate) fn custom(&self, event: &Json) {
         if self.wants(StreamMode::Custom) {
-            self.publisher.publish("custom", event);
+            self.publish("custom", event);
         }
     }
 
     /// The whole state.
     pub(crate) fn values(&self, state: &StateSnapshot) -> Result<()> {
         if self.wants(StreamMode::Values) {
-            self.publisher.publish_text("values", self.rendered.values(state, &[])?.into());
+            self.publish_text("values", self.rendered.values(state, &[])?.into());
         }
         Ok(())
     }
@@ -152,7 +201,7 @@ impl Frames {
         if self.wants(StreamMode::Checkpoints) || self.wants(StreamMode::Debug) {
             let payload = self.checkpoint(state)?;
             if self.wants(StreamMode::Checkpoints) {
-                self.publisher.publish("checkpoints", &payload);
+                self.publish("checkpoints", &payload);
             }
             self.debug("checkpoint", state.metadata.step, &payload);
         }
@@ -164,15 +213,16 @@ impl Frames {
         self.updates("__interrupt__", &json!([]));
         if self.wants(StreamMode::Values) {
             let values = self.rendered.values(state, &[("__interrupt__", &json!([]))])?;
-            self.publisher.publish_text("values", values.into());
+            self.publish_text("values", values.into());
         }
         Ok(())
     }
 
     fn checkpoint(&self, state: &StateSnapshot) -> Result<Json> {
+        let namespace = self.namespace.as_deref().unwrap_or(state.key.namespace.as_str());
         let config = |id: CheckpointId| {
             json!({ "configurable": {
-                "thread_id": self.thread, "checkpoint_ns": state.key.namespace.as_str(), "checkpoint_id": id.to_string(),
+                "thread_id": self.thread, "checkpoint_ns": namespace, "checkpoint_id": id.to_string(),
             }})
         };
         let task = |task: TaskView| json!({ "id": task.id.to_string(), "name": task.name.as_str(), "interrupts": task.interrupts, "state": null });

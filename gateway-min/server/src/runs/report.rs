@@ -6,6 +6,7 @@ use threadkeep::Result;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
 use threadkeep_agent::serialize;
+use threadkeep_agent::tools::Nested;
 use threadkeep_agent::tools::loop_detection::Verdict;
 use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput, Tokens};
 
@@ -83,6 +84,14 @@ impl Observer for Reporter {
     async fn custom(&mut self, event: &Json) {
         self.frames.custom(event);
         self.journal.custom(event).await;
+    }
+
+    fn wants_nested(&self) -> bool {
+        self.frames.wants_nested()
+    }
+
+    fn nested(&mut self, nested: &Nested) -> Result<()> {
+        self.frames.nested(nested)
     }
 
     fn files_written(&mut self, tool: &str, paths: &[String]) {

@@ -111,6 +111,32 @@ fn a_signal_in_the_middle_of_a_turn_gives_the_terminal_back() {
     assert_eq!(terminal.ended().code(), Some(0));
 }
 
+/// The line of a delegation changes in place, from its dispatch to its end.
+#[test]
+fn a_delegation_is_one_line_that_follows_the_subagent() {
+    let dir = in_mode("full");
+    let task = serde_json::json!({"name": "task", "id": "c", "args":
+        {"prompt": "Count the files here", "subagent_type": "general-purpose", "description": "counting-files"}});
+    let script = serde_json::json!({"rules": [
+        {"when": {"caller": "subagent"}, "answers": [
+            {"text": "Looking-around.", "tool_calls": [{"name": "ls"}], "usage": {"input_tokens": 30, "output_tokens": 1}},
+            {"text": "None-at-all.", "usage": {"input_tokens": 40, "output_tokens": 6}},
+        ]},
+        {"answers": [{"text": "", "tool_calls": [task]}, {"text": "Counted."}]},
+    ]});
+    std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
+    let mut terminal = Terminal::open(&dir, &["--tui", "--subagents", "count"]);
+    for word in ["counting-files", "completed,", "77", "at-all.", "Counted."] {
+        terminal.until(word);
+    }
+    terminal.write("/tools\r");
+    terminal.until("task:");
+    terminal.write("/continue\r");
+    terminal.until("nothing");
+    terminal.write("/quit\r");
+    assert_eq!(terminal.ended().code(), Some(0));
+}
+
 #[test]
 fn what_is_wrong_at_the_start_is_said_on_a_terminal_as_it_was() {
     let dir = in_mode("full");

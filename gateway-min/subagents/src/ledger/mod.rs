@@ -21,7 +21,7 @@ pub use limits::{Limits, STOP_REASON};
 /// The channel.
 pub const CHANNEL: &str = "delegations";
 /// The tool whose calls it lists.
-pub(crate) const TASK: &str = "task";
+pub const TASK: &str = "task";
 /// The status of an entry without a result.
 const IN_PROGRESS: &str = "in_progress";
 /// The longest description, in characters.

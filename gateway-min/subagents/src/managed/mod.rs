@@ -8,16 +8,25 @@ mod file;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use threadkeep_config::INHERIT_MODEL;
-use threadkeep_records::RecordsError;
+use threadkeep_config::{AgentStorageBackend, Config, INHERIT_MODEL};
+use threadkeep_records::{Records, RecordsError};
 
 use crate::catalog::{DISALLOWED_TOOLS, ModelChoice};
 
 pub use db::DbStore;
 pub use file::FileStore;
+
+/// Where the configured definitions of administrators are stored (service reference, "Subagent settings").
+pub fn configured_store(config: &Config, records: &Records) -> Arc<dyn ManagedStore> {
+    match config.agent_storage.backend {
+        AgentStorageBackend::File => Arc::new(FileStore::new(&config.state_dir)),
+        AgentStorageBackend::Db => Arc::new(DbStore::new(records.subagents())),
+    }
+}
 
 /// The longest name, in characters: it is the name of a file.
 pub const NAME_MAX_CHARS: usize = 64;

@@ -7,7 +7,6 @@ mod admission;
 mod budget;
 mod everywhere;
 mod guards;
-mod providers;
 mod receipts;
 mod restart;
 mod stuck;

@@ -147,7 +147,7 @@ async fn house(saver: &Arc<Troubled>) -> (House, Arc<Ends>) {
     let mut house = House::over(Arc::clone(saver) as Arc<dyn Saver>, script, "").await;
     let ends = Arc::new(Ends::default());
     let hooks = Hooks::new(vec![Arc::clone(&ends) as Arc<dyn LifecycleHooks>]);
-    Arc::get_mut(&mut house.delegator).unwrap().hooks = hooks;
+    Arc::get_mut(&mut house.delegator).unwrap().hooks = Arc::new(hooks);
     (house, ends)
 }
 

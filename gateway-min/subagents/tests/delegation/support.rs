@@ -18,7 +18,6 @@ use threadkeep_records::{Clock, ExecutionRow, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
-use threadkeep_subagents::hooks::Hooks;
 use threadkeep_subagents::ledger::{self, Limits};
 use threadkeep_subagents::managed::FileStore;
 use tokio_util::sync::CancellationToken;
@@ -114,7 +113,8 @@ impl House {
             admission: Admission::new(&current.subagent_runtime),
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory.path())))),
             config,
-            hooks: Hooks::default(),
+            hooks: Arc::default(),
+            records_runs: true,
             stopping: CancellationToken::new(),
         };
         Self {
@@ -182,7 +182,7 @@ impl House {
         for used in uncounted {
             observer.used(&used.model, &used.caller, used.calls, used.tokens);
         }
-        let terms = RunTerms { cancel, ..RunTerms::new(run, 1000) };
+        let terms = RunTerms { cancel, ..RunTerms::new(run, 100) };
         let mut session = Session::new(terms, &mut writer, observer);
         let input = question.map(|question| {
             Map::from_iter([("messages".to_owned(), json!([message::human(question)]))]).into()

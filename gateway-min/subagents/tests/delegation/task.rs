@@ -316,7 +316,7 @@ async fn extensions_are_told_of_a_start_and_an_end() {
     let told = |house: &mut House| {
         let noting = Arc::new(Noting::default());
         let hooks = Hooks::new(vec![Arc::clone(&noting) as Arc<dyn LifecycleHooks>]);
-        Arc::get_mut(&mut house.delegator).unwrap().hooks = hooks;
+        Arc::get_mut(&mut house.delegator).unwrap().hooks = Arc::new(hooks);
         noting
     };
     let mut house = House::new(script(), "").await;

@@ -9,6 +9,8 @@ pub(super) enum Command {
     Threads,
     /// The thread with this id or title.
     Switch(String),
+    /// Go on with the turn in which the thread stopped.
+    Continue,
     Goal(Goal),
     /// The model to use from now on; `None` lists the models.
     Model(Option<String>),
@@ -30,13 +32,14 @@ pub(super) enum Goal {
 }
 
 /// The commands and their descriptions.
-pub(super) const HELP: [(&str, &str); 13] = [
+pub(super) const HELP: [(&str, &str); 14] = [
     ("/help", "this list"),
     ("/new", "start a new thread"),
     ("/clear", "clear the screen; the thread is unchanged"),
     ("/threads", "choose a thread"),
     ("/switch THREAD", "continue the thread with this id or title"),
     ("/resume [THREAD]", "the same; without a name like /threads"),
+    ("/continue", "go on with the turn in which the thread stopped"),
     ("/goal [TEXT|clear]", "show, set or clear the thread's goal"),
     ("/model [NAME]", "list the models, or switch to one"),
     ("/tools", "list the agent's tools"),
@@ -61,6 +64,7 @@ pub(super) fn parse(line: &str) -> Option<Command> {
         ("threads", _) | ("resume", None) => Command::Threads,
         ("switch" | "resume", Some(thread)) => Command::Switch(thread),
         ("switch", None) => Command::Refused("/switch needs the id or the title of a thread".to_owned()),
+        ("continue", _) => Command::Continue,
         ("goal", None) => Command::Goal(Goal::Show),
         ("goal", Some(text)) if text == "clear" => Command::Goal(Goal::Clear),
         ("goal", Some(text)) => Command::Goal(Goal::Set(text)),

@@ -1,6 +1,6 @@
 //! Translates the events of a turn for the view.
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use crate::client::{ClientError, Event, Message, Usage};
 use crate::console::headless::failed_call;
@@ -20,9 +20,15 @@ pub(super) enum ViewEvent {
         name: String,
         args: Json,
     },
+    /// The result of a call: the message.
     ToolResult {
         call: String,
-        text: String,
+        message: Json,
+    },
+    /// A `task_*` event of the delegation by this call.
+    Task {
+        call: String,
+        event: Json,
     },
     Title(String),
     Usage(Usage),
@@ -35,13 +41,17 @@ pub(super) fn of(item: &Result<Event, ClientError>) -> Vec<ViewEvent> {
     match item {
         Err(error) => vec![ViewEvent::AssistantError(text_of(error)), ViewEvent::RunEnded],
         Ok(Event::End(end)) => vec![ViewEvent::Usage(end.usage), ViewEvent::RunEnded],
-        Ok(Event::Custom(_)) => Vec::new(),
+        Ok(Event::Custom(event)) => {
+            let call = event["task_id"].as_str().map(str::to_owned);
+            call.map(|call| ViewEvent::Task { call, event: event.clone() }).into_iter().collect()
+        }
         Ok(Event::Values(values)) => {
             let title = values.title.clone().map(ViewEvent::Title);
             title.into_iter().chain(failed_call(values).map(ViewEvent::AssistantError)).collect()
         }
         Ok(Event::MessagesTuple(Message::Tool { content, tool_call_id, .. })) => {
-            vec![ViewEvent::ToolResult { call: tool_call_id.clone(), text: content.clone() }]
+            let message = json!({"type": "tool", "content": content});
+            vec![ViewEvent::ToolResult { call: tool_call_id.clone(), message }]
         }
         Ok(Event::MessagesTuple(Message::Ai { content, id, tool_calls })) => {
             let delta = ViewEvent::AssistantDelta { id: id.clone(), text: content.clone() };

@@ -6,6 +6,7 @@ mod event;
 mod input;
 mod session;
 mod state;
+mod task;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -20,10 +21,10 @@ use ratatui::crossterm::event::{
     self as keys, DisableBracketedPaste, EnableBracketedPaste, Event, KeyEventKind,
 };
 use ratatui::crossterm::execute;
-use threadkeep_storage::OpenError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::ChatArgs;
+use super::signals::Signals;
 use crate::client::{Client, ClientError, Event as TurnEvent};
 use session::Session;
 use state::{Action, Effect, State};
@@ -38,8 +39,6 @@ const BATCH: usize = 256;
 pub(super) enum TuiError {
     #[error(transparent)]
     Client(#[from] ClientError),
-    #[error(transparent)]
-    Start(#[from] OpenError),
     #[error("the terminal cannot be used: {0}")]
     Terminal(#[from] io::Error),
 }
@@ -60,7 +59,11 @@ pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), 
         carry_out(&mut session, &mut state, Effect::Switch(thread)).await;
     }
     let ended = async {
-        let asked_to_end = std::pin::pin!(asked_to_end());
+        // From here on, a signal does nothing else.
+        let mut signals = Signals::listen();
+        let asked_to_end = std::pin::pin!(async {
+            signals.next().await;
+        });
         let mut screen = Screen::take()?;
         talk(&mut session, &mut state, &mut screen, args.tui_transparent, message, asked_to_end).await
     }
@@ -180,26 +183,4 @@ fn read_key(sender: &UnboundedSender<io::Result<Action>>) -> io::Result<()> {
     // An error means that the UI has ended.
     let _ = sender.send(Ok(action));
     Ok(())
-}
-
-/// Waits for a termination signal. From this call on, such a signal does nothing else.
-fn asked_to_end() -> impl Future<Output = ()> {
-    #[cfg(unix)]
-    let signals = {
-        use tokio::signal::unix::{SignalKind, signal};
-        [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal)
-    };
-    async move {
-        #[cfg(unix)]
-        if let [Ok(mut terminate), Ok(mut hangup), Ok(mut interrupt)] = signals {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = hangup.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            return;
-        }
-        // Without a handler, the default action of the signal ends the process.
-        std::future::pending::<()>().await;
-    }
 }

@@ -2,7 +2,6 @@
 
 use futures::StreamExt as _;
 use serde_json::{Map, json};
-use threadkeep_storage::{OpenError, open_records};
 
 use super::command::Goal;
 use super::event::{self, ViewEvent};
@@ -16,6 +15,9 @@ use threadkeep_records::{NewThread, Records, RecordsError};
 const USER: &str = "default";
 /// The maximum number of threads to choose from.
 const LISTED: usize = 200;
+
+/// Shown for a thread whose last turn was stopped or killed.
+const UNFINISHED: &str = "the last turn of this thread did not end; /continue goes on with it";
 
 /// What is cached of the thread's row.
 struct Row {
@@ -35,22 +37,23 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) async fn open(client: Client) -> Result<Self, OpenError> {
-        let records = open_records(&*client.config().await).await?;
+    pub(super) async fn open(client: Client) -> Result<Self, ClientError> {
+        let records = client.records().await?.clone();
         Ok(Self { client, records, thread: None, row: None, model: None, turn: None })
     }
 
-    /// Stops the turn, waits for its last writes, and closes the stores.
+    /// Stops the turn, waits for its last writes, and closes the stores. Subagents are left to be continued.
     pub(super) async fn close(mut self) {
+        self.client.stop();
         self.turn = None;
         self.client.close().await;
-        self.records.close().await;
     }
 
     /// Executes an effect; returns the actions that show the result.
     pub(super) async fn carry_out(&mut self, effect: Effect) -> Vec<Action> {
         let done = match effect {
-            Effect::Say(text) => return self.say(&text),
+            Effect::Say(text) => return self.begin(Some(&text)),
+            Effect::Continue => return self.begin(None),
             Effect::Stop => {
                 if let Some(turn) = &self.turn {
                     turn.cancel();
@@ -59,7 +62,12 @@ impl Session {
             }
             // The event loop handles it.
             Effect::Quit => return Vec::new(),
-            Effect::Switch(named) => self.switch(&named).await,
+            Effect::Switch(named) => {
+                return self
+                    .switch(&named)
+                    .await
+                    .unwrap_or_else(|error| vec![Action::Error(text_of(&error))]);
+            }
             Effect::ListThreads => {
                 self.client.list_threads(LISTED).await.map(|it| Action::Threads(it.thread_list))
             }
@@ -71,9 +79,13 @@ impl Session {
         vec![done.unwrap_or_else(|error| Action::Error(text_of(&error)))]
     }
 
-    fn say(&mut self, text: &str) -> Vec<Action> {
+    /// Begins a turn with this message; without one, the thread goes on where it stopped.
+    fn begin(&mut self, text: Option<&str>) -> Vec<Action> {
         let options = TurnOptions { model_name: self.model.clone(), ..TurnOptions::default() };
-        let turn = self.client.stream(text, self.thread.as_deref(), options);
+        let turn = match (text, &self.thread) {
+            (None, Some(thread)) => self.client.resume(thread, options),
+            (text, thread) => self.client.stream(text.unwrap_or_default(), thread.as_deref(), options),
+        };
         let thread = turn.thread_id().to_owned();
         if self.thread.replace(thread.clone()).is_none() {
             self.row = None;
@@ -140,11 +152,13 @@ impl Session {
         Ok(())
     }
 
-    async fn switch(&mut self, named: &str) -> Result<Action, ClientError> {
+    async fn switch(&mut self, named: &str) -> Result<Vec<Action>, ClientError> {
         let thread = threads::named(&self.client, named).await?;
         let values = self.client.get_values(&thread).await?.unwrap_or_default();
+        let unfinished = self.client.is_unfinished(&thread).await?;
         self.follow(Some(&thread));
-        Ok(Action::Switched(thread, values))
+        let notice = unfinished.then(|| Action::Notice(UNFINISHED.to_owned()));
+        Ok([Action::Switched(thread, values)].into_iter().chain(notice).collect())
     }
 
     async fn goal(&self, goal: Goal) -> Result<String, ClientError> {

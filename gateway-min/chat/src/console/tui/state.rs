@@ -3,10 +3,12 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value as Json;
 use threadkeep_agent::model::message;
+use threadkeep_subagents::ledger::TASK;
 
 use super::command::{self, Command, Goal};
 use super::event::ViewEvent;
 use super::input::Input;
+use super::task::Task;
 use super::text::clean;
 use super::view;
 use crate::client::{ThreadSummary, Usage, Values};
@@ -18,8 +20,22 @@ const BUSY: &str = "a turn is running; Esc stops it";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Entry {
     User(String),
-    Assistant { id: String, text: String },
-    Call { id: String, name: String, args: String, result: Option<String> },
+    Assistant {
+        id: String,
+        text: String,
+    },
+    Call {
+        id: String,
+        name: String,
+        args: String,
+        result: Option<String>,
+    },
+    /// A call of the tool `task`.
+    Task {
+        id: String,
+        task: Task,
+        result: Option<String>,
+    },
     Notice(String),
     Error(String),
 }
@@ -48,6 +64,8 @@ pub(super) enum Action {
 pub(super) enum Effect {
     /// Send this message on the thread.
     Say(String),
+    /// Go on with the thread's last turn.
+    Continue,
     /// Stop the turn.
     Stop,
     /// Switch to the thread with this id or title.
@@ -135,7 +153,12 @@ impl State {
                 }
             }
             ViewEvent::ToolCall { id, name, args } => self.add(call(id, &name, &args)),
-            ViewEvent::ToolResult { call, text } => self.answered(&call, &text),
+            ViewEvent::ToolResult { call, message } => self.answered(&call, &message),
+            ViewEvent::Task { call, event } => {
+                if let Some(Entry::Task { task, .. }) = self.call(&call) {
+                    task.follow(&event);
+                }
+            }
             ViewEvent::Title(title) => self.title = Some(clean(&title).replace('\n', " ")),
             ViewEvent::Usage(usage) => {
                 self.usage.input_tokens += usage.input_tokens;
@@ -148,14 +171,22 @@ impl State {
     }
 
     /// Adds a tool's result to its call.
-    fn answered(&mut self, answers: &str, text: &str) {
-        let open = self.entries.iter_mut().rev().find_map(|entry| match entry {
-            Entry::Call { id, result, .. } if id == answers => Some(result),
-            _ => None,
-        });
-        if let Some(result) = open {
-            *result = Some(clean(text));
+    fn answered(&mut self, answers: &str, message: &Json) {
+        let text = clean(&message::text(message));
+        match self.call(answers) {
+            Some(Entry::Call { result, .. }) => *result = Some(text),
+            Some(Entry::Task { task, result, .. }) => {
+                task.answered(message);
+                *result = Some(text);
+            }
+            _ => {}
         }
+    }
+
+    /// The newest call with this id: providers repeat the ids of calls.
+    fn call(&mut self, call: &str) -> Option<&mut Entry> {
+        let is_it = |entry: &&mut Entry| matches!(entry, Entry::Call { id, .. } | Entry::Task { id, .. } if id == call);
+        self.entries.iter_mut().rev().find(is_it)
     }
 
     fn switched(&mut self, thread: String, values: &Values) {
@@ -177,7 +208,7 @@ impl State {
                         self.add(call(text("id").to_owned(), text("name"), &asked["args"]));
                     }
                 }
-                "tool" => self.answered(&id("tool_call_id"), &text),
+                "tool" => self.answered(&id("tool_call_id"), message),
                 _ => {}
             }
         }
@@ -257,7 +288,12 @@ impl State {
     fn command(&mut self, asked: Command) -> Option<Effect> {
         let moves = matches!(
             asked,
-            Command::New | Command::Clear | Command::Threads | Command::Switch(_) | Command::Goal(_)
+            Command::New
+                | Command::Clear
+                | Command::Threads
+                | Command::Switch(_)
+                | Command::Continue
+                | Command::Goal(_)
         );
         if self.running && moves {
             self.notice(BUSY);
@@ -276,9 +312,10 @@ impl State {
             Command::Clear => (self.entries, self.scrolled) = (Vec::new(), 0),
             Command::Threads => return Some(Effect::ListThreads),
             Command::Switch(thread) => return Some(Effect::Switch(thread)),
-            Command::Goal(_) if self.thread.is_none() => {
+            Command::Goal(_) | Command::Continue if self.thread.is_none() => {
                 self.notice("there is no thread yet: send a message first");
             }
+            Command::Continue => return Some(Effect::Continue),
             Command::Goal(goal) => return Some(Effect::Goal(goal)),
             Command::Model(name) => return Some(Effect::Model(name)),
             Command::Tools => return Some(Effect::Tools),
@@ -301,6 +338,9 @@ impl State {
 }
 
 fn call(id: String, name: &str, args: &Json) -> Entry {
+    if name == TASK {
+        return Entry::Task { id, task: Task::asked(args), result: None };
+    }
     let args = match args {
         Json::String(text) => clean(text),
         other => clean(&other.to_string()),

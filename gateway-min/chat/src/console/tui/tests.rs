@@ -40,6 +40,10 @@ fn delta(id: &str, text: &str) -> ViewEvent {
     ViewEvent::AssistantDelta { id: id.into(), text: text.into() }
 }
 
+fn result(call: &str, text: &str) -> ViewEvent {
+    ViewEvent::ToolResult { call: call.into(), message: json!({"type": "tool", "content": text}) }
+}
+
 fn notice(state: &State) -> &str {
     match state.entries.last() {
         Some(Entry::Notice(text) | Entry::Error(text)) => text,
@@ -71,7 +75,7 @@ fn conversation(state: &mut State) {
             delta("a", "Let me "),
             delta("a", "look."),
             ViewEvent::ToolCall { id: "c".into(), name: "ls".into(), args },
-            ViewEvent::ToolResult { call: "c".into(), text: "one.txt\ntwo.txt".into() },
+            result("c", "one.txt\ntwo.txt"),
             delta("b", "Two files: one.txt and two.txt, which is all that there is."),
             ViewEvent::Title("What is in here?".into()),
             ViewEvent::Usage(Usage { input_tokens: 40, output_tokens: 2, total_tokens: 42 }),
@@ -90,6 +94,72 @@ fn a_turn_is_shown_as_it_happens() {
     assert_eq!(enter(&mut state, "/details"), Some(Effect::Say("日本/details".into())), "a message");
     state.update(Action::View(ViewEvent::RunStarted));
     insta::assert_snapshot!("a_turn_at_work", screen(&state));
+}
+
+/// One line a delegation, which changes in place, with its latest message under it.
+#[test]
+fn a_delegation_is_a_line_that_follows_its_subagent() {
+    let mut state = sized(60, 18);
+    enter(&mut state, "research");
+    let task = |id: &str, about: &str| ViewEvent::ToolCall {
+        id: id.into(),
+        name: "task".into(),
+        args: json!({"prompt": "p", "description": about, "subagent_type": "general-purpose"}),
+    };
+    let event = |call: &str, event: Json| ViewEvent::Task { call: call.into(), event };
+    show(&mut state, [ViewEvent::RunStarted, task("a", "the first"), task("b", "the second")]);
+    show(
+        &mut state,
+        [event("a", json!({"type": "task_started", "description": "the first", "model_name": "m"}))],
+    );
+    let before = state.entries.len();
+    let said = json!({"type": "ai", "content": "", "tool_calls": [{"name": "ls", "args": {}, "id": "x"}]});
+    let usage = json!({"input_tokens": 9, "output_tokens": 1, "total_tokens": 10});
+    show(&mut state, [event("a", json!({"type": "task_running", "message": said, "usage": usage}))]);
+    insta::assert_snapshot!("delegations_at_work", screen(&state));
+    let tool = json!({"type": "tool", "content": "a.txt\u{1b}[31m\nb.txt"});
+    let more = json!({"type": "ai", "content": "All is well, and this is a long report of it on more than one line."});
+    let usage = json!({"input_tokens": 20, "output_tokens": 5, "total_tokens": 25});
+    show(
+        &mut state,
+        [
+            event("a", json!({"type": "task_running", "message": tool, "usage": null})),
+            event("a", json!({"type": "task_running", "message": more, "usage": usage})),
+            event("a", json!({"type": "task_completed", "result": more["content"], "usage": usage})),
+            event("b", json!({"type": "task_started", "description": "the second"})),
+            event("b", json!({"type": "task_timed_out", "error": "Execution timed out after 5 seconds"})),
+            event("nobody", json!({"type": "task_started"})),
+            result("a", "Task Succeeded. Result: All is well"),
+        ],
+    );
+    assert_eq!(state.entries.len(), before, "in place");
+    insta::assert_snapshot!("delegations_done", screen(&state));
+    enter(&mut state, "/details");
+    assert!(screen(&state).to_string().contains("Task Succeeded."));
+}
+
+#[test]
+fn delegations_of_a_thread_show_how_they_ended() {
+    let call = |id: &str| json!({"name": "task", "args": {"prompt": id}, "id": id});
+    let messages = json!([
+        {"type": "ai", "content": "", "id": "1", "tool_calls": [call("x"), call("y"), call("z")]},
+        {"type": "tool", "content": "Task Succeeded. Result: r", "tool_call_id": "x", "id": "2", "additional_kwargs": {
+            "subagent_status": "completed", "subagent_result_brief": "r", "subagent_token_usage": {"total_tokens": 7}}},
+        {"type": "tool", "content": "unknown tool", "tool_call_id": "y", "id": "3"},
+    ]);
+    let Json::Array(messages) = messages else { panic!() };
+    let mut state = sized(60, 18);
+    state.update(Action::Switched("t".into(), Values { messages, ..Values::default() }));
+    let lines: Vec<String> = state
+        .entries
+        .iter()
+        .map(|entry| match entry {
+            Entry::Task { task, .. } => task.line(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(lines, ["completed, 7 tokens: x", "refused: y", "asked: z"]);
+    assert_eq!(enter(&mut state, "/continue"), Some(Effect::Continue));
 }
 
 #[test]

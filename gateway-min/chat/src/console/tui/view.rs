@@ -12,6 +12,9 @@ use super::text::{clean, graphemes, wrap};
 /// How much of a tool's arguments and result is shown without `/details`, in columns.
 const BRIEF: usize = 60;
 
+/// What stands for the rest of a text.
+const ELLIPSIS: &str = "...";
+
 /// Draws the state. `transparent` keeps the terminal's background.
 pub(super) fn render(state: &State, transparent: bool, frame: &mut Frame<'_>) {
     let [head, body, foot, input] = areas(frame.area());
@@ -85,6 +88,20 @@ fn lines(entry: &Entry, details: bool, width: u16) -> Vec<Line<'static>> {
         Entry::Assistant { text, .. } => block("  ", text.trim_end(), plain, width),
         Entry::Notice(text) => block("- ", text, Style::new().fg(Color::Yellow), width),
         Entry::Error(text) => block("! ", text, Style::new().fg(Color::Red), width),
+        Entry::Task { task, result, .. } => {
+            let style = Style::new().fg(match task.status.as_str() {
+                "asked" | "running" => Color::Magenta,
+                "completed" => Color::Green,
+                _ => Color::Red,
+            });
+            let mut lines = one_line("* ", &format!("task {}", task.line()), style, width);
+            let gray = Style::new().fg(Color::DarkGray);
+            match result {
+                Some(result) if details => lines.extend(block("  = ", result, gray, width)),
+                _ => lines.extend(one_line("  | ", task.latest.as_deref().unwrap_or("..."), gray, width)),
+            }
+            lines
+        }
         Entry::Call { name, args, result, .. } => {
             let style = Style::new().fg(Color::Magenta);
             let part = |text: &str| if details { text.to_owned() } else { brief(text) };
@@ -108,13 +125,24 @@ fn block(mark: &'static str, text: &str, style: Style, width: usize) -> Vec<Line
     wrapped.into_iter().enumerate().map(marked).collect()
 }
 
+/// The beginning of a text after a mark, on one line of the screen: what changes in place takes no more room.
+fn one_line(mark: &'static str, text: &str, style: Style, width: usize) -> Vec<Line<'static>> {
+    let room = width.saturating_sub(mark.len() + ELLIPSIS.len());
+    block(mark, &first(text, room), style, width).into_iter().take(1).collect()
+}
+
 /// The beginning of a text, on one line.
 fn brief(text: &str) -> String {
+    first(text, BRIEF)
+}
+
+/// The first columns of a text, without line breaks.
+fn first(text: &str, most: usize) -> String {
     let (mut shown, mut taken) = (String::new(), 0);
-    for (part, columns) in graphemes(&text.replace('\n', " ")) {
+    for (part, columns) in graphemes(&text.trim().replace('\n', " ")) {
         taken += columns;
-        if taken > BRIEF {
-            return shown + "...";
+        if taken > most {
+            return shown + ELLIPSIS;
         }
         shown.push_str(&part);
     }

@@ -28,7 +28,7 @@ use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
 use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, persistently};
-use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo, TaskKind};
+use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
 use threadkeep_subagents::ledger::Limits;
 
 /// The error of a run whose task panicked, or could not write its records.
@@ -185,19 +185,6 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// The run as extensions know it.
-    fn info(&self) -> TaskInfo {
-        TaskInfo {
-            task_id: self.spec.run_id.clone(),
-            run_id: self.spec.run_id.clone(),
-            thread_id: self.spec.thread_id.clone(),
-            kind: TaskKind::Lead,
-            parent_task_id: None,
-            agent_name: DEFAULT_AGENT.to_owned(),
-            resumed: false,
-        }
-    }
-
     async fn live(&mut self) -> Result<(), RecordsError> {
         if let Some(action) = self.await_turn().await? {
             return self.never_started(action).await;
@@ -214,19 +201,16 @@ impl Worker<'_> {
                 return self.conclude(None, outcome, started).await;
             }
         };
-        let (hooks, info) = (&self.runs.delegator.hooks, self.info());
+        let hooks = &self.runs.delegator.hooks;
+        let info = TaskInfo::lead(&self.spec.run_id, &self.spec.thread_id, DEFAULT_AGENT);
         hooks.started(&self.spec.run_id, &info).await;
-        let outcome = match self.execute(accessor).await {
+        let ended = self.execute(accessor).await;
+        hooks.stopped(&self.spec.run_id, &info, TaskConclusion::of_lead(&ended)).await;
+        let outcome = match ended {
             Ok(Ended::Done { stop_reason, fallback }) => Outcome::Ended { stop_reason, fallback },
             Ok(Ended::Cancelled) => Outcome::Cancelled,
             Err(error) => Outcome::Failed { name: error.class_name(), message: error.to_string() },
         };
-        let conclusion = match &outcome {
-            Outcome::Ended { fallback: None, .. } => TaskConclusion::Completed,
-            Outcome::Cancelled => TaskConclusion::Aborted,
-            Outcome::Ended { .. } | Outcome::Failed { .. } => TaskConclusion::Failed,
-        };
-        hooks.stopped(&self.spec.run_id, &info, conclusion).await;
         self.conclude(Some(accessor), outcome, started).await?;
         drop(lock);
         Ok(())

@@ -1,0 +1,53 @@
+//! Deletes a thread with everything that belongs to it.
+
+use std::io::ErrorKind;
+
+use threadkeep::id::ThreadId;
+use threadkeep::state::StateAccessor;
+use threadkeep_records::{Records, WriterKind};
+
+use super::ClientError;
+use super::agent::Core;
+
+/// Deletes the thread's subagents, its checkpoints and its directory, then its records: a deletion that failed can be
+/// repeated.
+pub(super) async fn delete(
+    core: &Core,
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+) -> Result<(), ClientError> {
+    let records = core.delegation.records().await?;
+    let reservation = records.runs().reserve(thread.as_str(), WriterKind::Delete).await?;
+    match contents(core, accessor, records, thread).await {
+        Ok(()) => {
+            records.delete_thread(reservation).await?;
+            Ok(())
+        }
+        Err(error) => {
+            if let Err(error) = reservation.release().await {
+                tracing::warn!(%thread, %error, "releasing the thread's reservation in the background");
+            }
+            Err(error)
+        }
+    }
+}
+
+async fn contents(
+    core: &Core,
+    accessor: &StateAccessor,
+    records: &Records,
+    thread: &ThreadId,
+) -> Result<(), ClientError> {
+    let seen = accessor.look(thread).await?;
+    for row in records.executions().of_thread(thread.as_str()).await? {
+        accessor.delete_thread(&ThreadId::from(row.child_thread.as_str())).await?;
+    }
+    accessor.delete_seen(seen).await?;
+    let directory = core.agents.thread_dir(thread.as_str());
+    match tokio::fs::remove_dir_all(&directory).await {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(ClientError::Directory { directory, source })
+        }
+        _ => Ok(()),
+    }
+}

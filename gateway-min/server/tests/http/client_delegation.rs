@@ -1,0 +1,135 @@
+//! The embedded client delegates: on the gateway's records, or without a gateway's store.
+
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use serde_json::{Value as Json, json};
+use threadkeep::mode::ModeRegister;
+use threadkeep_chat::client::{
+    Agent, Checkpointer, Client, ClientOptions, Configuration, Event, Turn, TurnOptions,
+};
+use threadkeep_memory::MemorySaver;
+
+use crate::support::{ALL, Gateway, Setup, question, texts};
+
+/// A lead that delegates two tasks, and subagents of two turns.
+fn script() -> Json {
+    let task = |prompt: &str| json!({"name": "task", "args": {"prompt": prompt, "subagent_type": "general-purpose"}});
+    json!({"rules": [
+        {"when": {"caller": "subagent"}, "answers": [
+            {"text": "Looking.", "tool_calls": [{"name": "ls"}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+            {"text": "Done: {{input}}", "usage": {"input_tokens": 7, "output_tokens": 2}},
+        ]},
+        {"when": {"contains": ["delegate"], "offered": ["task"]}, "answers": [
+            {"text": "I delegate.", "tool_calls": [task("one"), task("two")], "usage": {"input_tokens": 10, "output_tokens": 2}},
+            {"text": "Both are done.", "usage": {"input_tokens": 20, "output_tokens": 3}},
+        ]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]})
+}
+
+fn delegating() -> TurnOptions {
+    TurnOptions { subagent_enabled: Some(true), ..TurnOptions::default() }
+}
+
+async fn client(gateway: &Gateway, checkpointer: Checkpointer) -> Client {
+    let frozen_in: &'static ModeRegister = Box::leak(Box::new(ModeRegister::new()));
+    Client::open(ClientOptions {
+        config: Configuration::Given(gateway.config()),
+        checkpointer,
+        turn: delegating(),
+        frozen_in: Some(frozen_in),
+    })
+    .await
+    .unwrap()
+}
+
+/// The types of the turn's `task_*` events, and its tokens.
+async fn followed(turn: Turn) -> (Vec<String>, i64) {
+    let (mut types, mut tokens) = (Vec::new(), 0);
+    for event in turn.collect::<Vec<_>>().await {
+        match event.unwrap() {
+            Event::Custom(event) => types.push(event["type"].as_str().unwrap().to_owned()),
+            Event::End(end) => tokens = end.usage.total_tokens,
+            _ => {}
+        }
+    }
+    types.sort();
+    (types, tokens)
+}
+
+fn expected() -> (Vec<String>, i64) {
+    let types = [&["task_completed"; 2][..], &["task_running"; 6], &["task_started"; 2]].concat();
+    (types.into_iter().map(str::to_owned).collect(), 65)
+}
+
+#[tokio::test]
+async fn what_the_client_delegates_is_the_gateways_too_and_goes_with_the_thread() {
+    for (backend, mode) in ALL.into_iter().filter(|(backend, _)| *backend != "memory") {
+        let gateway = Setup { script: script(), ..Setup::on(backend, mode) }.start().await;
+        let client = client(&gateway, Checkpointer::ProcessWide).await;
+        assert!(client.tools().iter().any(|(name, _)| name == "task"));
+        let turn = client.stream("please delegate", Some("t"), TurnOptions::default());
+        assert_eq!(followed(turn).await, expected(), "{backend} {mode}");
+        let listed = gateway.get("/api/threads/t/executions").await.ok();
+        let executions = listed["executions"].as_array().unwrap();
+        assert_eq!(executions.len(), 2, "{backend} {mode}");
+        assert!(executions.iter().all(|it| it["status"] == "completed" && it["delivered"] == true));
+        let threads = client.list_threads(9).await.unwrap().thread_list;
+        assert_eq!(threads.iter().map(|thread| thread.thread_id.as_str()).collect::<Vec<_>>(), ["t"]);
+
+        // And the other way round.
+        gateway.create("t").await;
+        let mut body = question("please delegate again");
+        body["context"] = json!({"subagent_enabled": true});
+        gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        assert_eq!(texts(&gateway.state("t").await).last(), Some(&"Both are done."));
+        assert_eq!(gateway.rows().await["gateway.db.executions"], 4, "{backend} {mode}");
+
+        client.delete_thread("t").await.unwrap();
+        assert_eq!(client.get_values("t").await.unwrap(), None);
+        let mut rows = gateway.rows().await;
+        rows.retain(|table, count| {
+            *count > 0 && (table.contains("executions") || table.contains("checkpoint"))
+        });
+        assert!(rows.is_empty(), "{backend} {mode}: {rows:?}");
+        assert_eq!(gateway.get("/api/threads/t").await.status, 404);
+        client.delete_thread("t").await.unwrap();
+        client.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_store_of_its_own_or_none_delegates_too() {
+    let gateway = Setup { script: script(), ..Setup::default() }.start().await;
+    for checkpointer in [
+        Checkpointer::Own(Arc::new(MemorySaver::default())),
+        Checkpointer::Stateless,
+        Checkpointer::ProcessWide,
+    ] {
+        let named = format!("{checkpointer:?}");
+        let client = client(&gateway, checkpointer).await;
+        let turn = client.stream("please delegate", Some("t"), TurnOptions::default());
+        assert_eq!(followed(turn).await, expected(), "{named}");
+        let off = TurnOptions { subagent_enabled: Some(false), ..TurnOptions::default() };
+        assert_eq!(client.chat("delegate", Some("u"), off).await.unwrap(), "You said: delegate", "{named}");
+        client.close().await;
+    }
+    let agent = Agent::build(Configuration::Given(gateway.config()), None, delegating()).await.unwrap();
+    let turn = agent.stream("please delegate", None, TurnOptions::default());
+    assert_eq!(followed(turn).await, expected());
+}
+
+#[tokio::test]
+async fn a_thread_in_memory_is_deleted_with_its_subagents() {
+    let gateway = Setup { script: script(), ..Setup::default() }.start().await;
+    let saver = Arc::new(MemorySaver::default());
+    let client = client(&gateway, Checkpointer::Own(Arc::clone(&saver) as _)).await;
+    followed(client.stream("please delegate", Some("t"), TurnOptions::default())).await;
+    let stored = async || threadkeep::saver::Saver::threads(&*saver, None, 9).await.unwrap().len();
+    assert_eq!(stored().await, 3);
+    client.delete_thread("t").await.unwrap();
+    assert_eq!(stored().await, 0);
+    let again = client.resume("t", TurnOptions::default()).answer().await.unwrap_err();
+    assert!(again.to_string().contains("has nothing to go on with"), "{again}");
+}

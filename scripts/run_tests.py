@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Builds the tests and runs them, several programs at a time: most of them wait more than they compute.
+
+A line per step when it ends: the result, how long it took, how many checks it made, its name. What a step prints goes to a
+file in target/test-logs; a step that fails shows the end of its file. The last lines name every failed test and say
+why it failed, then come the sums.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
+LOGS = TARGET / "test-logs"
+
+# Steps that run at the same time. Programs that wait leave the cores to others.
+STREAMS = 4
+# The programs that take longest. They start first, so that none of them runs alone at the end.
+LONGEST = [
+    "gateway-min/server/tests/http/main.rs",
+    "drivers/postgres/tests/conformance.rs",
+    "gateway-min/records/src/lib.rs",
+    "gateway-min/server/tests/process.rs",
+]
+# Characters of a line, and of a failed test's message: a dump may have thousands.
+WIDTH = 300
+# Lines of a failed step's file that are shown at once.
+TAIL = 60
+
+COUNTS = re.compile(r"^(?:test result: .*?)?(\d+) passed[,;] (\d+) failed", re.MULTILINE)
+FAILED_TEST = re.compile(r"^ {4}(\S.*)$")
+SECTION = re.compile(r"^---- (.+?)(?: stdout)? ----$")
+# What follows a message: how to get a backtrace, or the backtrace itself.
+AFTER_MESSAGE = re.compile(r"^(?:note: run with|stack backtrace:|\s+0: )")
+
+
+class Step:
+    """A command whose output goes to a file."""
+
+    def __init__(self, name, command, cwd=ROOT, env=None, program=False):
+        self.name = name
+        self.command = command
+        self.cwd = cwd
+        self.env = env or {}
+        # A test program without tests is not worth a line.
+        self.program = program
+
+
+def counts(text):
+    """The sums of what programs say of themselves."""
+    found = [(int(good), int(bad)) for good, bad in COUNTS.findall(text)]
+    return sum(good for good, _ in found), sum(bad for _, bad in found)
+
+
+def cut(line):
+    return line if len(line) <= WIDTH else line[:WIDTH] + " ..."
+
+
+def message(section):
+    """Why a test failed: where and with which words it panicked, else what it printed last."""
+    panicked = next((i for i, line in enumerate(section) if "panicked at" in line), None)
+    if panicked is None:
+        said = [line for line in section if line.strip()][-3:]
+    else:
+        said = []
+        for line in section[panicked:]:
+            if AFTER_MESSAGE.match(line):
+                break
+            said.append(line)
+    return cut(" ".join(line.strip() for line in said if line.strip()))
+
+
+def failures(text, status):
+    """The failed tests of a step's output with their messages; the step's last words if it names none."""
+    lines = text.splitlines()
+    sections, names = {}, []
+    current, listing = None, False
+    for line in lines:
+        if heading := SECTION.match(line):
+            current, listing = sections.setdefault(heading[1], []), False
+        elif line == "failures:":
+            current, listing = None, True
+        elif line.startswith("test result:"):
+            current, listing = None, False
+        elif current is not None:
+            current.append(line)
+        elif listing and (name := FAILED_TEST.match(line)):
+            names.append(name[1])
+    found = [(name, message(sections.get(name, []))) for name in dict.fromkeys(names)]
+    if not found:
+        last = " / ".join(line.strip() for line in lines if line.strip())[-WIDTH:]
+        found = [(ended(status), last)]
+    return found
+
+
+def ended(status):
+    return f"it ended with status {status}" if status >= 0 else f"it was ended by signal {-status}"
+
+
+class Report:
+    """Counts and prints what steps come to. Steps end in several threads."""
+
+    def __init__(self, logs=LOGS, out=sys.stdout):
+        self.logs = logs
+        self.out = out
+        self.lock = threading.Lock()
+        self.began = time.monotonic()
+        self.number = 0
+        self.passed = self.failed = 0
+        self.failures = []
+        self.running = []
+        self.children = set()
+        self.stopped = False
+
+    def run(self, step):
+        """Runs a step to its end. Says whether it succeeded."""
+        with self.lock:
+            self.number += 1
+            name = re.sub(r"[^a-zA-Z0-9]+", "-", step.name).strip("-")
+            log = self.logs / f"{self.number:02}-{name}.log"
+            self.running.append(step.name)
+            self.show_running()
+        began = time.monotonic()
+        with open(log, "wb") as file:
+            status = self.execute(step, file)
+        seconds = time.monotonic() - began
+        text = log.read_text(errors="replace")
+        with self.lock:
+            self.running.remove(step.name)
+            if not self.stopped:
+                self.end(step, status, seconds, text, log)
+            self.show_running()
+        return status == 0
+
+    def execute(self, step, file):
+        try:
+            child = subprocess.Popen(step.command, cwd=step.cwd, env={**os.environ, **step.env},
+                                     stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        except OSError as error:
+            file.write(f"cannot run {step.command[0]}: {error}\n".encode())
+            return 127
+        with self.lock:
+            self.children.add(child)
+            if self.stopped:
+                child.terminate()
+        status = child.wait()
+        with self.lock:
+            self.children.discard(child)
+        return status
+
+    def end(self, step, status, seconds, text, log):
+        good, bad = counts(text)
+        if status == 0 and step.program and good + bad == 0:
+            return
+        # A step that fails without a count counts as one failure.
+        if status != 0 and bad == 0:
+            bad = 1
+        self.passed += good
+        self.failed += bad
+        if bad == 0:
+            self.line(f"ok     {seconds:5.0f} s  {good:5} passed  {step.name}")
+            return
+        self.failures.append((step.name, log, failures(text, status)))
+        self.line(f"FAILED {seconds:5.0f} s  {good:5} passed  {step.name}: {bad} failed; the end of {log}:")
+        for line in text.splitlines()[-TAIL:]:
+            self.line(f"    | {cut(line)}")
+
+    def line(self, text):
+        # On a terminal the running steps are visible, and results replace them.
+        clear = "\033[K" if self.out.isatty() else ""
+        print(f"{clear}{text}", file=self.out, flush=True)
+
+    def show_running(self):
+        if self.out.isatty():
+            print(f"... {', '.join(self.running)}"[:100], end="\033[K\r", file=self.out, flush=True)
+
+    def stop(self):
+        """Ends what runs."""
+        with self.lock:
+            self.stopped = True
+            for child in self.children:
+                child.terminate()
+
+    def sums(self):
+        """The last lines. Says whether all is well."""
+        if self.failures:
+            self.line("\nfailed:")
+        for name, log, tests in self.failures:
+            self.line(f"  {name} ({log})")
+            for test, why in tests:
+                self.line(f"    {cut(test)}")
+                self.line(f"      {why}")
+        seconds = int(time.monotonic() - self.began)
+        self.line(f"in {seconds // 60} min {seconds % 60} s; what each step printed is in {self.logs}")
+        self.line(f"{self.passed} passed, {self.failed} failed")
+        return self.failed == 0
+
+
+def run_all(report, steps, streams):
+    """Runs the steps in order, as many at a time as there are streams."""
+    waiting = iter(steps)
+    lock = threading.Lock()
+
+    def stream():
+        while not report.stopped:
+            with lock:
+                step = next(waiting, None)
+            if step is None:
+                return
+            report.run(step)
+
+    threads = [threading.Thread(target=stream, daemon=True) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def built(lines):
+    """The test programs and the gateway's binary among cargo's messages; no programs if the build failed."""
+    programs, gateway, done = [], None, False
+    for line in lines:
+        told = json.loads(line)
+        if told["reason"] == "build-finished":
+            done = told["success"]
+        elif told["reason"] != "compiler-artifact" or not told["executable"]:
+            continue
+        elif told["profile"]["test"]:
+            programs.append(told)
+        elif told["target"]["name"] == "threadkeep":
+            gateway = told["executable"]
+    return (programs, gateway) if done else ([], None)
+
+
+def program_step(artifact):
+    """A test program, as cargo would run it."""
+    folder = Path(artifact["manifest_path"]).parent
+    source = Path(artifact["target"]["src_path"]).relative_to(ROOT)
+    env = {"CARGO_MANIFEST_DIR": str(folder), "CARGO_MANIFEST_PATH": artifact["manifest_path"]}
+    return Step(str(source), [artifact["executable"]], folder, env, program=True)
+
+
+def longest_first(programs):
+    """The programs in the order in which they start."""
+    names = [step.name for step in programs]
+    if missing := [name for name in LONGEST if name not in names]:
+        sys.exit(f"scripts/run_tests.py: LONGEST names programs that are not built: {', '.join(missing)}")
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    return sorted(programs, key=lambda step: rank.get(step.name, len(LONGEST)))
+
+
+def client_steps(gateway):
+    """The tour and the SDK clients against gateways of their own."""
+    env = {"THREADKEEP_BINARY": gateway}
+
+    def against(name, mode, script, **more):
+        return Step(name, ["scripts/with-gateway.sh", mode, f"scripts/{script}"], env={**env, **more})
+
+    # The longest first.
+    steps = [against("answers against the OpenAPI document", "full", "openapi-check.sh")]
+    for mode in ("full", "delta"):
+        steps += [
+            against(f"tour, {mode} mode", mode, "tour.sh"),
+            against(f"Python SDK, {mode} mode", mode, "sdk-check.sh"),
+            against(f"JavaScript SDK, {mode} mode", mode, "sdk-check-js.sh"),
+            against(f"useStream in React, {mode} mode", mode, "sdk-check-react.sh",
+                    MODE=mode, SCRIPT="scripts/sdk_react.json"),
+        ]
+    steps.append(against("fields of the SDKs' requests", "full", "sdk-fields.sh"))
+    steps.append(against("Python SDK with API keys", "delta", "sdk-check.sh", WITH_KEYS="1"))
+    return steps
+
+
+def main():
+    os.chdir(ROOT)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for old in LOGS.iterdir():
+        old.unlink()
+    os.environ["CARGO_TERM_COLOR"] = "never"
+    report = Report()
+    try:
+        run(report)
+    except KeyboardInterrupt:
+        report.stop()
+        sys.exit(130)
+    sys.exit(0 if report.sums() else 1)
+
+
+def run(report):
+    messages = LOGS / "build.jsonl"
+    build = "cargo test --workspace --locked --no-run --message-format=json-render-diagnostics"
+    scripts = ("openapi-check.sh", "sdk-check-js.sh", "sdk-check-react.sh")
+    clients = " && ".join(f"scripts/{script} --install" for script in scripts)
+    # The clients come over the network; the build does not wait for them, nor they for it.
+    before = [
+        Step("build the tests", ["sh", "-c", f"{build} > '{messages}'"]),
+        Step("install the SDKs and the tester of the document", ["sh", "-c", clients]),
+        Step("the tests of this script", [sys.executable, "scripts/test_run_tests.py"]),
+    ]
+    run_all(report, before, len(before))
+    with open(messages) as lines:
+        programs, gateway = built(lines)
+    if not programs:
+        return
+    steps = longest_first([program_step(artifact) for artifact in programs])
+    examples = Step("examples in the documentation", ["cargo", "test", "--workspace", "--locked", "--doc"])
+    run_all(report, [*steps[:len(LONGEST)], examples, *client_steps(gateway), *steps[len(LONGEST):]], STREAMS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""What run_tests.py reports of steps that fail."""
+
+import io
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+import run_tests  # noqa: E402
+from run_tests import Report, Step  # noqa: E402
+
+FAILS = """
+running 3 tests
+test a::good ... ok
+test a::bad ... FAILED
+test a::says ... FAILED
+
+failures:
+
+---- a::bad stdout ----
+printed before
+
+thread 'a::bad' (13471) panicked at drivers/x.rs:178:17:
+assertion `left == right` failed: rewrite
+  left: %s
+ right: 2
+stack backtrace:
+   0: never_shown
+
+---- a::says stdout ----
+Error: "no server"
+
+failures:
+    a::bad
+    a::says
+
+test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
+"""
+
+
+def printing(name, text, status=0, **more):
+    """A step that prints a text."""
+    program = "import sys; sys.stdout.write(sys.argv[1]); sys.exit(int(sys.argv[2]))"
+    return Step(name, [sys.executable, "-c", program, text, str(status)], **more)
+
+
+class Reports(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.out = io.StringIO()
+        self.report = Report(Path(self.folder.name), self.out)
+
+    def lines(self, *steps, streams=1):
+        """What is printed of these steps, and whether all is well."""
+        run_tests.run_all(self.report, steps, streams)
+        well = self.report.sums()
+        return self.out.getvalue().splitlines(), well
+
+    def test_a_line_a_step_and_the_sums(self):
+        rust = "test result: ok. 3 passed; 0 failed; 1 ignored\ntest result: ok. 2 passed; 0 failed; 0 ignored\n"
+        lines, well = self.lines(printing("rust", rust), printing("sdk", "4 passed, 0 failed\n"))
+        self.assertTrue(well)
+        self.assertRegex(lines[0], r"^ok +\d+ s +5 passed  rust$")
+        self.assertRegex(lines[1], r"^ok +\d+ s +4 passed  sdk$")
+        self.assertEqual(lines[-1], "9 passed, 0 failed")
+        self.assertEqual(len(lines), 4)
+
+    def test_a_program_without_tests_gets_no_line_unless_it_fails(self):
+        none = "test result: ok. 0 passed; 0 failed; 0 ignored\n"
+        lines, well = self.lines(printing("empty", none, program=True), printing("crashes", none, 3, program=True))
+        self.assertFalse(well)
+        self.assertFalse(any("empty" in line for line in lines))
+        self.assertEqual(lines[-1], "0 passed, 1 failed")
+
+    def test_the_last_lines_name_each_failed_test_and_why(self):
+        lines, well = self.lines(printing("program", FAILS % ("x" * 20_000), 101), printing("after", "1 passed, 0 failed\n"))
+        self.assertFalse(well)
+        self.assertLessEqual(max(map(len, lines)), run_tests.WIDTH + 20)
+        end = lines[lines.index("failed:"):]
+        self.assertRegex(end[1], r"^  program \(.*01-program\.log\)$")
+        self.assertEqual(end[2], "    a::bad")
+        self.assertTrue(end[3].startswith("      thread 'a::bad' (13471) panicked at drivers/x.rs:178:17: assertion `left"))
+        self.assertEqual(end[4:6], ["    a::says", '      Error: "no server"'])
+        self.assertEqual(end[-1], "2 passed, 2 failed")
+        self.assertNotIn("never_shown", "\n".join(end))
+
+    def test_a_step_that_dies_shows_its_last_words(self):
+        dies = Step("dies", ["sh", "-c", "echo said this; kill -9 $$"])
+        lines, well = self.lines(dies, Step("absent", ["/no/such/program"]))
+        self.assertFalse(well)
+        end = lines[lines.index("failed:"):]
+        self.assertEqual(end[2:4], ["    it was ended by signal 9", "      said this"])
+        self.assertIn("cannot run /no/such/program", end[6])
+        self.assertEqual(end[-1], "0 passed, 2 failed")
+
+    def test_the_names_that_a_custom_harness_reports(self):
+        mimic = "failures:\n\n---- sqlite::reads ----\nit was away\n\n\nfailures:\n    sqlite::reads\n\ntest result: FAILED. 0 passed; 1 failed\n"
+        self.assertEqual(run_tests.failures(mimic, 101), [("sqlite::reads", "it was away")])
+
+    def test_streams_run_beside_each_other_and_each_step_once(self):
+        # Each waits for a file that the other makes.
+        def meets(own, other):
+            place = self.folder.name
+            wait = f"touch {place}/{own}; until [ -e {place}/{other} ]; do sleep 0.05; done; echo 1 passed, 0 failed"
+            return Step(own, ["sh", "-c", wait])
+
+        lines, well = self.lines(meets("a", "b"), meets("b", "a"), printing("c", "1 passed, 0 failed\n"), streams=2)
+        self.assertTrue(well)
+        self.assertEqual(lines[-1], "3 passed, 0 failed")
+
+    def test_programs_and_the_gateway_are_found_in_the_messages_of_cargo(self):
+        def artifact(name, executable, test):
+            return ('{"reason": "compiler-artifact", "executable": %s, "profile": {"test": %s}, "target": {"name": "%s"}}'
+                    % (executable, test, name))
+
+        lines = [artifact("lib", "null", "false"), artifact("http", '"/t/http"', "true"),
+                 artifact("threadkeep", '"/t/threadkeep"', "false")]
+        programs, gateway = run_tests.built([*lines, '{"reason": "build-finished", "success": true}'])
+        self.assertEqual([program["executable"] for program in programs], ["/t/http"])
+        self.assertEqual(gateway, "/t/threadkeep")
+        failed = '{"reason": "build-finished", "success": false}'
+        self.assertEqual(run_tests.built([*lines, failed]), ([], None))
+
+
+if __name__ == "__main__":
+    outcome = unittest.main(exit=False).result
+    bad = len(outcome.failures) + len(outcome.errors)
+    print(f"{outcome.testsRun - bad} passed, {bad} failed")
+    sys.exit(bad != 0)

@@ -1,0 +1,287 @@
+//! A flipped byte in any column of any row, or in any file of the server, is detected, or changes nothing that is read.
+
+use std::time::Duration;
+
+use serde_json::json;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple};
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Saver, ThreadImage};
+use threadkeep::{Error, Result};
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::{Database, Postgres};
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use crate::common::damage::connect;
+use crate::common::talk::{MESSAGES, Talk, message, note};
+use crate::common::{database, open};
+
+/// Everything that can be read of a thread.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    head: Result<Option<CheckpointTuple>>,
+    each: Vec<Result<Option<CheckpointTuple>>>,
+    list: Result<Vec<CheckpointTuple>>,
+    history: Result<DeltaHistory>,
+    image: Result<ThreadImage>,
+    threads: Result<Vec<ThreadId>>,
+}
+
+async fn see(saver: &PostgresSaver, keys: &[CheckpointKey]) -> Seen {
+    let thread = &keys[0].thread;
+    let mut each = Vec::new();
+    for key in keys {
+        each.push(saver.get(&CheckpointSelector::at(key)).await);
+    }
+    Seen {
+        head: saver.get(&CheckpointSelector::head(thread)).await,
+        each,
+        list: saver.list(&ListQuery { namespace: None, ..ListQuery::new(thread) }).await,
+        history: saver.delta_history(keys.last().unwrap(), &[MESSAGES.into()].into(), None).await,
+        image: saver.read_thread(thread).await,
+        threads: saver.threads(None, 10).await,
+    }
+}
+
+/// The same, or an error that names the damage.
+fn noticed<T: PartialEq>(found: &Result<T>, expected: &Result<T>) -> bool {
+    found == expected || matches!(found, Err(Error::Corrupt { .. } | Error::BrokenLineage { .. }))
+}
+
+fn check(what: &str, column: &str, found: &Seen, expected: &Seen) {
+    assert!(noticed(&found.head, &expected.head), "{what}: head {:?}", found.head);
+    assert!(noticed(&found.list, &expected.list), "{what}: list {:?}", found.list);
+    assert!(noticed(&found.image, &expected.image), "{what}: image {:?}", found.image);
+    assert!(noticed(&found.threads, &expected.threads), "{what}: threads {:?}", found.threads);
+    // A checkpoint with another key is missing under its own.
+    let keyed = matches!(column, "checkpoint.thread" | "checkpoint.ns" | "checkpoint.id");
+    for (found, expected) in found.each.iter().zip(&expected.each) {
+        assert!(noticed(found, expected) || (keyed && *found == Ok(None)), "{what}: get {found:?}");
+    }
+    let gone = keyed && matches!(found.history, Err(Error::NotFound { .. }));
+    assert!(gone || noticed(&found.history, &expected.history), "{what}: history {:?}", found.history);
+}
+
+/// The columns of all tables, and how to change a byte of one: `$1` is its position, `$2` its new value.
+const COLUMNS: [(&str, &str); 21] = [
+    ("thread.id", "uuid"),
+    ("thread.epoch", "bigint"),
+    ("thread.revision", "bigint"),
+    ("thread.name", "bytea"),
+    ("thread.body", "bytea"),
+    ("head.thread", "uuid"),
+    ("head.ns", "bytea"),
+    ("head.head", "uuid"),
+    ("head.name", "bytea"),
+    ("head.sum", "bytea"),
+    ("checkpoint.thread", "uuid"),
+    ("checkpoint.id", "uuid"),
+    ("checkpoint.parent", "uuid"),
+    ("checkpoint.seed", "uuid"),
+    ("checkpoint.names", "int"),
+    ("checkpoint.extra", "int"),
+    ("checkpoint.ns", "bytea"),
+    ("checkpoint.body", "bytea"),
+    ("checkpoint.tasks", "bytea"),
+    ("checkpoint.needs", "bigint[]"),
+    ("element.hash", "uuid"),
+];
+const MORE: [(&str, &str); 5] = [
+    ("thread.nonce", "uuid"),
+    ("element.thread", "uuid"),
+    ("element.seq", "bigint"),
+    ("element.size", "int"),
+    ("element.body", "bytea"),
+];
+
+/// A column's bytes as `bytea`, and back.
+fn casts(kind: &str) -> (&'static str, &'static str) {
+    match kind {
+        "uuid" => ("uuid_send", "encode($1, 'hex')::uuid"),
+        "int" => ("int4send", "('x' || encode($1, 'hex'))::bit(32)::int"),
+        "bigint" => ("int8send", "('x' || encode($1, 'hex'))::bit(64)::bigint"),
+        _ => ("", "$1"),
+    }
+}
+
+async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey], expected: &Seen) -> usize {
+    let mut flips = 0;
+    for (name, kind) in COLUMNS.into_iter().chain(MORE) {
+        let (table, column) = name.split_once('.').unwrap();
+        let (send, back) = casts(kind);
+        if kind == "bigint[]" {
+            flips += flip_needs(client, saver, keys, expected).await;
+            continue;
+        }
+        let select = format!(
+            "SELECT ctid::text, {send}({column}) FROM threadkeep_{table} WHERE {column} IS NOT NULL ORDER BY ctid"
+        );
+        let update = format!(
+            "UPDATE threadkeep_{table} SET {column} = {back} WHERE ctid = $2::text::tid RETURNING ctid::text"
+        );
+        let rows = client.query(&select, &[]).await.unwrap();
+        assert!(!rows.is_empty(), "no row has {name}");
+        for row in rows {
+            let (mut place, bytes): (String, Vec<u8>) = (row.get(0), row.get(1));
+            // Long cells are the same throughout.
+            let step = bytes.len().div_ceil(10).max(1);
+            for at in (flips % step..bytes.len()).step_by(step) {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << (flips % 8);
+                flips += 1;
+                let moved = client.query_one(&update, &[&damaged, &place]).await;
+                if moved.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
+                    // The key of another row: the server itself would notice.
+                    continue;
+                }
+                place = moved.unwrap().get(0);
+                let what = format!("byte {at} of {} in {name}", bytes.len());
+                check(&what, name, &see(saver, keys).await, expected);
+                place = client.query_one(&update, &[&bytes, &place]).await.unwrap().get(0);
+            }
+        }
+    }
+    flips
+}
+
+/// `needs` has no checksum: what it should list and does not is noticed as missing, what it lists in addition does no
+/// harm.
+async fn flip_needs(
+    client: &Client,
+    saver: &PostgresSaver,
+    keys: &[CheckpointKey],
+    expected: &Seen,
+) -> usize {
+    let select = "SELECT ctid::text, needs FROM threadkeep_checkpoint WHERE needs IS NOT NULL";
+    let update =
+        "UPDATE threadkeep_checkpoint SET needs = $1 WHERE ctid = $2::text::tid RETURNING ctid::text";
+    let rows = client.query(select, &[]).await.unwrap();
+    assert!(!rows.is_empty(), "no row has needs");
+    let mut flips = 0;
+    for row in rows {
+        let (mut place, needs): (String, Vec<i64>) = (row.get(0), row.get(1));
+        for at in 0..needs.len() {
+            for bit in [0, 1, 5, 31, 32, 33, 63] {
+                let mut damaged = needs.clone();
+                damaged[at] ^= 1 << bit;
+                place = client.query_one(update, &[&damaged, &place]).await.unwrap().get(0);
+                check(&format!("bit {bit} of {at} in needs"), "", &see(saver, keys).await, expected);
+                place = client.query_one(update, &[&needs, &place]).await.unwrap().get(0);
+                flips += 1;
+            }
+        }
+    }
+    flips
+}
+
+/// A thread with every kind of row and of stored value; returns the keys of its root namespace.
+async fn fill(saver: &PostgresSaver) -> Vec<CheckpointKey> {
+    let mut talk = Talk::delta("t", 3);
+    let mut keys = Vec::new();
+    for n in 0..4 {
+        // One is long enough to be packed.
+        let mut step = talk.say(&message(n, if n == 1 { 500 } else { 60 }));
+        step.metadata.extra.insert("run".into(), json!("a text that does not fit in the row itself"));
+        if n == 2 {
+            let map: serde_json::Map<_, _> = (0..9).map(|n| (n.to_string(), json!(n))).collect();
+            step.metadata.extra.insert("map".into(), map.into());
+        }
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+        keys.push(talk.key());
+    }
+    let mut nested = Talk::new("t").say(&note(9));
+    nested.namespace = "nested".into();
+    saver.commit(nested).await.unwrap();
+    keys
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
+    let database = database().await;
+    let saver = open(database.url()).await;
+    let keys = fill(&saver).await;
+    let client = connect(database.url()).await;
+    let expected = see(&saver, &keys).await;
+    assert!(expected.image.as_ref().unwrap().checkpoints.len() == 5);
+    let flips = flip_each(&client, &saver, &keys, &expected).await;
+    assert!(flips > 500, "{flips} flips");
+    assert_eq!(see(&saver, &keys).await, expected, "after all is as it was");
+}
+
+/// The files of the driver's tables and indexes in a database, under the server's directory.
+async fn files(database: &Database) -> Vec<String> {
+    let client = connect(database.url()).await;
+    client.batch_execute("CHECKPOINT").await.unwrap();
+    let query = "
+        WITH ours AS (SELECT oid, reltoastrelid FROM pg_class WHERE relname LIKE 'threadkeep%')
+        SELECT pg_relation_filepath(c.oid) FROM pg_class c
+        WHERE pg_relation_size(c.oid) > 0 AND c.oid IN (
+            SELECT oid FROM ours UNION SELECT reltoastrelid FROM ours
+            UNION SELECT indexrelid FROM pg_index WHERE indrelid IN (SELECT reltoastrelid FROM ours))
+        ORDER BY c.relname";
+    client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+}
+
+/// The server's own page checksums detect damage below the rows: in headers, pointers, indexes. Each damage has a
+/// database of its own, so that the server starts once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing() {
+    const PAGE: usize = 8_192;
+    let server = Postgres::start().unwrap();
+    let first = server.database().await.unwrap();
+    setup(first.url(), &Options::default()).await.unwrap();
+    let saver = open(first.url()).await;
+    let keys = fill(&saver).await;
+    let expected = see(&saver, &keys).await;
+    saver.close();
+    // In each page: its header, its first pointer, and a byte of its content.
+    let mut places = Vec::new();
+    let names = files(&first).await;
+    assert!(names.len() > 10, "{names:?}");
+    for (file, name) in names.iter().enumerate() {
+        let bytes = std::fs::read(server.data().unwrap().join(name)).unwrap();
+        for (page, content) in bytes.chunks(PAGE).enumerate() {
+            let held = (PAGE / 2..PAGE).find(|at| content[*at] != 0);
+            let inside = [Some(2 + 3 * file % 20), Some(25), held];
+            places.extend(inside.into_iter().flatten().map(|at| (file, page * PAGE + at)));
+        }
+    }
+    let admin = connect(&server.url("postgres")).await;
+    let mut damaged = Vec::new();
+    for (n, (file, at)) in places.into_iter().enumerate().filter(|(n, _)| n % 2 == 0) {
+        let name = format!("damaged_{n}");
+        let create = format!("CREATE DATABASE {name} TEMPLATE {} STRATEGY FILE_COPY", first.name());
+        admin.batch_execute(&create).await.unwrap();
+        let oid = "SELECT oid::text FROM pg_database WHERE datname = $1";
+        let oid: String = admin.query_one(oid, &[&name]).await.unwrap().get(0);
+        // base/<database>/<file>; a copy has the same file names.
+        let name_of_file = names[file].rsplit('/').next().unwrap();
+        damaged.push((server.url(&name), format!("base/{oid}/{name_of_file}"), at));
+    }
+    admin.batch_execute("CHECKPOINT").await.unwrap();
+    tokio::task::block_in_place(|| server.crash().unwrap());
+    for (n, (_, file, at)) in damaged.iter().enumerate() {
+        let path = server.data().unwrap().join(file);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[*at] ^= 1 << (n % 8);
+        std::fs::write(&path, bytes).unwrap();
+    }
+    tokio::task::block_in_place(|| server.resume().unwrap());
+    let mut refused = 0;
+    for (url, file, at) in &damaged {
+        let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+        let found = match PostgresSaver::connect(url, options).await {
+            Ok(saver) => see(&saver, &keys).await,
+            Err(error) => {
+                assert!(matches!(error, Error::Corrupt { .. }), "{file} at {at}: {error}");
+                refused += 1;
+                continue;
+            }
+        };
+        check(&format!("{file} at {at}"), "", &found, &expected);
+        refused += usize::from(found != expected);
+    }
+    let all = damaged.len();
+    assert!(all > 20 && refused * 2 > all, "{refused} of {all} refused");
+}

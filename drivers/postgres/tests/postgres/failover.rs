@@ -1,0 +1,220 @@
+//! A primary with a standby: the outcome of writes when one of them stops, hangs, or takes over.
+
+use std::sync::Arc;
+
+use threadkeep::Error;
+use threadkeep::id::IdSource;
+use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::{Cluster, Replication};
+use tokio::task::{JoinHandle, block_in_place};
+
+use crate::common::damage::connect;
+use crate::common::open;
+use crate::common::talk::{Talk, note, texts};
+
+/// Sessions of the saver in which a commit waits for the standby.
+const WAITING: &str = "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'),
+    count(*) FILTER (WHERE wait_event_type = 'Lock')
+    FROM pg_stat_activity WHERE application_name = 'threadkeep'";
+
+async fn cluster(replication: Replication) -> Cluster {
+    let cluster = block_in_place(|| Cluster::start(replication).unwrap());
+    setup(&cluster.url("postgres"), &Options::default()).await.unwrap();
+    cluster
+}
+
+fn talk(thread: &str) -> Talk {
+    let mut talk = Talk::new(thread);
+    talk.ids = IdSource::default();
+    talk
+}
+
+async fn say(saver: &PostgresSaver, talk: &mut Talk, n: usize) -> Result<(), Error> {
+    let step = talk.say(&note(n));
+    saver.commit(step.clone()).await?;
+    talk.accept(&step);
+    Ok(())
+}
+
+fn commit(saver: &Arc<PostgresSaver>, step: &StepCommit) -> JoinHandle<Result<(), Error>> {
+    let (saver, step) = (saver.clone(), step.clone());
+    tokio::spawn(async move { saver.commit(step).await.map(|_| ()) })
+}
+
+/// Waits until this many commits wait for the standby, and this many others for one of those.
+async fn waiting(url: &str, commits: i64, others: i64) {
+    let client = connect(url).await;
+    loop {
+        let row = client.query_one(WAITING, &[]).await.unwrap();
+        if (row.get::<_, i64>(0), row.get::<_, i64>(1)) == (commits, others) {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn notes(saver: &PostgresSaver, talk: &Talk) -> usize {
+    let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap();
+    head.map_or(0, |head| texts(&head).len())
+}
+
+/// A session that waits for the standby is ended: its commit is on the primary only. The next attempt finds it, and
+/// must not acknowledge it before the standby has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_in_doubt_is_acknowledged_once_the_standby_has_it() {
+    let cluster = cluster(Replication::Synchronous).await;
+    let saver = Arc::new(open(&cluster.url("postgres")).await);
+    let mut talk = talk("t");
+    say(&saver, &mut talk, 0).await.unwrap();
+    let url = cluster.primary_url("postgres");
+    for (n, end) in [(1, "pg_terminate_backend"), (2, "pg_cancel_backend")] {
+        cluster.freeze_standby().unwrap();
+        let step = talk.say(&note(n));
+        let committing = commit(&saver, &step);
+        waiting(&url, 1, 0).await;
+        let ended = format!("SELECT count({end}(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+        connect(&url).await.query_one(&ended, &[]).await.unwrap();
+        // The second attempt, and the commit of another process that repeats it, wait again.
+        let reader = connect(&url).await;
+        let there = "SELECT count(*) FROM threadkeep_checkpoint";
+        let expected = i64::try_from(n).unwrap() + 1;
+        while reader.query_one(there, &[]).await.unwrap().get::<_, i64>(0) < expected {
+            tokio::task::yield_now().await;
+        }
+        waiting(&url, 1, 0).await;
+        let other = Arc::new(open(&cluster.url("postgres")).await);
+        let repeating = commit(&other, &step);
+        waiting(&url, 1, 1).await;
+        assert!(!committing.is_finished() && !repeating.is_finished(), "{end}");
+        cluster.thaw_standby().unwrap();
+        committing.await.unwrap().unwrap();
+        repeating.await.unwrap().unwrap();
+        talk.accept(&step);
+        assert_eq!(notes(&saver, &talk).await, n + 1);
+    }
+}
+
+/// An administrator cancels the wait, then the primary is lost with what only it had.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_wait_acknowledges_nothing() {
+    let cluster = cluster(Replication::Synchronous).await;
+    let options = Options { patience: std::time::Duration::ZERO, ..Options::default() };
+    let saver = Arc::new(PostgresSaver::connect(&cluster.url("postgres"), options).await.unwrap());
+    let (mut one, mut two) = (talk("one"), talk("two"));
+    say(&saver, &mut one, 0).await.unwrap();
+    say(&saver, &mut two, 0).await.unwrap();
+    cluster.hold_replication().unwrap();
+    let url = cluster.primary_url("postgres");
+    let (first, second) = (commit(&saver, &one.say(&note(1))), commit(&saver, &two.say(&note(1))));
+    waiting(&url, 2, 0).await;
+    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    connect(&url).await.query_one(cancel, &[]).await.unwrap();
+    for committing in [first, second] {
+        let done = committing.await.unwrap();
+        assert!(matches!(done, Err(Error::InDoubt { .. })), "{done:?}");
+    }
+    block_in_place(|| {
+        cluster.kill_primary().unwrap();
+        cluster.promote().unwrap();
+        cluster.rebuild().unwrap();
+    });
+    let patient = open(&cluster.url("postgres")).await;
+    assert_eq!((notes(&patient, &one).await, notes(&patient, &two).await), (1, 1));
+}
+
+/// A primary that becomes a standby refuses writes on the connections that are open to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demoted_primary_is_left_for_the_new_one() {
+    let cluster = cluster(Replication::Synchronous).await;
+    let saver = open(&cluster.url("postgres")).await;
+    // Through one address, like that of a proxy: it leads to a server that refuses writes for a while.
+    let single = open(&cluster.primary_url("postgres")).await;
+    let mut talk = talk("t");
+    say(&saver, &mut talk, 0).await.unwrap();
+    say(&single, &mut talk, 1).await.unwrap();
+    cluster.execute("ALTER SYSTEM SET default_transaction_read_only = on").unwrap();
+    cluster.execute("SELECT pg_reload_conf()").unwrap();
+    let url = cluster.primary_url("postgres");
+    while connect(&url).await.query_one("SHOW transaction_read_only", &[]).await.unwrap().get::<_, String>(0)
+        != "on"
+    {
+        tokio::task::yield_now().await;
+    }
+    let step = talk.say(&note(2));
+    let single = Arc::new(single);
+    let committing = commit(&single, &step);
+    let hasty = Options { patience: std::time::Duration::ZERO, ..Options::default() };
+    let refused = PostgresSaver::connect(&url, hasty).await.unwrap().commit(step.clone()).await.unwrap_err();
+    assert!(
+        matches!(&refused, Error::Unavailable { reason, .. } if reason.contains("target_session_attrs")),
+        "{refused}"
+    );
+    assert!(!committing.is_finished());
+    let admin = connect(&url).await;
+    admin.batch_execute("SET transaction_read_only = off").await.unwrap();
+    admin.batch_execute("ALTER SYSTEM RESET default_transaction_read_only").await.unwrap();
+    admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    committing.await.unwrap().unwrap();
+    talk.accept(&step);
+    // And now the roles are swapped.
+    block_in_place(|| {
+        cluster.crash_primary().unwrap();
+        cluster.promote().unwrap();
+        cluster.rebuild().unwrap();
+    });
+    say(&saver, &mut talk, 3).await.unwrap();
+    assert_eq!(notes(&saver, &talk).await, 4);
+}
+
+/// The primary hangs: its kernel still answers, and the connections to it stay open. Then it resumes and considers
+/// itself the primary.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_hangs_is_left_for_the_new_one() {
+    let cluster = cluster(Replication::Synchronous).await;
+    let saver = Arc::new(open(&cluster.url("postgres")).await);
+    let mut talk = talk("t");
+    say(&saver, &mut talk, 0).await.unwrap();
+    assert_eq!(notes(&saver, &talk).await, 1);
+    cluster.freeze_primary().unwrap();
+    let step = talk.say(&note(1));
+    let committing = commit(&saver, &step);
+    block_in_place(|| {
+        cluster.promote().unwrap();
+        cluster.thaw_old_primary().unwrap();
+        cluster.rebuild().unwrap();
+    });
+    committing.await.unwrap().unwrap();
+    talk.accept(&step);
+    say(&saver, &mut talk, 2).await.unwrap();
+    assert_eq!(notes(&saver, &talk).await, 3);
+}
+
+/// The standby lacked some writes: acknowledged ones are gone, which is reported before anything else is acknowledged
+/// on the thread.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_asynchronous_standby_did_not_have_is_reported() {
+    let cluster = cluster(Replication::Asynchronous).await;
+    let saver = open(&cluster.url("postgres")).await;
+    let (mut kept, mut lost) = (talk("kept"), talk("lost"));
+    for talk in [&mut kept, &mut lost] {
+        say(&saver, talk, 0).await.unwrap();
+    }
+    block_in_place(|| cluster.wait_until_standby_has_everything().unwrap());
+    cluster.hold_replication().unwrap();
+    for n in 1..4 {
+        say(&saver, &mut lost, n).await.unwrap();
+    }
+    block_in_place(|| {
+        cluster.kill_primary().unwrap();
+        cluster.promote().unwrap();
+    });
+    say(&saver, &mut kept, 1).await.unwrap();
+    let told = say(&saver, &mut lost, 4).await;
+    assert!(matches!(&told, Err(Error::HistoryLost { thread, .. }) if *thread == lost.thread), "{told:?}");
+    assert_eq!(notes(&saver, &lost).await, 1);
+    let head = saver.get(&CheckpointSelector::head(&lost.thread)).await.unwrap().unwrap();
+    lost.resume(&head);
+    say(&saver, &mut lost, 5).await.unwrap();
+    assert_eq!(notes(&open(&cluster.url("postgres")).await, &lost).await, 2);
+}

@@ -1,0 +1,170 @@
+//! A backup of a store in use: one moment, one file, restored by putting it in the place of the store.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rusqlite::{Connection, OpenFlags};
+use threadkeep::Error;
+use threadkeep::saver::{CheckpointSelector, ListQuery, Saver};
+use threadkeep_sqlite::{Options, SqliteSaver, copy_database};
+
+use crate::common::{Talk, message};
+
+const WRITERS: usize = 3;
+
+/// Commits until it is stopped, and counts the acknowledged commits.
+async fn write(
+    saver: Arc<SqliteSaver>,
+    thread: String,
+    acknowledged: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+) {
+    let mut talk = Talk::new(&thread);
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let step = talk.say(&message(number, 500));
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+        acknowledged.store(talk.messages.len(), Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_backup_under_writers_holds_what_was_acknowledged_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let saver = Arc::new(SqliteSaver::open(dir.path().join("db"), &Options::default()).unwrap());
+    let stop = Arc::<AtomicBool>::default();
+    let counts: Vec<_> = (0..WRITERS).map(|_| Arc::<AtomicUsize>::default()).collect();
+    let writers: Vec<_> = counts
+        .iter()
+        .enumerate()
+        .map(|(i, count)| tokio::spawn(write(saver.clone(), format!("t{i}"), count.clone(), stop.clone())))
+        .collect();
+    let now = || counts.iter().map(|count| count.load(Ordering::SeqCst)).collect::<Vec<_>>();
+    let mut last = 0;
+    for round in 0..8 {
+        while now().iter().any(|count| *count < 5 * (round + 1)) {
+            tokio::task::yield_now().await;
+        }
+        let before = now();
+        let backup = dir.path().join(format!("backup-{round}"));
+        saver.backup(&backup).await.unwrap();
+        let after = now();
+        #[cfg(unix)]
+        {
+            let metadata = std::fs::metadata(&backup).unwrap();
+            assert_eq!(std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777, 0o600);
+        }
+        // Restored where there is no other file.
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("db");
+        std::fs::copy(&backup, &path).unwrap();
+        let restored = SqliteSaver::open(&path, &Options::default()).unwrap();
+        assert_eq!(restored.check().await.unwrap(), []);
+        let mut total = 0;
+        for i in 0..WRITERS {
+            let thread = format!("t{i}").as_str().into();
+            let stored = restored.list(&ListQuery::new(&thread)).await.unwrap();
+            // One more may have been stored and not yet counted.
+            assert!((before[i]..=after[i] + 1).contains(&stored.len()), "{} of {before:?}", stored.len());
+            let head = restored.get(&CheckpointSelector::head(&thread)).await.unwrap().unwrap();
+            let mut talk = Talk::new(&format!("t{i}"));
+            talk.resume(&head);
+            assert_eq!(talk.messages.len(), stored.len());
+            // The thread continues from where the backup ends.
+            restored.commit(talk.say(&message(0, 100))).await.unwrap();
+            total += stored.len();
+        }
+        assert!(total > last, "each backup is newer");
+        last = total;
+        restored.close().await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let left = std::fs::read_dir(dir.path())
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(".threadkeep"));
+    assert_eq!(left.count(), 0, "nothing half done is left");
+}
+
+#[tokio::test]
+async fn every_page_of_a_backup_has_its_checksum() {
+    let dir = tempfile::tempdir().unwrap();
+    let saver = SqliteSaver::open(dir.path().join("db"), &Options::default()).unwrap();
+    let mut talk = Talk::new("t");
+    for number in 0..80 {
+        let step = talk.say(&message(number, 2_000));
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    }
+    let backup = dir.path().join("backup");
+    saver.backup(&backup).await.unwrap();
+    // Opened without a log, its pages can be read.
+    let conn = threadkeep_pages::open(&backup, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+    let verdict: String = conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(verdict, "ok");
+    assert!(threadkeep_pages::is_sealed(&conn).unwrap());
+    drop(conn);
+    let mut bytes = std::fs::read(&backup).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&backup, bytes).unwrap();
+    let damaged = SqliteSaver::open(&backup, &Options::default()).unwrap();
+    assert!(!damaged.check().await.is_ok_and(|found| found.is_empty()));
+}
+
+#[tokio::test]
+async fn a_backup_replaces_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+    saver.commit(Talk::new("t").say(&message(0, 300))).await.unwrap();
+    let other = dir.path().join("other");
+    std::fs::write(&other, "mine").unwrap();
+    for there in [&other, &path] {
+        let error = saver.backup(there).await.unwrap_err();
+        assert!(matches!(&error, Error::InvalidInput(text) if text.contains("exists")), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "mine");
+    let error = saver.backup(dir.path().join("missing/backup")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_eq!(saver.check().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_damaged_store_is_not_backed_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+    saver.commit(Talk::new("t").say(&message(0, 300))).await.unwrap();
+    // Changes a row and updates the checksum of its page.
+    let conn = threadkeep_pages::open(&path, OpenFlags::default()).unwrap();
+    conn.execute("UPDATE checkpoint SET body = x'1000'", []).unwrap();
+    let backup = dir.path().join("backup");
+    let error = saver.backup(&backup).await.unwrap_err();
+    assert!(matches!(&error, Error::Corrupt { .. }), "{error}");
+    assert!(error.to_string().contains("table checkpoint"), "{error}");
+    assert!(!backup.exists());
+}
+
+/// Databases without checksums: those of older versions and of other programs.
+#[tokio::test]
+async fn any_sqlite_database_can_be_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("plain");
+    let plain = Connection::open(&path).unwrap();
+    plain.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
+    plain.execute_batch("CREATE TABLE t (text TEXT); INSERT INTO t VALUES ('x'), ('y')").unwrap();
+    let copy = dir.path().join("copy");
+    copy_database(&path, &copy, std::time::Duration::from_secs(5)).unwrap();
+    let count: i64 =
+        Connection::open(&copy).unwrap().query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap();
+    assert_eq!(count, 2);
+    let missing = dir.path().join("missing");
+    assert!(copy_database(&missing, &dir.path().join("other"), std::time::Duration::ZERO).is_err());
+    assert!(!missing.exists());
+}

@@ -1,0 +1,86 @@
+//! A file that is removed or replaced under an open store: the next commit reports it instead of writing to a lost
+//! file.
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+
+use threadkeep::Error;
+use threadkeep::saver::{Flush, ListQuery, Saver, StepCommit};
+use threadkeep_sqlite::{Options, SqliteSaver};
+
+use crate::common::{Talk, message};
+
+async fn say(saver: &SqliteSaver, talk: &mut Talk) -> threadkeep::Result<()> {
+    let step = talk.say(&message(talk.messages.len(), 300));
+    saver.commit(step.clone()).await?;
+    talk.accept(&step);
+    Ok(())
+}
+
+fn file(path: &Path, end: &str) -> PathBuf {
+    PathBuf::from(format!("{}{end}", path.display()))
+}
+
+#[track_caller]
+fn assert_gone(result: threadkeep::Result<()>, what: &str) {
+    let error = result.expect_err(what);
+    let said = error.to_string();
+    assert!(matches!(error, Error::Unavailable { .. }), "{what}: {said}");
+    assert!(said.contains("removed, renamed or replaced") && said.contains("threadkeep backup"), "{said}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_removed_renamed_or_replaced_is_an_error_of_the_next_commit() {
+    for end in ["", "-wal", "-shm"] {
+        for what in ["removed", "renamed", "replaced"] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("db");
+            let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+            let mut talk = Talk::new("t");
+            say(&saver, &mut talk).await.unwrap();
+            let (file, kept) = (file(&path, end), dir.path().join("kept"));
+            // A second name, so that it can be put back.
+            std::fs::hard_link(&file, &kept).unwrap();
+            std::fs::remove_file(&file).unwrap();
+            if what == "replaced" {
+                std::fs::copy(&kept, &file).unwrap();
+            }
+            if what == "renamed" {
+                std::fs::rename(&kept, dir.path().join("elsewhere")).unwrap();
+            }
+            let what = format!("{} {what}", file.display());
+            for flush in [Flush::Now, Flush::WithNext] {
+                let step = StepCommit { flush, ..talk.say(&message(1, 300)) };
+                assert_gone(saver.commit(step).await.map(|_| ()), &what);
+            }
+            let task = talk.say(&message(1, 300)).writes.remove(0);
+            assert_gone(saver.put_writes(&talk.key(), &task).await, &what);
+            assert_gone(saver.delete_thread(&talk.thread).await, &what);
+            assert_gone(saver.vacuum(1).await.map(|_| ()), &what);
+            assert_gone(saver.vacuum_fully().await.map(|_| ()), &what);
+            let there = saver.list(&ListQuery::new(&talk.thread)).await.unwrap();
+            assert_eq!(there.len(), 1, "{what}: nothing was written");
+
+            let kept = if kept.exists() { kept } else { dir.path().join("elsewhere") };
+            std::fs::rename(kept, &file).unwrap();
+            say(&saver, &mut talk).await.unwrap();
+            saver.close().await;
+            let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+            assert_eq!(saver.list(&ListQuery::new(&talk.thread)).await.unwrap().len(), 2, "{what}");
+            assert_eq!(saver.check().await.unwrap(), []);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_reached_through_a_link_is_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, link) = (dir.path().join("db"), dir.path().join("link"));
+    SqliteSaver::open(&path, &Options::default()).unwrap().close().await;
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let saver = SqliteSaver::open(&link, &Options::default()).unwrap();
+    let mut talk = Talk::new("t");
+    say(&saver, &mut talk).await.unwrap();
+    std::fs::rename(&path, dir.path().join("elsewhere")).unwrap();
+    assert_gone(say(&saver, &mut talk).await, "the file that the link names");
+}

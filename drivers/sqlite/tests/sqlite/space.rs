@@ -1,0 +1,116 @@
+//! The size of a database, and returning free space.
+
+use std::path::Path;
+
+use rusqlite::{Connection, OpenFlags};
+use threadkeep::saver::{Saver, ThreadImage};
+use threadkeep_sqlite::{Options, SqliteSaver};
+
+use crate::common::{Talk, message};
+
+const PAGE: u64 = threadkeep_pages::PAGE_SIZE as u64;
+
+/// Without compression, messages take as much space as they have bytes.
+fn plain() -> Options {
+    Options { compression: false, ..Options::default() }
+}
+
+async fn say(saver: &SqliteSaver, talk: &mut Talk, count: usize) {
+    for number in 0..count {
+        let step = talk.say(&message(number, 4_000));
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    }
+}
+
+/// A database of two threads of which the larger one was deleted.
+async fn freed(path: &Path) -> (SqliteSaver, Talk, ThreadImage) {
+    let saver = SqliteSaver::open(path, &plain()).unwrap();
+    let (mut large, mut small) = (Talk::new("large"), Talk::new("small"));
+    say(&saver, &mut large, 200).await;
+    say(&saver, &mut small, 20).await;
+    saver.delete_thread(&large.thread).await.unwrap();
+    let image = saver.read_thread(&small.thread).await.unwrap();
+    (saver, small, image)
+}
+
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+#[tokio::test]
+async fn freed_pages_are_given_back_a_few_at_a_time_while_others_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let (saver, mut small, image) = freed(&path).await;
+    let other = SqliteSaver::open(&path, &plain()).unwrap();
+    let before = saver.file_size().await.unwrap();
+    assert!(before.incremental, "new databases can give room back");
+    assert!(before.free * 2 > before.bytes, "{before:?}");
+
+    let once = saver.vacuum(4).await.unwrap();
+    assert_eq!((before.bytes - once.bytes, before.free - once.free), (4 * PAGE, 4 * PAGE));
+    let (mut left, mut steps) = (once, 0);
+    while left.free > 0 {
+        left = saver.vacuum(4).await.unwrap();
+        steps += 1;
+        assert!(steps < 1_000);
+        // A second handle writes in between, as a running gateway does.
+        if steps % 5 == 0 {
+            say(&other, &mut small, 1).await;
+        }
+    }
+    assert!(steps > 10, "{steps}");
+    let now = saver.read_thread(&small.thread).await.unwrap();
+    for (place, tuple) in &image.checkpoints {
+        assert!(now.checkpoints[place].checkpoint == tuple.checkpoint, "{place:?} is not as it was");
+    }
+    other.close().await;
+    saver.close().await;
+    assert_eq!(length(&path), left.bytes);
+    assert!(length(&path) * 2 < before.bytes);
+}
+
+#[tokio::test]
+async fn a_database_that_cannot_give_pages_back_can_after_it_was_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let (saver, mut small, image) = freed(&path).await;
+    saver.close().await;
+    // As earlier versions created databases.
+    let conn = threadkeep_pages::open(&path, OpenFlags::default()).unwrap();
+    conn.execute_batch("PRAGMA auto_vacuum = NONE; VACUUM;").unwrap();
+    drop(conn);
+    let saver = SqliteSaver::open(&path, &plain()).unwrap();
+    let mut large = Talk::new("large");
+    say(&saver, &mut large, 200).await;
+    saver.delete_thread(&large.thread).await.unwrap();
+    let before = saver.file_size().await.unwrap();
+    assert!(!before.incremental && before.free > 0, "{before:?}");
+    assert_eq!(saver.vacuum(1_000).await.unwrap(), before, "nothing was done");
+
+    let after = saver.vacuum_fully().await.unwrap();
+    assert!(after.incremental && after.free == 0, "{after:?}");
+    assert!(after.bytes <= before.bytes - before.free + PAGE, "a page of pointers more: {after:?}");
+    let now = saver.read_thread(&small.thread).await.unwrap();
+    assert!(now == image, "what is stored is not as it was");
+    say(&saver, &mut small, 3).await;
+    saver.close().await;
+    let saver = SqliteSaver::open(&path, &plain()).unwrap();
+    assert!(saver.file_size().await.unwrap().incremental);
+    assert_eq!(saver.read_thread(&small.thread).await.unwrap().checkpoints.len(), 23);
+}
+
+#[tokio::test]
+async fn the_bytes_of_a_thread_are_those_of_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let (saver, small, _) = freed(&path).await;
+    let conn = Connection::open(&path).unwrap();
+    let sum = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().cast_unsigned();
+    let rows = sum("SELECT sum(length(hash) + length(body)) FROM element")
+        + sum("SELECT sum(length(id) + length(body) + ifnull(length(tasks), 0)) FROM checkpoint");
+    assert!(rows > 20 * 4_000);
+    assert_eq!(saver.stored_bytes(&small.thread).await.unwrap(), rows);
+    assert_eq!(saver.stored_bytes(&"large".into()).await.unwrap(), 0);
+}

@@ -1,0 +1,396 @@
+//! What a caller may conclude from an error, through the engine on a store that fails at random and refuses to write from
+//! then on: [`Error::Unavailable`] is said only of what is absent after the store is opened again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use proptest::prelude::*;
+use serde_json::{Map, json};
+use threadkeep::channel::Schema;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
+use threadkeep::metadata::Source;
+use threadkeep::mode::ChannelMode;
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, Flush, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage,
+};
+use threadkeep::state::{StateAccessor, Update};
+use threadkeep::step::{Durability, StepWriter};
+use threadkeep::{Error, Result};
+use threadkeep_memory::MemorySaver;
+
+/// What happens to the write that fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// It is refused, and nothing is stored.
+    Refused,
+    /// Nobody knows, and it is stored.
+    DoubtStored,
+    /// Nobody knows, and it is not stored.
+    DoubtLost,
+    /// Nobody knows, and the next write finds that the store lost earlier ones.
+    HistoryLost,
+}
+
+/// Lets the `nth` write fail. After a doubt it refuses every write, as a writer does after a failed flush.
+struct Failing {
+    inner: MemorySaver,
+    left: AtomicUsize,
+    loss: Loss,
+    poisoned: AtomicBool,
+    /// Whether reads fail, too, once it is poisoned.
+    blind: bool,
+}
+
+impl Failing {
+    fn refused<T>() -> Result<T> {
+        Err(Error::Unavailable { saver: "failing", reason: "it refuses".to_owned() })
+    }
+
+    async fn write<T>(&self, write: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        if self.poisoned.load(Ordering::SeqCst) {
+            return match self.loss {
+                Loss::HistoryLost => {
+                    Err(Error::HistoryLost { thread: "t".into(), seen: "it knew more".to_owned() })
+                }
+                _ => Self::refused(),
+            };
+        }
+        if self.left.fetch_sub(1, Ordering::SeqCst) != 0 {
+            return write.await;
+        }
+        if self.loss == Loss::Refused {
+            return Self::refused();
+        }
+        self.poisoned.store(true, Ordering::SeqCst);
+        if self.loss == Loss::DoubtStored {
+            write.await?;
+        }
+        Err(Error::InDoubt { saver: "failing", reason: "the flush failed".to_owned() })
+    }
+
+    fn readable(&self) -> Result<()> {
+        if self.blind && self.poisoned.load(Ordering::SeqCst) { Self::refused() } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl Saver for Failing {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.readable()?;
+        self.inner.get(at).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.readable()?;
+        self.inner.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.write(self.inner.put_writes(at, task)).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        self.write(self.inner.commit(step)).await
+    }
+
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.write(self.inner.flush(thread)).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        self.readable()?;
+        self.inner.delta_history(at, channels, reach).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.write(self.inner.delete_thread(thread)).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.inner.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.readable()?;
+        self.inner.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.write(self.inner.rewrite_thread(thread, expected, rewrite)).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+/// What is done to the thread, through every door of the engine that writes.
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Create,
+    Update,
+    Fork,
+    Annotate,
+    Linearize,
+    Restore,
+    /// A first run that is rolled back.
+    RestoreNothing,
+    Turn,
+    /// A turn of two supersteps and one flush.
+    TurnWithOneFlush,
+}
+
+const OPS: [Op; 9] = [
+    Op::Create,
+    Op::Update,
+    Op::Fork,
+    Op::Annotate,
+    Op::Linearize,
+    Op::Restore,
+    Op::RestoreNothing,
+    Op::Turn,
+    Op::TurnWithOneFlush,
+];
+
+fn saying(accessor: &StateAccessor, text: &str) -> Update {
+    let message = json!([{"type": "human", "content": text, "id": text}]);
+    let writes = vec![accessor.write("messages", message, false).unwrap()];
+    Update { at: None, node: "n".into(), writes, extra: Map::new() }
+}
+
+async fn superstep(writer: &mut StepWriter, text: &str) -> Result<()> {
+    for (index, durability) in [(0, Durability::Now), (1, Durability::WithCommit)] {
+        let task = writer.start_task(&"n".into(), index);
+        let id = format!("{text}{index}");
+        let write = writer.write("messages", json!([{"type": "ai", "content": text, "id": id}]), false)?;
+        writer.finish_task(task, vec![write], durability).await?;
+    }
+    writer.commit(Source::Loop, vec!["n".into(), "n".into()], Map::new()).await.map(|_| ())
+}
+
+/// Whether the operation wrote part of it before it failed, so that its error may say so.
+async fn run(op: Op, a: &StateAccessor, store: &MemorySaver, at: CheckpointId) -> Result<()> {
+    let t = ThreadId::from("t");
+    let mut head = a.known_head(&t).await?;
+    match op {
+        Op::Create => a.create(&"new".into(), Map::new()).await.map(|_| ()),
+        Op::Update => a.update(&t, saying(a, "u")).await.map(|_| ()),
+        Op::Fork => a.update(&t, Update { at: Some(at), ..saying(a, "f") }).await.map(|_| ()),
+        Op::Annotate => {
+            let state = a.get(&t, None).await?.unwrap();
+            a.annotate(&state, Map::new()).await.map(|_| ())
+        }
+        Op::Linearize => a.linearize(&mut head, at, Map::new()).await.map(|_| ()),
+        Op::Restore => {
+            let point = a.capture(&mut head).await?;
+            // What the run writes does not fail.
+            let run =
+                StateAccessor::new(Arc::new(store.clone()), Arc::new(a.table().clone()), Arc::default());
+            let mut writer = StepWriter::open_known(&run, head, None).await?;
+            superstep(&mut writer, "cancelled").await?;
+            a.restore(&mut writer.head().clone(), &point, Map::new()).await.map(|_| ())
+        }
+        Op::RestoreNothing => {
+            let thread = ThreadId::from("first");
+            let run =
+                StateAccessor::new(Arc::new(store.clone()), Arc::new(a.table().clone()), Arc::default());
+            let mut head = run.known_head(&thread).await?;
+            let point = run.capture(&mut head).await?;
+            run.update_known(&mut head, saying(&run, "first")).await?;
+            a.restore(&mut head, &point, Map::new()).await.map(|_| ())
+        }
+        Op::Turn => {
+            let mut writer = StepWriter::open(a, &t, None).await?;
+            let done = superstep(&mut writer, "a").await;
+            // A caller that tries again must not be answered that nothing was written.
+            match done {
+                Err(Error::InDoubt { .. }) => Err(superstep(&mut writer, "a").await.unwrap_err()),
+                done => done,
+            }
+        }
+        Op::TurnWithOneFlush => {
+            let mut writer = StepWriter::open(a, &t, None).await?;
+            writer.set_flush(Flush::WithNext);
+            let task = writer.start_task(&"n".into(), 0);
+            writer.finish_task(task, Vec::new(), Durability::WithCommit).await?;
+            writer.commit(Source::Loop, Vec::new(), Map::new()).await?;
+            writer.flush().await
+        }
+    }
+}
+
+/// The checkpoints of the threads; rows of tasks that no checkpoint applied do not make history.
+async fn contents(store: &MemorySaver) -> Vec<CheckpointTuple> {
+    let mut all = Vec::new();
+    for thread in store.threads(None, 10).await.unwrap() {
+        let image = store.read_thread(&thread).await.unwrap();
+        all.extend(
+            image.checkpoints.into_values().map(|tuple| CheckpointTuple { writes: Vec::new(), ..tuple }),
+        );
+    }
+    all
+}
+
+async fn check(op: Op, mode: ChannelMode, nth: usize, loss: Loss, blind: bool) {
+    let store = MemorySaver::new();
+    let table = Arc::new(Schema::thread_state().compile(mode, 2).unwrap());
+    let healthy = StateAccessor::new(Arc::new(store.clone()), table.clone(), Arc::default());
+    let t = ThreadId::from("t");
+    let at = healthy.update(&t, saying(&healthy, "one")).await.unwrap().key.id;
+    let two = healthy.update(&t, saying(&healthy, "two")).await.unwrap();
+    let pending = TaskWrites { task: healthy.ids().task(), node: "n".into(), index: 0, writes: Vec::new() };
+    store.put_writes(&two.key, &pending).await.unwrap();
+
+    let failing = Failing {
+        inner: store.clone(),
+        left: AtomicUsize::new(nth),
+        loss,
+        poisoned: AtomicBool::new(false),
+        blind,
+    };
+    let a = StateAccessor::new(Arc::new(failing), table, Arc::new(IdSource::default()));
+    let before = contents(&store).await;
+    let done = run(op, &a, &store, at).await;
+    let after = contents(&store).await;
+    let what = format!("{op:?} {mode:?} {nth} {loss:?} {blind}: {done:?}");
+    // What a rolled back run wrote itself was there before the rollback.
+    let own = |tuple: &CheckpointTuple| {
+        let node = tuple.metadata.source == Source::Loop || tuple.thread == "first".into();
+        matches!(op, Op::Restore | Op::RestoreNothing) && node
+    };
+    let new = || after.iter().filter(|tuple| !own(tuple) && !before.contains(tuple));
+    match &done {
+        Ok(()) => {}
+        Err(Error::InDoubt { .. }) => assert!(loss != Loss::Refused || new().count() > 0, "{what}"),
+        Err(_) => {
+            assert_eq!(new().collect::<Vec<_>>(), Vec::<&CheckpointTuple>::new(), "{what}");
+            if let Op::RestoreNothing = op {
+                assert!(after.iter().any(|tuple| tuple.thread == "first".into()), "{what}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn unavailable_means_absent_after_the_store_is_opened_again(
+        op in prop::sample::select(OPS.to_vec()),
+        delta: bool,
+        nth in 0..5_usize,
+        loss in prop::sample::select(vec![Loss::Refused, Loss::DoubtStored, Loss::DoubtLost]),
+        blind: bool,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mode = if delta { ChannelMode::Delta } else { ChannelMode::Full };
+        runtime.block_on(check(op, mode, nth, loss, blind));
+    }
+}
+
+/// The repeat of a commit in doubt finds that the store lost history: the error says that the first attempt may have been
+/// carried out. One that was not in doubt does not say so.
+#[tokio::test]
+async fn lost_history_after_a_doubt_says_that_there_was_a_doubt() {
+    let store = MemorySaver::new();
+    let table = Arc::new(Schema::thread_state().compile(ChannelMode::Full, 2).unwrap());
+    let t = ThreadId::from("t");
+    let healthy = StateAccessor::new(Arc::new(store.clone()), table.clone(), Arc::default());
+    healthy.update(&t, saying(&healthy, "one")).await.unwrap();
+    for in_doubt in [true, false] {
+        let failing = Failing {
+            inner: store.clone(),
+            left: AtomicUsize::new(0),
+            loss: Loss::HistoryLost,
+            poisoned: AtomicBool::new(!in_doubt),
+            blind: false,
+        };
+        let a = StateAccessor::new(Arc::new(failing), table.clone(), Arc::default());
+        let error = a.update(&t, saying(&a, "two")).await.unwrap_err();
+        assert!(matches!(&error, Error::HistoryLost { .. }), "{error}");
+        let says = "an earlier attempt of this call was in doubt and may have been carried out";
+        assert_eq!(error.to_string().matches(says).count(), usize::from(in_doubt), "{error}");
+        assert_eq!(error.clone().after_doubt().to_string().matches(says).count(), 1, "once, however often");
+    }
+}
+
+/// A first commit in doubt that is stored, seen and deleted by somebody else does not come back.
+#[tokio::test]
+async fn a_first_commit_in_doubt_is_not_repeated_over_a_deletion() {
+    struct Deleted(MemorySaver);
+
+    #[async_trait]
+    impl Saver for Deleted {
+        async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+            self.0.get(at).await
+        }
+
+        async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+            self.0.list(query).await
+        }
+
+        async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+            self.0.put_writes(at, task).await
+        }
+
+        async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+            let key = self.0.commit(step).await?;
+            self.0.delete_thread(&key.thread).await?;
+            Err(Error::InDoubt { saver: "deleted", reason: "the answer was cut".to_owned() })
+        }
+
+        async fn flush(&self, thread: &ThreadId) -> Result<()> {
+            self.0.flush(thread).await
+        }
+
+        async fn delta_history(
+            &self,
+            at: &CheckpointKey,
+            channels: &BTreeSet<ChannelName>,
+            reach: Option<CheckpointId>,
+        ) -> Result<DeltaHistory> {
+            self.0.delta_history(at, channels, reach).await
+        }
+
+        async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+            self.0.delete_thread(thread).await
+        }
+
+        async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+            self.0.threads(after, limit).await
+        }
+
+        async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+            self.0.read_thread(thread).await
+        }
+
+        async fn rewrite_thread(
+            &self,
+            thread: &ThreadId,
+            expected: &Revision,
+            rewrite: Rewrite,
+        ) -> Result<()> {
+            self.0.rewrite_thread(thread, expected, rewrite).await
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities()
+        }
+    }
+
+    let store = MemorySaver::new();
+    let table = Schema::thread_state().compile(ChannelMode::Full, 3).unwrap();
+    let accessor = StateAccessor::new(Arc::new(Deleted(store.clone())), Arc::new(table), Arc::default());
+    let created = accessor.create(&"t".into(), Map::new()).await;
+    assert!(matches!(created, Err(Error::InDoubt { .. })), "{created:?}");
+    assert_eq!(store.threads(None, 10).await.unwrap(), []);
+}

@@ -1,0 +1,204 @@
+//! Every rule of `verify` is broken once and named; what can be repaired is.
+
+use std::sync::Arc;
+
+use serde_json::{Map, json};
+use threadkeep::Error;
+use threadkeep::channel::{ChannelTable, Schema};
+use threadkeep::checkpoint::{CheckpointTuple, Stored};
+use threadkeep::id::{IdSource, ThreadId, Version};
+use threadkeep::metadata::{Counters, Source};
+use threadkeep::mode::ChannelMode;
+use threadkeep::saver::{Rewrite, Saver, ThreadImage};
+use threadkeep::state::{HistoryQuery, StateAccessor};
+use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::ChannelValue;
+use threadkeep::verify::{Repair, Rule, repair, verify, verify_image};
+use threadkeep_memory::MemorySaver;
+
+struct Store {
+    saver: MemorySaver,
+    accessor: StateAccessor,
+    thread: ThreadId,
+}
+
+impl Store {
+    /// A delta thread of eight steps with a snapshot every third.
+    async fn new() -> Self {
+        let saver = MemorySaver::new();
+        let table = Arc::new(Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap());
+        let accessor = StateAccessor::new(Arc::new(saver.clone()), table, Arc::new(IdSource::default()));
+        let thread = ThreadId::from("t");
+        for n in 0..8 {
+            let mut writer = StepWriter::open(&accessor, &thread, None).await.unwrap();
+            let message = json!([{ "type": "ai", "content": "text", "id": format!("m{n}") }]);
+            let write = writer.write("messages", message, false).unwrap();
+            let task = writer.start_task(&"n".into(), 0);
+            writer.finish_task(task, vec![write], Durability::WithCommit).await.unwrap();
+            let title = writer.write("title", json!(format!("title {n}")), false).unwrap();
+            let task = writer.start_task(&"n".into(), 1);
+            writer.finish_task(task, vec![title], Durability::WithCommit).await.unwrap();
+            writer.commit(Source::Loop, vec![], Map::new()).await.unwrap();
+        }
+        Self { saver, accessor, thread }
+    }
+
+    fn table(&self) -> &ChannelTable {
+        self.accessor.table()
+    }
+
+    async fn image(&self) -> ThreadImage {
+        self.saver.read_thread(&self.thread).await.unwrap()
+    }
+
+    async fn readable(&self) -> bool {
+        self.accessor.history(&self.thread, HistoryQuery::default()).await.is_ok()
+    }
+}
+
+type Breaking = fn(&mut ThreadImage);
+
+/// The `n`-th checkpoint.
+fn nth(image: &mut ThreadImage, n: usize) -> &mut CheckpointTuple {
+    image.checkpoints.values_mut().nth(n).unwrap()
+}
+
+#[tokio::test]
+async fn a_thread_that_is_whole_has_no_violation() {
+    let store = Store::new().await;
+    assert_eq!(verify(&store.saver, &store.thread, store.table()).await.unwrap(), []);
+    assert_eq!(verify(&store.saver, &"unknown".into(), store.table()).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn every_rule_is_named_when_it_is_broken() {
+    let store = Store::new().await;
+    let image = store.image().await;
+    // 0: first, 1, 2: changes, 3: snapshot, 4, 5: changes, 6: snapshot, 7: changes.
+    let breakings: [(Rule, usize, Breaking); 10] = [
+        (Rule::ParentIsThere, 5, |image| {
+            let place = image.checkpoints.keys().nth(4).unwrap().clone();
+            image.checkpoints.remove(&place);
+        }),
+        (Rule::ParentIsOlder, 4, |image| nth(image, 4).parent = Some(nth(image, 6).checkpoint.id)),
+        (Rule::WritesAreThere, 5, |image| drop(nth(image, 4).writes.remove(0))),
+        (Rule::OneRowATask, 4, |image| {
+            let row = nth(image, 4).writes[0].clone();
+            nth(image, 4).writes.push(row);
+        }),
+        (Rule::Replayable, 0, |image| {
+            nth(image, 0).checkpoint.channels.get_mut("messages").unwrap().stored = Stored::Sentinel;
+        }),
+        (Rule::Marked, 4, |image| nth(image, 4).metadata.delta_marker = false),
+        (Rule::Counted, 4, |image| nth(image, 4).metadata.counters.clear()),
+        (Rule::NotCounted, 6, |image| {
+            nth(image, 6).metadata.counters.insert("messages".into(), Counters::default());
+        }),
+        (Rule::OneValueAVersion, 7, |image| {
+            let version = nth(image, 6).checkpoint.channels["title"].version;
+            nth(image, 7).checkpoint.channels.get_mut("title").unwrap().version = version;
+        }),
+        (Rule::VersionsGrow, 7, |image| {
+            let version = Version { counter: 1, random: 1 };
+            nth(image, 7).checkpoint.channels.get_mut("title").unwrap().version = version;
+        }),
+    ];
+    for (rule, place, breaking) in breakings {
+        let mut broken = image.clone();
+        let at = broken.checkpoints.keys().nth(place).unwrap().clone();
+        breaking(&mut broken);
+        let found = verify_image(&broken, store.table());
+        let named = found.iter().find(|violation| violation.rule == rule);
+        let named = named.unwrap_or_else(|| panic!("{rule} is not named: {found:?}"));
+        assert_eq!(named.at, Some(at.clone()), "{rule}");
+        assert!(named.to_string().contains(&at.1.to_string()), "{named}");
+    }
+    let mut understated = image.clone();
+    nth(&mut understated, 5)
+        .metadata
+        .counters
+        .insert("messages".into(), Counters { updates: 1, supersteps: 2 });
+    let found = verify_image(&understated, store.table());
+    assert_eq!(found.len(), 1);
+    assert!(
+        found[0].to_string().contains("claims 1 updates and 2 supersteps, but there are 2 and 2"),
+        "{}",
+        found[0]
+    );
+    // A deletion or a conversion may leave counters that claim more than there is to replay.
+    nth(&mut understated, 5)
+        .metadata
+        .counters
+        .insert("messages".into(), Counters { updates: 9, supersteps: 9 });
+    assert_eq!(verify_image(&understated, store.table()), []);
+}
+
+#[tokio::test]
+async fn repair_puts_right_what_needs_no_guess() {
+    let store = Store::new().await;
+    let mut image = store.image().await;
+    let whole = image.clone();
+    nth(&mut image, 1).metadata.delta_marker = false;
+    nth(&mut image, 1).metadata.counters.clear();
+    nth(&mut image, 5).metadata.counters.clear();
+    nth(&mut image, 6).metadata.counters.insert("messages".into(), Counters { updates: 1, supersteps: 1 });
+    let put = image.checkpoints.into_values().collect();
+    let broken = Rewrite { put, ..Rewrite::default() };
+    store.saver.rewrite_thread(&store.thread, &whole.revision, broken).await.unwrap();
+    assert!(!store.readable().await);
+
+    let Repair { repaired, left } = repair(&store.saver, &store.thread, store.table()).await.unwrap();
+    let rules: Vec<_> = repaired.iter().map(|violation| violation.rule).collect();
+    assert_eq!(rules, [Rule::Marked, Rule::Counted, Rule::Counted, Rule::NotCounted]);
+    assert_eq!(left, []);
+    assert_eq!(store.image().await.checkpoints, whole.checkpoints, "it is as it was before it was broken");
+    let again = repair(&store.saver, &store.thread, store.table()).await.unwrap();
+    assert_eq!(again, Repair::default());
+}
+
+#[tokio::test]
+async fn repair_leaves_what_would_need_a_guess() {
+    let store = Store::new().await;
+    let image = store.image().await;
+    let key = image.checkpoints.values().nth(4).unwrap().key();
+    assert!(store.saver.lose_checkpoint(&key));
+    let before = store.image().await;
+    let Repair { repaired, left } = repair(&store.saver, &store.thread, store.table()).await.unwrap();
+    assert_eq!(repaired, []);
+    assert!(left.iter().any(|violation| violation.rule == Rule::ParentIsThere), "{left:?}");
+    assert!(left.iter().any(|violation| violation.rule == Rule::Replayable), "{left:?}");
+    assert_eq!(store.image().await, before);
+}
+
+/// An impossible value of a channel is distinguished from one that the schema does not know.
+#[tokio::test]
+async fn a_channel_that_the_schema_does_not_have_is_no_violation_unless_it_must_be_replayed() {
+    let store = Store::new().await;
+    let mut image = store.image().await;
+    let version = Version { counter: 50, random: 50 };
+    let value = Stored::Value(ChannelValue::from_json(&json!("of another schema")).unwrap());
+    let entry = threadkeep::checkpoint::ChannelEntry { version, stored: value };
+    nth(&mut image, 7).checkpoint.channels.insert("foreign".into(), entry.clone());
+    assert_eq!(verify_image(&image, store.table()), []);
+    let sentinel = threadkeep::checkpoint::ChannelEntry { stored: Stored::Sentinel, ..entry };
+    nth(&mut image, 7).checkpoint.channels.insert("foreign".into(), sentinel);
+    let found = verify_image(&image, store.table());
+    let text = found.iter().find(|v| v.rule == Rule::Replayable).unwrap().to_string();
+    assert!(text.contains("cannot replay it"), "{text}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_a_violation_and_an_unavailable_store_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let saver = threadkeep_sqlite::SqliteSaver::open(&path, &threadkeep_sqlite::Options::default()).unwrap();
+    let store = Store::new().await;
+    let put = store.image().await.checkpoints.into_values().collect();
+    let copy = Rewrite { put, ..Rewrite::default() };
+    let absent = threadkeep::saver::Revision::absent();
+    saver.rewrite_thread(&store.thread, &absent, copy).await.unwrap();
+    assert_eq!(verify(&saver, &store.thread, store.table()).await.unwrap(), []);
+    saver.close().await;
+    let closed = verify(&saver, &store.thread, store.table()).await;
+    assert!(matches!(closed, Err(Error::Unavailable { .. })), "{closed:?}");
+}

@@ -8,7 +8,7 @@ use threadkeep::mode::ChannelMode;
 use super::error::{OpsError, Result};
 use super::output::{Columns, Out, bytes, count, things};
 use super::progress::Progress;
-use super::target::{StoreArgs, Target, Threads, persistently, table};
+use super::target::{StoreArgs, Target, Threads, retried_while_stale, table};
 use super::threads::stored;
 
 /// Convert threads to the other mode.
@@ -72,7 +72,7 @@ impl ConvertCommand {
                 plan_conversion(&image, &channels)
                     .map(|plan| Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() })
             } else {
-                persistently(|| convert(&**target.saver(), thread, &channels)).await
+                retried_while_stale(|| convert(&**target.saver(), thread, &channels)).await
             };
             let done = match done {
                 Ok(done) => done,

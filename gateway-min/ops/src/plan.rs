@@ -13,7 +13,7 @@ use super::error::{OpsError, Result};
 use super::output::{Columns, Out, bytes, confirmed, count, moment, one_line, things};
 use super::pages::Newest;
 use super::progress::Progress;
-use super::target::{StoreArgs, Target, Threads, persistently};
+use super::target::{StoreArgs, Target, Threads, retried_while_stale};
 use super::threads::{namespace_name, stored};
 
 /// How to show a plan.
@@ -365,7 +365,7 @@ async fn apply_to(
     let stored_before = stored(target, thread).await?;
     let (mut removed, mut first, mut changed) = (Vec::new(), None, false);
     let after = loop {
-        let (before, planned) = persistently(|| carry_out(&**target.saver(), thread, plan)).await?;
+        let (before, planned) = retried_while_stale(|| carry_out(&**target.saver(), thread, plan)).await?;
         first.get_or_insert_with(|| Stats::of(&before));
         let after = before.after(&planned.rewrite);
         let found = planned.removed().count();

@@ -250,7 +250,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// The last one.
-pub(crate) async fn persistently<T, F: Future<Output = threadkeep::Result<T>>>(
+pub(crate) async fn retried_while_stale<T, F: Future<Output = threadkeep::Result<T>>>(
     change: impl Fn() -> F,
 ) -> threadkeep::Result<T> {
     let pauses = ExponentialBuilder::new().with_min_delay(PAUSE).with_factor(2.0).with_max_times(TRIES - 1);

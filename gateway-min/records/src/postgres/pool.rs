@@ -134,7 +134,7 @@ impl Pool {
                 _ => sqlx::Error::PoolTimedOut,
             })
         };
-        let object = persistently(get).await?;
+        let object = until_answered(get).await?;
         Ok(Held { object: Some(object), clean: true })
     }
 
@@ -211,7 +211,7 @@ impl Pool {
 }
 
 /// Tries again while a server starts, or the next primary is not there yet.
-async fn persistently<T, F>(attempt: impl Fn() -> F) -> Result<T, sqlx::Error>
+async fn until_answered<T, F>(attempt: impl Fn() -> F) -> Result<T, sqlx::Error>
 where
     F: Future<Output = Result<T, sqlx::Error>>,
 {

@@ -20,7 +20,7 @@ TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 LOGS = TARGET / "test-logs"
 
 # Steps that run at the same time. Programs that wait leave the cores to others.
-STREAMS = 4
+STREAMS = 3
 # The programs that take longest. They start first, so that none of them runs alone at the end.
 LONGEST = [
     "gateway-min/server/tests/http/main.rs",

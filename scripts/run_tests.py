@@ -24,6 +24,7 @@ STREAMS = 3
 # The programs that take longest. They start first, so that none of them runs alone at the end.
 LONGEST = [
     "gateway-min/server/tests/http/main.rs",
+    "drivers/postgres/tests/postgres/main.rs",
     "drivers/postgres/tests/conformance.rs",
     "gateway-min/records/src/lib.rs",
     "gateway-min/server/tests/process.rs",
